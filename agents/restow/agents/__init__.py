@@ -1,0 +1,1 @@
+"""Agents that sit beside the engines and move their state."""

@@ -1,0 +1,1 @@
+"""The broker: layouts, planner, directory, service, client and admin CLI."""

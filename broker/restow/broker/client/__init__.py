@@ -1,0 +1,15 @@
+"""The client: how an engine or a tool speaks to the broker. Needs no torch."""
+
+from restow.broker.client.admin import AdminClient
+from restow.broker.client.blocking import BlockingSession
+from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError
+from restow.broker.client.session import EngineSession, HandoffEnded
+
+__all__ = [
+    "AdminClient",
+    "BlockingSession",
+    "BrokerCallError",
+    "BrokerUnreachableError",
+    "EngineSession",
+    "HandoffEnded",
+]

@@ -1,0 +1,44 @@
+"""The broker's refusals as exceptions."""
+
+from __future__ import annotations
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from restow.broker.errors import RestowError
+
+
+class BrokerCallError(RestowError):
+    """The broker refused a call or a message: its status, reason and subject."""
+
+    def __init__(self, status: str, reason: str, message: str, **subject: object) -> None:
+        """Carry what the broker said."""
+        super().__init__(message, **subject)
+        self.status = status  # type: ignore[misc]
+        self.reason = reason  # type: ignore[misc]
+
+
+class BrokerUnreachableError(RestowError):
+    """No broker answers at the address: is it started, and is the address right?"""
+
+    status = "UNAVAILABLE"
+    reason = "BROKER_UNREACHABLE"
+
+
+def from_rpc_error(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) -> RestowError:
+    """The typed error that a failed call stands for."""
+    status = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            return BrokerCallError(
+                error.code().name, info.reason, error.details() or "", **info.metadata
+            )
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return BrokerUnreachableError(
+            f"no broker answers at {address}: start one with `restow serve`, or name another with "
+            f"--broker ({error.details()})",
+            broker=address,
+        )
+    return BrokerCallError(error.code().name, error.code().name, error.details() or "")

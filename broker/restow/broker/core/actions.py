@@ -1,0 +1,149 @@
+"""What the state machines want done. The server translates each into one message."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from restow.broker.planner import Program
+
+
+class State(StrEnum):
+    """Where a handoff stands; the last four are ends."""
+
+    WAITING = "WAITING"
+    READY = "READY"
+    STAGING = "STAGING"
+    READING = "READING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    EXPIRED = "EXPIRED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return self in _ENDS
+
+
+_ENDS = frozenset({State.DONE, State.FAILED, State.EXPIRED, State.CANCELLED})
+
+
+class EngineKey(NamedTuple):
+    """One engine of a tenant."""
+
+    tenant: str
+    engine_id: str
+
+
+class AgentKey(NamedTuple):
+    """The agent of one rank of an engine."""
+
+    engine: EngineKey
+    rank: int
+
+
+class PairKey(NamedTuple):
+    """Two layouts, by their digests."""
+
+    source_digest: str
+    destination_digest: str
+
+
+GroupIds = tuple[str, bytes]
+"""A group's name and its block ids as packed little-endian int32."""
+
+
+class TellEnded(NamedTuple):
+    """Tell an engine how a handoff ended."""
+
+    engine: EngineKey
+    handoff_id: str
+    state: State
+    reason: str
+    detail: str
+    bytes: int
+    transfer_us: int
+
+
+class SendProgram(NamedTuple):
+    """Give an agent a program; the part that ``src_rank`` gathers, if that is set."""
+
+    agent: AgentKey
+    program: Program
+    src_rank: int | None
+
+
+class SendPeer(NamedTuple):
+    """Introduce ``peer`` to an agent that will read from it."""
+
+    agent: AgentKey
+    peer: AgentKey
+
+
+class SendForget(NamedTuple):
+    """Make an agent forget a peer that is gone."""
+
+    agent: AgentKey
+    agent_name: str
+
+
+class SendStage(NamedTuple):
+    """Have a source's agent gather for one destination rank."""
+
+    agent: AgentKey
+    handoff: int
+    program_id: str
+    blocks: tuple[GroupIds, ...]
+    first_token: int
+    stop_token: int
+    dst_rank: int
+
+
+class SourceRun(NamedTuple):
+    """Whom to read from, and the run staged there (0: none)."""
+
+    src_rank: int
+    agent_name: str
+    staged_address: int
+    staged_bytes: int
+
+
+class SendExecute(NamedTuple):
+    """Have a destination's agent fill its pages."""
+
+    agent: AgentKey
+    handoff: int
+    handoff_id: str
+    program_id: str
+    src_blocks: tuple[GroupIds, ...]
+    dst_blocks: tuple[GroupIds, ...]
+    first_token: int
+    stop_token: int
+    sources: tuple[SourceRun, ...]
+    grant_ms: int
+
+
+class SendUnstage(NamedTuple):
+    """Have a source's agent give staging back."""
+
+    agent: AgentKey
+    handoff: int
+
+
+class MakePlan(NamedTuple):
+    """Plan between two layouts, then report to `Directory.plan_made`."""
+
+    pair: PairKey
+
+
+Action = (
+    TellEnded
+    | SendProgram
+    | SendPeer
+    | SendForget
+    | SendStage
+    | SendExecute
+    | SendUnstage
+    | MakePlan
+)

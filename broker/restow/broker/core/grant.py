@@ -1,0 +1,179 @@
+"""Granting: a ready handoff meets its plan, and agents get their orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from restow.broker.core.actions import (
+    Action,
+    AgentKey,
+    GroupIds,
+    SendExecute,
+    SendPeer,
+    SendProgram,
+    SendStage,
+    SendUnstage,
+    SourceRun,
+    State,
+)
+from restow.broker.core.handoff import Failure, Handoff
+from restow.broker.core.pair import PairPlan
+from restow.broker.core.roster import AgentRecord, EngineRecord
+from restow.broker.errors import PagesError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the directory. ``lease_s`` and ``timeout_s`` serve calls that name none."""
+
+    lease_s: float = 30.0
+    timeout_s: float = 30.0
+    max_lease_s: float = 600.0
+    grant_s: float = 10.0
+    min_grant_s: float = 0.05
+    lease_margin_s: float = 0.1
+    settle_grace_s: float = 0.5
+    max_live: int = 100_000
+    max_ended: int = 10_000
+
+
+def open_grant(
+    handoff: Handoff, pair: PairPlan, limits: Limits, now_s: float
+) -> list[Action] | Failure:
+    """Grant a ready handoff: orders to all agents, or why it can't be.
+
+    The grant ends before the lease, and before D's patience.
+    """
+    source, destination = handoff.source, handoff.destination
+    if source is None or destination is None:
+        return Failure(State.FAILED, "INTERNAL", "granted with one side missing")
+    for engine in (source, destination):
+        if not engine.complete:
+            missing = [r.rank for r in engine.layout.ranks if r.rank not in engine.agents]
+            return Failure(
+                State.FAILED,
+                "AGENT_MISSING",
+                f"engine {engine.key.engine_id}: no agent is connected for ranks {missing}",
+            )
+    refused = _check_destination(handoff, destination, pair)
+    if refused is not None:
+        return refused
+    end_s = min(
+        now_s + limits.grant_s,
+        handoff.lease_until_s - limits.lease_margin_s - limits.settle_grace_s,
+        handoff.patience_until_s,
+    )
+    if end_s - now_s < limits.min_grant_s:
+        return Failure(
+            State.EXPIRED, "LEASE_TOO_SHORT", "the lease leaves no time for a read: renew it"
+        )
+    handoff.granted_s = now_s
+    handoff.grant_until_s = end_s
+    handoff.settle_until_s = end_s + limits.settle_grace_s
+    handoff.unsettled = set(pair.programs)
+    handoff.state = State.STAGING if any(pair.staging.values()) else State.READING
+    handoff.note(now_s, "granted", round(end_s - now_s, 3))
+    actions: list[Action] = []
+    for dst_rank, staging in pair.staging.items():
+        for src_rank in staging:
+            actions += _stage(handoff, source, pair, dst_rank, src_rank)
+        if not staging:
+            actions += execute(handoff, pair, dst_rank, now_s)
+    return actions
+
+
+def _check_destination(
+    handoff: Handoff, destination: EngineRecord, pair: PairPlan
+) -> Failure | None:
+    blocks = dict(handoff.dst_blocks)
+    if not 0 <= handoff.held_tokens <= handoff.position_tokens:
+        return Failure(
+            State.FAILED,
+            "ARGUMENT_INVALID",
+            f"D holds {handoff.held_tokens} tokens of a state at {handoff.position_tokens}",
+        )
+    try:
+        for group in pair.dst_groups:
+            destination.check_count(group, len(blocks.get(group, b"")), handoff.position_tokens)
+    except PagesError as error:
+        return Failure(State.FAILED, error.reason, error.message)
+    return None
+
+
+def _stage(
+    handoff: Handoff, source: EngineRecord, pair: PairPlan, dst_rank: int, src_rank: int
+) -> list[Action]:
+    program = pair.programs[dst_rank]
+    agent = source.agents[src_rank]
+    program_id = program.gather_id(src_rank)
+    actions: list[Action] = []
+    if program_id not in agent.programs:
+        agent.programs.add(program_id)
+        actions.append(SendProgram(agent.key, program, src_rank))
+    actions.append(
+        SendStage(
+            agent.key,
+            handoff.number,
+            program_id,
+            _needed(handoff.src_blocks.items(), pair.src_groups),
+            handoff.held_tokens,
+            handoff.position_tokens,
+            dst_rank,
+        )
+    )
+    return actions
+
+
+def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> list[Action]:
+    """Orders for one destination rank whose sources are all staged."""
+    source, destination = handoff.source, handoff.destination
+    if source is None or destination is None:
+        return []
+    program = pair.programs[dst_rank]
+    agent = destination.agents[dst_rank]
+    actions: list[Action] = []
+    if program.program_id not in agent.programs:
+        agent.programs.add(program.program_id)
+        actions.append(SendProgram(agent.key, program, None))
+    runs = []
+    for src_rank in pair.sources[dst_rank]:
+        peer = source.agents[src_rank]
+        actions += _introduced(agent, peer)
+        address, size_bytes = handoff.staged.get((dst_rank, src_rank), (0, 0))
+        runs.append(SourceRun(src_rank, peer.agent_name, address, size_bytes))
+    actions.append(
+        SendExecute(
+            agent.key,
+            handoff.number,
+            handoff.handoff_id,
+            program.program_id,
+            _needed(handoff.src_blocks.items(), pair.src_groups),
+            _needed(handoff.dst_blocks, pair.dst_groups),
+            handoff.held_tokens,
+            handoff.position_tokens,
+            tuple(runs),
+            max(1, int((handoff.grant_until_s - now_s) * 1000)),
+        )
+    )
+    return actions
+
+
+def _introduced(agent: AgentRecord, peer: AgentRecord) -> list[Action]:
+    if peer.agent_name in agent.peers:
+        return []
+    agent.peers.add(peer.agent_name)
+    return [SendPeer(agent.key, peer.key)]
+
+
+def _needed(blocks: Iterable[GroupIds], groups: frozenset[str]) -> tuple[GroupIds, ...]:
+    return tuple(item for item in blocks if item[0] in groups)
+
+
+def release_staging(handoff: Handoff) -> list[Action]:
+    """Give back what source agents hold for the handoff."""
+    source = handoff.source
+    if source is None or handoff.granted_s == 0.0:
+        return []
+    ranks = {src_rank for _, src_rank in handoff.staged}
+    return [SendUnstage(AgentKey(source.key, rank), handoff.number) for rank in sorted(ranks)]

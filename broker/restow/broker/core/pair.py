@@ -1,0 +1,44 @@
+"""What the broker keeps of a pair of layouts: its programs, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from restow.broker.errors import RestowError
+from restow.broker.planner import Program
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlan:
+    """The programs between two layouts, by destination rank."""
+
+    programs: dict[int, Program]
+    sources: dict[int, tuple[int, ...]]
+    """Source ranks that each destination rank reads from."""
+    staging: dict[int, tuple[int, ...]]
+    """Source ranks that gather for each destination rank."""
+    src_groups: frozenset[str]
+    dst_groups: frozenset[str]
+
+    @classmethod
+    def of(cls, programs: Sequence[Program]) -> PairPlan:
+        """Index the programs of a plan."""
+        pairs = [pair for program in programs for pair in program.group_pairs]
+        return cls(
+            programs={program.dst_rank: program for program in programs},
+            sources={program.dst_rank: program.src_ranks for program in programs},
+            staging={program.dst_rank: program.staging_ranks for program in programs},
+            src_groups=frozenset(pair.src.group for pair in pairs),
+            dst_groups=frozenset(pair.dst.group for pair in pairs),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PairRefused:
+    """Two layouts between which nothing can be planned."""
+
+    error: RestowError
+
+
+PairOutcome = PairPlan | PairRefused

@@ -1,0 +1,207 @@
+"""Who is there: engines with their layouts, and the agents of their ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from restow.broker.core.actions import AgentKey, EngineKey
+from restow.broker.errors import (
+    AgentMismatchError,
+    AgentUnknownError,
+    PageCountError,
+    PageRangeError,
+    PagesError,
+)
+from restow.broker.layout import Layout, RankLayout
+from restow.broker.planner.program import PageForm
+
+
+_UNSIGNED = np.dtype("<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMemory:
+    """Where a region of a rank lies."""
+
+    name: str
+    base_address: int
+    page_count: int
+    memory: int
+    device_id: int
+
+
+@dataclass(slots=True)
+class AgentRecord:
+    """A connected agent and what it has been told."""
+
+    key: AgentKey
+    agent_name: str
+    nixl_metadata: bytes
+    regions: tuple[RegionMemory, ...]
+    page_strides_bytes: tuple[int, ...]
+    staging_bytes: int
+    programs: set[str] = field(default_factory=set)
+    peers: set[str] = field(default_factory=set)
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of its regions."""
+        strides = self.page_strides_bytes
+        return sum(m.page_count * s for m, s in zip(self.regions, strides, strict=True))
+
+
+@dataclass(slots=True)
+class EngineRecord:
+    """A registered engine in one incarnation."""
+
+    key: EngineKey
+    incarnation: str
+    layout: Layout
+    layout_digest: str
+    forms: dict[str, PageForm]
+    agents: dict[int, AgentRecord] = field(default_factory=dict)
+    block_limits: dict[str, int] = field(default_factory=dict)
+    has_session: bool = False
+
+    @classmethod
+    def of(
+        cls, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str
+    ) -> EngineRecord:
+        """A record of a checked layout."""
+        forms = {
+            region.group: PageForm(region.group, region.page_tokens or 0, region.pages_per_block)
+            for rank in layout.ranks
+            for region in rank.regions
+        }
+        return cls(key, incarnation, layout, layout_digest, forms)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks its layout has."""
+        return len(self.layout.ranks)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank's agent is connected."""
+        return len(self.agents) == len(self.layout.ranks)
+
+    def admit(
+        self,
+        rank: int,
+        agent_name: str,
+        nixl_metadata: bytes,
+        regions: Sequence[RegionMemory],
+        staging_bytes: int,
+    ) -> AgentRecord:
+        """Take an agent in, in place of an older one of the rank.
+
+        Raises `AgentUnknownError` or `AgentMismatchError`.
+        """
+        layout = next((one for one in self.layout.ranks if one.rank == rank), None)
+        if layout is None:
+            raise AgentUnknownError(
+                f"engine {self.key.engine_id} has no rank {rank}: its layout has "
+                f"{[one.rank for one in self.layout.ranks]}",
+                engine=self.key.engine_id,
+                rank=rank,
+            )
+        _check_regions(self.key.engine_id, layout, regions)
+        agent = AgentRecord(
+            AgentKey(self.key, rank),
+            agent_name,
+            nixl_metadata,
+            tuple(regions),
+            tuple(region.page_stride_bytes for region in layout.regions),
+            staging_bytes,
+        )
+        self.agents[rank] = agent
+        self._limit_blocks()
+        return agent
+
+    def dismiss(self, agent: AgentRecord) -> bool:
+        """Take an agent out, if it is still the one of its rank."""
+        if self.agents.get(agent.key.rank) is not agent:
+            return False
+        del self.agents[agent.key.rank]
+        return True
+
+    def _limit_blocks(self) -> None:
+        """The first block id of each group that some rank has no memory for."""
+        limits: dict[str, int] = {}
+        for layout in self.layout.ranks:
+            agent = self.agents.get(layout.rank)
+            if agent is None:
+                continue
+            for region, memory in zip(layout.regions, agent.regions, strict=True):
+                limit = memory.page_count // region.pages_per_block
+                limits[region.group] = min(limit, limits.get(region.group, limit))
+        self.block_limits = limits
+
+    def check_ids(self, group: str, data: bytes) -> None:
+        """Raise a `PagesError` unless the ids are int32 inside the group's memory."""
+        if group not in self.forms:
+            raise PagesError(
+                f"engine {self.key.engine_id} has no group {group!r}; it has {sorted(self.forms)}",
+                group=group,
+            )
+        if len(data) % 4:
+            raise PagesError(f"group {group}: {len(data)} bytes are not int32 ids", group=group)
+        limit = self.block_limits.get(group)
+        if limit is None or not data:
+            return
+        # Seen as unsigned, a negative id is out of range too.
+        ids = np.frombuffer(data, _UNSIGNED)
+        if int(np.maximum.reduce(ids)) >= limit:
+            wrong = int(np.frombuffer(data, "<i4")[int(np.argmax(ids >= limit))])
+            raise PageRangeError(
+                f"engine {self.key.engine_id}, group {group}: block {wrong} is outside of "
+                f"[0, {limit})",
+                engine=self.key.engine_id,
+                group=group,
+                page=wrong,
+                range=f"[0, {limit})",
+            )
+
+    def check_count(self, group: str, size_bytes: int, position_tokens: int) -> None:
+        """Raise `PageCountError` unless a group's list holds a prompt up to the position."""
+        form, blocks = self.forms[group], size_bytes // 4
+        if form.page_tokens == 0:
+            if blocks != 1:
+                raise PageCountError(
+                    f"engine {self.key.engine_id}, group {group} holds snapshots: exactly one "
+                    f"block is needed, got {blocks}",
+                    group=group,
+                    count=blocks,
+                )
+            return
+        tokens = form.page_tokens * form.pages_per_block
+        if blocks * tokens < position_tokens:
+            raise PageCountError(
+                f"engine {self.key.engine_id}, group {group}: {blocks} blocks of {tokens} tokens "
+                f"do not hold {position_tokens} tokens",
+                group=group,
+                count=blocks,
+            )
+
+
+def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionMemory]) -> None:
+    expected = [region.name for region in layout.regions]
+    if [memory.name for memory in regions] != expected:
+        raise AgentMismatchError(
+            f"engine {engine_id}, rank {layout.rank}: the agent announces regions "
+            f"{[memory.name for memory in regions][:8]}, the layout has {expected[:8]}",
+            engine=engine_id,
+            rank=layout.rank,
+        )
+    for memory in regions:
+        if memory.base_address <= 0 or memory.page_count <= 0:
+            raise AgentMismatchError(
+                f"engine {engine_id}, rank {layout.rank}, region {memory.name}: address "
+                f"{memory.base_address} and page count {memory.page_count} must be positive",
+                engine=engine_id,
+                rank=layout.rank,
+                region=memory.name,
+            )

@@ -1,0 +1,4 @@
+"""stub"""
+
+
+def model_from_hf_config(): ...

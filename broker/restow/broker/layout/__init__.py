@@ -1,0 +1,33 @@
+"""Layouts: which rank holds which box of which field, and where in its pages.
+
+Pure values. Imports no torch, no grpc, no NIXL.
+"""
+
+from restow.broker.layout.check import check_layout
+from restow.broker.layout.digest import digest
+from restow.broker.layout.dtype import DType
+from restow.broker.layout.span import Box, Span
+from restow.broker.layout.values import (
+    Field,
+    Kind,
+    Layout,
+    Model,
+    RankLayout,
+    Region,
+    Shard,
+)
+
+__all__ = [
+    "Box",
+    "DType",
+    "Field",
+    "Kind",
+    "Layout",
+    "Model",
+    "RankLayout",
+    "Region",
+    "Shard",
+    "Span",
+    "check_layout",
+    "digest",
+]

@@ -1,0 +1,49 @@
+"""The name of a layout's content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from restow.broker.layout.values import Layout
+
+
+def digest(layout: Layout) -> str:
+    """SHA-256 over the layout's numbers and names: equal layouts, equal digests, anywhere.
+
+    The text is one line of ASCII for each field, region and shard, in the layout's order: quoted
+    names and integers, so that two layouts never share a text.
+    """
+    return hashlib.sha256("\n".join(_lines(layout)).encode("ascii")).hexdigest()
+
+
+def _lines(layout: Layout) -> Iterator[str]:
+    yield ascii(("layout", layout.model.name))
+    for field in layout.model.fields:
+        yield ascii(("field", field.name, field.kind.value, field.axes, field.shape))
+    for rank in layout.ranks:
+        yield ascii(("rank", rank.rank))
+        for region in rank.regions:
+            yield ascii(
+                (
+                    "region",
+                    region.name,
+                    region.group,
+                    region.page_stride_bytes,
+                    region.page_tokens,
+                    region.pages_per_block,
+                )
+            )
+        for shard in rank.shards:
+            yield ascii(
+                (
+                    "shard",
+                    shard.field,
+                    [(span.start, span.stop) for span in shard.box],
+                    shard.dtype.label,
+                    shard.region,
+                    shard.offset_bytes,
+                    shard.strides_bytes,
+                    shard.token_stride_bytes,
+                )
+            )

@@ -1,0 +1,47 @@
+"""Element types, by the names that torch and safetensors use."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from restow.broker.errors import LayoutFormError
+
+
+class DType(IntEnum):
+    """An element type; the number is what travels in piece tables.
+
+    >>> DType.parse("bfloat16").itemsize_bytes
+    2
+    """
+
+    UINT8 = 1
+    INT8 = 2
+    FLOAT8_E4M3FN = 3
+    FLOAT8_E5M2 = 4
+    FLOAT16 = 5
+    BFLOAT16 = 6
+    FLOAT32 = 7
+
+    @property
+    def label(self) -> str:
+        """The dtype's name, for example ``bfloat16``."""
+        return self.name.lower()
+
+    @property
+    def itemsize_bytes(self) -> int:
+        """Bytes of one element."""
+        return {DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4}.get(self, 1)
+
+    @property
+    def castable(self) -> bool:
+        """Whether its elements may be turned into another castable type on the way."""
+        return self in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+
+    @classmethod
+    def parse(cls, name: str) -> DType:
+        """Read a dtype's name; `LayoutFormError` lists the known ones."""
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            known = ", ".join(dtype.label for dtype in cls)
+            raise LayoutFormError(f"dtype {name!r} is unknown; known are {known}") from None

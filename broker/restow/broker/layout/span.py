@@ -1,0 +1,89 @@
+"""Half-open ranges and their products: the algebra that layouts and plans are made of."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from restow.broker.errors import LayoutFormError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """The integers ``start <= i < stop``; never empty.
+
+    >>> Span(0, 4).overlap(Span(2, 8))
+    Span(2, 4)
+    """
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        """Refuse an empty or negative range."""
+        if not 0 <= self.start < self.stop:
+            raise LayoutFormError(f"range [{self.start}, {self.stop}) is empty or negative")
+
+    def __repr__(self) -> str:
+        """Pasteable."""
+        return f"Span({self.start}, {self.stop})"
+
+    def __str__(self) -> str:
+        """In the notation of the docs."""
+        return f"[{self.start}, {self.stop})"
+
+    @property
+    def size(self) -> int:
+        """How many integers it holds."""
+        return self.stop - self.start
+
+    def overlap(self, other: Span) -> Span | None:
+        """The integers in both, or None."""
+        start, stop = max(self.start, other.start), min(self.stop, other.stop)
+        return Span(start, stop) if start < stop else None
+
+    def holds(self, other: Span) -> bool:
+        """Whether all of ``other`` lies inside."""
+        return self.start <= other.start and other.stop <= self.stop
+
+
+Box: TypeAlias = tuple[Span, ...]
+"""One span an axis: a product of ranges."""
+
+
+def whole(shape: Iterable[int]) -> Box:
+    """The box of a whole tensor."""
+    return tuple(Span(0, size) for size in shape)
+
+
+def volume(box: Box) -> int:
+    """How many elements a box holds (1 for a box without axes)."""
+    return math.prod(span.size for span in box)
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """The elements in both boxes, axis by axis, or None."""
+    spans = tuple(a.overlap(b) for a, b in zip(one, other, strict=True))
+    return None if None in spans else tuple(span for span in spans if span is not None)
+
+
+def holds(outer: Box, inner: Box) -> bool:
+    """Whether all of ``inner`` lies inside ``outer``."""
+    return all(a.holds(b) for a, b in zip(outer, inner, strict=True))
+
+
+def cells(box: Box, cutters: Iterable[Box]) -> Iterator[Box]:
+    """Cut ``box`` at every edge of ``cutters``: the cells tile it, and no cutter's edge is in one.
+
+    >>> [str(cell[0]) for cell in cells((Span(0, 8),), [(Span(2, 4),)])]
+    ['[0, 2)', '[2, 4)', '[4, 8)']
+    """
+    edges = [{span.start, span.stop} for span in box]
+    for cutter in cutters:
+        for axis_edges, span, cut in zip(edges, box, cutter, strict=True):
+            axis_edges.update(e for e in (cut.start, cut.stop) if span.start < e < span.stop)
+    axes = [[Span(a, b) for a, b in itertools.pairwise(sorted(e))] for e in edges]
+    return itertools.product(*axes)

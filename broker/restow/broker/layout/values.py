@@ -1,0 +1,94 @@
+"""The nouns of a layout. All are frozen; `check_layout` proves that they fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from restow.broker.layout.dtype import DType
+from restow.broker.layout.span import Box
+
+
+class Kind(StrEnum):
+    """How a field grows with the prompt."""
+
+    PER_TOKEN = "per_token"
+    """One entry a token, paged: keys and values."""
+    SNAPSHOT = "snapshot"
+    """One value at a position, whatever the prompt's length: conv and SSM states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One logical tensor of the state, independent of tensor parallelism.
+
+    ``shape`` has one size an axis; the token axis of a per-token field is left out.
+    """
+
+    name: str
+    kind: Kind
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What both engines must agree on: a name and the fields of its state."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Registered memory cut into pages: page ``i`` begins at ``base + i * page_stride_bytes``.
+
+    ``group`` names the list of page ids that addresses it (one list serves many regions).
+    An engine's id counts blocks of ``pages_per_block`` pages: block ``b`` is the pages
+    ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
+    """
+
+    name: str
+    group: str
+    page_stride_bytes: int
+    page_tokens: int | None
+    pages_per_block: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The box of a field that a rank holds, and where it lies inside a page of its region.
+
+    The element at box index ``(i, j, ...)`` and, for a per-token field, token ``t`` of the page
+    is at ``offset_bytes + i * strides_bytes[0] + j * strides_bytes[1] + ... +
+    t * token_stride_bytes``.
+    """
+
+    field: str
+    box: Box
+    dtype: DType
+    region: str
+    offset_bytes: int
+    strides_bytes: tuple[int, ...]
+    token_stride_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """All regions and shards of one rank."""
+
+    rank: int
+    regions: tuple[Region, ...]
+    shards: tuple[Shard, ...]
+
+    def region(self, name: str) -> Region:
+        """The region of that name (`check_layout` has made sure that it exists)."""
+        return next(region for region in self.regions if region.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Every shard of every rank of an engine; no addresses, so replicas share one digest."""
+
+    model: Model
+    ranks: tuple[RankLayout, ...]

@@ -1,0 +1,22 @@
+"""From two layouts to a plan, and from a plan to the programs that agents execute.
+
+The only place that reasons over shards. Imports no torch, no grpc, no NIXL.
+"""
+
+from restow.broker.planner.compile import compile_programs
+from restow.broker.planner.move import Move, Place
+from restow.broker.planner.plan import Plan, make_plan
+from restow.broker.planner.program import GroupPair, PageForm, Program
+from restow.broker.planner.strategy import Strategy
+
+__all__ = [
+    "GroupPair",
+    "Move",
+    "PageForm",
+    "Place",
+    "Plan",
+    "Program",
+    "Strategy",
+    "compile_programs",
+    "make_plan",
+]

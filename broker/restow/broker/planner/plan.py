@@ -1,0 +1,174 @@
+"""Planning: intersect every destination shard with the source shards of its field."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from restow.broker.errors import CastUnsupportedError, ModelMismatchError, PlanError
+from restow.broker.layout import Box, Field, Layout, Shard, digest
+from restow.broker.layout.span import overlap, volume
+from restow.broker.planner.move import Move, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All moves that fill ``destination`` from ``source``, for every rank.
+
+    Law *cover*: every element of every destination shard is written by exactly one move.
+    Law *minimality*: the moves' boxes add up to the destination's shards, each read from one
+    source however many hold it.
+    """
+
+    source: Layout
+    destination: Layout
+    source_digest: str
+    destination_digest: str
+    moves: tuple[Move, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all moves, counting one token of every per-token field."""
+        return sum(move.bytes for move in self.moves)
+
+    def bytes_at(self, tokens: int) -> int:
+        """Bytes read for a prompt of ``tokens``."""
+        return sum(move.bytes * (tokens if move.per_token else 1) for move in self.moves)
+
+
+def make_plan(source: Layout, destination: Layout) -> Plan:
+    """Plan from one checked layout to another.
+
+    Raises `ModelMismatchError` when they are not of one model, `CastUnsupportedError` when a field
+    changes to a type that nothing casts to, `PlanError` if the plan does not cover the destination
+    (which `check_layout` on both sides rules out).
+    """
+    check_same_model(source, destination)
+    held, wanted = _holders(source), _holders(destination)
+    by_form: dict[object, Routes] = {}  # the same for all layers of a kind
+    routes: dict[str, Routes] = {}
+    for name, boxes in wanted.items():
+        form = held.get(name, ()), boxes
+        known = by_form.get(form)
+        routes[name] = by_form[form] = known if known is not None else _routes(name, *form)
+    shards = {
+        (rank.rank, shard.field, shard.box): shard for rank in source.ranks for shard in rank.shards
+    }
+    moves = tuple(
+        _move(route, shards[route.src_rank, shard.field, route.held], rank.rank, shard)
+        for rank in destination.ranks
+        for shard in rank.shards
+        for route in routes[shard.field][rank.rank, shard.box]
+    )
+    return Plan(source, destination, digest(source), digest(destination), moves)
+
+
+def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:
+    if src.dtype is not dst.dtype and not (src.dtype.castable and dst.dtype.castable):
+        raise CastUnsupportedError(
+            f"field {dst.field}: rank {route.src_rank} of P holds {src.dtype.label}, rank "
+            f"{dst_rank} of D wants {dst.dtype.label}, and nothing casts between them",
+            field=dst.field,
+            ranks=f"{route.src_rank},{dst_rank}",
+        )
+    box = route.box
+    return Move(dst.field, route.src_rank, dst_rank, box, Place.of(src, box), Place.of(dst, box))
+
+
+def check_same_model(source: Layout, destination: Layout) -> None:
+    """Raise `ModelMismatchError` that names the first difference between the two models."""
+    ours, theirs = source.model, destination.model
+    if ours.name != theirs.name:
+        raise ModelMismatchError(
+            f"P serves model {ours.name!r}, D serves {theirs.name!r}: no state can be handed over",
+            source=ours.name,
+            destination=theirs.name,
+        )
+    mine = {field.name: field for field in ours.fields}
+    other = {field.name: field for field in theirs.fields}
+    for name in sorted(mine.keys() | other.keys()):
+        if mine.get(name) != other.get(name):
+            raise ModelMismatchError(
+                f"model {ours.name!r}, field {name}: P has {_describe(mine.get(name))}, "
+                f"D has {_describe(other.get(name))}",
+                field=name,
+            )
+
+
+def _describe(field: Field | None) -> str:
+    if field is None:
+        return "none"
+    sizes = (f"{axis} {size}" for axis, size in zip(field.axes, field.shape, strict=True))
+    return ", ".join([field.kind.value, *sizes])
+
+
+Held: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
+"""The distinct boxes of a field, each with the ranks that hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``box`` comes from the shard of ``src_rank`` that holds the box ``held``."""
+
+    box: Box
+    src_rank: int
+    held: Box
+
+
+Routes: TypeAlias = dict[tuple[int, Box], list[Route]]
+"""For each destination rank and box that it wants: where the parts come from."""
+
+
+def _holders(layout: Layout) -> dict[str, Held]:
+    found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank in layout.ranks:
+        for shard in rank.shards:
+            found[shard.field][shard.box].append(rank.rank)
+    return {
+        name: tuple((box, tuple(sorted(ranks))) for box, ranks in boxes.items())
+        for name, boxes in found.items()
+    }
+
+
+def _routes(field: str, held: Held, wanted: Held) -> Routes:
+    """Tile every wanted box with parts of held ones; replicas share the ranks that want a part."""
+    routes: Routes = defaultdict(list)
+    for held_box, src_ranks in held:
+        parts = [
+            (common, dst_rank, box)
+            for box, dst_ranks in wanted
+            if (common := overlap(held_box, box)) is not None
+            for dst_rank in dst_ranks
+        ]
+        readers = sorted({dst_rank for _, dst_rank, _ in parts})
+        number = {dst_rank: index for index, dst_rank in enumerate(readers)}
+        for common, dst_rank, box in parts:
+            src_rank = _spread(src_ranks, number[dst_rank], len(readers))
+            routes[dst_rank, box].append(Route(common, src_rank, held_box))
+    _check_tiled(field, routes, wanted)
+    return routes
+
+
+def _spread(replicas: Sequence[int], reader: int, readers: int) -> int:
+    """One of the ranks that hold a box, for the ``reader``-th of those that want it.
+
+    Readers side by side read from replicas side by side: no replica serves more than its share,
+    and at equal TP each rank reads from its own twin.
+    """
+    return replicas[reader * len(replicas) // readers]
+
+
+def _check_tiled(field: str, routes: Routes, wanted: Held) -> None:
+    """Parts of disjoint boxes tile a box when their volumes add up."""
+    for box, dst_ranks in wanted:
+        for dst_rank in dst_ranks:
+            covered = sum(volume(route.box) for route in routes[dst_rank, box])
+            if covered != volume(box):
+                raise PlanError(
+                    f"field {field}: the source holds {covered} of the {volume(box)} elements "
+                    f"that destination rank {dst_rank} needs",
+                    field=field,
+                    ranks=dst_rank,
+                )

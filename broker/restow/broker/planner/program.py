@@ -1,0 +1,87 @@
+"""Programs: what one destination agent does for a plan, with the page ids left open.
+
+A program is a table of rows. A row copies ``count`` elements from a page of a source region to a
+page of a destination region; a per-token row repeats for every token. Which pages, and which
+tokens, is bound when a handoff is executed (`restow.agents.binding`). Nothing here knows heads,
+groups or Mamba any more, and an agent needs nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from restow.broker.layout.rows import Int64s
+
+
+class Column(IntEnum):
+    """Columns of a program's rows (int64)."""
+
+    SRC_RANK = 0
+    GROUP_PAIR = 1
+    SRC_REGION = 2
+    SRC_OFFSET_BYTES = 3
+    DST_REGION = 4
+    DST_OFFSET_BYTES = 5
+    COUNT = 6
+    SRC_STEP_BYTES = 7
+    DST_STEP_BYTES = 8
+    SRC_TOKEN_STRIDE_BYTES = 9
+    DST_TOKEN_STRIDE_BYTES = 10
+    SRC_DTYPE = 11
+    DST_DTYPE = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PageForm:
+    """How a side's list of block ids addresses tokens; ``page_tokens`` 0 means snapshots."""
+
+    group: str
+    page_tokens: int
+    pages_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPair:
+    """A list of page ids on each side that rows use together."""
+
+    src: PageForm
+    dst: PageForm
+
+    @property
+    def per_token(self) -> bool:
+        """Whether rows of this pair repeat for every token."""
+        return self.src.page_tokens > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the agent of ``dst_rank`` does: READ the direct rows, then the packed ones via staging.
+
+    ``direct`` and ``packed`` are int64 ``[rows, len(Column)]``; regions are indices into the
+    regions of the rank's layout. The agents of the source ranks that occur in ``packed`` GATHER
+    their rows first.
+    """
+
+    program_id: str
+    dst_rank: int
+    group_pairs: tuple[GroupPair, ...]
+    direct: Int64s
+    packed: Int64s
+
+    @property
+    def src_ranks(self) -> tuple[int, ...]:
+        """All ranks that are read from."""
+        ranks = np.concatenate([self.direct[:, Column.SRC_RANK], self.packed[:, Column.SRC_RANK]])
+        return tuple(int(rank) for rank in np.unique(ranks))
+
+    def gather_id(self, src_rank: int) -> str:
+        """Name of the part of the program that ``src_rank`` gathers."""
+        return f"{self.program_id}/{src_rank}"
+
+    @property
+    def staging_ranks(self) -> tuple[int, ...]:
+        """The ranks that gather for this destination."""
+        return tuple(int(rank) for rank in np.unique(self.packed[:, Column.SRC_RANK]))

@@ -1,0 +1,201 @@
+"""From moves to the rows of a program: cut every box, then join what continues on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from restow.broker.errors import CastUnsupportedError
+from restow.broker.layout import DType, RankLayout, Region
+from restow.broker.layout.rows import Int64s, Rows, cut_rows
+from restow.broker.planner.move import Move, Place
+from restow.broker.planner.plan import Plan
+from restow.broker.planner.program import Column, GroupPair, PageForm
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of all moves to one rank, and which move each piece of them came from.
+
+    ``rows`` is int64 ``[rows, len(Column)]``. Before they were joined there were more, the pieces:
+    piece ``i`` belongs to move ``piece_move[i]`` and went into row ``piece_row[i]``.
+    """
+
+    rows: Int64s
+    piece_move: Int64s
+    piece_row: Int64s
+
+
+class Cutter:
+    """Cuts moves of one plan into rows; remembers what it has cut, as layers are alike."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Number all pairs of page lists, so that every program of the plan has the same."""
+        self._sources = {rank.rank: _indexed(rank) for rank in plan.source.ranks}
+        self._destinations = {rank.rank: _indexed(rank) for rank in plan.destination.ranks}
+        self._numbers: dict[tuple[PageForm, PageForm], int] = {}
+        self._cuts: dict[object, Rows] = {}
+        for move in plan.moves:
+            _, _, src_form = self._sources[move.src_rank][move.src.region]
+            _, _, dst_form = self._destinations[move.dst_rank][move.dst.region]
+            self._numbers.setdefault((src_form, dst_form), len(self._numbers))
+
+    @property
+    def pairs(self) -> tuple[GroupPair, ...]:
+        """The pairs of page lists, in the order of their numbers."""
+        return tuple(GroupPair(src, dst) for src, dst in self._numbers)
+
+    def table(self, moves: Sequence[Move]) -> Table:
+        """The rows of moves to one rank. Raises `CastUnsupportedError` (see `_cut`)."""
+        if not moves:
+            nothing = np.empty(0, np.int64)
+            return Table(np.empty((0, len(Column)), np.int64), nothing, nothing)
+        firsts, offsets = zip(*map(self._cut_move, moves), strict=True)
+        counts = [len(part) for part in offsets]
+        rows = np.repeat(np.array(firsts, np.int64), counts, axis=0)
+        rows[:, [Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES]] += np.concatenate(offsets)
+        owner = np.repeat(np.arange(len(moves)), counts)
+        joined, row_of = join_rows(rows)
+        return Table(joined, owner, row_of)
+
+    def _cut_move(self, move: Move) -> tuple[tuple[int, ...], Int64s]:
+        """A row (in the order of `Column`) without offsets inside the box, and those offsets."""
+        src, dst = move.src, move.dst
+        src_index, src_region, src_form = self._sources[move.src_rank][src.region]
+        dst_index, dst_region, dst_form = self._destinations[move.dst_rank][dst.region]
+        items = (src.dtype.itemsize_bytes, dst.dtype.itemsize_bytes)
+        cut = self._cut(move, items, _aligned(src, src_region) and _aligned(dst, dst_region))
+        raw = src.dtype is dst.dtype and (cut.count == 1 or cut.steps_bytes == items)
+        first = (
+            move.src_rank,
+            self._numbers[src_form, dst_form],
+            src_index,
+            src.offset_bytes,
+            dst_index,
+            dst.offset_bytes,
+            cut.count * items[0] if raw else cut.count,
+            1 if raw else cut.steps_bytes[0],
+            1 if raw else cut.steps_bytes[1],
+            src.token_stride_bytes or 0,
+            dst.token_stride_bytes or 0,
+            int(DType.UINT8 if raw else src.dtype),
+            int(DType.UINT8 if raw else dst.dtype),
+        )
+        return first, cut.offsets_bytes
+
+    def _cut(self, move: Move, items: tuple[int, int], aligned: bool) -> Rows:
+        """Rows of the move's box.
+
+        A row of strided elements needs each at a multiple of its size, as devices load nothing
+        else. Where a layout breaks that, every element becomes a row of bytes; a cast can't, and
+        raises `CastUnsupportedError`.
+        """
+        sizes = tuple(span.size for span in move.box)
+        key = (sizes, move.src.strides_bytes, move.dst.strides_bytes, items, aligned)
+        cut = self._cuts.get(key)
+        if cut is None:
+            cut = cut_rows(sizes, (move.src.strides_bytes, move.dst.strides_bytes), items)
+            if not aligned and cut.steps_bytes != items and cut.count > 1:
+                cut = cut.elements()
+            self._cuts[key] = cut
+        if not aligned and move.src.dtype is not move.dst.dtype:
+            raise CastUnsupportedError(
+                f"field {move.field}: rank {move.src_rank} of P or rank {move.dst_rank} of D has "
+                f"elements that do not lie at multiples of their size, so they can't be cast",
+                field=move.field,
+                ranks=f"{move.src_rank},{move.dst_rank}",
+            )
+        return cut
+
+
+def _indexed(rank: RankLayout) -> dict[str, tuple[int, Region, PageForm]]:
+    return {
+        region.name: (
+            index,
+            region,
+            PageForm(region.group, region.page_tokens or 0, region.pages_per_block),
+        )
+        for index, region in enumerate(rank.regions)
+    }
+
+
+def _aligned(place: Place, region: Region) -> bool:
+    item = place.dtype.itemsize_bytes
+    steps = (*place.strides_bytes, place.token_stride_bytes or 0, region.page_stride_bytes)
+    return item == 1 or not any(step % item for step in (place.offset_bytes, *steps))
+
+
+_SAME_IN_A_RUN = [
+    Column.SRC_RANK,
+    Column.GROUP_PAIR,
+    Column.SRC_REGION,
+    Column.DST_REGION,
+    Column.SRC_TOKEN_STRIDE_BYTES,
+    Column.DST_TOKEN_STRIDE_BYTES,
+    Column.SRC_STEP_BYTES,
+    Column.DST_STEP_BYTES,
+    Column.SRC_DTYPE,
+    Column.DST_DTYPE,
+]
+
+
+def join_rows(rows: Int64s) -> tuple[Int64s, Int64s]:
+    """Join rows of bytes that continue each other on both sides, across fields too.
+
+    Returns the joined rows, those of one region together, and for each given row the number of the
+    one that it went into.
+    """
+    if len(rows) < 2:
+        return rows, np.zeros(len(rows), np.int64)
+    order = np.lexsort((rows[:, Column.DST_OFFSET_BYTES], *rows[:, _SAME_IN_A_RUN].T[::-1]))
+    rows = rows[order]
+    continues = (rows[1:, _SAME_IN_A_RUN] == rows[:-1, _SAME_IN_A_RUN]).all(axis=1)
+    continues &= ~strided(rows[1:])
+    lengths = rows[:, Column.COUNT]
+    for offset in (Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES):
+        continues &= rows[1:, offset] == rows[:-1, offset] + lengths[:-1]
+    begins = np.concatenate([[True], ~continues])
+    first = np.flatnonzero(begins)
+    joined = rows[first]
+    joined[:, Column.COUNT] = np.add.reduceat(lengths, first)
+    row_of = np.empty(len(rows), np.int64)
+    row_of[order] = np.cumsum(begins) - 1
+    return joined, row_of
+
+
+def strided(rows: Int64s) -> Bools:
+    """Mask of the rows that are not runs of bytes."""
+    steps = rows[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]]
+    dtypes = rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]
+    mask: Bools = (steps != 1).any(axis=1) | (dtypes != DType.UINT8).any(axis=1)
+    return mask
+
+
+def split_rows(rows: Int64s) -> Int64s:
+    """Strided rows as one row an element, because a READ moves contiguous bytes."""
+    wide = strided(rows)
+    if not wide.any():
+        return rows
+    table = rows[wide]
+    counts = table[:, Column.COUNT]
+    single = np.repeat(table, counts, axis=0)
+    index = np.arange(len(single)) - np.repeat(np.cumsum(counts) - counts, counts)
+    single[:, Column.SRC_OFFSET_BYTES] += index * single[:, Column.SRC_STEP_BYTES]
+    single[:, Column.DST_OFFSET_BYTES] += index * single[:, Column.DST_STEP_BYTES]
+    single[:, Column.COUNT] = ITEM_BYTES[single[:, Column.SRC_DTYPE]]
+    single[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] = 1
+    single[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] = DType.UINT8
+    return join_rows(np.concatenate([rows[~wide], single]))[0]
+
+
+def _itemsizes() -> Int64s:
+    table = np.zeros(max(DType) + 1, np.int64)
+    for dtype in DType:
+        table[dtype] = dtype.itemsize_bytes
+    return table
+
+
+ITEM_BYTES: Int64s = _itemsizes()
+"""Bytes of an element by `DType` number."""

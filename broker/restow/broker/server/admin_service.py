@@ -1,0 +1,158 @@
+"""`restow.v1.Admin`: what operators ask."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from itertools import islice
+from typing import Any
+
+import grpc
+
+from restow.broker.core.handoff import Handoff
+from restow.broker.server.broker_service import tenant_of
+from restow.broker.server.hub import Hub
+from restow.broker.server.orders import STATE_NUMBERS
+from restow.v1 import admin_pb2 as pb
+from restow.v1 import admin_pb2_grpc, broker_pb2
+
+Context = grpc.aio.ServicerContext[Any, Any]
+DEFAULT_LIMIT = 100
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """A read-only view of the directory."""
+
+    def __init__(self, hub: Hub) -> None:
+        """Show the hub's directory."""
+        self._hub = hub
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> pb.GetStatusResponse:
+        """Figures of the whole broker."""
+        hub, directory = self._hub, self._hub.directory
+        return pb.GetStatusResponse(
+            version=version("restow"),
+            broker_epoch=hub.epoch,
+            uptime_s=hub.now_s() - hub.started_s,
+            engines=len(directory.engines),
+            agents=sum(len(engine.agents) for engine in directory.engines.values()),
+            handoffs_live=len(directory.live),
+            ended=[
+                pb.StateCount(state=STATE_NUMBERS[state], count=count)
+                for state, count in sorted(directory.ended_counts.items())
+            ],
+            plans=len(directory.pairs),
+            bytes_read=directory.bytes_read,
+        )
+
+    async def ListEngines(
+        self, request: pb.ListEnginesRequest, context: Context
+    ) -> pb.ListEnginesResponse:
+        """The engines of the caller's tenant."""
+        tenant = tenant_of(context)
+        engines = self._hub.directory.engines
+        return pb.ListEnginesResponse(
+            engines=[
+                pb.EngineInfo(
+                    engine_id=key.engine_id,
+                    incarnation=engine.incarnation,
+                    model=engine.layout.model.name,
+                    layout_digest=engine.layout_digest,
+                    ranks=engine.ranks,
+                    agents=len(engine.agents),
+                    session=engine.has_session,
+                )
+                for key, engine in sorted(engines.items())
+                if key.tenant == tenant
+            ]
+        )
+
+    async def ListAgents(
+        self, request: pb.ListAgentsRequest, context: Context
+    ) -> pb.ListAgentsResponse:
+        """The agents of the caller's tenant."""
+        tenant = tenant_of(context)
+        return pb.ListAgentsResponse(
+            agents=[
+                pb.AgentInfo(
+                    engine_id=key.engine_id,
+                    rank=rank,
+                    agent_name=agent.agent_name,
+                    regions=len(agent.regions),
+                    region_bytes=agent.region_bytes,
+                    staging_bytes=agent.staging_bytes,
+                )
+                for key, engine in sorted(self._hub.directory.engines.items())
+                if key.tenant == tenant
+                for rank, agent in sorted(engine.agents.items())
+            ]
+        )
+
+    async def ListHandoffs(
+        self, request: pb.ListHandoffsRequest, context: Context
+    ) -> pb.ListHandoffsResponse:
+        """Handoffs, the live ones first, then the newest ends."""
+        tenant = tenant_of(context)
+        directory = self._hub.directory
+        found = [
+            handoff
+            for table in (directory.live, directory.ended)
+            for handoff in reversed(table.values())
+            if handoff.tenant == tenant
+            and request.state in (0, STATE_NUMBERS[handoff.state])
+        ]
+        limit = request.limit or DEFAULT_LIMIT
+        return pb.ListHandoffsResponse(
+            handoffs=[self._info(handoff) for handoff in islice(found, limit)],
+            left_out=max(0, len(found) - limit),
+        )
+
+    async def GetHandoff(
+        self, request: pb.GetHandoffRequest, context: Context
+    ) -> pb.GetHandoffResponse:
+        """One handoff and its story."""
+        handoff = self._hub.directory.find(tenant_of(context), request.handoff_id)
+        return pb.GetHandoffResponse(
+            handoff=self._info(handoff),
+            timeline=[
+                pb.TimelineEntry(
+                    at_ms=(at_s - handoff.born_s) * 1000, event=event, detail=_words(event, detail)
+                )
+                for at_s, event, detail in handoff.timeline
+            ],
+        )
+
+    def _info(self, handoff: Handoff) -> pb.HandoffInfo:
+        failure = handoff.failure
+        state: broker_pb2.HandoffState.ValueType = STATE_NUMBERS[handoff.state]
+        return pb.HandoffInfo(
+            handoff_id=handoff.handoff_id,
+            number=handoff.number,
+            state=state,
+            source_engine=handoff.source.key.engine_id if handoff.source else "",
+            destination_engine=handoff.destination.key.engine_id if handoff.destination else "",
+            position_tokens=handoff.position_tokens,
+            bytes=handoff.bytes_read,
+            reason=failure.reason if failure else "",
+            detail=failure.detail if failure else "",
+            age_s=self._hub.now_s() - handoff.born_s,
+        )
+
+
+def _words(event: str, detail: object) -> str:
+    """A timeline's bare facts in words; they are kept bare because handoffs are many."""
+    match event, detail:
+        case "published", int(position):
+            return f"whole, at position {position}"
+        case "fenced", int(rank):
+            return f"rank {rank}"
+        case "requested", int(held):
+            return f"holding {held} tokens"
+        case "granted", float(seconds):
+            return f"for {seconds} s"
+        case "staged", (int(src_rank), int(dst_rank)):
+            return f"rank {src_rank} gathered for rank {dst_rank}"
+        case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
+            return f"rank {rank} read {size_bytes} bytes in {elapsed_us} us"
+    return str(detail)

@@ -1,0 +1,230 @@
+"""`restow.v1.Broker`: what engines say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from restow.broker import wire
+from restow.broker.core import actions as act
+from restow.broker.core.handoff import Chunk, Wish
+from restow.broker.core.roster import EngineRecord
+from restow.broker.errors import EngineReplacedError, RequestError, RestowError
+from restow.broker.layout import check_layout, digest
+from restow.broker.server.hub import EngineOutbox, Hub
+from restow.broker.server.orders import STATE_NUMBERS
+from restow.broker.server.outbox import Outbox
+from restow.v1 import broker_pb2 as pb
+from restow.v1 import broker_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def tenant_of(context: Context) -> str:
+    """The tenant that a call speaks for."""
+    for name, value in context.invocation_metadata() or ():
+        if name == "restow-tenant":
+            return str(value)
+    return "default"
+
+
+class BrokerService(broker_pb2_grpc.BrokerServicer):
+    """Translates; the directory decides."""
+
+    def __init__(self, hub: Hub) -> None:
+        """Serve the hub's directory."""
+        self._hub = hub
+
+    async def RegisterEngine(
+        self, request: pb.RegisterEngineRequest, context: Context
+    ) -> pb.RegisterEngineResponse:
+        """Check a layout and take the engine in."""
+        layout = wire.layout_from_proto(request.layout)
+        # Large layouts take milliseconds to check: not on the loop.
+        layout_digest = await asyncio.to_thread(_checked_digest, layout)
+        hub = self._hub
+        key = act.EngineKey(tenant_of(context), request.engine.engine_id)
+        replaced = hub.directory.engines.get(key)
+        hub.perform(
+            hub.directory.register(
+                key, request.engine.incarnation, layout, layout_digest, hub.now_s()
+            )
+        )
+        if replaced is not None and replaced is not hub.directory.engines[key]:
+            outbox = hub.engines.pop(key, None)
+            if outbox is not None:
+                outbox.close(EngineReplacedError(f"engine {key.engine_id} registered anew"))
+        return pb.RegisterEngineResponse(layout_digest=layout_digest, broker_epoch=hub.epoch)
+
+    async def UnregisterEngine(
+        self, request: pb.UnregisterEngineRequest, context: Context
+    ) -> pb.UnregisterEngineResponse:
+        """Take an engine out."""
+        engine = self._engine(request.engine, context)
+        self._hub.perform(
+            self._hub.directory.remove_engine(engine, "it unregistered", self._hub.now_s())
+        )
+        return pb.UnregisterEngineResponse()
+
+    async def Session(
+        self, requests: AsyncIterator[pb.SessionRequest], context: Context
+    ) -> AsyncIterator[pb.SessionResponse]:
+        """An engine's stream."""
+        hub = self._hub
+        first = await anext(aiter(requests), None)
+        if first is None:
+            return
+        engine = self._engine(first.engine, context)
+        outbox: EngineOutbox = Outbox(pb.SessionResponse, hub.max_queue)
+        old = hub.engines.get(engine.key)
+        if old is not None:
+            old.close(EngineReplacedError(f"engine {engine.key.engine_id} opened a newer session"))
+        hub.engines[engine.key] = outbox
+        engine.has_session = True
+        outbox.open().events.add().opened.broker_epoch = hub.epoch
+        reader = asyncio.create_task(self._read(engine, outbox, first, requests))
+        try:
+            while (batch := await outbox.take()) is not None:
+                yield batch
+        finally:
+            reader.cancel()
+            if hub.engines.get(engine.key) is outbox:
+                del hub.engines[engine.key]
+                engine.has_session = False
+
+    async def _read(
+        self,
+        engine: EngineRecord,
+        outbox: EngineOutbox,
+        first: pb.SessionRequest,
+        requests: AsyncIterator[pb.SessionRequest],
+    ) -> None:
+        try:
+            self._take(engine, outbox, first)
+            async for request in requests:
+                self._take(engine, outbox, request)
+        finally:
+            outbox.close()
+
+    def _take(
+        self, engine: EngineRecord, outbox: EngineOutbox, request: pb.SessionRequest
+    ) -> None:
+        hub = self._hub
+        now_s = hub.now_s()
+        for message in request.messages:
+            try:
+                hub.perform(self._apply(engine, message, now_s))
+            except RestowError as error:
+                outbox.open().events.add().refused.CopyFrom(_refused(message, error))
+
+    def _apply(
+        self, engine: EngineRecord, message: pb.EngineMessage, now_s: float
+    ) -> list[act.Action]:
+        directory = self._hub.directory
+        body = message.WhichOneof("body")
+        if body == "publish":
+            publication = message.publish
+            return directory.publish(
+                engine, publication.handoff_id, self._chunk(publication), now_s
+            )
+        if body == "request":
+            demand = message.request
+            return directory.request(engine, demand.handoff_id, self._wish(demand), now_s)
+        if body == "renew":
+            lease_s = self._lease_s(message.renew.lease_ms)
+            return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
+        if body == "cancel":
+            cancel = message.cancel
+            return directory.cancel(engine, cancel.handoff_id, cancel.detail, now_s)
+        raise RequestError("a message without a body")
+
+    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
+        """Publish one chunk outside of a session."""
+        hub = self._hub
+        engine = self._engine(request.engine, context)
+        handoff_id = request.publication.handoff_id
+        hub.perform(
+            hub.directory.publish(
+                engine, handoff_id, self._chunk(request.publication), hub.now_s()
+            )
+        )
+        state = hub.directory.find(engine.key.tenant, handoff_id).state
+        return pb.PublishResponse(state=STATE_NUMBERS[state])
+
+    async def Request(self, request: pb.RequestRequest, context: Context) -> pb.RequestResponse:
+        """Ask outside of a session, and wait for the end."""
+        hub = self._hub
+        engine = self._engine(request.engine, context)
+        demand = request.demand
+        end = hub.wait_for_end(engine.key, demand.handoff_id)
+        try:
+            hub.perform(
+                hub.directory.request(engine, demand.handoff_id, self._wish(demand), hub.now_s())
+            )
+            return pb.RequestResponse(ended=await end)
+        finally:
+            end.cancel()
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        """Cancel outside of a session."""
+        hub = self._hub
+        engine = self._engine(request.engine, context)
+        cancel = request.cancellation
+        hub.perform(
+            hub.directory.cancel(engine, cancel.handoff_id, cancel.detail, hub.now_s())
+        )
+        state = hub.directory.find(engine.key.tenant, cancel.handoff_id).state
+        return pb.CancelResponse(state=STATE_NUMBERS[state])
+
+    def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
+        key = act.EngineKey(tenant_of(context), ref.engine_id)
+        return self._hub.directory.engine(key, ref.incarnation)
+
+    def _lease_s(self, lease_ms: int) -> float:
+        limits = self._hub.directory.limits
+        if not 0 <= lease_ms <= limits.max_lease_s * 1000:
+            raise RequestError(
+                f"lease_ms is {lease_ms}; it must be 0 to {int(limits.max_lease_s * 1000)}",
+                field="lease_ms",
+            )
+        return lease_ms / 1000 if lease_ms else limits.lease_s
+
+    def _chunk(self, publication: pb.Publication) -> Chunk:
+        return Chunk(
+            tuple([(b.group, b.first_block, b.block_ids) for b in publication.blocks]),
+            publication.position_tokens,
+            publication.final,
+            self._lease_s(publication.lease_ms),
+        )
+
+    def _wish(self, demand: pb.Demand) -> Wish:
+        limits = self._hub.directory.limits
+        if not 0 <= demand.timeout_ms <= limits.max_lease_s * 1000 or demand.held_tokens < 0:
+            raise RequestError(
+                f"timeout_ms {demand.timeout_ms} and held_tokens {demand.held_tokens} must not be "
+                f"negative, nor a timeout above {int(limits.max_lease_s * 1000)}",
+                field="timeout_ms",
+            )
+        timeout_s = demand.timeout_ms / 1000 if demand.timeout_ms else limits.timeout_s
+        return Wish(
+            tuple([(b.group, b.block_ids) for b in demand.blocks]), demand.held_tokens, timeout_s
+        )
+
+
+def _checked_digest(layout: Any) -> str:
+    check_layout(layout)
+    return digest(layout)
+
+
+def _refused(message: pb.EngineMessage, error: RestowError) -> pb.Refused:
+    body = message.WhichOneof("body")
+    return pb.Refused(
+        message_id=message.message_id,
+        handoff_id=getattr(message, body).handoff_id if body else "",
+        status=error.status,
+        reason=error.reason,
+        detail=error.message,
+    )

@@ -1,0 +1,172 @@
+"""The hub: carries messages between streams and the directory."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+
+import structlog
+
+from restow.broker.core import actions as act
+from restow.broker.core.directory import Directory
+from restow.broker.core.grant import Limits
+from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
+from restow.broker.errors import RestowError
+from restow.broker.layout import Layout
+from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.server import orders
+from restow.broker.server.outbox import Outbox
+from restow.v1 import agent_link_pb2, broker_pb2
+
+TICK_S = 0.02
+
+AgentOutbox = Outbox[agent_link_pb2.ConnectResponse]
+EngineOutbox = Outbox[broker_pb2.SessionResponse]
+Ended = broker_pb2.Ended
+
+
+class Hub:
+    """Owns the directory, the clock and the outboxes of all streams.
+
+    ``now_s`` is the injected clock: seconds that never run backwards.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        strategy: Strategy,
+        max_queue: int,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start with an empty directory and a new epoch."""
+        self.directory = Directory(limits)
+        self.strategy = strategy
+        self.epoch = secrets.token_hex(8)
+        self.now_s = now_s
+        self.started_s = now_s()
+        self.max_queue = max_queue
+        self.engines: dict[act.EngineKey, EngineOutbox] = {}
+        self.agents: dict[act.AgentKey, AgentOutbox] = {}
+        self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._log = structlog.get_logger("restow.broker")
+        self._do: dict[type, Callable[..., None]] = {
+            act.TellEnded: self._tell_ended,
+            act.SendProgram: self._send_program,
+            act.SendPeer: self._send_peer,
+            act.SendForget: self._send_forget,
+            act.SendStage: self._send_stage,
+            act.SendExecute: self._send_execute,
+            act.SendUnstage: self._send_unstage,
+            act.MakePlan: self._make_plan,
+        }
+
+    def perform(self, actions: list[act.Action]) -> None:
+        """Carry the directory's wishes out."""
+        for action in actions:
+            self._do[type(action)](action)
+
+    def close(self) -> None:
+        """Let every stream end."""
+        for engine_outbox in self.engines.values():
+            engine_outbox.close()
+        for agent_outbox in self.agents.values():
+            agent_outbox.close()
+
+    async def run_clock(self) -> None:
+        """Tell the directory the time, for as long as the broker lives."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.perform(self.directory.tick(self.now_s()))
+
+    def wait_for_end(self, engine: act.EngineKey, handoff_id: str) -> asyncio.Future[Ended]:
+        """The end of a handoff, as told to that engine. Ask before the event that may cause it."""
+        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault((engine, handoff_id), [])
+        waiting.append(future)
+        future.add_done_callback(lambda _: self._stop_waiting(engine, handoff_id, future))
+        return future
+
+    def _stop_waiting(
+        self, engine: act.EngineKey, handoff_id: str, future: asyncio.Future[Ended]
+    ) -> None:
+        waiting = self._waiting.get((engine, handoff_id), [])
+        if future in waiting:
+            waiting.remove(future)
+        if not waiting:
+            self._waiting.pop((engine, handoff_id), None)
+
+    def _tell_ended(self, action: act.TellEnded) -> None:
+        outbox = self.engines.get(action.engine)
+        if outbox is not None:
+            orders.fill_ended(outbox.open().events.add().ended, action)
+        if self._waiting:
+            for future in self._waiting.pop((action.engine, action.handoff_id), ()):
+                if not future.done():
+                    ended = broker_pb2.Ended()
+                    orders.fill_ended(ended, action)
+                    future.set_result(ended)
+
+    def _order(self, key: act.AgentKey) -> agent_link_pb2.AgentOrder | None:
+        """An empty order on its way to an agent; None if its stream is gone."""
+        outbox = self.agents.get(key)
+        return None if outbox is None else outbox.open().orders.add()
+
+    def _send_program(self, action: act.SendProgram) -> None:
+        if (order := self._order(action.agent)) is not None:
+            orders.fill_program(order, action)
+
+    def _send_peer(self, action: act.SendPeer) -> None:
+        record = self.directory.engines[action.peer.engine].agents[action.peer.rank]
+        if (order := self._order(action.agent)) is not None:
+            orders.fill_peer(order, record)
+
+    def _send_forget(self, action: act.SendForget) -> None:
+        if (order := self._order(action.agent)) is not None:
+            orders.fill_forget(order, action)
+
+    def _send_stage(self, action: act.SendStage) -> None:
+        if (order := self._order(action.agent)) is not None:
+            orders.fill_stage(order, action)
+
+    def _send_execute(self, action: act.SendExecute) -> None:
+        if (order := self._order(action.agent)) is not None:
+            orders.fill_execute(order, action)
+
+    def _send_unstage(self, action: act.SendUnstage) -> None:
+        if (order := self._order(action.agent)) is not None:
+            orders.fill_unstage(order, action)
+
+    def _make_plan(self, action: act.MakePlan) -> None:
+        layouts = {e.layout_digest: e.layout for e in self.directory.engines.values()}
+        task = asyncio.create_task(
+            self._plan(
+                action.pair,
+                layouts[action.pair.source_digest],
+                layouts[action.pair.destination_digest],
+            )
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _plan(self, pair: act.PairKey, source: Layout, destination: Layout) -> None:
+        started_s = self.now_s()
+        outcome = await asyncio.to_thread(plan_pair, source, destination, self.strategy)
+        self._log.info(
+            "planned",
+            source=pair.source_digest[:12],
+            destination=pair.destination_digest[:12],
+            milliseconds=round((self.now_s() - started_s) * 1000, 1),
+            refused=outcome.error.reason if isinstance(outcome, PairRefused) else None,
+        )
+        self.perform(self.directory.plan_made(pair, outcome, self.now_s()))
+
+
+def plan_pair(source: Layout, destination: Layout, strategy: Strategy) -> PairOutcome:
+    """Plan between two layouts, or say why not."""
+    try:
+        return PairPlan.of(compile_programs(make_plan(source, destination), strategy))
+    except RestowError as error:
+        return PairRefused(error)

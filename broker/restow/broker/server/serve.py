@@ -1,0 +1,98 @@
+"""Start and stop the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from restow.broker.server.admin_service import AdminService
+from restow.broker.server.agent_service import AgentLinkService
+from restow.broker.server.broker_service import BrokerService
+from restow.broker.server.hub import Hub
+from restow.broker.server.settings import BrokerSettings
+from restow.broker.server.status import ErrorInterceptor
+from restow.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    agent_link_pb2,
+    agent_link_pb2_grpc,
+    broker_pb2,
+    broker_pb2_grpc,
+)
+
+SERVICES = (
+    broker_pb2.DESCRIPTOR.services_by_name["Broker"].full_name,
+    agent_link_pb2.DESCRIPTOR.services_by_name["AgentLink"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+)
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),
+)
+
+STOP_GRACE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A broker that serves."""
+
+    hub: Hub
+    address: str
+
+
+@contextlib.asynccontextmanager
+async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroker]:
+    """Serve inside the ``async with``; port 0 takes a free one, `RunningBroker.address` tells it."""
+    hub = Hub(settings.limits(), settings.strategy, settings.max_queue)
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+    broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
+    agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), server)
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection(
+        (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    port = server.add_insecure_port(settings.listen)
+    await server.start()
+    for service in ("", *SERVICES):
+        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+    clock = asyncio.create_task(hub.run_clock())
+    host = settings.listen.rsplit(":", 1)[0]
+    try:
+        yield RunningBroker(hub, f"{host}:{port}")
+    finally:
+        await checks.enter_graceful_shutdown()
+        hub.close()
+        await server.stop(STOP_GRACE_S)
+        clock.cancel()
+
+
+async def serve_until_signalled(settings: BrokerSettings, ready: asyncio.Event | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; prints one line when ready."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    # Handoffs make no cycles; a full collection over the history would stall the loop.
+    gc.set_threshold(200_000, 20, 100)
+    async with running_broker(settings) as broker:
+        print(f"restow broker listening on {broker.address}", flush=True)
+        if ready is not None:
+            ready.set()
+        await stop.wait()

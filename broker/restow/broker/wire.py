@@ -1,0 +1,200 @@
+"""Between the contract's messages and the broker's values. Nothing else is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from restow.broker.errors import LayoutFormError, PagesError, PlanError
+from restow.broker.layout import (
+    DType,
+    Field,
+    Kind,
+    Layout,
+    Model,
+    RankLayout,
+    Region,
+    Shard,
+    Span,
+)
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.program import Column, GroupPair, PageForm, Program
+from restow.v1 import broker_pb2, layout_pb2, program_pb2
+
+_KINDS = {
+    layout_pb2.FIELD_KIND_PER_TOKEN: Kind.PER_TOKEN,
+    layout_pb2.FIELD_KIND_SNAPSHOT: Kind.SNAPSHOT,
+}
+_KIND_NUMBERS = {kind: number for number, kind in _KINDS.items()}
+
+
+def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
+    """The layout as a message."""
+    return layout_pb2.Layout(
+        model=layout_pb2.Model(
+            name=layout.model.name,
+            fields=[
+                layout_pb2.Field(
+                    name=f.name, kind=_KIND_NUMBERS[f.kind], axes=f.axes, shape=f.shape
+                )
+                for f in layout.model.fields
+            ],
+        ),
+        ranks=[_rank_to_proto(rank) for rank in layout.ranks],
+    )
+
+
+def _rank_to_proto(rank: RankLayout) -> layout_pb2.RankLayout:
+    return layout_pb2.RankLayout(
+        rank=rank.rank,
+        regions=[
+            layout_pb2.Region(
+                name=region.name,
+                group=region.group,
+                page_stride_bytes=region.page_stride_bytes,
+                page_tokens=region.page_tokens or 0,
+                pages_per_block=region.pages_per_block,
+            )
+            for region in rank.regions
+        ],
+        shards=[
+            layout_pb2.Shard(
+                field=shard.field,
+                box=[layout_pb2.Span(start=span.start, stop=span.stop) for span in shard.box],
+                dtype=layout_pb2.DataType.ValueType(shard.dtype),
+                region=shard.region,
+                offset_bytes=shard.offset_bytes,
+                strides_bytes=shard.strides_bytes,
+                token_stride_bytes=shard.token_stride_bytes or 0,
+            )
+            for shard in rank.shards
+        ],
+    )
+
+
+def layout_from_proto(message: layout_pb2.Layout) -> Layout:
+    """The message as a layout. Raises `LayoutFormError`; `check_layout` does the rest."""
+    fields = tuple(_field(field) for field in message.model.fields)
+    return Layout(
+        Model(message.model.name, fields), tuple(_rank(rank) for rank in message.ranks)
+    )
+
+
+def _field(message: layout_pb2.Field) -> Field:
+    kind = _KINDS.get(message.kind)
+    if kind is None or not message.name:
+        raise LayoutFormError(
+            f"field {message.name!r}: name and kind are needed", field=message.name
+        )
+    return Field(message.name, kind, tuple(message.axes), tuple(message.shape))
+
+
+def _rank(message: layout_pb2.RankLayout) -> RankLayout:
+    return RankLayout(
+        rank=message.rank,
+        regions=tuple(
+            Region(
+                name=region.name,
+                group=region.group,
+                page_stride_bytes=region.page_stride_bytes,
+                page_tokens=region.page_tokens or None,
+                pages_per_block=region.pages_per_block or 1,
+            )
+            for region in message.regions
+        ),
+        shards=tuple(_shard(shard, message.rank) for shard in message.shards),
+    )
+
+
+def _shard(message: layout_pb2.Shard, rank: int) -> Shard:
+    try:
+        dtype = DType(message.dtype)
+    except ValueError:
+        raise LayoutFormError(
+            f"rank {rank}, field {message.field}: dtype {message.dtype} is unknown",
+            field=message.field,
+            rank=rank,
+        ) from None
+    return Shard(
+        field=message.field,
+        box=tuple(Span(span.start, span.stop) for span in message.box),
+        dtype=dtype,
+        region=message.region,
+        offset_bytes=message.offset_bytes,
+        strides_bytes=tuple(message.strides_bytes),
+        token_stride_bytes=message.token_stride_bytes or None,
+    )
+
+
+def program_to_proto(program: Program, src_rank: int | None = None) -> program_pb2.Program:
+    """The program for its destination's agent, or the part that ``src_rank`` gathers."""
+    packed = program.packed
+    if src_rank is not None:
+        packed = packed[packed[:, Column.SRC_RANK] == src_rank]
+    return program_pb2.Program(
+        program_id=program.program_id if src_rank is None else program.gather_id(src_rank),
+        dst_rank=program.dst_rank,
+        group_pairs=[
+            program_pb2.GroupPair(src=_form_to_proto(pair.src), dst=_form_to_proto(pair.dst))
+            for pair in program.group_pairs
+        ],
+        direct_rows=program.direct.astype("<i8").tobytes() if src_rank is None else b"",
+        packed_rows=packed.astype("<i8").tobytes(),
+    )
+
+
+def _form_to_proto(form: PageForm) -> program_pb2.PageForm:
+    return program_pb2.PageForm(
+        group=form.group, page_tokens=form.page_tokens, pages_per_block=form.pages_per_block
+    )
+
+
+def program_from_proto(message: program_pb2.Program) -> Program:
+    """The message as a program. Raises `PlanError` for tables that are no tables."""
+    return Program(
+        program_id=message.program_id,
+        dst_rank=message.dst_rank,
+        group_pairs=tuple(
+            GroupPair(_form(pair.src), _form(pair.dst)) for pair in message.group_pairs
+        ),
+        direct=_table(message.direct_rows),
+        packed=_table(message.packed_rows),
+    )
+
+
+def _form(message: program_pb2.PageForm) -> PageForm:
+    return PageForm(message.group, message.page_tokens, message.pages_per_block)
+
+
+def _table(data: bytes) -> Int64s:
+    if len(data) % (8 * len(Column)):
+        raise PlanError(f"{len(data)} bytes are not rows of {len(Column)} int64")
+    return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, len(Column))
+
+
+def block_list(group: str, ids: Iterable[int] | Int64s, first_block: int = 0) -> broker_pb2.BlockList:
+    """Block ids as they travel. Raises `PagesError` for ids that are no int32."""
+    array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+    if array.ndim != 1 or (array.size and not 0 <= array.min() <= array.max() < 2**31):
+        raise PagesError(f"group {group}: block ids must be a list of int32", group=group)
+    return broker_pb2.BlockList(
+        group=group, first_block=first_block, block_ids=array.astype("<i4").tobytes()
+    )
+
+
+def block_lists(blocks: Mapping[str, Iterable[int] | Int64s]) -> list[broker_pb2.BlockList]:
+    """All lists of one side."""
+    return [block_list(group, ids) for group, ids in blocks.items()]
+
+
+def blocks_from_proto(messages: Iterable[broker_pb2.BlockList]) -> dict[str, Int64s]:
+    """Block ids by group, int64. Raises `PagesError` for bytes that are no int32."""
+    return {message.group: ids_from_bytes(message.group, message.block_ids) for message in messages}
+
+
+def ids_from_bytes(group: str, data: bytes) -> Int64s:
+    """Packed little-endian int32 as int64."""
+    if len(data) % 4:
+        raise PagesError(f"group {group}: {len(data)} bytes are not int32 ids", group=group)
+    return np.frombuffer(data, "<i4").astype(np.int64)

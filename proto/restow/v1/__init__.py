@@ -1,0 +1,1 @@
+"""The contract: messages and services of `restow.v1`, generated from the .proto files."""
