@@ -1,0 +1,50 @@
+"""``./run bench``: data plane, control plane, planning and kernels, each beside a reference."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rows import Row, machine, show, write_json
+
+
+class Suite(StrEnum):
+    """What can be measured."""
+
+    DATA = "data"
+    CONTROL = "control"
+    PLANNING = "planning"
+
+
+def main(
+    suite: Annotated[
+        list[Suite] | None, typer.Option(help="Measure only this; may be repeated.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows there.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Samples of each case.")] = 9,
+) -> None:
+    """Measure medians of interleaved samples; ratios are the reference's seconds over ours."""
+    console = Console()
+    about = machine()
+    console.print(about)
+    rows: list[Row] = []
+
+    def put(row: Row) -> None:
+        rows.append(row)
+        console.print(f"  {row.suite}: {row.case}: {row.ratio:.2f} of {row.reference}")
+
+    for name in suite or list(Suite):
+        # Imported when needed: the control plane is measured without torch.
+        modules = {Suite.DATA: "data", Suite.CONTROL: "control", Suite.PLANNING: "planning"}
+        import_module(modules[name]).run(put, repeats)
+    show(rows, console)
+    if json_file is not None:
+        write_json(rows, json_file, about)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,85 @@
+"""Time to plan a pair of layouts, and to bind a handoff's pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from geometry import fifty_two_layers, geometries
+from rows import Yield, compared
+
+from restow.agents.binding import Blocks, RegionTable, Tokens, bind_reads
+from restow.broker.families import EngineSettings, ModelSpec, build_layout
+from restow.broker.layout import Layout
+from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.planner.program import Column
+
+TOKENS = 8192
+PAGE_TOKENS = 16
+PLAN_GOAL_S = 0.100
+BIND_GOAL_S = 0.001
+
+
+def run(put: Yield, repeats: int) -> None:
+    """Plan and bind every geometry, P2 to D4."""
+    for name, spec in {**geometries(), "52 layers": fifty_two_layers()}.items():
+        layouts = [build_layout(spec, EngineSettings(tp=tp, page_tokens=PAGE_TOKENS)) for tp in (2, 4)]
+        plan_s = timed(lambda pair=layouts: compile_programs(make_plan(*pair)), repeats)
+        put(
+            compared(
+                "planning",
+                f"plan {name}, P2 to D4",
+                plan_s,
+                "budget of 100 ms",
+                [PLAN_GOAL_S],
+                goal=1.0,
+            )
+        )
+        put(_bind_row(name, spec, layouts, repeats))
+
+
+def _bind_row(name: str, spec: ModelSpec, layouts: list[Layout], repeats: int) -> object:
+    source, destination = layouts
+    program = compile_programs(make_plan(source, destination), Strategy.SLICES)[0]
+    rows = program.direct[program.direct[:, Column.SRC_RANK] == program.src_ranks[0]]
+    blocks = -(-TOKENS // PAGE_TOKENS)
+    rng = np.random.default_rng(0)
+    ids = [
+        Blocks({"attention": rng.permutation(4 * blocks)[:blocks], "state": np.array([3])})
+        for _ in range(2)
+    ]
+    src, dst = (_memory(layout, 4 * blocks) for layout in layouts)
+    tokens = Tokens(0, TOKENS)
+
+    def bind() -> object:
+        return bind_reads(rows, program.group_pairs, src, dst, *ids, tokens)
+
+    count = len(bind().src_address)  # type: ignore[attr-defined]
+    return compared(
+        "planning",
+        f"bind {name}, P2 to D4, one rank",
+        timed(bind, 10 * repeats),
+        "budget of 1 ms",
+        [BIND_GOAL_S],
+        goal=1.0,
+        note=f"{TOKENS} tokens, {count} descriptors",
+    )
+
+
+def _memory(layout: Layout, pages: int) -> RegionTable:
+    regions = layout.ranks[0].regions
+    strides = np.array([region.page_stride_bytes for region in regions], np.int64)
+    ends = np.cumsum(strides * pages)
+    return RegionTable(ends - strides * pages + (1 << 20), strides, np.full_like(strides, pages))
+
+
+def timed(call: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each call, after one that does not count."""
+    call()
+    seconds = []
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begun_s)
+    return seconds

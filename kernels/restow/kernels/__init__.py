@@ -1,0 +1,71 @@
+"""Strided copies through a piece table and clearing of slots: Triton on a GPU, a twin on the host.
+
+Triton is imported when something first runs on a GPU, not before.
+"""
+
+import torch
+
+from restow.kernels import naive
+from restow.kernels.piece_table import (
+    Column,
+    CopyCode,
+    PieceTable,
+    PieceTableError,
+    UnsupportedCast,
+    copy_code,
+)
+from restow.kernels.slot_table import SlotColumn, SlotTable, SlotTableError
+
+__all__ = [
+    "Column",
+    "CopyCode",
+    "PieceTable",
+    "PieceTableError",
+    "SlotColumn",
+    "SlotTable",
+    "SlotTableError",
+    "UnsupportedCast",
+    "clear_slots",
+    "copy_code",
+    "copy_pieces",
+    "gather",
+    "scatter",
+]
+
+
+def copy_pieces(table: PieceTable, device: torch.device) -> None:
+    """Execute a piece table whose addresses are `device`'s.
+
+    On the CPU the copy is done on return; on a GPU it is queued on the current stream.
+    """
+    if device.type == "cpu":
+        naive.copy_pieces(table)
+    else:
+        from restow.kernels import copy
+
+        with torch.cuda.device(device):
+            copy.copy_pieces(table, device)
+
+
+def gather(table: PieceTable, device: torch.device) -> None:
+    """GATHER: copy scattered pieces into staging (the table's destinations lie in staging)."""
+    copy_pieces(table, device)
+
+
+def scatter(table: PieceTable, device: torch.device) -> None:
+    """SCATTER: copy staging to scattered pieces (the table's sources lie in staging)."""
+    copy_pieces(table, device)
+
+
+def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:
+    """CLEAR: zero every range of `regions` in the pages `slots[i]` whose `mask[i]` is set.
+
+    All three live on one device. On a GPU nothing waits, and a CUDA graph may capture the launch.
+    """
+    if slots.device.type == "cpu":
+        naive.clear_slots(regions, slots, mask)
+    else:
+        from restow.kernels import clear
+
+        with torch.cuda.device(slots.device):
+            clear.clear_slots(regions, slots, mask)

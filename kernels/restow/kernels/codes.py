@@ -1,0 +1,70 @@
+"""Columns and copy codes of a piece table, and which code copies which dtypes (numpy only)."""
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Column(IntEnum):
+    """Columns of a piece table."""
+
+    SRC_ADDRESS = 0
+    DST_ADDRESS = 1
+    COUNT = 2
+    SRC_STEP_BYTES = 3
+    DST_STEP_BYTES = 4
+    CODE = 5
+
+
+class CopyCode(IntEnum):
+    """What happens to one element: a raw copy of 1, 2, 4 or 8 bytes, or a cast."""
+
+    COPY_1 = 0
+    COPY_2 = 1
+    COPY_4 = 2
+    COPY_8 = 3
+    F32_BF16 = 4
+    BF16_F32 = 5
+    F32_F16 = 6
+    F16_F32 = 7
+    BF16_F16 = 8
+    F16_BF16 = 9
+
+
+SRC_BYTES: Int64s = np.array([1, 2, 4, 8, 4, 2, 4, 2, 2, 2], dtype=np.int64)  # by code
+DST_BYTES: Int64s = np.array([1, 2, 4, 8, 2, 4, 2, 4, 2, 2], dtype=np.int64)  # by code
+
+ITEM_BYTES = {
+    **dict.fromkeys(("float64", "int64", "uint64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
+}
+_CAST_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+class UnsupportedCast(ValueError):
+    """No code turns `src_dtype` into `dst_dtype`."""
+
+    def __init__(self, src_dtype: str, dst_dtype: str) -> None:
+        """Name both dtypes."""
+        self.src_dtype, self.dst_dtype = src_dtype, dst_dtype
+        super().__init__(f"no copy from dtype {src_dtype!r} to dtype {dst_dtype!r}")
+
+
+def copy_code(src_dtype: str, dst_dtype: str) -> CopyCode:
+    """Return the code that copies one element of `src_dtype` to `dst_dtype`.
+
+    >>> copy_code("float32", "bfloat16"), copy_code("float8_e4m3fn", "float8_e4m3fn")
+    (<CopyCode.F32_BF16: 4>, <CopyCode.COPY_1: 0>)
+    """
+    if src_dtype == dst_dtype and src_dtype in ITEM_BYTES:
+        return CopyCode[f"COPY_{ITEM_BYTES[src_dtype]}"]
+    try:
+        return CopyCode[f"{_CAST_NAMES[src_dtype]}_{_CAST_NAMES[dst_dtype]}"]
+    except KeyError:
+        raise UnsupportedCast(src_dtype, dst_dtype) from None

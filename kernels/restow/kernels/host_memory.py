@@ -1,0 +1,116 @@
+"""Views of the host's address space: they copy nothing, and only the bytes used are touched."""
+
+import ctypes
+from collections import deque
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from restow.kernels.codes import Int64s
+
+Voids = npt.NDArray[np.void]
+
+
+def memmove_rows(src: Int64s, dst: Int64s, length_bytes: Int64s) -> None:
+    """Call memmove once for every row."""
+    _exhaust(map(ctypes.memmove, dst.tolist(), src.tolist(), length_bytes.tolist()))
+
+
+def zero_rows(address: Int64s, length_bytes: Int64s) -> None:
+    """Call memset once for every row."""
+    _exhaust(map(ctypes.memset, address.tolist(), repeat(0), length_bytes.tolist()))
+
+
+def elements(address: int, count: int, step_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return `count` elements, `step_bytes` apart, as a tensor."""
+    span_bytes = (count - 1) * step_bytes + dtype.itemsize
+    flat = torch.frombuffer(_buffer(address, span_bytes), dtype=dtype)
+    return flat[:: step_bytes // dtype.itemsize]
+
+
+class Rows:
+    """Rows of equal shape at many addresses, read and written through views that may overlap.
+
+    `even` is True where the rows are ascending and evenly spaced, by `gap_bytes`: then no index
+    is needed. Rows of contiguous elements move as numpy voids, one memcpy for each.
+    """
+
+    def __init__(self, address: Int64s, count: int, step_bytes: int, dtype: torch.dtype) -> None:
+        """View rows of `count` elements, `step_bytes` apart, at every address."""
+        self.n, self.count, self.dtype = len(address), count, dtype
+        self.step = step_bytes // dtype.itemsize
+        self.span_bytes = (count - 1) * step_bytes + dtype.itemsize
+        self.start = int(address.min())
+        self.stop = int(address.max()) + self.span_bytes
+        self.offset = address - self.start
+        gaps = np.diff(address)
+        self.gap_bytes = int(gaps[0]) if len(gaps) else self.span_bytes
+        self.even = self.gap_bytes >= 0 and not np.any(gaps != self.gap_bytes)
+        self._buffer = _buffer(self.start, self.stop - self.start)
+
+    def meets(self, other: "Rows") -> bool:
+        """Tell whether the two spans of addresses overlap."""
+        return self.start < other.stop and other.start < self.stop
+
+    def index(self) -> torch.Tensor:
+        """Return where each row begins, in elements of `windows`."""
+        return torch.from_numpy(self.offset // self.dtype.itemsize)
+
+    def windows(self) -> torch.Tensor:
+        """Return the row that begins at every element: [positions, count]."""
+        flat = torch.frombuffer(self._buffer, dtype=self.dtype)
+        positions = (self.stop - self.start - self.span_bytes) // self.dtype.itemsize + 1
+        return flat.as_strided((positions, self.count), (1, self.step))
+
+    def even_rows(self) -> torch.Tensor:
+        """Return all rows [n, count] of an even set, in place."""
+        flat = torch.frombuffer(self._buffer, dtype=self.dtype)
+        gap = self.gap_bytes // self.dtype.itemsize
+        return flat.as_strided((self.n, self.count), (gap, self.step))
+
+    def voids(self, part: slice) -> Voids:
+        """Return contiguous rows as one void element each; in place where the set is even."""
+        if self.even:
+            kind = f"V{self.span_bytes}"
+            return np.ndarray((self.n,), kind, self._buffer, strides=(self.gap_bytes,))[part]
+        values: Voids = self._void_windows()[self.offset[part]]
+        return values
+
+    def put_voids(self, part: slice, values: Voids) -> None:
+        """Write contiguous rows."""
+        self._void_windows()[self.offset[part]] = values
+
+    def read(self, part: slice) -> torch.Tensor:
+        """Return the rows [m, count]; in place where the set is even."""
+        if self.even:
+            return self.even_rows()[part]
+        if self.step == 1:
+            rows = torch.from_numpy(self.voids(part).view(np.uint8))
+            return rows.view(self.dtype).view(-1, self.count)
+        return self.windows()[self.index()[part]]
+
+    def write(self, part: slice, values: torch.Tensor) -> None:
+        """Cast the values [m, count] and write them to the rows."""
+        if self.even:
+            self.even_rows()[part].copy_(values)
+        elif self.step == 1:
+            raw = values.to(self.dtype).contiguous().view(torch.uint8).numpy()
+            self.put_voids(part, raw.view(f"V{self.span_bytes}").ravel())
+        else:
+            self.windows().index_put_((self.index()[part],), values.to(self.dtype))
+
+    def _void_windows(self) -> Voids:
+        n = self.stop - self.start - self.span_bytes + 1
+        return np.ndarray((n,), f"V{self.span_bytes}", self._buffer, strides=(1,))
+
+
+def _buffer(address: int, length_bytes: int) -> Any:
+    return (ctypes.c_char * length_bytes).from_address(address)
+
+
+def _exhaust(calls: Iterable[object]) -> None:
+    deque(calls, maxlen=0)

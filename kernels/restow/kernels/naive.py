@@ -1,0 +1,114 @@
+"""The twins: copy_pieces and clear_slots for host memory, in numpy and torch.
+
+copy_pieces  PieceTable over host addresses                                      -> None, copies
+clear_slots  SlotTable over host addresses, slots int [n], mask bool or uint8 [n] -> None, zeroes
+
+They are the kernels' truth and the production path on the CPU. Python loops over classes of equal
+rows and over rows long enough to pay for it, never over short rows. What was measured, one thread:
+
+* a scattered run of bytes is fastest as one numpy void element (one memcpy per row), and where
+  the destination is evenly spaced as `torch.index_select(out=...)`, which needs no temporary;
+* with more threads a torch operation of over 32768 elements forks, which costs up to 10 ms when
+  the cores are busy; so chunks stay below that, and only whole classes may fork.
+"""
+
+import numpy as np
+import torch
+
+from restow.kernels.classes import classes, even_parts
+from restow.kernels.codes import DST_BYTES, SRC_BYTES, Column, CopyCode, Int64s
+from restow.kernels.host_memory import Rows, elements, memmove_rows, zero_rows
+from restow.kernels.piece_table import PieceTable
+from restow.kernels.regroup import contiguous
+from restow.kernels.slot_table import SlotTable
+
+MEMMOVE_BYTES = 256 * 1024  # a memmove call costs 0.3 us against 30 us of copying
+SCATTERED_MEMMOVE_BYTES = 32 * 1024  # measured break-even with a copy through a temporary
+CHUNK_BYTES = 256 * 1024  # a temporary that stays in L2
+CHUNK_ELEMS = 16 * 1024
+LONG_STRIDED_ELEMS = 1024  # a row of its own: 1.5 us of overhead against 1 us and more
+
+RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+DTYPES = [*((raw, raw) for raw in RAW.values()), (F32, BF16), (BF16, F32), (F32, F16), (F16, F32),
+          (BF16, F16), (F16, BF16)]  # by code  # fmt: skip
+
+
+def copy_pieces(table: PieceTable) -> None:
+    """Execute the table's rows on host memory."""
+    rows = table.lengthen().rows
+    dense = contiguous(rows)
+    some = rows[:, Column.COUNT] > 0
+    runs = rows.take(np.flatnonzero(dense & some), axis=0)
+    rest = rows.take(np.flatnonzero(some & ~dense), axis=0)
+    runs[:, Column.COUNT] *= SRC_BYTES[runs[:, Column.CODE]]
+    for column in (Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES):
+        runs[:, column] = 1
+    runs[:, Column.CODE] = CopyCode.COPY_1
+    big = runs[:, Column.COUNT] >= MEMMOVE_BYTES
+    memmove_rows(*runs[big, : Column.SRC_STEP_BYTES].T)
+    for same in classes(runs[~big] if big.any() else runs):
+        _copy_runs(same)
+
+    count, src_step, dst_step, code = rest[:, Column.COUNT :].T
+    strided = (src_step != SRC_BYTES[code]) | (dst_step != DST_BYTES[code])
+    long = count >= np.where(strided, LONG_STRIDED_ELEMS, CHUNK_ELEMS)
+    for row in rest[long].tolist():
+        _copy_long(*row)
+    for same in classes(rest[~long]):
+        _copy_strided(same)
+
+
+def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:
+    """Zero every listed byte range in the pages `slots[mask]` of host memory."""
+    base, page_stride, offset, length = regions.rows.numpy()[:, :, None].transpose(1, 0, 2)
+    page = slots[mask.bool()].to(torch.int64).numpy()
+    start = base + offset + page * page_stride  # [ranges, pages]
+    zero_rows(start.ravel(), np.broadcast_to(length, start.shape).ravel())
+
+
+def _copy_runs(rows: Int64s) -> None:
+    """Copy scattered runs of equally many bytes."""
+    src, dst, length = rows[:, 0], rows[:, 1], int(rows[0, Column.COUNT])
+    dst_parts = even_parts(dst)
+    src_parts = even_parts(src) if dst_parts is None else None
+    if len(rows) < 4 or (not dst_parts and not src_parts and length >= SCATTERED_MEMMOVE_BYTES):
+        memmove_rows(src, dst, rows[:, Column.COUNT])
+        return
+    for part in dst_parts or src_parts or [slice(0, len(rows))]:
+        source = Rows(src[part], length, 1, torch.uint8)
+        target = Rows(dst[part], length, 1, torch.uint8)
+        if target.even:
+            windows, index = source.windows(), source.index()
+            torch.index_select(windows, 0, index, out=target.even_rows())
+            continue
+        # numpy first copies an operand that may overlap the other: chunks keep that in cache.
+        whole = source.even and not source.meets(target)
+        for chunk in _chunks(source.n, source.n if whole else CHUNK_BYTES // length):
+            target.put_voids(chunk, source.voids(chunk))
+
+
+def _copy_strided(rows: Int64s) -> None:
+    """Copy and cast rows of equal shape through an index, chunk by chunk."""
+    src, dst = rows[:, 0], rows[:, 1]
+    count, src_step, dst_step, code = rows[0, Column.COUNT :].tolist()
+    for part in even_parts(dst) or even_parts(src) or [slice(0, len(rows))]:
+        source = Rows(src[part], count, src_step, DTYPES[code][0])
+        target = Rows(dst[part], count, dst_step, DTYPES[code][1])
+        for chunk in _chunks(source.n, CHUNK_ELEMS // count):
+            target.write(chunk, source.read(chunk))
+
+
+def _chunks(n: int, size: int) -> list[slice]:
+    return [slice(first, first + max(1, size)) for first in range(0, n, max(1, size))]
+
+
+def _copy_long(src: int, dst: int, count: int, src_step: int, dst_step: int, code: int) -> None:
+    """Copy one long row in one strided operation."""
+    src_dtype, dst_dtype = DTYPES[code]
+    source = elements(src, count, src_step, src_dtype)
+    target = elements(dst, count, dst_step, dst_dtype)
+    if src_dtype == dst_dtype:
+        np.copyto(target.numpy(), source.numpy())  # half of torch's overhead
+    else:
+        target.copy_(source)

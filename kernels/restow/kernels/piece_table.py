@@ -1,0 +1,94 @@
+"""The piece table: what GATHER and SCATTER copy, as one int64 array (numpy only).
+
+rows  int64 [n, 6]  SRC_ADDRESS, DST_ADDRESS, COUNT, SRC_STEP_BYTES, DST_STEP_BYTES, CODE
+
+    for every row, for i in [0, COUNT):
+        DST_ADDRESS + i * DST_STEP_BYTES  <-  cast(SRC_ADDRESS + i * SRC_STEP_BYTES)
+
+Addresses are absolute, of host or device memory; the caller guarantees that they lie inside
+registered memory. Rows run in no order: no destination byte may be written twice, nor be read.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from restow.kernels.codes import (
+    DST_BYTES,
+    SRC_BYTES,
+    Bools,
+    Column,
+    CopyCode,
+    Int64s,
+    UnsupportedCast,
+    copy_code,
+)
+from restow.kernels.regroup import lengthened, widened
+
+__all__ = ["Column", "CopyCode", "PieceTable", "PieceTableError", "UnsupportedCast", "copy_code"]
+
+
+class PieceTableError(ValueError):
+    """A piece table breaks a rule; `row` is None where the whole array is at fault."""
+
+    def __init__(self, row: int | None, reason: str) -> None:
+        """Name the row and what is wrong with it."""
+        self.row, self.reason = row, reason
+        super().__init__(f"piece table{'' if row is None else f' row {row}'}: {reason}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PieceTable:
+    """The rows of a checked piece table; `PieceTable.checked` builds one."""
+
+    rows: Int64s  # [n, 6]
+
+    @classmethod
+    def checked(cls, rows: npt.NDArray[Any]) -> "PieceTable":
+        """Check the rules of every row and return the table; raise PieceTableError otherwise.
+
+        Addresses and steps are multiples of the element's size, for a GPU insists on it. A
+        contiguous run at any address may be given as COPY_1 of its bytes: `widen` finds its unit.
+        """
+        if rows.ndim != 2 or rows.shape[1] != len(Column) or rows.dtype != np.int64:
+            raise PieceTableError(None, f"want int64 [n, 6], got {rows.dtype} {list(rows.shape)}")
+        count, code = rows[:, Column.COUNT], rows[:, Column.CODE]
+        _refuse(rows, (code < 0) | (code >= len(CopyCode)), Column.CODE, "is no known code")
+        _refuse(rows, count < 0, Column.COUNT, "is negative")
+        for address, step, unit in (
+            (Column.SRC_ADDRESS, Column.SRC_STEP_BYTES, SRC_BYTES[code]),
+            (Column.DST_ADDRESS, Column.DST_STEP_BYTES, DST_BYTES[code]),
+        ):
+            uneven = "is no multiple of the element's size"
+            _refuse(rows, (count > 0) & (rows[:, address] <= 0), address, "is no address")
+            _refuse(rows, (count > 0) & (rows[:, address] % unit != 0), address, uneven)
+            _refuse(rows, (count > 1) & (rows[:, step] <= 0), step, "is not positive")
+            _refuse(rows, (count > 1) & (rows[:, step] % unit != 0), step, uneven)
+        return cls(np.ascontiguousarray(rows))
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that all rows read."""
+        return int((self.rows[:, Column.COUNT] * SRC_BYTES[self.rows[:, Column.CODE]]).sum())
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that all rows write."""
+        return int((self.rows[:, Column.COUNT] * DST_BYTES[self.rows[:, Column.CODE]]).sum())
+
+    def widen(self) -> "PieceTable":
+        """Copy contiguous raw rows in the widest unit (at most 8) that fits address and length."""
+        return PieceTable(widened(self.rows))
+
+    def lengthen(self) -> "PieceTable":
+        """Regroup runs of short, evenly spaced rows into few long rows of the same elements."""
+        return PieceTable(lengthened(self.rows))
+
+
+def _refuse(rows: Int64s, bad: Bools, column: Column, why: str) -> None:
+    """Raise for the first bad row."""
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise PieceTableError(row, f"{column.name} {rows[row, column]} {why}")

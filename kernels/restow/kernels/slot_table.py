@@ -1,0 +1,71 @@
+"""The slot table: what CLEAR zeroes in a page.
+
+rows   int64 [n, 4]  BASE_ADDRESS, PAGE_STRIDE_BYTES, OFFSET_BYTES, LENGTH_BYTES
+tiles  int64 [t, 2]  the range and its first unit, for every TILE_UNITS units of every range
+
+    page p of a row's range is [BASE_ADDRESS + p * PAGE_STRIDE_BYTES + OFFSET_BYTES, + LENGTH_BYTES)
+
+Both tensors stay on the device, so that a launch uploads nothing and a CUDA graph may hold it.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from restow.kernels.tiles import tiles
+
+TILE_UNITS = 2048
+
+
+class SlotColumn(IntEnum):
+    """Columns of a slot table."""
+
+    BASE_ADDRESS = 0
+    PAGE_STRIDE_BYTES = 1
+    OFFSET_BYTES = 2
+    LENGTH_BYTES = 3
+
+
+class SlotTableError(ValueError):
+    """A slot table breaks a rule; `row` is None where the whole array is at fault."""
+
+    def __init__(self, row: int | None, reason: str) -> None:
+        """Name the row and what is wrong with it."""
+        self.row, self.reason = row, reason
+        super().__init__(f"slot table{'' if row is None else f' row {row}'}: {reason}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotTable:
+    """The ranges of a checked slot table; `SlotTable.checked` builds one."""
+
+    rows: torch.Tensor  # [n, 4]
+    tiles: torch.Tensor  # [t, 2]
+    unit_bytes: int  # 1, 2, 4 or 8: divides every address and length
+
+    @classmethod
+    def checked(cls, rows: npt.NDArray[Any], device: torch.device | str = "cpu") -> "SlotTable":
+        """Check the rules of every row and put the table on the device, once for many launches."""
+        if rows.ndim != 2 or rows.shape[1] != len(SlotColumn) or rows.dtype != np.int64:
+            raise SlotTableError(None, f"want int64 [n, 4], got {rows.dtype} {list(rows.shape)}")
+        for column in SlotColumn:
+            bad = rows[:, column] < (1 if column == SlotColumn.BASE_ADDRESS else 0)
+            if bad.any():
+                row = int(np.argmax(bad))
+                raise SlotTableError(row, f"{column.name} is {rows[row, column]}")
+        outside = rows[:, SlotColumn.OFFSET_BYTES] + rows[:, SlotColumn.LENGTH_BYTES]
+        too_long = outside > rows[:, SlotColumn.PAGE_STRIDE_BYTES]
+        if too_long.any():
+            row = int(np.argmax(too_long))
+            raise SlotTableError(row, f"the range ends at byte {outside[row]}, beyond its page")
+        unit_bytes = int(np.gcd.reduce(rows, axis=None, initial=8))
+        units = rows[:, SlotColumn.LENGTH_BYTES] // unit_bytes
+        return cls(
+            torch.from_numpy(rows.copy()).to(device),
+            torch.from_numpy(tiles(units, TILE_UNITS)).to(device),
+            unit_bytes,
+        )

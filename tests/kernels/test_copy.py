@@ -1,0 +1,221 @@
+"""GATHER and SCATTER: the twin and the Triton kernel against the definition, byte for byte."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from kernel_arena import DTYPES, Arena, assert_copies
+from kernel_tables import tables
+
+from restow.kernels import CopyCode, PieceTable, copy_pieces, gather, naive, scatter
+from restow.kernels.codes import DST_BYTES, SRC_BYTES
+
+# The interpreter casts with numpy, which warns where float16 overflows to infinity.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+CPU = torch.device("cpu")
+CUDA = torch.cuda.is_available()
+CopyPieces = Callable[[PieceTable], None]
+CASTS = [code for code in CopyCode if code > CopyCode.COPY_8]
+
+
+def triton_copy(table: PieceTable) -> None:
+    """Run the kernel in Triton's interpreter, on host addresses."""
+    from restow.kernels import copy
+
+    copy.copy_pieces(table, CPU)
+
+
+interpreted = pytest.param(
+    triton_copy,
+    id="triton",
+    marks=pytest.mark.skipif(CUDA, reason="a GPU is present: test_cuda.py runs the kernels on it"),
+)
+both = pytest.mark.parametrize("run", [pytest.param(naive.copy_pieces, id="twin"), interpreted])
+
+
+def table_of(source: Arena, target: Arena, *pieces: tuple[int, ...]) -> PieceTable:
+    """Rows whose two addresses are given as offsets."""
+    rows = np.array(pieces, dtype=np.int64).reshape(-1, 6)
+    rows[:, 0] += source.address
+    rows[:, 1] += target.address
+    return PieceTable.checked(rows)
+
+
+@both
+def test_an_empty_table_copies_nothing(run: CopyPieces) -> None:
+    arena = Arena(64, seed=0)
+    assert_copies(run, table_of(arena, arena), Arena(64))
+    assert_copies(run, table_of(arena, arena, (0, 0, 0, 1, 1, 0)), arena)
+
+
+@both
+@pytest.mark.parametrize("count", [1, 63, 1000, 1024, 1025])
+@pytest.mark.parametrize("code", list(CopyCode), ids=lambda code: code.name)
+def test_odd_sizes(run: CopyPieces, code: CopyCode, count: int) -> None:
+    src_unit, dst_unit = int(SRC_BYTES[code]), int(DST_BYTES[code])
+    source, target = Arena(count * 64, seed=count), Arena(count * 32)
+    dense = (0, 0, count, src_unit, dst_unit, code)
+    strided = (8, 8 * count + 8, count, 3 * src_unit, 2 * dst_unit, code)
+    assert_copies(run, table_of(source, target, dense, strided), target)
+
+
+@both
+def test_wide_and_narrow_rows_share_one_launch(run: CopyPieces) -> None:
+    source, target = Arena(1 << 16, seed=3), Arena(1 << 16)
+    table = table_of(
+        source,
+        target,
+        (0, 0, 5000, 8, 8, CopyCode.COPY_8),
+        (40001, 40003, 7, 1, 1, CopyCode.COPY_1),
+        (42000, 42000, 3, 2000, 2, CopyCode.COPY_2),
+        (50000, 50000, 1500, 4, 2, CopyCode.F32_BF16),
+        (60000, 60000, 33, 12, 8, CopyCode.COPY_4),
+        (4, 62000, 0, 1, 1, CopyCode.COPY_1),
+    )
+    assert_copies(run, table, target)
+
+
+@both
+@pytest.mark.parametrize("channels", [63, 1000])
+def test_conv_states_are_transposed_and_back(run: CopyPieces, channels: int) -> None:
+    taps, pages = 3, [4, 0, 2]
+    shape = (5, taps, channels)
+    source, target = Arena(30 * channels, seed=5), Arena(18 * channels)
+    channel = np.arange(channels)
+    there = [
+        (page * 6 * channels + 2 * c, (i * channels + c) * 6, taps, 2 * channels, 2, 1)
+        for i, page in enumerate(pages)
+        for c in channel.tolist()
+    ]
+    run(table_of(source, target, *there))
+    want = source.bytes.view(np.int16).reshape(shape)[pages].transpose(0, 2, 1)
+    assert np.array_equal(target.bytes.view(np.int16).reshape(want.shape), want)
+    assert_copies(run, table_of(source, target, *there), target)
+
+    home = Arena(30 * channels)
+    run(table_of(target, home, *[(dst, src, n, d, s, code) for src, dst, n, s, d, code in there]))
+    got = home.bytes.view(np.int16).reshape(shape)
+    assert np.array_equal(got[pages], source.bytes.view(np.int16).reshape(shape)[pages])
+    assert np.all(home.bytes.reshape(5, -1)[[1, 3]] == 0xA5)
+
+
+def interesting(dtype: torch.dtype) -> torch.Tensor:
+    """NaN, infinities, zeros, denormals, halfway cases, the largest numbers, and many others."""
+    int_dtype = {4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+    if dtype != torch.float32:
+        return bits.to(int_dtype).view(dtype)
+    # Around every fifth bfloat16: just below, at, and just above the halfway to the next.
+    edges = torch.tensor([0, -(2**15), 1, 0x7F7F, 0x7F80, -0x80, 0x7FC0, 0x7BFF, 0x7C00])
+    bits = torch.cat([bits[::5], edges.to(torch.int32)])
+    spread = [(bits << 16) + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
+    halves = bits.to(torch.int16).view(torch.float16).to(torch.float32)
+    spread += [halves, halves * (1 + 2**-11), halves * (1 + 2**-11 + 2**-23)]
+    return torch.cat([value.view(torch.float32) for value in spread])
+
+
+@both
+@pytest.mark.parametrize("code", CASTS, ids=lambda code: code.name)
+def test_casts_round_as_torch_does(run: CopyPieces, code: CopyCode) -> None:
+    src_dtype, dst_dtype = DTYPES[code]
+    value = interesting(src_dtype)
+    got = torch.zeros(len(value), dtype=dst_dtype)
+    row = [value.data_ptr(), got.data_ptr(), len(value), value.itemsize, got.itemsize, code]
+    run(PieceTable.checked(np.array([row], dtype=np.int64)))
+    want = value.to(dst_dtype)
+    nan = want.isnan()
+    assert torch.equal(got.isnan(), nan)
+    assert torch.equal(got.view(torch.uint8).view(len(got), -1)[~nan],
+                       want.view(torch.uint8).view(len(got), -1)[~nan])  # fmt: skip
+
+
+def test_bfloat16_ties_go_to_even() -> None:
+    value = torch.tensor([0x3F808000, 0x3F818000, 0x3F808001, 1, 0x7F7FFFFF], dtype=torch.int32)
+    for run in (naive.copy_pieces, triton_copy) if not CUDA else (naive.copy_pieces,):
+        got = torch.zeros(5, dtype=torch.int16)
+        row = [value.data_ptr(), got.data_ptr(), 5, 4, 2, CopyCode.F32_BF16]
+        run(PieceTable.checked(np.array([row], dtype=np.int64)))
+        assert got.tolist() == [0x3F80, 0x3F82, 0x3F81, 0, 0x7F80]
+
+
+@given(tables())
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_twin_copies_what_the_definition_copies(drawn: tuple[PieceTable, Arena]) -> None:
+    assert_copies(naive.copy_pieces, *drawn)
+
+
+@pytest.mark.skipif(CUDA, reason="a GPU is present: test_cuda.py runs the kernels on it")
+@given(tables(max_rows=12))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_kernel_copies_what_the_definition_copies(drawn: tuple[PieceTable, Arena]) -> None:
+    assert_copies(triton_copy, *drawn)
+
+
+PATHS = {  # rows, bytes of a row, gap between destinations: every way through the twin
+    "memmove": (3, 300_001, 300_002),
+    "even-destination": (200, 1000, 1008),
+    "scattered": (200, 1000, None),
+    "scattered-long": (20, 40_000, None),
+}
+
+
+@pytest.mark.parametrize(("n", "length", "gap"), PATHS.values(), ids=PATHS.keys())
+@pytest.mark.parametrize("inverse", [False, True], ids=["gather", "scatter"])
+def test_runs_of_bytes(n: int, length: int, gap: int | None, inverse: bool) -> None:
+    rng = np.random.default_rng(n)
+    stride = length + 3
+    pool, staging = Arena(3 * n * stride, seed=1), Arena(3 * n * stride, seed=2)
+    here = rng.permutation(3 * n)[:n] * stride
+    there = rng.permutation(3 * n)[:n] * stride if gap is None else np.arange(n) * gap
+    target, source = (pool, staging) if inverse else (staging, pool)
+    rows = np.ones((n, 6), dtype=np.int64) * [0, 0, length, 1, 1, CopyCode.COPY_1]
+    rows[:, 0 if inverse else 1] = staging.address + there
+    rows[:, 1 if inverse else 0] = pool.address + here
+    before, frozen = target.memory.copy(), source.memory.copy()
+    (scatter if inverse else gather)(PieceTable.checked(rows), CPU)
+    for src, dst in rows[:, :2].tolist():
+        at = dst - target.memory.ctypes.data
+        src -= source.memory.ctypes.data
+        before[at : at + length] = source.memory[src : src + length]
+    assert np.array_equal(target.memory, before)
+    assert np.array_equal(source.memory, frozen)
+
+
+def test_staging_between_the_pages_of_a_pool() -> None:
+    """Spans of source and destination that overlap, though no row does."""
+    pool, n, length = Arena(300 * 1000, seed=7), 100, 1000
+    before = pool.memory.copy()
+    page = np.r_[0:100, 200:300][np.random.default_rng(0).permutation(200)[:n]]
+    rows = np.ones((n, 6), dtype=np.int64) * [0, 0, length, 1, 1, CopyCode.COPY_1]
+    rows[:, 0] = pool.address + (100 + np.arange(n)) * length
+    rows[:, 1] = pool.address + page * length
+    copy_pieces(PieceTable.checked(rows), CPU)
+    want = before[64:-64].reshape(300, length)
+    want[page] = want[100:200]
+    assert np.array_equal(pool.memory, before)
+
+
+def test_hundreds_of_rows_of_different_lengths() -> None:
+    source, target = Arena(1 << 20, seed=8), Arena(1 << 17)
+    count = np.random.default_rng(0).permutation(400)
+    rows = np.stack([count * 4, np.cumsum(count) - count, count, *[count * 0] * 3], axis=1)
+    rows[:, 3:] = (3, 1, CopyCode.COPY_1)
+    rows[::2, 3] = 1
+    assert_copies(naive.copy_pieces, table_of(source, target, *map(tuple, rows.tolist())), target)
+
+
+def test_rows_far_apart_in_the_address_space() -> None:
+    """Heap and mapped memory lie 2**45 bytes apart, more than one view of a class may span."""
+    heap = [np.arange(100, dtype=np.uint8) + i for i in range(8)]
+    mapped = [np.zeros(1 << 20, dtype=np.uint8) for _ in range(8)]
+    rows = [
+        [a.ctypes.data, b.ctypes.data, 100, 1, 1, 0] for a, b in zip(heap, mapped, strict=True)
+    ] + [
+        [b.ctypes.data + 5000, a.ctypes.data, 0, 1, 1, 0] for a, b in zip(heap, mapped, strict=True)
+    ]
+    naive.copy_pieces(PieceTable.checked(np.array(rows, dtype=np.int64)))
+    for i in range(8):
+        assert np.array_equal(mapped[i][:100], heap[i])
