@@ -35,7 +35,7 @@ def run(put: Yield, repeats: int) -> None:
     short: list[float] = []
     unary: list[float] = []
     stream: list[float] = []
-    with _listening(BROKER) as broker, _listening(ECHO) as echo:
+    with listening(BROKER) as broker, listening(ECHO) as echo:
         for _ in range(repeats):
             took_s, _latencies = uvloop.run(
                 run_handoffs(broker, HANDOFFS, UNDER_WAY, PROMPT_TOKENS)
@@ -78,7 +78,7 @@ def _steady(broker: str, echo: str) -> Row:
 
 
 @contextmanager
-def _listening(command: list[str]) -> Iterator[str]:
+def listening(command: list[str]) -> Iterator[str]:
     """A server process; yields the address that it prints."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -1,0 +1,60 @@
+"""Prefill and greedy decoding, apart, as two engines would do them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, NemotronHForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What greedy decoding gave.
+
+    Attributes:
+        first_logits: Logits after the first token that was fed, [vocabulary].
+        token_ids: The tokens chosen, one for each step.
+    """
+
+    first_logits: Tensor
+    token_ids: tuple[int, ...]
+
+
+@torch.inference_mode()
+def prefill(model: NemotronHForCausalLM, token_ids: Sequence[int]) -> DynamicCache:
+    """Return the cache after ``token_ids``, computed in one forward pass."""
+    cache = DynamicCache(config=model.config)
+    model(torch.tensor([token_ids]), past_key_values=cache, use_cache=True)
+    return cache
+
+
+@torch.inference_mode()
+def decode_greedily(
+    model: NemotronHForCausalLM, cache: DynamicCache, last_token_id: int, steps: int
+) -> Decoded:
+    """Feed ``last_token_id``, then each token chosen; ``cache`` grows by ``steps`` tokens."""
+    chosen: list[int] = []
+    logits_of_steps: list[Tensor] = []
+    for _ in range(steps):
+        fed = torch.tensor([[chosen[-1] if chosen else last_token_id]])
+        logits = model(fed, past_key_values=cache, use_cache=True).logits[0, -1]
+        logits_of_steps.append(logits)
+        chosen.append(int(logits.argmax()))
+    return Decoded(logits_of_steps[0], tuple(chosen))
+
+
+@torch.inference_mode()
+def generate_greedily(
+    model: NemotronHForCausalLM, prompts: Sequence[Sequence[int]], steps: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return transformers' own ``steps`` greedy tokens for prompts that have one length."""
+    token_ids = torch.tensor(prompts)
+    output = model.generate(
+        token_ids,
+        attention_mask=torch.ones_like(token_ids),
+        max_new_tokens=steps,
+        min_new_tokens=steps,
+        do_sample=False,
+    )
+    return tuple(tuple(row) for row in output[:, token_ids.shape[1] :].tolist())

@@ -1,0 +1,136 @@
+"""The key-value recall task: who has what, then three questions.
+
+A prompt reads ``<bos> anna has apple . bob has river . carl has stone . ? carl anna bob :``
+and its only right continuation is ``stone . apple . river .``.  The order of the questions is
+stated before the reply begins and never repeated, so each step of the reply depends on state
+that was made during prefill.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+PAD: Final = "<pad>"
+BOS: Final = "<bos>"
+EOS: Final = "<eos>"
+HAS: Final = "has"
+STOP: Final = "."
+ASK: Final = "?"
+REPLY: Final = ":"
+UNKNOWN: Final = "<unk>"
+
+SPECIAL_WORDS: Final = (PAD, BOS, EOS, HAS, STOP, ASK, REPLY, UNKNOWN)
+NAMES: Final = """
+    anna bob carl dora eric fay gus hana ivan jane kim leo mona nick olga paul quinn rosa sam tina
+    uma vic wendy xena yuri zoe alan beth cole dina emil flora gino hugo ines jack kate lars mia
+    noah
+"""
+THINGS: Final = """
+    apple river stone candle ladder mirror violin carpet engine feather garden hammer island jacket
+    kettle lemon magnet needle orange pencil quilt ribbon saddle teapot umbrella vase wagon yarn
+    zipper anchor basket copper drum easel flute globe helmet ink jar lantern
+"""
+KEY_WORDS: Final = tuple(NAMES.split())
+VALUE_WORDS: Final = tuple(THINGS.split())
+WORDS: Final = SPECIAL_WORDS + KEY_WORDS + VALUE_WORDS
+VOCABULARY_SIZE: Final = len(WORDS)
+
+ID_OF_WORD: Final = {word: token_id for token_id, word in enumerate(WORDS)}
+PAD_ID: Final = ID_OF_WORD[PAD]
+BOS_ID: Final = ID_OF_WORD[BOS]
+EOS_ID: Final = ID_OF_WORD[EOS]
+
+QUESTIONS_PER_PROMPT: Final = 3
+PAIRS_PER_PROMPT: Final = range(4, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt and the one reply that it determines.
+
+    Attributes:
+        token_ids: The prompt, from ``<bos>`` to ``:``.
+        answer_ids: The reply: each value followed by ``.``.
+        text: The prompt in words.
+    """
+
+    token_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    text: str
+
+    def __post_init__(self) -> None:
+        """Refuse a prompt that has nothing to prefill or nothing to decode."""
+        if len(self.token_ids) < 2:
+            raise ValueError(f"a prompt needs at least 2 tokens, got {len(self.token_ids)}")
+        if not self.answer_ids:
+            raise ValueError(f"a prompt needs an answer: {self.text!r}")
+
+
+def encode(text: str) -> tuple[int, ...]:
+    """Return the token ids of words separated by blanks; an unknown word raises ``KeyError``.
+
+    >>> encode("anna has apple .")
+    (8, 3, 48, 4)
+    """
+    return tuple(ID_OF_WORD[word] for word in text.split())
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    """Return the words of ``token_ids``: the inverse of :func:`encode`.
+
+    >>> decode(encode("? bob anna carl :"))
+    '? bob anna carl :'
+    """
+    return " ".join(WORDS[token_id] for token_id in token_ids)
+
+
+def draw_facts(rng: Random, pair_count: int) -> dict[str, str]:
+    """Draw ``pair_count`` keys with one value each; no key and no value occurs twice."""
+    return dict(
+        zip(rng.sample(KEY_WORDS, pair_count), rng.sample(VALUE_WORDS, pair_count), strict=True)
+    )
+
+
+def state_facts(facts: dict[str, str]) -> list[str]:
+    """Return the words that tell the model who has what."""
+    words = [BOS]
+    for key, value in facts.items():
+        words += [key, HAS, value, STOP]
+    return words
+
+
+def ask(keys: Sequence[str]) -> list[str]:
+    """Return the words of the question for ``keys``, in this order."""
+    return [ASK, *keys, REPLY]
+
+
+def reply(facts: dict[str, str], keys: Sequence[str]) -> list[str]:
+    """Return the words of the reply to ``ask(keys)``."""
+    return [word for key in keys for word in (facts[key], STOP)]
+
+
+def make_prompts(
+    count: int,
+    seed: int,
+    pairs: range = PAIRS_PER_PROMPT,
+    questions: int = QUESTIONS_PER_PROMPT,
+) -> tuple[Prompt, ...]:
+    """Return ``count`` prompts; the same arguments always give the same prompts.
+
+    Args:
+        count: Number of prompts.
+        seed: Seed of the draw.
+        pairs: Numbers of facts to draw from; each must be at least ``questions``.
+        questions: Number of keys asked for in each prompt.
+    """
+    if pairs.start < questions:
+        raise ValueError(f"cannot ask {questions} different keys of {pairs.start} facts")
+    rng = Random(seed)  # noqa: S311 - reproducible, not secret
+    prompts = []
+    for _ in range(count):
+        facts = draw_facts(rng, rng.choice(pairs))
+        keys = rng.sample(tuple(facts), questions)
+        text = " ".join([*state_facts(facts), *ask(keys)])
+        prompts.append(Prompt(encode(text), encode(" ".join(reply(facts, keys))), text))
+    return tuple(prompts)

@@ -1,0 +1,252 @@
+"""Train the recall model: ``python -m restow.agents.engines.recall.train --out DIR --seed 0``."""
+
+import argparse
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor, nn
+from transformers import NemotronHConfig, NemotronHForCausalLM
+
+from restow.agents.engines.recall import task
+from restow.agents.engines.recall.evaluate import whole_answer_accuracy
+from restow.agents.engines.recall.fast_scan import fast_training
+
+IGNORED_LABEL = -100
+EVALUATION_SEED = 1_000_003  # far from any training seed: held-out prompts are never trained on
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of the curriculum: how many facts are stated and how many keys asked for."""
+
+    most_pairs: int
+    questions: int
+
+
+# With as many facts as questions the last value can be guessed by elimination, which stalls the
+# training: so one key out of several facts comes first.
+CURRICULUM = (
+    Stage(most_pairs=6, questions=1),
+    Stage(most_pairs=6, questions=2),
+    Stage(most_pairs=7, questions=3),
+    Stage(most_pairs=10, questions=3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long and how hard to train; the next stage begins once the last one is learned.
+
+    When the whole curriculum is learned, the learning rate falls to zero over ``anneal_steps``.
+    """
+
+    max_steps: int = 8_000
+    anneal_steps: int = 1_500
+    warmup_steps: int = 100
+    batch_sequences: int = 16
+    keys_per_sequence: int = 9
+    fewest_pairs: int = 4
+    learned_accuracy: float = 0.85
+    final_accuracy: float = 0.95
+    peak_learning_rate: float = 2e-3
+    report_every_steps: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token ids and labels, both [sequence, token]; labels are already shifted by one."""
+
+    token_ids: Tensor
+    labels: Tensor
+
+
+def make_config() -> NemotronHConfig:
+    """Return the shape of the model: it can be cut for tensor parallel sizes 1, 2 and 4.
+
+    Two KV heads and two B/C groups are fewer than four ranks, so size 4 replicates both.
+    """
+    return NemotronHConfig(
+        vocab_size=task.VOCABULARY_SIZE,
+        hidden_size=128,
+        # One attention layer: a second could look the question up again at every step, and the
+        # model then ignored its SSM state (measured: zeroing it changed no reply).
+        layers_block_type=[
+            "linear_attention",
+            "full_attention",
+            "linear_attention",
+            "mlp",
+        ],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=512,
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        n_groups=2,
+        ssm_state_size=32,
+        conv_kernel=4,
+        expand=2,
+        chunk_size=16,
+        # Prefill clamps dt from below with this and decode does not: a bound that is never
+        # reached makes the two compute one function, here and in engines that have no bound.
+        time_step_min=1e-9,
+        time_step_floor=1e-9,
+        max_position_embeddings=512,
+        initializer_range=0.08,
+        pad_token_id=task.PAD_ID,
+        bos_token_id=task.BOS_ID,
+        eos_token_id=task.EOS_ID,
+        dtype="float32",
+    )
+
+
+def make_model() -> NemotronHForCausalLM:
+    """Return an untrained model whose time steps start between 0.001 and 0.1."""
+    model = NemotronHForCausalLM(make_config())
+    with torch.no_grad():
+        # Large enough that the first mixers do not drown which word a token is.
+        model.get_input_embeddings().weight.normal_(std=0.5)
+        for name, parameter in model.named_parameters():
+            if name.endswith("dt_bias"):
+                time_step = torch.exp(
+                    torch.empty_like(parameter).uniform_(math.log(1e-3), math.log(1e-1))
+                )
+                parameter.copy_(time_step + torch.log(-torch.expm1(-time_step)))
+            if name.endswith("A_log"):
+                # Slow decay: facts must last for a whole prompt.
+                parameter.uniform_(math.log(0.25), math.log(8.0))
+    return model
+
+
+def draw_sequence(
+    rng: Random, pair_count: int, questions_per_block: list[int]
+) -> tuple[list[int], list[bool]]:
+    """Return a sequence with several blocks of questions, and which tokens are replies."""
+    facts = task.draw_facts(rng, pair_count)
+    words = task.state_facts(facts)
+    is_reply = [False] * len(words)
+    for questions in questions_per_block:
+        keys = rng.sample(tuple(facts), questions)
+        question, reply = task.ask(keys), task.reply(facts, keys)
+        words += question + reply
+        is_reply += [False] * len(question) + [True] * len(reply)
+    return list(task.encode(" ".join(words))), is_reply
+
+
+def draw_batch(rng: Random, stage: Stage, schedule: Schedule) -> Batch:
+    """Return a batch of sequences that are all of one length, so none is padded."""
+    pair_count = rng.randint(schedule.fewest_pairs, stage.most_pairs)
+    questions_per_block: list[int] = []
+    while sum(questions_per_block) < schedule.keys_per_sequence:
+        # Short questions stay in the mix, yet the longest, which the prompts ask, prevails.
+        questions_per_block.append(max(rng.randint(1, stage.questions) for _ in range(2)))
+    drawn = [
+        draw_sequence(rng, pair_count, questions_per_block) for _ in range(schedule.batch_sequences)
+    ]
+    token_ids = torch.tensor([ids for ids, _ in drawn])
+    is_reply = torch.tensor([marks for _, marks in drawn])
+    return Batch(token_ids[:, :-1], token_ids.masked_fill(~is_reply, IGNORED_LABEL)[:, 1:])
+
+
+def learning_rate(step: int, anneal_from: int | None, schedule: Schedule) -> float:
+    """Return a linear warm-up, a slow cosine, and from ``anneal_from`` on a fall to zero."""
+    if step < schedule.warmup_steps:
+        return schedule.peak_learning_rate * (step + 1) / schedule.warmup_steps
+    slow_until = step if anneal_from is None else anneal_from
+    progress = (slow_until - schedule.warmup_steps) / (schedule.max_steps - schedule.warmup_steps)
+    slow = schedule.peak_learning_rate * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
+    return slow * (1 - (step - slow_until) / schedule.anneal_steps)
+
+
+@dataclass(slots=True)
+class Score:
+    """Counts of values that were to be recalled, and of those that were."""
+
+    recalled: int = 0
+    asked: int = 0
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch.  The full stops are left out: they are easy and would flatter."""
+        is_value = labels >= task.ID_OF_WORD[task.VALUE_WORDS[0]]
+        self.recalled += int((logits.argmax(-1) == labels)[is_value].sum())
+        self.asked += int(is_value.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the values that were recalled, given the right words before them."""
+        return self.recalled / self.asked
+
+
+def train_step(
+    model: NemotronHForCausalLM, optimizer: torch.optim.Optimizer, batch: Batch
+) -> tuple[float, Tensor]:
+    """Take one step; return the loss and the logits [sequence, token, vocabulary]."""
+    with fast_training():
+        logits: Tensor = model(batch.token_ids, use_cache=False).logits
+    loss = nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED_LABEL
+    )
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item(), logits
+
+
+def train(model: NemotronHForCausalLM, seed: int, schedule: Schedule) -> None:
+    """Train ``model`` in place, printing step, loss and teacher-forced accuracy."""
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=schedule.peak_learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
+    model.train()
+    begun_s = time.monotonic()
+    rng = Random(seed)  # noqa: S311 - reproducible, not secret
+    stage_index = 0
+    anneal_from: int | None = None
+    score = Score()
+    for step in range(schedule.max_steps):
+        if anneal_from is not None and step == anneal_from + schedule.anneal_steps:
+            return
+        stage = CURRICULUM[stage_index]
+        batch = draw_batch(rng, stage, schedule)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, anneal_from, schedule)
+        loss, logits = train_step(model, optimizer, batch)
+        score.add(logits, batch.labels)
+        if (step + 1) % schedule.report_every_steps == 0:
+            print(
+                f"step {step + 1} facts <={stage.most_pairs} questions <={stage.questions} "
+                f"loss {loss:.4f} accuracy {score.accuracy:.4f} "
+                f"elapsed_s {time.monotonic() - begun_s:.0f}",
+                flush=True,
+            )
+            if stage_index < len(CURRICULUM) - 1:
+                stage_index += score.accuracy > schedule.learned_accuracy
+            elif anneal_from is None and score.accuracy > schedule.final_accuracy:
+                anneal_from = step + 1
+            score = Score()
+
+
+def main() -> None:
+    """Train, measure on held-out prompts, and write the checkpoint."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="two stall on a shared machine")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    model = make_model()
+    print(f"parameters {sum(p.numel() for p in model.parameters())}", flush=True)
+    train(model, arguments.seed, Schedule())
+    model.save_pretrained(arguments.out)
+    accuracy = whole_answer_accuracy(model, task.make_prompts(256, EVALUATION_SEED))
+    print(f"held-out whole-answer accuracy {accuracy:.4f} on 256 prompts", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""A Hugging Face model on torch CPU as an engine: prefill and decode on paged, TP-cut memory."""
+
+from restow.agents.engines.transformers.engine import Engine, EngineOptions
+
+__all__ = ["Engine", "EngineOptions"]

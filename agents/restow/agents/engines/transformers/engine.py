@@ -1,0 +1,220 @@
+"""The engine: prefill on one side of a handoff, decode on the other."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import NemotronHForCausalLM
+
+from restow.agents.engines.recall.decode import Decoded, decode_greedily, prefill
+from restow.agents.engines.recall.state import export_state, import_state
+from restow.agents.engines.transformers.blocks import BlockPool
+from restow.agents.engines.transformers.position import prefill_position
+from restow.agents.engines.transformers.ranks import Identity, RankAgent, RankMemory, serve_rank
+from restow.agents.engines.transformers.state_io import RankPages, collect, lay_out
+from restow.broker.client import BlockingSession, HandoffEnded
+from restow.broker.errors import RestowError
+from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
+from restow.broker.layout import Layout
+
+State = Mapping[str, Tensor]
+
+
+class HandoffFailedError(RestowError):
+    """A handoff ended other than DONE: its state must not be used."""
+
+    status = "ABORTED"
+    reason = "HANDOFF_FAILED"
+
+    def __init__(self, ended: HandoffEnded) -> None:
+        """Carry the broker's words."""
+        super().__init__(
+            f"handoff {ended.handoff_id} {ended.state}: {ended.reason}: {ended.detail}",
+            handoff=ended.handoff_id,
+            handoff_state=ended.state,
+            handoff_reason=ended.reason,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine is run.
+
+    ``sockets`` has the daemon's socket of each rank; without it every rank has a worker process
+    that embeds its agent. ``capacity_tokens`` and ``capacity_requests`` size the memory.
+    """
+
+    engine_id: str
+    broker: str
+    settings: EngineSettings
+    sockets: tuple[Path, ...] | None = None
+    capacity_tokens: int = 4096
+    capacity_requests: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A handoff that D has asked for."""
+
+    token_ids: tuple[int, ...]
+    blocks: Mapping[str, list[int]]
+    end: Future[HandoffEnded]
+
+
+class Engine:
+    """One engine of the recall model, cut for its own tensor parallelism.
+
+    ``announced`` is the layout that the broker is told, the true one unless a test lies.
+    """
+
+    def __init__(
+        self,
+        model: NemotronHForCausalLM,
+        options: EngineOptions,
+        announce: Callable[[Layout], Layout] = lambda layout: layout,
+    ) -> None:
+        """Prepare; ``with`` starts."""
+        self._model = model
+        self._options = options
+        spec = model_from_hf_config(
+            model.config.to_dict() | {"torch_dtype": "float32", "dtype": "float32"}
+        )
+        self._recurrent = spec.recurrent
+        self.layout = build_layout(spec, options.settings)
+        self._announced = announce(self.layout)
+        self._stack = ExitStack()
+        settings = options.settings
+        block_tokens = settings.page_tokens * settings.pages_per_block
+        counts = {
+            region.group: 1
+            + (
+                options.capacity_requests
+                if region.page_tokens is None
+                else -(-options.capacity_tokens // block_tokens)
+            )
+            for region in self.layout.ranks[0].regions
+        }
+        seed = secrets.randbits(32)
+        self._pools = {group: BlockPool(group, n, seed) for group, n in counts.items()}
+        self._block_tokens = {
+            region.group: None if region.page_tokens is None else block_tokens
+            for region in self.layout.ranks[0].regions
+        }
+        self._memories: list[RankMemory] = []
+        self._counts = counts
+        self._agents: list[RankAgent] = []
+        self._incarnation = uuid.uuid4().hex
+        self._session = BlockingSession(
+            options.engine_id, self._incarnation, self._announced, options.broker
+        )
+
+    def __enter__(self) -> Self:
+        """Register, allocate every rank's memory and start its agent."""
+        with ExitStack() as stack:
+            options = self._options
+            stack.enter_context(self._session)
+            for index, rank in enumerate(self.layout.ranks):
+                pages = [self._counts[r.group] * r.pages_per_block for r in rank.regions]
+                memory = RankMemory(rank, pages)
+                stack.callback(memory.close)
+                self._memories.append(memory)
+                identity = Identity(options.broker, options.engine_id, self._incarnation, rank.rank)
+                socket = options.sockets[index] if options.sockets else None
+                agent = serve_rank(identity, memory.regions, socket)
+                stack.callback(agent.close)
+                self._agents.append(agent)
+            for agent in self._agents:
+                agent.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the agents, give the memory back, unregister."""
+        self._stack.close()
+
+    def prefill(
+        self,
+        handoff_id: str,
+        token_ids: Sequence[int],
+        *,
+        position: int | None = None,
+        alter: Callable[[State], State] = lambda state: state,
+    ) -> Future[HandoffEnded]:
+        """Compute the state of a prompt, lay it out on all ranks, fence and publish it.
+
+        The future tells when the pages are free again (they are taken back by then). ``position``
+        and ``alter`` are for tests that break the rules.
+        """
+        stop = prefill_position(len(token_ids), self._recurrent) if position is None else position
+        state = alter(self.state_at(token_ids, stop))
+        blocks = self._take(stop)
+        lay_out(state, self._pages, blocks)
+        for agent in self._agents:
+            agent.fence(handoff_id)
+        end = self._session.publish(handoff_id, blocks, stop)
+        end.add_done_callback(lambda _: self._give_back(blocks))
+        return end
+
+    def ask(self, handoff_id: str, token_ids: Sequence[int]) -> Asked:
+        """Ask for the state of a prompt; may be called before P has begun."""
+        blocks = self._take(len(token_ids))
+        return Asked(tuple(token_ids), blocks, self._session.request(handoff_id, blocks))
+
+    def decode(self, asked: Asked, steps: int, timeout_s: float = 60.0) -> Decoded:
+        """Wait for the state, then decode greedily from it.
+
+        Raises `HandoffFailedError` for a handoff that is not DONE, or the broker's refusal.
+        """
+        try:
+            ended = asked.end.result(timeout_s)
+            if not ended.done:
+                raise HandoffFailedError(ended)
+            held = prefill_position(len(asked.token_ids), self._recurrent)
+            dtypes = {field.name: torch.float32 for field in self.layout.model.fields}
+            state = collect(self.layout, self._pages, asked.blocks, held, dtypes)
+        finally:
+            self._give_back(asked.blocks)
+        return self._continue(state, asked.token_ids, held, steps)
+
+    def decode_alone(self, token_ids: Sequence[int], steps: int) -> Decoded:
+        """The reference: decode from this engine's own state, which never left it."""
+        held = prefill_position(len(token_ids), self._recurrent)
+        return self._continue(self.state_at(token_ids, held), token_ids, held, steps)
+
+    def state_at(self, token_ids: Sequence[int], position: int) -> State:
+        """The state after the first ``position`` tokens."""
+        return export_state(prefill(self._model, list(token_ids[:position])), self._model.config)
+
+    def _continue(self, state: State, token_ids: Sequence[int], held: int, steps: int) -> Decoded:
+        cache = import_state(dict(state), held, self._model.config)
+        return decode_greedily(self._model, cache, token_ids[-1], steps)
+
+    @property
+    def _pages(self) -> list[RankPages]:
+        return [memory.pages for memory in self._memories]
+
+    def _take(self, tokens: int) -> dict[str, list[int]]:
+        counts = {
+            group: 1 if size is None else -(-tokens // size)
+            for group, size in self._block_tokens.items()
+        }
+        return {group: self._pools[group].take(count) for group, count in counts.items()}
+
+    def _give_back(self, blocks: Mapping[str, list[int]]) -> None:
+        for group, ids in blocks.items():
+            self._pools[group].give_back(ids)

@@ -1,0 +1,128 @@
+"""Write a model's state into TP shards in paged memory, and read it back.
+
+Follows the layout alone and shares no code with the planner, so that the demo's equality proves
+something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from restow.broker.errors import RestowError
+from restow.broker.layout import Layout, RankLayout, Region, Shard
+
+Blocks = Mapping[str, Sequence[int]]
+
+
+class ReplicaError(RestowError):
+    """Two ranks hold different bytes of what should be one value."""
+
+    status = "DATA_LOSS"
+    reason = "REPLICAS_DIFFER"
+
+
+@dataclass(frozen=True, slots=True)
+class RankPages:
+    """One rank's memory: uint8 ``[page_count * page_stride_bytes]`` for each region by name."""
+
+    layout: RankLayout
+    regions: Mapping[str, Tensor]
+
+
+def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankPages], blocks: Blocks) -> None:
+    """Write every rank's shard of every field into its blocks.
+
+    ``state`` has a tensor for each field: ``[token, *shape]`` for a per-token field, ``shape`` for
+    a snapshot. Tokens fill the blocks from token 0 on.
+    """
+    for rank in ranks:
+        for shard in rank.layout.shards:
+            region = rank.layout.region(shard.region)
+            whole = state[shard.field]
+            if region.page_tokens is None:
+                view = _pages(rank.regions[region.name], region, shard)
+                view[blocks[region.group][0]] = _as_bytes(whole[_box(shard)])
+            else:
+                view = _pages(rank.regions[region.name], region, shard)
+                page, token = _places(region, blocks, whole.shape[0])
+                view[page, token] = _as_bytes(whole[(slice(None), *_box(shard))])
+
+
+def collect(
+    layout: Layout,
+    ranks: Sequence[RankPages],
+    blocks: Blocks,
+    tokens: int,
+    dtypes: Mapping[str, torch.dtype],
+) -> dict[str, Tensor]:
+    """Read the whole state back from all ranks' shards: the inverse of `lay_out`.
+
+    Raises `ReplicaError` where ranks that hold the same box differ in a byte.
+    """
+    state: dict[str, Tensor] = {}
+    written: dict[str, Tensor] = {}
+    shapes = {field.name: field.shape for field in layout.model.fields}
+    for rank in ranks:
+        for shard in rank.layout.shards:
+            region = rank.layout.region(shard.region)
+            view = _pages(rank.regions[region.name], region, shard)
+            box: tuple[slice, ...] = _box(shard)
+            shape = shapes[shard.field]
+            if region.page_tokens is None:
+                held = view[blocks[region.group][0]]
+            else:
+                page, token = _places(region, blocks, tokens)
+                held = view[page, token]
+                box, shape = (slice(None), *box), (tokens, *shape)
+            if shard.field not in state:
+                item = dtypes[shard.field].itemsize
+                state[shard.field] = torch.zeros((*shape, item), dtype=torch.uint8)
+                written[shard.field] = torch.zeros(shape, dtype=torch.bool)
+            seen = written[shard.field][box]
+            if not torch.equal(state[shard.field][box][seen], held[seen]):
+                raise ReplicaError(
+                    f"rank {rank.layout.rank} holds other bytes of {shard.field} than an earlier "
+                    f"rank with the same box",
+                    field=shard.field,
+                    rank=rank.layout.rank,
+                )
+            state[shard.field][box] = held
+            written[shard.field][box] = True
+    return {
+        name: values.view(dtypes[name]).reshape(values.shape[:-1]) for name, values in state.items()
+    }
+
+
+def _box(shard: Shard) -> tuple[slice, ...]:
+    return tuple(slice(span.start, span.stop) for span in shard.box)
+
+
+def _as_bytes(values: Tensor) -> Tensor:
+    """The elements with their bytes as a last axis."""
+    return values.contiguous().unsqueeze(-1).view(torch.uint8)
+
+
+def _pages(memory: Tensor, region: Region, shard: Shard) -> Tensor:
+    """The shard in every page: uint8 ``[page, (token,) *box, item]``."""
+    sizes = [len(memory) // region.page_stride_bytes]
+    strides = [region.page_stride_bytes]
+    if region.page_tokens is not None and shard.token_stride_bytes is not None:
+        sizes.append(region.page_tokens)
+        strides.append(shard.token_stride_bytes)
+    sizes += [span.size for span in shard.box] + [shard.dtype.itemsize_bytes]
+    strides += [*shard.strides_bytes, 1]
+    return memory.as_strided(sizes, strides, memory.storage_offset() + shard.offset_bytes)
+
+
+def _places(region: Region, blocks: Blocks, tokens: int) -> tuple[Tensor, Tensor]:
+    """Page and place in it of every token."""
+    page_tokens = region.page_tokens or 1
+    ratio = region.pages_per_block
+    ids = torch.tensor(list(blocks[region.group]), dtype=torch.int64)
+    pages = (ids[:, None] * ratio + torch.arange(ratio)).flatten()
+    token = torch.arange(tokens)
+    return pages[token // page_tokens], token % page_tokens

@@ -1,0 +1,52 @@
+"""One rank's process of the data-plane benchmark: memory, and an agent for each engine it serves.
+
+Lines of JSON on stdin: first whom it serves and how large the regions are, then fences; ends with
+its stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import sys
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+
+from restow.agents import Agent
+from restow.agents.memory import RegionMemory
+
+
+def allocate(name: str, page_count: int, page_stride_bytes: int) -> RegionMemory:
+    """Memory of one region, every page of it touched."""
+    mapping = mmap.mmap(-1, page_count * page_stride_bytes)
+    view = np.frombuffer(mapping, np.uint8)
+    view[:] = 7
+    return RegionMemory(name, view.ctypes.data, page_count, page_stride_bytes)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    told = json.loads(sys.stdin.readline())
+    with ExitStack() as stack:
+        agents = {}
+        for served in told["agents"]:
+            agents[served["engine_id"]] = stack.enter_context(
+                Agent(
+                    broker=told["broker"],
+                    engine_id=served["engine_id"],
+                    incarnation=served["incarnation"],
+                    rank=served["rank"],
+                    regions=[allocate(*region) for region in served["regions"]],
+                    staging_bytes=served["staging_bytes"],
+                )
+            )
+        print("ready", flush=True)
+        for line in sys.stdin:
+            command = json.loads(line)
+            agents[command["engine_id"]].fence(command["fence"])
+
+
+if __name__ == "__main__":
+    main()
