@@ -7,6 +7,7 @@ its stdin.
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 import sys
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ import torch
 
 from restow.agents import Agent
 from restow.agents.memory import RegionMemory
+from restow.broker.logs import log_to_stderr
 
 
 def allocate(name: str, page_count: int, page_stride_bytes: int) -> RegionMemory:
@@ -27,6 +29,7 @@ def allocate(name: str, page_count: int, page_stride_bytes: int) -> RegionMemory
 
 
 def main() -> None:
+    log_to_stderr(level=logging.WARNING)
     torch.set_num_threads(1)
     told = json.loads(sys.stdin.readline())
     with ExitStack() as stack:

@@ -24,6 +24,7 @@ from restow.agents.engines.recall.decode import Decoded
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.nursery import Nursery
 from restow.broker.families import ConvLayout
 from restow.broker.planner import Strategy
 
@@ -51,7 +52,7 @@ def reference() -> Reference:
     torch.set_num_threads(1)
     model = load_model()
     prompts = make_prompts(PROMPTS, SEED)
-    engine = Engine(model, EngineOptions("alone", "", side(1, ConvLayout.SD, P_PAGE_TOKENS)))
+    engine = Engine(model, EngineOptions("alone", "", side(1, ConvLayout.SD, P_PAGE_TOKENS), ()))
     alone = tuple(engine.decode_alone(prompt.token_ids, STEPS) for prompt in prompts)
     return Reference(model, prompts, alone)
 
@@ -62,7 +63,7 @@ class House:
 
     reference: Reference
     broker: str
-    sockets: dict[str, Path] | None
+    homes: dict[str, Nursery | Path]
     stack: ExitStack
     engines: dict[object, Engine]
 
@@ -70,12 +71,11 @@ class House:
         key = (name, tp, conv, lies)
         if key not in self.engines:
             page_tokens = P_PAGE_TOKENS if name == "P" else D_PAGE_TOKENS
-            sockets = (self.sockets[name],) * tp if self.sockets else None
             options = EngineOptions(
                 f"{name}{tp}{conv}{'-lies' if lies else ''}",
                 self.broker,
                 side(tp, conv, page_tokens),
-                sockets,
+                (self.homes[name],) * tp,
             )
             announce = {"announce": swap_b_and_c} if lies else {}
             engine = Engine(self.reference.model, options, **announce)
@@ -102,14 +102,14 @@ def house(
     strategy, where = request.param
     with ExitStack() as stack:
         broker = stack.enter_context(running_broker_process(strategy))
-        sockets = None
+        homes: dict[str, Nursery | Path] = dict.fromkeys("PD", stack.enter_context(Nursery()))
         if where == "daemon":
             folder = tmp_path_factory.mktemp("sockets")
-            sockets = {
+            homes = {
                 name: stack.enter_context(running_daemon(broker, folder / f"{name}.sock"))
-                for name in ("P", "D")
+                for name in "PD"
             }
-        yield House(reference, broker, sockets, stack, {})
+        yield House(reference, broker, homes, stack, {})
 
 
 @pytest.mark.parametrize(("p_conv", "d_conv"), CONV_LAYOUTS)

@@ -19,6 +19,7 @@ from restow.agents.engines.recall.decode import Decoded
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.nursery import Nursery
 from restow.broker.families import EngineSettings
 from restow.broker.layout import Layout
 
@@ -44,11 +45,16 @@ class Experiment:
         """Answer all prompts the right way, then the wrong ways."""
         # One thread: the order of additions, so the last bit, does not depend on the machine.
         torch.set_num_threads(1)
-        options, model = self._options, load_model()
-        prompts = make_prompts(options.prompts, options.seed)
-        with running_broker_process(options.strategy) as broker, ExitStack() as stack:
-            p = stack.enter_context(self._engine(model, "P", options.p, broker))
-            d = stack.enter_context(self._engine(model, "D", options.d, broker))
+        options = self._options
+        with (
+            Nursery() as nursery,
+            running_broker_process(options.strategy) as broker,
+            ExitStack() as stack,
+        ):
+            model = load_model()
+            prompts = make_prompts(options.prompts, options.seed)
+            p = stack.enter_context(self._engine(model, "P", options.p, broker, nursery))
+            d = stack.enter_context(self._engine(model, "D", options.d, broker, nursery))
             alone = []
             for index, prompt in enumerate(prompts):
                 self._progress("standalone", index, len(prompts))
@@ -60,7 +66,9 @@ class Experiment:
                 if lie is None:
                     sabotaged[sabotage] = self._answer(p, d, prompts, alone, sabotage)
                 else:
-                    with self._engine(model, "P-lies", options.p, broker, lie) as liar:
+                    with self._engine(
+                        model, "P-lies", options.p, broker, nursery, lie
+                    ) as liar:
                         sabotaged[sabotage] = self._answer(liar, d, prompts, alone, sabotage)
             return Outcome(answers, sabotaged, p.layout, d.layout)
 
@@ -83,20 +91,21 @@ class Experiment:
         name: str,
         settings: EngineSettings,
         broker: str,
+        nursery: Nursery,
         announce: Callable[[Layout], Layout] | None = None,
     ) -> Iterator[Engine]:
         """An engine with a worker process, or a daemon, for each of its ranks."""
         with ExitStack() as stack:
-            sockets = None
+            homes: tuple[Nursery | Path, ...] = (nursery,) * settings.tp
             if self._options.daemon:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="restow-")))
                 self._progress(f"starting daemons of {name}", 0, settings.tp)
-                sockets = tuple(
+                homes = tuple(
                     stack.enter_context(running_daemon(broker, folder / f"{rank}.sock"))
                     for rank in range(settings.tp)
                 )
             self._progress(f"starting {name}, {settings.tp} ranks", 0, settings.tp)
-            options = EngineOptions(name, broker, settings, sockets)
+            options = EngineOptions(name, broker, settings, homes)
             yield stack.enter_context(Engine(model, options, announce or _as_it_is))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import decode as words
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.nursery import Nursery
 from restow.broker.client.channel import broker_address
 from restow.broker.errors import RestowError
 from restow.broker.families import ConvLayout
@@ -105,6 +107,7 @@ def _report(answers: Sequence[Answer], exact: int, as_json: bool) -> None:
     print(f"{exact} of {len(answers)} prompts exact to the last bit", flush=True)
 
 
+@contextmanager
 def _engine(
     name: str,
     broker: str | None,
@@ -112,15 +115,13 @@ def _engine(
     conv_layout: ConvLayout,
     page_tokens: int,
     sockets: list[Path] | None,
-) -> Engine:
+) -> Iterator[Engine]:
     torch.set_num_threads(1)
-    options = EngineOptions(
-        name,
-        broker_address(broker),
-        side(tp, conv_layout, page_tokens),
-        tuple(sockets) if sockets else None,
-    )
-    return Engine(load_model(), options)
+    with ExitStack() as stack:
+        homes = tuple(sockets or ()) or (stack.enter_context(Nursery()),) * tp
+        settings = side(tp, conv_layout, page_tokens)
+        options = EngineOptions(name, broker_address(broker), settings, homes)
+        yield stack.enter_context(Engine(load_model(), options))
 
 
 def main() -> None:

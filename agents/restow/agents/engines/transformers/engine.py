@@ -22,6 +22,7 @@ from restow.agents.engines.transformers.blocks import BlockPool
 from restow.agents.engines.transformers.position import prefill_position
 from restow.agents.engines.transformers.ranks import Identity, RankAgent, RankMemory, serve_rank
 from restow.agents.engines.transformers.state_io import RankPages, collect, lay_out
+from restow.agents.nursery import Nursery
 from restow.broker.client import BlockingSession, HandoffEnded
 from restow.broker.errors import RestowError
 from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
@@ -50,14 +51,14 @@ class HandoffFailedError(RestowError):
 class EngineOptions:
     """How an engine is run.
 
-    ``sockets`` has the daemon's socket of each rank; without it every rank has a worker process
-    that embeds its agent. ``capacity_tokens`` and ``capacity_requests`` size the memory.
+    ``homes`` says where each rank's agent lives: a nursery forks a worker process that embeds it, a
+    path is the socket of a daemon. ``capacity_tokens`` and ``capacity_requests`` size the memory.
     """
 
     engine_id: str
     broker: str
     settings: EngineSettings
-    sockets: tuple[Path, ...] | None = None
+    homes: tuple[Nursery | Path, ...]
     capacity_tokens: int = 4096
     capacity_requests: int = 32
 
@@ -129,8 +130,7 @@ class Engine:
                 stack.callback(memory.close)
                 self._memories.append(memory)
                 identity = Identity(options.broker, options.engine_id, self._incarnation, rank.rank)
-                socket = options.sockets[index] if options.sockets else None
-                agent = serve_rank(identity, memory.regions, socket)
+                agent = serve_rank(identity, memory.regions, options.homes[index])
                 stack.callback(agent.close)
                 self._agents.append(agent)
             for agent in self._agents:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +14,12 @@ import torch
 from restow.agents.daemon_client import DaemonAgent
 from restow.agents.engines.transformers.state_io import RankPages
 from restow.agents.memory import SharedMemory, SharedRegion
+from restow.agents.nursery import Nursery
+from restow.agents.worker import READY_WORD
 from restow.broker.errors import RestowError
 from restow.broker.layout import RankLayout
 
 REGION_ALIGN_BYTES = 4096
-READY_WORD = "ready"
 
 
 class WorkerFailedError(RestowError):
@@ -86,25 +85,22 @@ class RankMemory:
 class WorkerAgent:
     """A rank's worker process that embeds its agent, as an engine's own worker would."""
 
-    def __init__(self, identity: Identity, regions: Sequence[SharedRegion]) -> None:
-        """Start the process; `start` waits for it."""
+    def __init__(
+        self, nursery: Nursery, identity: Identity, regions: Sequence[SharedRegion]
+    ) -> None:
+        """Fork the process; `start` waits for it."""
         self._identity = identity
-        self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-m", "restow.agents.engines.transformers.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+        self._socket = nursery.fork_worker()
+        self._lines = self._socket.makefile("rw")
         self._say({**asdict(identity), "regions": [asdict(region) for region in regions]})
 
     def start(self) -> None:
         """Wait until the broker knows the agent. Raises `WorkerFailedError`."""
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if line.strip() != READY_WORD:
+        line = self._lines.readline().strip()
+        if line != READY_WORD:
             raise WorkerFailedError(
                 f"the worker of engine {self._identity.engine_id}, rank {self._identity.rank} "
-                f"did not start: {line.strip() or 'see its error above'}",
+                f"did not start: {line or 'see its error above'}",
                 engine=self._identity.engine_id,
                 rank=self._identity.rank,
             )
@@ -114,25 +110,21 @@ class WorkerAgent:
         self._say({"fence": handoff_id})
 
     def close(self) -> None:
-        """End the process."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the process, and wait until it has given the memory back."""
+        self._socket.shutdown(socket.SHUT_WR)
+        self._lines.read()
+        self._lines.close()
+        self._socket.close()
 
     def _say(self, message: object) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
+        self._lines.write(json.dumps(message) + "\n")
+        self._lines.flush()
 
 
 def serve_rank(
-    identity: Identity, regions: Sequence[SharedRegion], socket: Path | None
+    identity: Identity, regions: Sequence[SharedRegion], home: Nursery | Path
 ) -> RankAgent:
-    """An agent for a rank: in a worker process, or in the daemon behind ``socket``."""
-    if socket is None:
-        return WorkerAgent(identity, regions)
-    return DaemonAgent(socket, identity.engine_id, identity.incarnation, identity.rank, regions)
+    """An agent for a rank: in a worker of a nursery, or in the daemon behind a socket."""
+    if isinstance(home, Nursery):
+        return WorkerAgent(home, identity, regions)
+    return DaemonAgent(home, identity.engine_id, identity.incarnation, identity.rank, regions)
