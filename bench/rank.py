@@ -20,11 +20,13 @@ from restow.agents.memory import RegionMemory
 from restow.broker.logs import log_to_stderr
 
 
-def allocate(name: str, page_count: int, page_stride_bytes: int) -> RegionMemory:
-    """Memory of one region, every page of it touched."""
-    mapping = mmap.mmap(-1, page_count * page_stride_bytes)
-    view = np.frombuffer(mapping, np.uint8)
+def allocate(
+    name: str, page_count: int, page_stride_bytes: int, stack: ExitStack
+) -> RegionMemory:
+    """Memory of one region, every page of it touched; it lives as long as ``stack``."""
+    view = np.frombuffer(mmap.mmap(-1, page_count * page_stride_bytes), np.uint8)
     view[:] = 7
+    stack.callback(id, view)  # the reference is what keeps the mapping
     return RegionMemory(name, view.ctypes.data, page_count, page_stride_bytes)
 
 
@@ -41,7 +43,7 @@ def main() -> None:
                     engine_id=served["engine_id"],
                     incarnation=served["incarnation"],
                     rank=served["rank"],
-                    regions=[allocate(*region) for region in served["regions"]],
+                    regions=[allocate(*region, stack) for region in served["regions"]],
                     staging_bytes=served["staging_bytes"],
                 )
             )

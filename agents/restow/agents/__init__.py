@@ -1,1 +1,40 @@
-"""Agents that sit beside the engines and move their state."""
+"""Agents that sit beside the engines and move their state.
+
+The names below are loaded when they are first used: whoever needs only a submodule such as
+`restow.agents.binding` does not wait for torch and NIXL.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from restow.agents.agent import Agent
+    from restow.agents.daemon_client import DaemonAgent
+    from restow.agents.memory import MemoryKind, RegionMemory, SharedMemory, SharedRegion
+
+__all__ = [
+    "Agent",
+    "DaemonAgent",
+    "MemoryKind",
+    "RegionMemory",
+    "SharedMemory",
+    "SharedRegion",
+]
+
+_HOMES = {
+    "Agent": "restow.agents.agent",
+    "DaemonAgent": "restow.agents.daemon_client",
+    **dict.fromkeys(
+        ("MemoryKind", "RegionMemory", "SharedMemory", "SharedRegion"), "restow.agents.memory"
+    ),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

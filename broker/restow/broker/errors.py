@@ -23,6 +23,7 @@ class RestowError(Exception):
     reason: ClassVar[str] = "INTERNAL"
 
     def __init__(self, message: str, **subject: object) -> None:
+        """Keep the message, and everything in ``subject`` as text."""
         super().__init__(message)
         self.message = message
         self.subject = {name: str(value) for name, value in subject.items()}
@@ -102,6 +103,13 @@ class CastUnsupportedError(PlanError):
     reason = "CAST_UNSUPPORTED"
 
 
+class TooManyPiecesError(PlanError):
+    """Two layouts between which a plan would fall into more pieces than can be handled."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_PIECES"
+
+
 class StrategyRefusedError(PlanError):
     """The strategy asked for can't serve this pair of layouts."""
 
@@ -163,6 +171,13 @@ class AgentMismatchError(RestowError):
     reason = "AGENT_REGIONS_MISMATCH"
 
 
+class AgentReplacedError(RestowError):
+    """A newer stream serves the agent's rank; this one has to stop."""
+
+    status = "ABORTED"
+    reason = "AGENT_REPLACED"
+
+
 class HandoffUnknownError(RestowError):
     """No handoff of that id is known."""
 
@@ -196,3 +211,17 @@ class QueueFullError(RestowError):
 
     status = "RESOURCE_EXHAUSTED"
     reason = "QUEUE_FULL"
+
+
+class ListenError(RestowError):
+    """The broker can't listen on its address: in use, or not of this machine."""
+
+    status = "UNAVAILABLE"
+    reason = "LISTEN_FAILED"
+
+
+class ExtraMissingError(RestowError):
+    """A command needs an extra of the distribution that is not installed."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "EXTRA_MISSING"

@@ -22,6 +22,8 @@ from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair, PageForm, Program
 from restow.v1 import broker_pb2, layout_pb2, program_pb2
 
+MAX_BLOCKS = 1 << 20
+
 _KINDS = {
     layout_pb2.FIELD_KIND_PER_TOKEN: Kind.PER_TOKEN,
     layout_pb2.FIELD_KIND_SNAPSHOT: Kind.SNAPSHOT,
@@ -114,7 +116,7 @@ def _shard(message: layout_pb2.Shard, rank: int) -> Shard:
         raise LayoutFormError(
             f"rank {rank}, field {message.field}: dtype {message.dtype} is unknown",
             field=message.field,
-            rank=rank,
+            ranks=rank,
         ) from None
     return Shard(
         field=message.field,
@@ -178,6 +180,11 @@ def block_list(group: str, ids: Iterable[int] | Int64s, first_block: int = 0) ->
     array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
     if array.ndim != 1 or (array.size and not 0 <= array.min() <= array.max() < 2**31):
         raise PagesError(f"group {group}: block ids must be a list of int32", group=group)
+    if array.size > MAX_BLOCKS:
+        raise PagesError(
+            f"group {group}: {array.size} block ids, at most {MAX_BLOCKS} travel in one message",
+            group=group,
+        )
     return broker_pb2.BlockList(
         group=group, first_block=first_block, block_ids=array.astype("<i4").tobytes()
     )

@@ -2,8 +2,9 @@
 
 from restow.broker.client.admin import AdminClient
 from restow.broker.client.blocking import BlockingSession
+from restow.broker.client.book import HandoffEnded
 from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError
-from restow.broker.client.session import EngineSession, HandoffEnded
+from restow.broker.client.session import EngineSession
 
 __all__ = [
     "AdminClient",

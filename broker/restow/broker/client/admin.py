@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -12,16 +13,24 @@ from restow.broker.client.errors import from_rpc_error
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, broker_pb2
 
+Response = TypeVar("Response")
+
 
 class AdminClient:
-    """Blocking calls of `restow.v1.Admin`. Every call raises the broker's typed refusal."""
+    """Blocking calls of `restow.v1.Admin`.
 
-    def __init__(self, broker: str | None = None, timeout_s: float = 5.0) -> None:
-        """Connect lazily."""
+    Every call raises `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`.
+    """
+
+    def __init__(
+        self, broker: str | None = None, timeout_s: float = 5.0, tenant: str | None = None
+    ) -> None:
+        """Connect lazily; ``tenant`` None is the broker's default one."""
         self.address = broker_address(broker)
         self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
         self._timeout_s = timeout_s
+        self._metadata = (("restow-tenant", tenant),) if tenant is not None else ()
 
     def __enter__(self) -> Self:
         """Use as a context."""
@@ -33,32 +42,37 @@ class AdminClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the channel; a gRPC error leaves as the typed one."""
+        """Close the channel."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel."""
         self._channel.close()
-        if isinstance(error, grpc.RpcError):
-            raise from_rpc_error(error, self.address) from None
 
     def status(self) -> pb.GetStatusResponse:
         """Figures of the whole broker."""
-        return self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._timeout_s)
+        return self._call(self._stub.GetStatus, pb.GetStatusRequest())
 
     def engines(self) -> list[pb.EngineInfo]:
         """The registered engines."""
-        request = pb.ListEnginesRequest()
-        return list(self._stub.ListEngines(request, timeout=self._timeout_s).engines)
+        return list(self._call(self._stub.ListEngines, pb.ListEnginesRequest()).engines)
 
     def agents(self) -> list[pb.AgentInfo]:
         """The connected agents."""
-        request = pb.ListAgentsRequest()
-        return list(self._stub.ListAgents(request, timeout=self._timeout_s).agents)
+        return list(self._call(self._stub.ListAgents, pb.ListAgentsRequest()).agents)
 
     def handoffs(self, state: str | None = None, limit: int = 0) -> pb.ListHandoffsResponse:
-        """Handoffs, of one state if that is given."""
+        """Handoffs, of one state if that is given. Raises `ValueError` for an unknown state."""
         number = broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}")
         request = pb.ListHandoffsRequest(state=number, limit=limit)
-        return self._stub.ListHandoffs(request, timeout=self._timeout_s)
+        return self._call(self._stub.ListHandoffs, request)
 
     def handoff(self, handoff_id: str) -> pb.GetHandoffResponse:
         """One handoff with its timeline."""
-        request = pb.GetHandoffRequest(handoff_id=handoff_id)
-        return self._stub.GetHandoff(request, timeout=self._timeout_s)
+        return self._call(self._stub.GetHandoff, pb.GetHandoffRequest(handoff_id=handoff_id))
+
+    def _call(self, method: Callable[..., Response], request: Any) -> Response:
+        try:
+            return method(request, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.address) from None

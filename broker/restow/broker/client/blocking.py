@@ -11,7 +11,9 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
-from restow.broker.client.session import Blocks, EngineSession, HandoffEnded
+from restow.broker.client.book import HandoffEnded
+from restow.broker.client.session import Blocks, EngineSession
+from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 
 T = TypeVar("T")
@@ -32,7 +34,10 @@ class BlockingSession:
         self._session: EngineSession | None = None
 
     def start(self, timeout_s: float = 10.0) -> None:
-        """Register the layout and open the stream. Raises like `EngineSession.start`."""
+        """Register the layout and open the stream.
+
+        Raises like `EngineSession.start`; then the session is closed.
+        """
         self._thread.start()
 
         async def start() -> EngineSession:
@@ -40,17 +45,26 @@ class BlockingSession:
             await session.start(timeout_s)
             return session
 
-        self._session = self._run(start())
+        try:
+            self._session = self._run(start())
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Unregister and end the thread."""
-        if self._session is not None:
-            self._run(self._session.close())
-            self._session = None
+        """Unregister and end the thread; futures that are pending end as CANCELLED."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._run(self._finish(session))
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
-        self._loop.close()
+        if not self._loop.is_closed():
+            self._loop.close()
+
+    async def _finish(self, session: EngineSession) -> None:
+        await session.close()
+        await asyncio.sleep(0)  # The ends are copied to the threads' futures in this step.
 
     def __enter__(self) -> Self:
         """Connect."""
@@ -75,6 +89,7 @@ class BlockingSession:
         final: bool = True,
         first_blocks: Mapping[str, int] | None = None,
         lease_ms: int = 30_000,
+        hold_ms: int = 300_000,
     ) -> Future[HandoffEnded]:
         """Publish blocks of a handoff; the future tells when P's pages are free again."""
         return self._ask(
@@ -85,6 +100,7 @@ class BlockingSession:
                 final=final,
                 first_blocks=first_blocks,
                 lease_ms=lease_ms,
+                hold_ms=hold_ms,
             )
         )
 
@@ -108,12 +124,29 @@ class BlockingSession:
     ) -> Future[HandoffEnded]:
         session = self._session
         if session is None:
-            raise RuntimeError("the session is not started")
+            raise RuntimeError("the session is not started, or closed")
+        future: Future[HandoffEnded] = Future()
 
-        async def ask() -> HandoffEnded:
-            return await say(session)
+        def begin() -> None:
+            # In one step, so that words of one thread reach the session in their order.
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                end = say(session)
+            except RestowError as error:
+                future.set_exception(error)
+            else:
+                end.add_done_callback(copy)
 
-        return asyncio.run_coroutine_threadsafe(ask(), self._loop)
+        def copy(end: asyncio.Future[HandoffEnded]) -> None:
+            error = end.exception()
+            if error is None:
+                future.set_result(end.result())
+            else:
+                future.set_exception(error)
+
+        self._loop.call_soon_threadsafe(begin)
+        return future
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -26,6 +26,9 @@ class BrokerUnreachableError(RestowError):
     reason = "BROKER_UNREACHABLE"
 
 
+_UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
 def from_rpc_error(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) -> RestowError:
     """The typed error that a failed call stands for."""
     status = rpc_status.from_call(error)
@@ -35,7 +38,7 @@ def from_rpc_error(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) ->
             return BrokerCallError(
                 error.code().name, info.reason, error.details() or "", **info.metadata
             )
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
+    if error.code() in _UNREACHED:
         return BrokerUnreachableError(
             f"no broker answers at {address}: start one with `restow serve`, or name another with "
             f"--broker ({error.details()})",

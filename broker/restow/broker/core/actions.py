@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from restow.broker.errors import RestowError
+from restow.broker.layout import Layout
 from restow.broker.planner import Program
 
 
@@ -52,6 +54,14 @@ class PairKey(NamedTuple):
 
 GroupIds = tuple[str, bytes]
 """A group's name and its block ids as packed little-endian int32."""
+
+
+def size_of(blocks: tuple[GroupIds, ...]) -> int:
+    """Bytes of the ids of all groups."""
+    size_bytes = 0
+    for _, ids in blocks:
+        size_bytes += len(ids)
+    return size_bytes
 
 
 class TellEnded(NamedTuple):
@@ -135,6 +145,22 @@ class MakePlan(NamedTuple):
     """Plan between two layouts, then report to `Directory.plan_made`."""
 
     pair: PairKey
+    source: Layout
+    destination: Layout
+
+
+class CloseSession(NamedTuple):
+    """End the stream of an engine that is gone, once it has heard what is queued."""
+
+    engine: EngineKey
+    error: RestowError
+
+
+class CloseAgent(NamedTuple):
+    """End the stream of an agent that is gone, once it has heard what is queued."""
+
+    agent: AgentKey
+    error: RestowError
 
 
 Action = (
@@ -146,4 +172,6 @@ Action = (
     | SendExecute
     | SendUnstage
     | MakePlan
+    | CloseSession
+    | CloseAgent
 )

@@ -34,3 +34,7 @@ class Deadlines:
         numbers = [number for bucket in ripe for number in self._buckets.pop(bucket)]
         self._next = min(self._buckets, default=math.inf)
         return numbers
+
+    def numbers(self) -> set[int]:
+        """Everything that will be looked at."""
+        return {number for bucket in self._buckets.values() for number in bucket}

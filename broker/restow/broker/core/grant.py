@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from restow.broker.core.actions import (
     Action,
-    AgentKey,
     GroupIds,
     SendExecute,
     SendPeer,
@@ -17,25 +15,12 @@ from restow.broker.core.actions import (
     SourceRun,
     State,
 )
-from restow.broker.core.handoff import Failure, Handoff
+from restow.broker.core.events import Failure
+from restow.broker.core.handoff import Handoff
+from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord
 from restow.broker.errors import PagesError
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of the directory. ``lease_s`` and ``timeout_s`` serve calls that name none."""
-
-    lease_s: float = 30.0
-    timeout_s: float = 30.0
-    max_lease_s: float = 600.0
-    grant_s: float = 10.0
-    min_grant_s: float = 0.05
-    lease_margin_s: float = 0.1
-    settle_grace_s: float = 0.5
-    max_live: int = 100_000
-    max_ended: int = 10_000
 
 
 def open_grant(
@@ -48,26 +33,18 @@ def open_grant(
     source, destination = handoff.source, handoff.destination
     if source is None or destination is None:
         return Failure(State.FAILED, "INTERNAL", "granted with one side missing")
-    for engine in (source, destination):
-        if not engine.complete:
-            missing = [r.rank for r in engine.layout.ranks if r.rank not in engine.agents]
-            return Failure(
-                State.FAILED,
-                "AGENT_MISSING",
-                f"engine {engine.key.engine_id}: no agent is connected for ranks {missing}",
-            )
-    refused = _check_destination(handoff, destination, pair)
+    refused = _check_blocks(handoff, source, destination, pair)
     if refused is not None:
         return refused
-    end_s = min(
-        now_s + limits.grant_s,
-        handoff.lease_until_s - limits.lease_margin_s - limits.settle_grace_s,
-        handoff.patience_until_s,
-    )
+    lease_s = handoff.lease_until_s - limits.lease_margin_s - limits.settle_grace_s
+    end_s = min(now_s + limits.grant_s, lease_s, handoff.patience_until_s)
     if end_s - now_s < limits.min_grant_s:
-        return Failure(
-            State.EXPIRED, "LEASE_TOO_SHORT", "the lease leaves no time for a read: renew it"
-        )
+        if lease_s - now_s < limits.min_grant_s:
+            return Failure(
+                State.EXPIRED, "LEASE_TOO_SHORT", "P's lease leaves no time for a read: renew it"
+            )
+        return Failure(State.EXPIRED, "TIMEOUT_TOO_SHORT", "D's timeout leaves no time for a read")
+    handoff.pair = pair
     handoff.granted_s = now_s
     handoff.grant_until_s = end_s
     handoff.settle_until_s = end_s + limits.settle_grace_s
@@ -83,9 +60,10 @@ def open_grant(
     return actions
 
 
-def _check_destination(
-    handoff: Handoff, destination: EngineRecord, pair: PairPlan
+def _check_blocks(
+    handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
 ) -> Failure | None:
+    """What can be checked only now that both sides, all agents and the position are known."""
     blocks = dict(handoff.dst_blocks)
     if not 0 <= handoff.held_tokens <= handoff.position_tokens:
         return Failure(
@@ -96,6 +74,13 @@ def _check_destination(
     try:
         for group in pair.dst_groups:
             destination.check_count(group, len(blocks.get(group, b"")), handoff.position_tokens)
+        # Agents that came later may have less memory than those that the ids were checked against.
+        if handoff.src_checked != source.admitted:
+            for group, data in handoff.src_blocks.items():
+                source.check_ids(group, data)
+        if handoff.dst_checked != destination.admitted:
+            for group, data in handoff.dst_blocks:
+                destination.check_ids(group, data)
     except PagesError as error:
         return Failure(State.FAILED, error.reason, error.message)
     return None
@@ -171,9 +156,13 @@ def _needed(blocks: Iterable[GroupIds], groups: frozenset[str]) -> tuple[GroupId
 
 
 def release_staging(handoff: Handoff) -> list[Action]:
-    """Give back what source agents hold for the handoff."""
+    """Give back what source agents hold for the handoff; an agent that is gone holds nothing."""
     source = handoff.source
-    if source is None or handoff.granted_s == 0.0:
+    if source is None or not handoff.staged:
         return []
     ranks = {src_rank for _, src_rank in handoff.staged}
-    return [SendUnstage(AgentKey(source.key, rank), handoff.number) for rank in sorted(ranks)]
+    return [
+        SendUnstage(source.agents[rank].key, handoff.number)
+        for rank in sorted(ranks)
+        if rank in source.agents
+    ]

@@ -17,42 +17,27 @@ reading any more.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from restow.broker.core.actions import GroupIds, State
-from restow.broker.core.roster import EngineRecord
-from restow.broker.errors import HandoffConflictError, HandoffOwnedError, PageCountError
+from restow.broker.core.events import Chunk, Failure, Wish, wish_hash
+from restow.broker.core.pair import PairPlan
+from restow.broker.core.roster import MAX_BLOCKS, EngineRecord
+from restow.broker.errors import (
+    HandoffConflictError,
+    HandoffOwnedError,
+    PageCountError,
+    PagesError,
+)
+
+MAX_TIMELINE = 256
+MAX_REASON = 64
+MAX_DETAIL = 512
+MAX_RANK_BYTES = 1 << 50
 
 
-class Chunk(NamedTuple):
-    """A part of P's publication."""
-
-    blocks: tuple[tuple[str, int, bytes], ...]
-    """Group, place of the first id, ids."""
-    position_tokens: int
-    final: bool
-    lease_s: float
-
-
-class Wish(NamedTuple):
-    """D's demand."""
-
-    blocks: tuple[GroupIds, ...]
-    held_tokens: int
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a handoff ends other than DONE."""
-
-    state: State
-    reason: str
-    detail: str
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Handoff:
     """What the broker knows of one handoff."""
 
@@ -67,10 +52,20 @@ class Handoff:
     dst_blocks: tuple[GroupIds, ...] = ()
     position_tokens: int = 0
     held_tokens: int = 0
+    published: bool = False
     final: bool = False
     fenced: set[int] = field(default_factory=set)
     lease_until_s: float = 0.0
     patience_until_s: float = 0.0
+    agents_until_s: float = 0.0
+    """How long missing agents are waited for; 0: none is missed."""
+    looked_s: float = math.inf
+    """When the clock looks at it next."""
+    src_checked: int = 0
+    dst_checked: int = 0
+    """`EngineRecord.admitted` when the oldest ids were checked."""
+    pair: PairPlan | None = None
+    """The plan that it was granted with."""
     granted_s: float = 0.0
     grant_until_s: float = 0.0
     settle_until_s: float = 0.0
@@ -80,12 +75,16 @@ class Handoff:
     """(destination rank, source rank) -> (address, bytes) of gathered runs."""
     bytes_read: int = 0
     ended_s: float = 0.0
+    asked: int = 0
+    """Hash of D's demand, to know a repetition after the end."""
     failure: Failure | None = None
     timeline: list[tuple[float, str, object]] = field(default_factory=list)
 
     def note(self, now_s: float, event: str, detail: object = "") -> None:
-        """Put something on the timeline."""
+        """Put something on the timeline; of a long one the beginning and the end are kept."""
         self.timeline.append((now_s, event, detail))
+        if len(self.timeline) > MAX_TIMELINE:
+            del self.timeline[MAX_TIMELINE // 2]
 
     @property
     def granted(self) -> bool:
@@ -97,33 +96,22 @@ class Handoff:
         """Whether P's state is published and fenced on every rank."""
         return self.final and self.source is not None and len(self.fenced) >= self.source.ranks
 
-    def claim_source(self, engine: EngineRecord) -> None:
-        """Make ``engine`` P. Raises `HandoffOwnedError` if another one is."""
+    def check_source(self, engine: EngineRecord) -> None:
+        """Raise `HandoffOwnedError` if another engine is P."""
         if self.source is not None and self.source is not engine:
-            raise HandoffOwnedError(
-                f"handoff {self.handoff_id} is published by engine "
-                f"{self.source.key.engine_id}, not by {engine.key.engine_id}",
-                handoff=self.handoff_id,
-                side="source",
-            )
-        self.source = engine
+            raise _owned(self.handoff_id, "source", "published", self.source, engine)
 
-    def claim_destination(self, engine: EngineRecord) -> None:
-        """Make ``engine`` D. Raises `HandoffOwnedError` if another one is."""
+    def check_destination(self, engine: EngineRecord) -> None:
+        """Raise `HandoffOwnedError` if another engine is D."""
         if self.destination is not None and self.destination is not engine:
-            raise HandoffOwnedError(
-                f"handoff {self.handoff_id} was asked for by engine "
-                f"{self.destination.key.engine_id}, not by {engine.key.engine_id}",
-                handoff=self.handoff_id,
-                side="destination",
-            )
-        self.destination = engine
+            raise _owned(self.handoff_id, "destination", "asked for", self.destination, engine)
 
     def publish(self, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
         """Take a chunk of P's, or a repetition of one.
 
         Raises a `PagesError`, `HandoffOwnedError` or `HandoffConflictError`; then nothing changed.
         """
+        self.check_source(engine)
         merged = dict(self.src_blocks)
         for group, first_block, data in chunk.blocks:
             engine.check_ids(group, data)
@@ -146,17 +134,29 @@ class Handoff:
                 )
             for group in engine.forms:
                 engine.check_count(group, len(merged.get(group, b"")), chunk.position_tokens)
-        self.claim_source(engine)
+        self.source = engine
+        if not self.src_blocks:
+            self.src_checked = engine.admitted
         self.src_blocks = merged
         if chunk.final:
             self.final = True
             self.position_tokens = chunk.position_tokens
-        self.lease_until_s = max(self.lease_until_s, now_s + chunk.lease_s)
+        lease_until_s = now_s + chunk.lease_s
+        # The lease that a fence began with was no promise of P's.
+        if not self.published or lease_until_s > self.lease_until_s:
+            self.lease_until_s = lease_until_s
+        self.published = True
         self.note(now_s, "published", chunk.position_tokens if chunk.final else "a chunk")
 
     def _append(self, known: bytes, group: str, first_block: int, data: bytes) -> bytes:
         at = 4 * first_block
         if at == len(known):
+            if at + len(data) > 4 * MAX_BLOCKS:
+                raise PageCountError(
+                    f"handoff {self.handoff_id}, group {group}: more than {MAX_BLOCKS} blocks",
+                    handoff=self.handoff_id,
+                    group=group,
+                )
             return known + data if known else data
         if first_block < 0 or at > len(known) or known[at : at + len(data)] != data:
             raise HandoffConflictError(
@@ -169,7 +169,8 @@ class Handoff:
 
     def fence(self, engine: EngineRecord, rank: int, now_s: float) -> None:
         """A rank of P has its part complete in memory. Raises `HandoffOwnedError`."""
-        self.claim_source(engine)
+        self.check_source(engine)
+        self.source = engine
         self.fenced.add(rank)
         self.note(now_s, "fenced", rank)
 
@@ -178,33 +179,95 @@ class Handoff:
 
         Raises a `PagesError`, `HandoffOwnedError` or `HandoffConflictError`; then nothing changed.
         """
+        self.check_destination(engine)
+        if self.destination is not None:
+            if (wish.blocks, wish.held_tokens) != (self.dst_blocks, self.held_tokens):
+                raise self.asked_otherwise(engine)
+            return False
+        groups = set()
         for group, data in wish.blocks:
             engine.check_ids(group, data)
-        repeated = self.destination is not None
-        self.claim_destination(engine)
-        if repeated:
-            if (wish.blocks, wish.held_tokens) != (self.dst_blocks, self.held_tokens):
-                raise HandoffConflictError(
-                    f"engine {engine.key.engine_id} asked for handoff {self.handoff_id} before, "
-                    f"with other blocks",
+            if group in groups or len(data) > 4 * MAX_BLOCKS:
+                raise PagesError(
+                    f"handoff {self.handoff_id}: group {group} is listed more than once, or has "
+                    f"more than {MAX_BLOCKS} blocks",
                     handoff=self.handoff_id,
+                    group=group,
                 )
-            return False
+            groups.add(group)
+        self.destination = engine
         self.dst_blocks = wish.blocks
         self.held_tokens = wish.held_tokens
+        self.dst_checked = engine.admitted
         self.patience_until_s = now_s + wish.timeout_s
         self.note(now_s, "requested", wish.held_tokens)
         return True
 
+    def check_asked_before(self, engine: EngineRecord, wish: Wish) -> None:
+        """Whether an ended handoff's D says the same as before.
+
+        Raises `HandoffOwnedError` or `HandoffConflictError`: then the end says nothing of the pages
+        that are asked for now.
+        """
+        self.check_destination(engine)
+        if self.destination is not None and self.asked != wish_hash(wish.blocks, wish.held_tokens):
+            raise self.asked_otherwise(engine)
+
+    def asked_otherwise(self, engine: EngineRecord) -> HandoffConflictError:
+        """What to answer to a second demand that differs from the first."""
+        return HandoffConflictError(
+            f"engine {engine.key.engine_id} asked for handoff {self.handoff_id} before, "
+            f"with other blocks",
+            handoff=self.handoff_id,
+        )
+
+    def forget_blocks(self) -> None:
+        """Keep of an ended handoff what its story needs."""
+        self.asked = wish_hash(self.dst_blocks, self.held_tokens)
+        self.src_blocks = {}
+        self.dst_blocks = ()
+        self.staged = {}
+        self.pair = None
+
     def fail(self, failure: Failure, now_s: float) -> None:
         """Note the first thing that went wrong."""
         if self.failure is None:
-            self.failure = failure
-            self.note(now_s, failure.reason.lower(), failure.detail)
+            state, reason, detail = failure.state, failure.reason, failure.detail
+            self.failure = Failure(state, reason[:MAX_REASON], detail[:MAX_DETAIL])
+            self.note(now_s, self.failure.reason.lower(), self.failure.detail)
+
+    def settle(self, rank: int, size_bytes: int, elapsed_us: int, now_s: float) -> None:
+        """A rank has ended its part."""
+        self.unsettled.discard(rank)
+        self.bytes_read += min(max(size_bytes, 0), MAX_RANK_BYTES)
+        self.note(now_s, "settled", (rank, size_bytes, elapsed_us))
+
+    def may_read(self, rank: int) -> bool:
+        """Whether a destination rank was told to read and has not settled."""
+        if rank not in self.unsettled or self.pair is None:
+            return False
+        if self.state is State.READING:
+            return True
+        return all((rank, source) in self.staged for source in self.pair.staging[rank])
 
     def next_look_s(self) -> float:
         """When something happens even if nobody says a word."""
         if self.granted:
             return self.settle_until_s
-        waits = [t for t in (self.lease_until_s, self.patience_until_s) if t > 0]
-        return min(waits)
+        look_s = self.lease_until_s or math.inf
+        if 0 < self.patience_until_s < look_s:
+            look_s = self.patience_until_s
+        if 0 < self.agents_until_s < look_s:
+            look_s = self.agents_until_s
+        return look_s
+
+
+def _owned(
+    handoff_id: str, side: str, verb: str, owner: EngineRecord, other: EngineRecord
+) -> HandoffOwnedError:
+    return HandoffOwnedError(
+        f"handoff {handoff_id} is {verb} by engine {owner.key.engine_id} (incarnation "
+        f"{owner.incarnation}), not by {other.key.engine_id} (incarnation {other.incarnation})",
+        handoff=handoff_id,
+        side=side,
+    )

@@ -11,6 +11,7 @@ from restow.broker.core.actions import AgentKey, EngineKey
 from restow.broker.errors import (
     AgentMismatchError,
     AgentUnknownError,
+    EngineReplacedError,
     PageCountError,
     PageRangeError,
     PagesError,
@@ -18,6 +19,8 @@ from restow.broker.errors import (
 from restow.broker.layout import Layout, RankLayout
 from restow.broker.planner.program import PageForm
 
+MAX_BLOCKS = 1 << 20
+MAX_ADDRESS = 1 << 63
 
 _UNSIGNED = np.dtype("<u4")
 
@@ -33,7 +36,7 @@ class RegionMemory:
     device_id: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AgentRecord:
     """A connected agent and what it has been told."""
 
@@ -45,6 +48,8 @@ class AgentRecord:
     staging_bytes: int
     programs: set[str] = field(default_factory=set)
     peers: set[str] = field(default_factory=set)
+    gone: bool = False
+    """Its stream broke: what still arrives from it changes nothing."""
 
     @property
     def region_bytes(self) -> int:
@@ -53,7 +58,7 @@ class AgentRecord:
         return sum(m.page_count * s for m, s in zip(self.regions, strides, strict=True))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class EngineRecord:
     """A registered engine in one incarnation."""
 
@@ -62,13 +67,19 @@ class EngineRecord:
     layout: Layout
     layout_digest: str
     forms: dict[str, PageForm]
+    last_seen_s: float
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     block_limits: dict[str, int] = field(default_factory=dict)
+    admitted: int = 0
+    """How often an agent was admitted: ids checked before need another look afterwards."""
+    handoffs: set[int] = field(default_factory=set)
+    """Numbers of the live handoffs that it has a side of."""
     has_session: bool = False
+    gone: bool = False
 
     @classmethod
     def of(
-        cls, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str
+        cls, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
     ) -> EngineRecord:
         """A record of a checked layout."""
         forms = {
@@ -76,7 +87,7 @@ class EngineRecord:
             for rank in layout.ranks
             for region in rank.regions
         }
-        return cls(key, incarnation, layout, layout_digest, forms)
+        return cls(key, incarnation, layout, layout_digest, forms, now_s)
 
     @property
     def ranks(self) -> int:
@@ -88,18 +99,21 @@ class EngineRecord:
         """Whether every rank's agent is connected."""
         return len(self.agents) == len(self.layout.ranks)
 
-    def admit(
-        self,
-        rank: int,
-        agent_name: str,
-        nixl_metadata: bytes,
-        regions: Sequence[RegionMemory],
-        staging_bytes: int,
-    ) -> AgentRecord:
-        """Take an agent in, in place of an older one of the rank.
+    @property
+    def missing_ranks(self) -> list[int]:
+        """The ranks whose agents are not connected."""
+        return [one.rank for one in self.layout.ranks if one.rank not in self.agents]
 
-        Raises `AgentUnknownError` or `AgentMismatchError`.
-        """
+    def departed(self) -> EngineReplacedError:
+        """What to answer to words of an engine that is gone."""
+        return EngineReplacedError(
+            f"engine {self.key.engine_id}, incarnation {self.incarnation} is gone from here: "
+            f"it was replaced or unregistered",
+            engine=self.key.engine_id,
+        )
+
+    def rank_layout(self, rank: int) -> RankLayout:
+        """The layout of a rank. Raises `AgentUnknownError`."""
         layout = next((one for one in self.layout.ranks if one.rank == rank), None)
         if layout is None:
             raise AgentUnknownError(
@@ -108,6 +122,18 @@ class EngineRecord:
                 engine=self.key.engine_id,
                 rank=rank,
             )
+        return layout
+
+    def admit(
+        self,
+        rank: int,
+        agent_name: str,
+        nixl_metadata: bytes,
+        regions: Sequence[RegionMemory],
+        staging_bytes: int,
+    ) -> AgentRecord:
+        """Take an agent in. Raises `AgentUnknownError` or `AgentMismatchError`."""
+        layout = self.rank_layout(rank)
         _check_regions(self.key.engine_id, layout, regions)
         agent = AgentRecord(
             AgentKey(self.key, rank),
@@ -118,18 +144,12 @@ class EngineRecord:
             staging_bytes,
         )
         self.agents[rank] = agent
-        self._limit_blocks()
+        self.admitted += 1
+        self.block_limits = self._limits()
         return agent
 
-    def dismiss(self, agent: AgentRecord) -> bool:
-        """Take an agent out, if it is still the one of its rank."""
-        if self.agents.get(agent.key.rank) is not agent:
-            return False
-        del self.agents[agent.key.rank]
-        return True
-
-    def _limit_blocks(self) -> None:
-        """The first block id of each group that some rank has no memory for."""
+    def _limits(self) -> dict[str, int]:
+        """The first block id of each group that some connected rank has no memory for."""
         limits: dict[str, int] = {}
         for layout in self.layout.ranks:
             agent = self.agents.get(layout.rank)
@@ -138,7 +158,7 @@ class EngineRecord:
             for region, memory in zip(layout.regions, agent.regions, strict=True):
                 limit = memory.page_count // region.pages_per_block
                 limits[region.group] = min(limit, limits.get(region.group, limit))
-        self.block_limits = limits
+        return limits
 
     def check_ids(self, group: str, data: bytes) -> None:
         """Raise a `PagesError` unless the ids are int32 inside the group's memory."""
@@ -149,11 +169,11 @@ class EngineRecord:
             )
         if len(data) % 4:
             raise PagesError(f"group {group}: {len(data)} bytes are not int32 ids", group=group)
-        limit = self.block_limits.get(group)
-        if limit is None or not data:
+        if not data:
             return
-        # Seen as unsigned, a negative id is out of range too.
+        # Seen as unsigned, a negative id is out of every range.
         ids = np.frombuffer(data, _UNSIGNED)
+        limit = self.block_limits.get(group, 1 << 31)
         if int(np.maximum.reduce(ids)) >= limit:
             wrong = int(np.frombuffer(data, "<i4")[int(np.argmax(ids >= limit))])
             raise PageRangeError(
@@ -196,11 +216,17 @@ def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionM
             engine=engine_id,
             rank=layout.rank,
         )
-    for memory in regions:
-        if memory.base_address <= 0 or memory.page_count <= 0:
+    for region, memory in zip(layout.regions, regions, strict=True):
+        size_bytes = memory.page_count * region.page_stride_bytes
+        if (
+            memory.base_address <= 0
+            or memory.page_count <= 0
+            or memory.base_address + size_bytes > MAX_ADDRESS
+        ):
             raise AgentMismatchError(
                 f"engine {engine_id}, rank {layout.rank}, region {memory.name}: address "
-                f"{memory.base_address} and page count {memory.page_count} must be positive",
+                f"{memory.base_address} and page count {memory.page_count} must be positive and "
+                f"end below 2**63",
                 engine=engine_id,
                 rank=layout.rank,
                 region=memory.name,

@@ -7,7 +7,6 @@ SSM state, then padding (LAYOUT of vLLM 0.32, `MambaBase.bind_kv_cache`).
 
 from __future__ import annotations
 
-from restow.broker.errors import LayoutFormError
 from restow.broker.families.cut import rank_slice, rank_span
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
 from restow.broker.families.specs import AttentionSpec, Mamba2Spec, ModelSpec
@@ -18,9 +17,11 @@ STATE_GROUP = "state"
 
 
 def build_layout(model: ModelSpec, settings: EngineSettings) -> Layout:
-    """The layout of ``model`` on an engine with ``settings``. Raises `TpSizeError`."""
-    if settings.tp < 1 or settings.page_tokens < 1 or settings.pages_per_block < 1:
-        raise LayoutFormError("tp, page_tokens and pages_per_block must be at least 1")
+    """The layout of ``model`` on an engine with ``settings``.
+
+    Raises `TpSizeError`, and `LayoutFormError` for settings outside of their bounds.
+    """
+    settings.check()
     ranks = tuple(_rank(model, settings, rank) for rank in range(settings.tp))
     return Layout(model.model(), ranks)
 

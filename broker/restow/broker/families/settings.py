@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from restow.broker.errors import LayoutFormError
+from restow.broker.layout.check import MAX_RANKS
+from restow.broker.layout.check_pages import MAX_PAGE_BYTES
+
 
 class ConvLayout(StrEnum):
     """Which axis of the conv state is innermost (vLLM `VLLM_SSM_CONV_STATE_LAYOUT`)."""
@@ -39,3 +43,16 @@ class EngineSettings:
     kv_order: KvOrder = KvOrder.HND
     conv_rows_extra: int = 0
     page_align_bytes: int = 1
+
+    def check(self) -> None:
+        """Raise `LayoutFormError` that names a setting outside of its bounds."""
+        for name, value, least in (
+            ("tp", self.tp, 1),
+            ("page_tokens", self.page_tokens, 1),
+            ("pages_per_block", self.pages_per_block, 1),
+            ("conv_rows_extra", self.conv_rows_extra, 0),
+            ("page_align_bytes", self.page_align_bytes, 1),
+        ):
+            most = MAX_RANKS if name == "tp" else MAX_PAGE_BYTES
+            if not least <= value <= most:
+                raise LayoutFormError(f"{name} is {value}; it must be {least} to {most}")

@@ -30,7 +30,7 @@ class DType(IntEnum):
     @property
     def itemsize_bytes(self) -> int:
         """Bytes of one element."""
-        return {DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4}.get(self, 1)
+        return _ITEM_BYTES.get(self, 1)
 
     @property
     def castable(self) -> bool:
@@ -45,3 +45,6 @@ class DType(IntEnum):
         except KeyError:
             known = ", ".join(dtype.label for dtype in cls)
             raise LayoutFormError(f"dtype {name!r} is unknown; known are {known}") from None
+
+
+_ITEM_BYTES = {DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4}

@@ -75,39 +75,34 @@ def _shard_to_json(shard: Shard, field: Field) -> dict[str, Any]:
 def layout_from_json(data: object) -> Layout:
     """Read a layout. Raises `LayoutFormError` that names the place of what is wrong.
 
-    Only the form is checked here; `check_layout` proves that the parts fit.
+    Only the form is checked here; `check_layout` proves that the parts fit. A model that lists no
+    fields gets those of its shards, each as large as its shards reach.
     """
     top = _mapping(data, "layout")
-    model_json = _mapping(_get(top, "model", "layout"), "model")
-    ranks_json = _list(_get(top, "ranks", "layout"), "ranks")
-    ranks = tuple(_rank(rank, f"ranks[{i}]") for i, rank in enumerate(ranks_json))
-    if "fields" in model_json:
-        fields_json = _list(model_json["fields"], "model.fields")
-        fields = tuple(_field(f, f"model.fields[{i}]") for i, f in enumerate(fields_json))
-    else:
-        fields = _fields_of_shards(ranks_json)
-    return Layout(Model(str(model_json.get("name", "")), fields), ranks)
-
-
-def _fields_of_shards(ranks_json: Sequence[Any]) -> tuple[Field, ...]:
-    """Fields of a model that lists none: each as large as its shards reach."""
+    model = _mapping(_get(top, "model", "layout"), "model")
+    ranks = _items(_get(top, "ranks", "layout"), "ranks")
     found: dict[str, Field] = {}
-    for i, rank in enumerate(ranks_json):
-        for j, item in enumerate(_list(_get(rank, "shards", f"ranks[{i}]"), "shards")):
-            where = f"ranks[{i}].shards[{j}]"
-            name = _text(item, "field", where)
-            box = _box(_get(item, "box", where), where)
-            axes = tuple(str(axis) for axis in _list(_get(item, "axes", where), where))
-            kind = _kind(item, where)
-            old = found.get(name)
-            if old is not None and (old.axes != axes or old.kind != kind):
-                raise LayoutFormError(
-                    f"{where}: field {name} has other axes or another kind than before", field=name
-                )
-            reach = tuple(span.stop for span in box)
-            shape = reach if old is None else tuple(map(max, old.shape, reach))
-            found[name] = Field(name, kind, axes, shape)
-    return tuple(found.values())
+    layouts = tuple(_rank(rank, where, found) for where, rank in ranks)
+    if "fields" in model:
+        listed = tuple(_field(f, where) for where, f in _items(model["fields"], "model.fields"))
+        _check_same_fields(listed, found)
+    else:
+        listed = tuple(found.values())
+    name = _text(model, "name", "model") if "name" in model else ""
+    return Layout(Model(name, listed), layouts)
+
+
+def _check_same_fields(listed: tuple[Field, ...], found: Mapping[str, Field]) -> None:
+    """What shards say about kind and axes is what the model says."""
+    for field in listed:
+        shards = found.get(field.name)
+        if shards is not None and (shards.kind, shards.axes) != (field.kind, field.axes):
+            raise LayoutFormError(
+                f"field {field.name}: the model has {field.kind} {list(field.axes)}, its shards "
+                f"{shards.kind} {list(shards.axes)}",
+                place="model.fields",
+                field=field.name,
+            )
 
 
 def _field(data: object, where: str) -> Field:
@@ -115,23 +110,19 @@ def _field(data: object, where: str) -> Field:
     return Field(
         name=_text(item, "field", where),
         kind=_kind(item, where),
-        axes=tuple(str(axis) for axis in _list(_get(item, "axes", where), where)),
+        axes=_texts(_get(item, "axes", where), f"{where}.axes"),
         shape=_ints(_get(item, "shape", where), f"{where}.shape"),
     )
 
 
-def _rank(data: object, where: str) -> RankLayout:
+def _rank(data: object, where: str, found: dict[str, Field]) -> RankLayout:
     item = _mapping(data, where)
+    regions = _items(_get(item, "regions", where), f"{where}.regions")
+    shards = _items(_get(item, "shards", where), f"{where}.shards")
     return RankLayout(
         rank=_int(_get(item, "rank", where), f"{where}.rank"),
-        regions=tuple(
-            _region(region, f"{where}.regions[{i}]")
-            for i, region in enumerate(_list(_get(item, "regions", where), f"{where}.regions"))
-        ),
-        shards=tuple(
-            _shard(shard, f"{where}.shards[{i}]")
-            for i, shard in enumerate(_list(_get(item, "shards", where), f"{where}.shards"))
-        ),
+        regions=tuple(_region(region, place) for place, region in regions),
+        shards=tuple(_shard(shard, place, found) for place, shard in shards),
     )
 
 
@@ -141,20 +132,22 @@ def _region(data: object, where: str) -> Region:
     default_group = "state" if tokens is None else "attention"
     return Region(
         name=_text(item, "name", where),
-        group=str(item.get("group", default_group)),
-        page_stride_bytes=_int(_get(item, "page_stride_bytes", where), where),
+        group=_text(item, "group", where) if "group" in item else default_group,
+        page_stride_bytes=_int(
+            _get(item, "page_stride_bytes", where), f"{where}.page_stride_bytes"
+        ),
         page_tokens=None if tokens is None else _int(tokens, f"{where}.page_tokens"),
         pages_per_block=_int(item.get("pages_per_block", 1), f"{where}.pages_per_block"),
     )
 
 
-def _shard(data: object, where: str) -> Shard:
+def _shard(data: object, where: str, found: dict[str, Field]) -> Shard:
     item = _mapping(data, where)
     token_stride = item.get("token_stride_bytes")
-    return Shard(
+    shard = Shard(
         field=_text(item, "field", where),
-        box=_box(_get(item, "box", where), where),
-        dtype=DType.parse(_text(item, "dtype", where)),
+        box=_box(_get(item, "box", where), f"{where}.box"),
+        dtype=_dtype(item, where),
         region=_text(item, "region", where),
         offset_bytes=_int(_get(item, "offset_bytes", where), f"{where}.offset_bytes"),
         strides_bytes=_ints(_get(item, "strides_bytes", where), f"{where}.strides_bytes"),
@@ -162,14 +155,33 @@ def _shard(data: object, where: str) -> Shard:
             None if token_stride is None else _int(token_stride, f"{where}.token_stride_bytes")
         ),
     )
+    axes = _texts(_get(item, "axes", where), f"{where}.axes")
+    _add_reach(Field(shard.field, _kind(item, where), axes, ()), shard.box, where, found)
+    return shard
+
+
+def _add_reach(form: Field, box: Box, where: str, found: dict[str, Field]) -> None:
+    """Grow the field that a shard speaks of by what the shard reaches."""
+    old = found.get(form.name)
+    reach = tuple(span.stop for span in box)
+    if old is None:
+        found[form.name] = Field(form.name, form.kind, form.axes, reach)
+        return
+    if (old.axes, old.kind, len(old.shape)) != (form.axes, form.kind, len(reach)):
+        raise LayoutFormError(
+            f"{where}: field {form.name} has other axes or another kind than before",
+            place=where,
+            field=form.name,
+        )
+    found[form.name] = Field(form.name, form.kind, form.axes, tuple(map(max, old.shape, reach)))
 
 
 def _box(data: object, where: str) -> Box:
     spans = []
-    for pair in _list(data, f"{where}.box"):
-        numbers = _ints(pair, f"{where}.box")
-        if len(numbers) != 2:
-            raise LayoutFormError(f"{where}.box: {pair!r} is not [start, stop]")
+    for place, pair in _items(data, where):
+        numbers = _ints(pair, place)
+        if len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
+            raise _malformed(place, f"{list(numbers)} is not [start, stop] with 0 <= start < stop")
         spans.append(Span(*numbers))
     return tuple(spans)
 
@@ -179,40 +191,66 @@ def _kind(item: Json, where: str) -> Kind:
     try:
         return Kind(text)
     except ValueError:
-        raise LayoutFormError(f"{where}.kind: {text!r} is neither per_token nor snapshot") from None
+        raise _malformed(f"{where}.kind", f"{text!r} is neither per_token nor snapshot") from None
+
+
+def _dtype(item: Json, where: str) -> DType:
+    text = _text(item, "dtype", where)
+    try:
+        return DType.parse(text)
+    except LayoutFormError as error:
+        raise _malformed(f"{where}.dtype", error.message) from None
+
+
+def _malformed(where: str, what: str) -> LayoutFormError:
+    return LayoutFormError(f"{where}: {what}", place=where)
 
 
 def _get(item: object, key: str, where: str) -> Any:
     mapping = _mapping(item, where)
     if key not in mapping:
-        raise LayoutFormError(f"{where}: {key!r} is missing")
+        raise _malformed(where, f"{key!r} is missing")
     return mapping[key]
 
 
 def _text(item: Json, key: str, where: str) -> str:
-    value = _get(item, key, where)
-    if not isinstance(value, str) or not value:
-        raise LayoutFormError(f"{where}.{key}: {value!r} is not a name")
-    return value
+    return _name(_get(item, key, where), f"{where}.{key}")
+
+
+def _name(data: object, where: str) -> str:
+    if not isinstance(data, str) or not data:
+        raise _malformed(where, f"{_short(data)} is not a name")
+    return data
+
+
+def _texts(data: object, where: str) -> tuple[str, ...]:
+    return tuple(_name(text, place) for place, text in _items(data, where))
 
 
 def _mapping(data: object, where: str) -> Json:
     if not isinstance(data, Mapping):
-        raise LayoutFormError(f"{where}: expected an object, got {type(data).__name__}")
+        raise _malformed(where, f"expected an object, got {type(data).__name__}")
     return data
 
 
-def _list(data: object, where: str) -> Sequence[Any]:
+def _items(data: object, where: str) -> list[tuple[str, Any]]:
+    """The items of a list, each with its place."""
     if not isinstance(data, Sequence) or isinstance(data, str | bytes):
-        raise LayoutFormError(f"{where}: expected a list, got {type(data).__name__}")
-    return data
+        raise _malformed(where, f"expected a list, got {type(data).__name__}")
+    return [(f"{where}[{index}]", item) for index, item in enumerate(data)]
 
 
 def _int(data: object, where: str) -> int:
     if not isinstance(data, int) or isinstance(data, bool):
-        raise LayoutFormError(f"{where}: {data!r} is not an integer")
+        raise _malformed(where, f"{_short(data)} is not an integer")
     return data
 
 
 def _ints(data: object, where: str) -> tuple[int, ...]:
-    return tuple(_int(value, where) for value in _list(data, where))
+    return tuple(_int(value, place) for place, value in _items(data, where))
+
+
+def _short(data: object) -> str:
+    """A value as it goes into a message, however long it is."""
+    text = repr(data)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,14 +7,20 @@ be. The same function serves one side (what does a shard cover?) and two (copy f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from restow.broker.errors import TooManyPiecesError
+
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+MAX_ROWS = 1 << 21
+"""Of one box, and of all programs of a plan together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,8 @@ def cut_rows(
 ) -> Rows:
     """Cut a box of ``sizes`` with one stride vector a side into rows.
 
-    The row axis is the one that is contiguous on every side, else the longest.
+    The row axis is the one that is contiguous on every side, else the longest. Raises
+    `TooManyPiecesError` above ``MAX_ROWS`` rows.
 
     >>> cut_rows([4, 3], [[6, 2], [6, 2]], [2, 2]).count
     12
@@ -56,11 +63,16 @@ def cut_rows(
     axes = _merged(sizes, sides)
     contiguous = [axis for axis in axes if axis.strides == tuple(items_bytes)]
     row = contiguous[0] if contiguous else max(axes, key=lambda axis: axis.size)
+    others = [axis for axis in axes if axis is not row]
+    if math.prod(axis.size for axis in others) > MAX_ROWS:
+        raise TooManyPiecesError(
+            f"a box of {list(sizes)} elements falls into more than {MAX_ROWS} pieces between its "
+            f"two forms"
+        )
     offsets = np.zeros((1, len(sides)), np.int64)
-    for axis in axes:
-        if axis is not row:
-            steps = np.arange(axis.size, dtype=np.int64)[:, None] * np.array(axis.strides)
-            offsets = (offsets[None, :, :] + steps[:, None, :]).reshape(-1, len(sides))
+    for axis in others:
+        steps = np.arange(axis.size, dtype=np.int64)[:, None] * np.array(axis.strides)
+        offsets = (offsets[None, :, :] + steps[:, None, :]).reshape(-1, len(sides))
     return Rows(row.size, row.strides, offsets)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,18 +43,9 @@ class Span:
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Span(start, stop) if start < stop else None
 
-    def holds(self, other: Span) -> bool:
-        """Whether all of ``other`` lies inside."""
-        return self.start <= other.start and other.stop <= self.stop
-
 
 Box: TypeAlias = tuple[Span, ...]
 """One span an axis: a product of ranges."""
-
-
-def whole(shape: Iterable[int]) -> Box:
-    """The box of a whole tensor."""
-    return tuple(Span(0, size) for size in shape)
 
 
 def volume(box: Box) -> int:
@@ -68,22 +57,3 @@ def overlap(one: Box, other: Box) -> Box | None:
     """The elements in both boxes, axis by axis, or None."""
     spans = tuple(a.overlap(b) for a, b in zip(one, other, strict=True))
     return None if None in spans else tuple(span for span in spans if span is not None)
-
-
-def holds(outer: Box, inner: Box) -> bool:
-    """Whether all of ``inner`` lies inside ``outer``."""
-    return all(a.holds(b) for a, b in zip(outer, inner, strict=True))
-
-
-def cells(box: Box, cutters: Iterable[Box]) -> Iterator[Box]:
-    """Cut ``box`` at every edge of ``cutters``: the cells tile it, and no cutter's edge is in one.
-
-    >>> [str(cell[0]) for cell in cells((Span(0, 8),), [(Span(2, 4),)])]
-    ['[0, 2)', '[2, 4)', '[4, 8)']
-    """
-    edges = [{span.start, span.stop} for span in box]
-    for cutter in cutters:
-        for axis_edges, span, cut in zip(edges, box, cutter, strict=True):
-            axis_edges.update(e for e in (cut.start, cut.stop) if span.start < e < span.stop)
-    axes = [[Span(a, b) for a, b in itertools.pairwise(sorted(e))] for e in edges]
-    return itertools.product(*axes)

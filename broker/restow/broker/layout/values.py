@@ -12,7 +12,7 @@ from restow.broker.layout.span import Box
 class Kind(StrEnum):
     """How a field grows with the prompt."""
 
-    PER_TOKEN = "per_token"
+    PER_TOKEN = "per_token"  # noqa: S105
     """One entry a token, paged: keys and values."""
     SNAPSHOT = "snapshot"
     """One value at a position, whatever the prompt's length: conv and SSM states."""

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from restow.broker.errors import CastUnsupportedError, ModelMismatchError, PlanError
+from restow.broker.errors import (
+    CastUnsupportedError,
+    ModelMismatchError,
+    PlanError,
+    TooManyPiecesError,
+)
 from restow.broker.layout import Box, Field, Layout, Shard, digest
 from restow.broker.layout.span import overlap, volume
 from restow.broker.planner.move import Move, Place
+
+MAX_PAIRS_OF_BOXES = 1 << 23
+"""Compared in one plan: enough for 1,024 ranks on both sides, and bounded in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +50,26 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
     """Plan from one checked layout to another.
 
     Raises `ModelMismatchError` when they are not of one model, `CastUnsupportedError` when a field
-    changes to a type that nothing casts to, `PlanError` if the plan does not cover the destination
-    (which `check_layout` on both sides rules out).
+    changes to a type that nothing casts to, `TooManyPiecesError` for layouts cut too finely,
+    `PlanError` if the plan does not cover the destination (which `check_layout` rules out).
     """
     check_same_model(source, destination)
     held, wanted = _holders(source), _holders(destination)
     by_form: dict[object, Routes] = {}  # the same for all layers of a kind
     routes: dict[str, Routes] = {}
+    pairs_of_boxes = 0
     for name, boxes in wanted.items():
         form = held.get(name, ()), boxes
         known = by_form.get(form)
-        routes[name] = by_form[form] = known if known is not None else _routes(name, *form)
+        if known is None:
+            pairs_of_boxes += len(form[0]) * len(boxes)
+            if pairs_of_boxes > MAX_PAIRS_OF_BOXES:
+                raise TooManyPiecesError(
+                    f"more than {MAX_PAIRS_OF_BOXES} pairs of boxes would have to be compared",
+                    field=name,
+                )
+            known = by_form[form] = _routes(name, *form)
+        routes[name] = known
     shards = {
         (rank.rank, shard.field, shard.box): shard for rank in source.ranks for shard in rank.shards
     }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.broker.errors import CastUnsupportedError
+from restow.broker.errors import CastUnsupportedError, TooManyPiecesError
 from restow.broker.layout import DType, RankLayout, Region
-from restow.broker.layout.rows import Int64s, Rows, cut_rows
+from restow.broker.layout.rows import MAX_ROWS, Bools, Int64s, Rows, cut_rows
 from restow.broker.planner.move import Move, Place
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair, PageForm
@@ -24,6 +24,7 @@ class Table:
     """
 
     rows: Int64s
+    pieces: Int64s
     piece_move: Int64s
     piece_row: Int64s
 
@@ -37,6 +38,7 @@ class Cutter:
         self._destinations = {rank.rank: _indexed(rank) for rank in plan.destination.ranks}
         self._numbers: dict[tuple[PageForm, PageForm], int] = {}
         self._cuts: dict[object, Rows] = {}
+        self._pieces = 0
         for move in plan.moves:
             _, _, src_form = self._sources[move.src_rank][move.src.region]
             _, _, dst_form = self._destinations[move.dst_rank][move.dst.region]
@@ -48,26 +50,41 @@ class Cutter:
         return tuple(GroupPair(src, dst) for src, dst in self._numbers)
 
     def table(self, moves: Sequence[Move]) -> Table:
-        """The rows of moves to one rank. Raises `CastUnsupportedError` (see `_cut`)."""
+        """The rows of moves to one rank.
+
+        Raises `CastUnsupportedError` (see `_cut_move`) and `TooManyPiecesError`.
+        """
         if not moves:
-            nothing = np.empty(0, np.int64)
-            return Table(np.empty((0, len(Column)), np.int64), nothing, nothing)
+            none, nothing = np.empty((0, len(Column)), np.int64), np.empty(0, np.int64)
+            return Table(none, none, nothing, nothing)
         firsts, offsets = zip(*map(self._cut_move, moves), strict=True)
         counts = [len(part) for part in offsets]
-        rows = np.repeat(np.array(firsts, np.int64), counts, axis=0)
-        rows[:, [Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES]] += np.concatenate(offsets)
-        owner = np.repeat(np.arange(len(moves)), counts)
-        joined, row_of = join_rows(rows)
-        return Table(joined, owner, row_of)
+        self._pieces += sum(counts)
+        if self._pieces > MAX_ROWS:
+            raise TooManyPiecesError(f"the plan falls into more than {MAX_ROWS} pieces")
+        pieces = np.repeat(np.array(firsts, np.int64), counts, axis=0)
+        pieces[:, [Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES]] += np.concatenate(offsets)
+        rows, piece_row = join_rows(pieces)
+        return Table(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
 
     def _cut_move(self, move: Move) -> tuple[tuple[int, ...], Int64s]:
-        """A row (in the order of `Column`) without offsets inside the box, and those offsets."""
+        """A row (in the order of `Column`) without offsets inside the box, and those offsets.
+
+        A row of strided elements needs each at a multiple of its size, as devices load nothing
+        else. Where a layout breaks that, every element becomes a row of bytes; a cast can't, and
+        raises `CastUnsupportedError`.
+        """
         src, dst = move.src, move.dst
         src_index, src_region, src_form = self._sources[move.src_rank][src.region]
         dst_index, dst_region, dst_form = self._destinations[move.dst_rank][dst.region]
         items = (src.dtype.itemsize_bytes, dst.dtype.itemsize_bytes)
-        cut = self._cut(move, items, _aligned(src, src_region) and _aligned(dst, dst_region))
-        raw = src.dtype is dst.dtype and (cut.count == 1 or cut.steps_bytes == items)
+        cut = self._cut(move, items)
+        same = src.dtype is dst.dtype
+        raw = same and (cut.count == 1 or cut.steps_bytes == items)
+        if not raw and not (_aligned(src, src_region) and _aligned(dst, dst_region)):
+            if not same:
+                raise _misaligned(move)
+            cut, raw = cut.elements(), True
         first = (
             move.src_rank,
             self._numbers[src_form, dst_form],
@@ -85,28 +102,13 @@ class Cutter:
         )
         return first, cut.offsets_bytes
 
-    def _cut(self, move: Move, items: tuple[int, int], aligned: bool) -> Rows:
-        """Rows of the move's box.
-
-        A row of strided elements needs each at a multiple of its size, as devices load nothing
-        else. Where a layout breaks that, every element becomes a row of bytes; a cast can't, and
-        raises `CastUnsupportedError`.
-        """
-        sizes = tuple(span.size for span in move.box)
-        key = (sizes, move.src.strides_bytes, move.dst.strides_bytes, items, aligned)
+    def _cut(self, move: Move, items: tuple[int, int]) -> Rows:
+        sizes = tuple([span.size for span in move.box])
+        key = (sizes, move.src.strides_bytes, move.dst.strides_bytes, items)
         cut = self._cuts.get(key)
         if cut is None:
             cut = cut_rows(sizes, (move.src.strides_bytes, move.dst.strides_bytes), items)
-            if not aligned and cut.steps_bytes != items and cut.count > 1:
-                cut = cut.elements()
             self._cuts[key] = cut
-        if not aligned and move.src.dtype is not move.dst.dtype:
-            raise CastUnsupportedError(
-                f"field {move.field}: rank {move.src_rank} of P or rank {move.dst_rank} of D has "
-                f"elements that do not lie at multiples of their size, so they can't be cast",
-                field=move.field,
-                ranks=f"{move.src_rank},{move.dst_rank}",
-            )
         return cut
 
 
@@ -125,6 +127,15 @@ def _aligned(place: Place, region: Region) -> bool:
     item = place.dtype.itemsize_bytes
     steps = (*place.strides_bytes, place.token_stride_bytes or 0, region.page_stride_bytes)
     return item == 1 or not any(step % item for step in (place.offset_bytes, *steps))
+
+
+def _misaligned(move: Move) -> CastUnsupportedError:
+    return CastUnsupportedError(
+        f"field {move.field}: rank {move.src_rank} of P or rank {move.dst_rank} of D has elements "
+        f"that do not lie at multiples of their size, so they can't be cast",
+        field=move.field,
+        ranks=f"{move.src_rank},{move.dst_rank}",
+    )
 
 
 _SAME_IN_A_RUN = [
@@ -174,12 +185,19 @@ def strided(rows: Int64s) -> Bools:
 
 
 def split_rows(rows: Int64s) -> Int64s:
-    """Strided rows as one row an element, because a READ moves contiguous bytes."""
+    """Strided rows as one row an element, because a READ moves contiguous bytes.
+
+    Raises `TooManyPiecesError`.
+    """
     wide = strided(rows)
     if not wide.any():
         return rows
     table = rows[wide]
     counts = table[:, Column.COUNT]
+    if int(counts.sum()) > MAX_ROWS:
+        raise TooManyPiecesError(
+            f"a rank would read more than {MAX_ROWS} single elements: use pack or auto"
+        )
     single = np.repeat(table, counts, axis=0)
     index = np.arange(len(single)) - np.repeat(np.cumsum(counts) - counts, counts)
     single[:, Column.SRC_OFFSET_BYTES] += index * single[:, Column.SRC_STEP_BYTES]

@@ -17,6 +17,7 @@ from restow.v1 import admin_pb2_grpc, broker_pb2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 DEFAULT_LIMIT = 100
+MAX_INT64 = (1 << 63) - 1
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -35,15 +36,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             version=version("restow"),
             broker_epoch=hub.epoch,
             uptime_s=hub.now_s() - hub.started_s,
-            engines=len(directory.engines),
-            agents=sum(len(engine.agents) for engine in directory.engines.values()),
-            handoffs_live=len(directory.live),
+            engines=len(directory.members.engines),
+            agents=len(directory.members.names),
+            handoffs_live=len(directory.ledger.live),
             ended=[
                 pb.StateCount(state=STATE_NUMBERS[state], count=count)
-                for state, count in sorted(directory.ended_counts.items())
+                for state, count in sorted(directory.ledger.ended_counts.items())
             ],
             plans=len(directory.pairs),
-            bytes_read=directory.bytes_read,
+            bytes_read=min(directory.ledger.bytes_read, MAX_INT64),
         )
 
     async def ListEngines(
@@ -51,7 +52,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.ListEnginesResponse:
         """The engines of the caller's tenant."""
         tenant = tenant_of(context)
-        engines = self._hub.directory.engines
+        engines = self._hub.directory.members.engines
         return pb.ListEnginesResponse(
             engines=[
                 pb.EngineInfo(
@@ -83,7 +84,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     region_bytes=agent.region_bytes,
                     staging_bytes=agent.staging_bytes,
                 )
-                for key, engine in sorted(self._hub.directory.engines.items())
+                for key, engine in sorted(self._hub.directory.members.engines.items())
                 if key.tenant == tenant
                 for rank, agent in sorted(engine.agents.items())
             ]
@@ -94,13 +95,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.ListHandoffsResponse:
         """Handoffs, the live ones first, then the newest ends."""
         tenant = tenant_of(context)
-        directory = self._hub.directory
+        ledger = self._hub.directory.ledger
         found = [
             handoff
-            for table in (directory.live, directory.ended)
+            for table in (ledger.live, ledger.ended)
             for handoff in reversed(table.values())
-            if handoff.tenant == tenant
-            and request.state in (0, STATE_NUMBERS[handoff.state])
+            if handoff.tenant == tenant and request.state in (0, STATE_NUMBERS[handoff.state])
         ]
         limit = request.limit or DEFAULT_LIMIT
         return pb.ListHandoffsResponse(
@@ -112,7 +112,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.GetHandoffRequest, context: Context
     ) -> pb.GetHandoffResponse:
         """One handoff and its story."""
-        handoff = self._hub.directory.find(tenant_of(context), request.handoff_id)
+        handoff = self._hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         return pb.GetHandoffResponse(
             handoff=self._info(handoff),
             timeline=[

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import structlog
 
 from restow.broker.core import actions as act
-from restow.broker.core.directory import Settlement
-from restow.broker.core.handoff import Failure
+from restow.broker.core.events import Failure, Settlement
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.server.broker_service import tenant_of
@@ -28,6 +28,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
     def __init__(self, hub: Hub) -> None:
         """Serve the hub's directory."""
         self._hub = hub
+        self._log = structlog.get_logger("restow.broker")
 
     async def Connect(
         self, requests: AsyncIterator[pb.ConnectRequest], context: Context
@@ -40,38 +41,51 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         if not first.messages or first.messages[0].WhichOneof("body") != "hello":
             raise RequestError("the first message of an agent must be Hello")
         hello = first.messages[0].hello
-        engine, agent = self._admit(hello, tenant_of(context))
-        outbox: AgentOutbox = Outbox(pb.ConnectResponse, hub.max_queue)
+        engine = hub.directory.members.engine(
+            act.EngineKey(tenant_of(context), hello.engine.engine_id), hello.engine.incarnation
+        )
+        agent = self._admit(engine, hello)
+        loop = asyncio.get_running_loop()
+
+        def lose() -> None:
+            """Take the agent out, once; a stream that nobody reads may end much later."""
+            if hub.agents.get(agent.key) is outbox:
+                del hub.agents[agent.key]
+            hub.perform(hub.directory.members.remove_agent(engine, agent, hub.now_s()))
+
+        outbox: AgentOutbox = Outbox(
+            pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+        )
         hub.agents[agent.key] = outbox
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch
+        hub.perform(hub.directory.resume(engine, hub.now_s()))
         reader = asyncio.create_task(self._read(engine, agent, outbox, first, requests))
         try:
             while (batch := await outbox.take()) is not None:
                 yield batch
+            if reader.done():
+                reader.result()
         finally:
             reader.cancel()
-            if hub.agents.get(agent.key) is outbox:
-                del hub.agents[agent.key]
-            hub.perform(hub.directory.remove_agent(engine, agent, hub.now_s()))
+            lose()
 
-    def _admit(self, hello: pb.Hello, tenant: str) -> tuple[EngineRecord, AgentRecord]:
+    def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
         hub = self._hub
-        key = act.EngineKey(tenant, hello.engine.engine_id)
-        engine = hub.directory.engine(key, hello.engine.incarnation)
-        old = engine.agents.get(hello.rank)
-        if old is not None:
-            replaced = hub.agents.pop(old.key, None)
-            if replaced is not None:
-                replaced.close(RequestError(f"rank {hello.rank} connected anew"))
-            hub.perform(hub.directory.remove_agent(engine, old, hub.now_s()))
         regions = [
             RegionMemory(r.name, r.base_address, r.page_count, r.memory, r.device_id)
             for r in hello.regions
         ]
-        agent = engine.admit(
-            hello.rank, hello.agent_name, hello.nixl_metadata, regions, hello.staging_bytes
+        agent, actions = hub.directory.members.admit(
+            engine,
+            hello.rank,
+            hello.agent_name,
+            hello.nixl_metadata,
+            regions,
+            hello.staging_bytes,
+            hub.now_s(),
         )
-        return engine, agent
+        hub.perform(actions)
+        return agent
 
     async def _read(
         self,
@@ -85,9 +99,10 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             self._take(engine, agent, first.messages[1:])
             async for request in requests:
                 self._take(engine, agent, request.messages)
-            outbox.close()
         except RestowError as error:
             outbox.close(error)
+        finally:
+            outbox.close()
 
     def _take(self, engine: EngineRecord, agent: AgentRecord, messages: Any) -> None:
         hub = self._hub
@@ -98,25 +113,41 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
     def _apply(
         self, engine: EngineRecord, agent: AgentRecord, message: pb.AgentMessage, now_s: float
     ) -> list[act.Action]:
-        directory, rank = self._hub.directory, agent.key.rank
+        directory = self._hub.directory
         body = message.WhichOneof("body")
         if body == "fenced":
-            return directory.fence(engine, rank, message.fenced.handoff_id, now_s)
+            return self._fence(engine, agent, message.fenced.handoff_id, now_s)
         if body == "settled":
             settled = message.settled
             settlement = Settlement(
                 settled.handoff, settled.bytes, settled.elapsed_us, settled.reason, settled.detail
             )
-            return directory.settled(engine, rank, settlement, now_s)
+            return directory.settled(engine, agent, settlement, now_s)
         if body == "staged":
             staged = message.staged
             failure = (
-                Failure(act.State.FAILED, staged.reason, f"rank {rank}: {staged.detail}")
+                Failure(act.State.FAILED, staged.reason, f"rank {agent.key.rank}: {staged.detail}")
                 if staged.reason
                 else None
             )
             run = (staged.address, staged.bytes)
             return directory.staged(
-                engine, rank, staged.handoff, staged.dst_rank, run, failure, now_s
+                engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
             )
         raise RequestError(f"an agent may not send {body or 'a message without a body'} here")
+
+    def _fence(
+        self, engine: EngineRecord, agent: AgentRecord, handoff_id: str, now_s: float
+    ) -> list[act.Action]:
+        """A fence that is refused concerns one handoff: it must not cost the agent its stream."""
+        try:
+            return self._hub.directory.fence(engine, agent, handoff_id, now_s)
+        except RestowError as error:
+            self._log.warning(
+                "fence refused",
+                engine=engine.key.engine_id,
+                rank=agent.key.rank,
+                handoff=handoff_id[:64],
+                reason=error.reason,
+            )
+            return []

@@ -10,7 +10,7 @@ import grpc
 
 from restow.broker import wire
 from restow.broker.core import actions as act
-from restow.broker.core.handoff import Chunk, Wish
+from restow.broker.core.events import Chunk, Wish
 from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import EngineReplacedError, RequestError, RestowError
 from restow.broker.layout import check_layout, digest
@@ -47,16 +47,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         layout_digest = await asyncio.to_thread(_checked_digest, layout)
         hub = self._hub
         key = act.EngineKey(tenant_of(context), request.engine.engine_id)
-        replaced = hub.directory.engines.get(key)
         hub.perform(
-            hub.directory.register(
+            hub.directory.members.register(
                 key, request.engine.incarnation, layout, layout_digest, hub.now_s()
             )
         )
-        if replaced is not None and replaced is not hub.directory.engines[key]:
-            outbox = hub.engines.pop(key, None)
-            if outbox is not None:
-                outbox.close(EngineReplacedError(f"engine {key.engine_id} registered anew"))
         return pb.RegisterEngineResponse(layout_digest=layout_digest, broker_epoch=hub.epoch)
 
     async def UnregisterEngine(
@@ -64,9 +59,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     ) -> pb.UnregisterEngineResponse:
         """Take an engine out."""
         engine = self._engine(request.engine, context)
-        self._hub.perform(
-            self._hub.directory.remove_engine(engine, "it unregistered", self._hub.now_s())
-        )
+        hub = self._hub
+        hub.perform(hub.directory.members.unregister(engine, hub.now_s()))
         return pb.UnregisterEngineResponse()
 
     async def Session(
@@ -78,22 +72,32 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         if first is None:
             return
         engine = self._engine(first.engine, context)
-        outbox: EngineOutbox = Outbox(pb.SessionResponse, hub.max_queue)
+        loop = asyncio.get_running_loop()
+
+        def lose() -> None:
+            """Close the session, once; a stream that nobody reads may end much later."""
+            if hub.engines.get(engine.key) is outbox:
+                del hub.engines[engine.key]
+                hub.directory.members.session_closed(engine, hub.now_s())
+
+        outbox: EngineOutbox = Outbox(
+            pb.SessionResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+        )
         old = hub.engines.get(engine.key)
         if old is not None:
             old.close(EngineReplacedError(f"engine {engine.key.engine_id} opened a newer session"))
         hub.engines[engine.key] = outbox
-        engine.has_session = True
+        hub.directory.members.session_opened(engine)
         outbox.open().events.add().opened.broker_epoch = hub.epoch
         reader = asyncio.create_task(self._read(engine, outbox, first, requests))
         try:
             while (batch := await outbox.take()) is not None:
                 yield batch
+            if reader.done():
+                reader.result()
         finally:
             reader.cancel()
-            if hub.engines.get(engine.key) is outbox:
-                del hub.engines[engine.key]
-                engine.has_session = False
+            lose()
 
     async def _read(
         self,
@@ -109,9 +113,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         finally:
             outbox.close()
 
-    def _take(
-        self, engine: EngineRecord, outbox: EngineOutbox, request: pb.SessionRequest
-    ) -> None:
+    def _take(self, engine: EngineRecord, outbox: EngineOutbox, request: pb.SessionRequest) -> None:
         hub = self._hub
         now_s = hub.now_s()
         for message in request.messages:
@@ -147,11 +149,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         engine = self._engine(request.engine, context)
         handoff_id = request.publication.handoff_id
         hub.perform(
-            hub.directory.publish(
-                engine, handoff_id, self._chunk(request.publication), hub.now_s()
-            )
+            hub.directory.publish(engine, handoff_id, self._chunk(request.publication), hub.now_s())
         )
-        state = hub.directory.find(engine.key.tenant, handoff_id).state
+        state = hub.directory.ledger.find(engine.key.tenant, handoff_id).state
         return pb.PublishResponse(state=STATE_NUMBERS[state])
 
     async def Request(self, request: pb.RequestRequest, context: Context) -> pb.RequestResponse:
@@ -173,15 +173,13 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub = self._hub
         engine = self._engine(request.engine, context)
         cancel = request.cancellation
-        hub.perform(
-            hub.directory.cancel(engine, cancel.handoff_id, cancel.detail, hub.now_s())
-        )
-        state = hub.directory.find(engine.key.tenant, cancel.handoff_id).state
+        hub.perform(hub.directory.cancel(engine, cancel.handoff_id, cancel.detail, hub.now_s()))
+        state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state
         return pb.CancelResponse(state=STATE_NUMBERS[state])
 
     def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
         key = act.EngineKey(tenant_of(context), ref.engine_id)
-        return self._hub.directory.engine(key, ref.incarnation)
+        return self._hub.directory.members.engine(key, ref.incarnation)
 
     def _lease_s(self, lease_ms: int) -> float:
         limits = self._hub.directory.limits
@@ -208,6 +206,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 f"negative, nor a timeout above {int(limits.max_lease_s * 1000)}",
                 field="timeout_ms",
             )
+        if any([block_list.first_block for block_list in demand.blocks]):
+            raise RequestError("a demand names all blocks from 0 on", field="first_block")
         timeout_s = demand.timeout_ms / 1000 if demand.timeout_ms else limits.timeout_s
         return Wish(
             tuple([(b.group, b.block_ids) for b in demand.blocks]), demand.held_tokens, timeout_s

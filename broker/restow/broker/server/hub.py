@@ -11,9 +11,9 @@ import structlog
 
 from restow.broker.core import actions as act
 from restow.broker.core.directory import Directory
-from restow.broker.core.grant import Limits
+from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
-from restow.broker.errors import RestowError
+from restow.broker.errors import PlanError, RestowError
 from restow.broker.layout import Layout
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.server import orders
@@ -41,7 +41,8 @@ class Hub:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start with an empty directory and a new epoch."""
-        self.directory = Directory(limits)
+        # Numbers of another life must not be taken for one of this: an agent may still report them.
+        self.directory = Directory(limits, first_number=(1 + secrets.randbits(20)) << 32)
         self.strategy = strategy
         self.epoch = secrets.token_hex(8)
         self.now_s = now_s
@@ -50,7 +51,7 @@ class Hub:
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[PairOutcome]] = set()
         self._log = structlog.get_logger("restow.broker")
         self._do: dict[type, Callable[..., None]] = {
             act.TellEnded: self._tell_ended,
@@ -61,6 +62,8 @@ class Hub:
             act.SendExecute: self._send_execute,
             act.SendUnstage: self._send_unstage,
             act.MakePlan: self._make_plan,
+            act.CloseSession: self._close_session,
+            act.CloseAgent: self._close_agent,
         }
 
     def perform(self, actions: list[act.Action]) -> None:
@@ -74,6 +77,9 @@ class Hub:
             engine_outbox.close()
         for agent_outbox in self.agents.values():
             agent_outbox.close()
+        for waiting in list(self._waiting.values()):
+            for future in list(waiting):
+                future.cancel()
 
     async def run_clock(self) -> None:
         """Tell the directory the time, for as long as the broker lives."""
@@ -109,58 +115,80 @@ class Hub:
                     orders.fill_ended(ended, action)
                     future.set_result(ended)
 
-    def _order(self, key: act.AgentKey) -> agent_link_pb2.AgentOrder | None:
+    def _order(self, key: act.AgentKey, size_bytes: int = 0) -> agent_link_pb2.AgentOrder | None:
         """An empty order on its way to an agent; None if its stream is gone."""
         outbox = self.agents.get(key)
-        return None if outbox is None else outbox.open().orders.add()
+        return None if outbox is None else outbox.open(size_bytes).orders.add()
 
     def _send_program(self, action: act.SendProgram) -> None:
-        if (order := self._order(action.agent)) is not None:
+        size_bytes = action.program.direct.nbytes + action.program.packed.nbytes
+        if (order := self._order(action.agent, size_bytes)) is not None:
             orders.fill_program(order, action)
 
     def _send_peer(self, action: act.SendPeer) -> None:
-        record = self.directory.engines[action.peer.engine].agents[action.peer.rank]
-        if (order := self._order(action.agent)) is not None:
-            orders.fill_peer(order, record)
+        engine = self.directory.members.engines[action.peer.engine]
+        peer = engine.agents[action.peer.rank]
+        if (order := self._order(action.agent, len(peer.nixl_metadata))) is not None:
+            orders.fill_peer(order, peer)
 
     def _send_forget(self, action: act.SendForget) -> None:
         if (order := self._order(action.agent)) is not None:
             orders.fill_forget(order, action)
 
     def _send_stage(self, action: act.SendStage) -> None:
-        if (order := self._order(action.agent)) is not None:
+        size_bytes = act.size_of(action.blocks)
+        if (order := self._order(action.agent, size_bytes)) is not None:
             orders.fill_stage(order, action)
 
     def _send_execute(self, action: act.SendExecute) -> None:
-        if (order := self._order(action.agent)) is not None:
+        size_bytes = act.size_of(action.src_blocks) + act.size_of(action.dst_blocks)
+        if (order := self._order(action.agent, size_bytes)) is not None:
             orders.fill_execute(order, action)
 
     def _send_unstage(self, action: act.SendUnstage) -> None:
         if (order := self._order(action.agent)) is not None:
             orders.fill_unstage(order, action)
 
-    def _make_plan(self, action: act.MakePlan) -> None:
-        layouts = {e.layout_digest: e.layout for e in self.directory.engines.values()}
-        task = asyncio.create_task(
-            self._plan(
-                action.pair,
-                layouts[action.pair.source_digest],
-                layouts[action.pair.destination_digest],
-            )
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _close_session(self, action: act.CloseSession) -> None:
+        outbox = self.engines.pop(action.engine, None)
+        if outbox is not None:
+            outbox.close(action.error)
 
-    async def _plan(self, pair: act.PairKey, source: Layout, destination: Layout) -> None:
+    def _close_agent(self, action: act.CloseAgent) -> None:
+        outbox = self.agents.pop(action.agent, None)
+        if outbox is not None:
+            outbox.close(action.error)
+
+    def _make_plan(self, action: act.MakePlan) -> None:
+        task = asyncio.create_task(self._plan(action))
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._planned(action.pair, done))
+
+    async def _plan(self, action: act.MakePlan) -> PairOutcome:
         started_s = self.now_s()
-        outcome = await asyncio.to_thread(plan_pair, source, destination, self.strategy)
+        outcome = await asyncio.to_thread(
+            plan_pair, action.source, action.destination, self.strategy
+        )
         self._log.info(
             "planned",
-            source=pair.source_digest[:12],
-            destination=pair.destination_digest[:12],
+            source=action.pair.source_digest[:12],
+            destination=action.pair.destination_digest[:12],
             milliseconds=round((self.now_s() - started_s) * 1000, 1),
             refused=outcome.error.reason if isinstance(outcome, PairRefused) else None,
         )
+        return outcome
+
+    def _planned(self, pair: act.PairKey, task: asyncio.Task[PairOutcome]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            outcome = task.result()
+        else:
+            # A fault of the planner's fails the handoffs of this pair, and nothing else.
+            self._log.error("planning failed", pair=pair, exc_info=error)
+            outcome = PairRefused(PlanError(f"the planner failed: {error!r}"))
         self.perform(self.directory.plan_made(pair, outcome, self.now_s()))
 
 

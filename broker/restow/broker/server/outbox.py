@@ -12,41 +12,65 @@ from restow.broker.errors import QueueFullError, RestowError
 Batch = TypeVar("Batch")
 
 MAX_BATCH = 512
+MAX_BATCH_BYTES = 16 << 20
 
 
 class Outbox(Generic[Batch]):
     """A bounded queue of batches that messages are written into where they lie.
 
     Batches grow with the load by themselves: no message waits for others, and none is copied. A
-    reader that lets more than ``max_queue`` messages pile up loses its stream.
+    reader that lets more than ``max_queue`` messages (rounded up to whole batches) pile up loses
+    its stream: nothing more is sent, because what follows a gap could be misunderstood.
     """
 
-    def __init__(self, make: Callable[[], Batch], max_queue: int) -> None:
-        """Start empty and open; ``make`` makes an empty batch."""
+    def __init__(
+        self, make: Callable[[], Batch], max_queue: int, on_full: Callable[[], object] | None = None
+    ) -> None:
+        """Start empty and open; ``make`` makes an empty batch.
+
+        ``on_full`` is called once when the reader has lost its stream, from inside `open`: it must
+        only take a note.
+        """
         self._make = make
+        self._on_full = on_full
         self._full: deque[Batch] = deque()
         self._last = make()
         self._in_last = 0
-        self._max_full = max(1, max_queue // MAX_BATCH)
+        self._bytes_in_last = 0
+        self._max_full = max(1, -(-max_queue // MAX_BATCH))
         self._wake = asyncio.Event()
         self._end: RestowError | None = None
         self._closed = False
 
-    def open(self) -> Batch:
-        """The batch to add exactly one message to; never blocks."""
-        if self._in_last >= MAX_BATCH:
-            self._full.append(self._last)
-            self._start()
+    def open(self, size_bytes: int = 0) -> Batch:
+        """The batch to add exactly one message to; never blocks.
+
+        ``size_bytes`` is about the message's size, if it may be large: a batch must not outgrow
+        what a stream may carry at once.
+        """
+        self._bytes_in_last += size_bytes
+        if self._in_last >= MAX_BATCH or self._bytes_in_last > MAX_BATCH_BYTES:
             if len(self._full) >= self._max_full:
-                self._full.clear()
-                self.close(QueueFullError("too many messages wait: the stream reads too slowly"))
+                self._overflow()
+            else:
+                self._full.append(self._last)
+            self._start()
+            self._bytes_in_last = size_bytes
+        if self._closed:
+            return self._make()
         self._in_last += 1
         self._wake.set()
         return self._last
 
     def _start(self) -> None:
         self._last = self._make()
-        self._in_last = 0
+        self._in_last = self._bytes_in_last = 0
+
+    def _overflow(self) -> None:
+        self._full.clear()
+        self.close(QueueFullError("too many messages wait: the stream reads too slowly"))
+        if self._on_full is not None:
+            self._on_full()
 
     def close(self, end: RestowError | None = None) -> None:
         """Let the stream end after what is queued, with an error if one is given."""

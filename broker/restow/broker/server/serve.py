@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from restow.broker.errors import ListenError
 from restow.broker.server.admin_service import AdminService
 from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import BrokerService
@@ -53,11 +54,16 @@ class RunningBroker:
 
     hub: Hub
     address: str
+    clock: asyncio.Task[None]
+    """Never ends by itself; if it does, nothing would ever expire: stop serving."""
 
 
 @contextlib.asynccontextmanager
 async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroker]:
-    """Serve inside the ``async with``; port 0 takes a free one, `RunningBroker.address` tells it."""
+    """Serve inside the ``async with``; port 0 takes a free one, `RunningBroker.address` tells it.
+
+    Raises `ListenError`.
+    """
     hub = Hub(settings.limits(), settings.strategy, settings.max_queue)
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
     broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
@@ -68,14 +74,21 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     reflection.enable_server_reflection(
         (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    port = server.add_insecure_port(settings.listen)
+    try:
+        port = server.add_insecure_port(settings.listen)
+    except RuntimeError as error:
+        raise ListenError(
+            f"can't listen on {settings.listen}: is it in use, or not an address of this machine? "
+            f"({error})",
+            listen=settings.listen,
+        ) from None
     await server.start()
     for service in ("", *SERVICES):
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
     clock = asyncio.create_task(hub.run_clock())
     host = settings.listen.rsplit(":", 1)[0]
     try:
-        yield RunningBroker(hub, f"{host}:{port}")
+        yield RunningBroker(hub, f"{host}:{port}", clock)
     finally:
         await checks.enter_graceful_shutdown()
         hub.close()
@@ -83,7 +96,9 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         clock.cancel()
 
 
-async def serve_until_signalled(settings: BrokerSettings, ready: asyncio.Event | None = None) -> None:
+async def serve_until_signalled(
+    settings: BrokerSettings, ready: asyncio.Event | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT; prints one line when ready."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -95,4 +110,8 @@ async def serve_until_signalled(settings: BrokerSettings, ready: asyncio.Event |
         print(f"restow broker listening on {broker.address}", flush=True)
         if ready is not None:
             ready.set()
-        await stop.wait()
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({stopped, broker.clock}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if broker.clock.done():
+            broker.clock.result()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from restow.broker.core.grant import Limits
+from restow.broker.core.limits import Limits
 from restow.broker.planner import Strategy
+
+Seconds = Annotated[float, Field(gt=0, le=600)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class BrokerSettings(BaseSettings):
@@ -13,14 +19,14 @@ class BrokerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="RESTOW_")
 
-    listen: str = "127.0.0.1:7350"
+    listen: Annotated[str, Field(pattern=r"^(unix:.+|.+:\d+)$")] = "127.0.0.1:7350"
     strategy: Strategy = Strategy.AUTO
-    lease_s: float = 30.0
-    timeout_s: float = 30.0
-    grant_s: float = 10.0
-    max_live: int = 100_000
-    max_ended: int = 10_000
-    max_queue: int = 100_000
+    lease_s: Seconds = 30.0
+    timeout_s: Seconds = 30.0
+    grant_s: Seconds = 10.0
+    max_live: Count = 100_000
+    max_ended: Count = 10_000
+    max_queue: Count = 100_000
 
     def limits(self) -> Limits:
         """The bounds that the directory works with."""

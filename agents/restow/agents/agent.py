@@ -1,0 +1,111 @@
+"""The agent that an engine embeds in its worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.errors import AgentClosedError
+from restow.agents.loop_thread import LoopThread
+from restow.agents.memory import RegionMemory
+
+STAGING_BYTES = AgentSettings().staging_bytes
+
+
+class DeviceEvent(Protocol):
+    """A `torch.cuda.Event`, as far as a fence needs it."""
+
+    def synchronize(self) -> object:
+        """Wait until the work before the event is done."""
+
+
+class Agent:
+    """Serves one rank of an engine from a background thread. Its methods suit any thread.
+
+    ``regions`` are those of the rank's layout, in its order. The memory belongs to the engine and
+    must stay until `close` has returned.
+    """
+
+    def __init__(
+        self,
+        broker: str | None,
+        engine_id: str,
+        incarnation: str,
+        rank: int,
+        regions: Sequence[RegionMemory],
+        staging_bytes: int = STAGING_BYTES,
+        settings: AgentSettings | None = None,
+    ) -> None:
+        """Prepare; `start` or ``with`` connects. ``broker`` None: RESTOW_BROKER or the default."""
+        self._broker, self._engine_id, self._incarnation = broker, engine_id, incarnation
+        self._rank, self._regions = rank, tuple(regions)
+        self._settings = settings or AgentSettings(staging_bytes=staging_bytes)
+        self._thread: LoopThread | None = None
+        self._agent: AsyncAgent | None = None
+
+    @property
+    def name(self) -> str:
+        """The NIXL name under which the rank's memory is read; empty before `start`."""
+        return self._agent.name if self._agent is not None else ""
+
+    def start(self, timeout_s: float = 30.0) -> None:
+        """Register the memory, connect, and wait until the broker knows the agent.
+
+        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
+        if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here.
+        """
+        self._thread = LoopThread(f"restow-agent-{self._rank}")
+        try:
+            self._agent = self._thread.run(self._open())
+            self._thread.run(self._agent.start(timeout_s))
+        except BaseException:
+            self.close()
+            raise
+
+    def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
+        """Say that the rank's part of a handoff is complete in memory.
+
+        Waits for ``event`` first, which the engine recorded after its last write to the pages.
+        Raises `AgentClosedError` before `start` and after `close`.
+        """
+        if event is not None:
+            event.synchronize()
+        thread, agent = self._thread, self._agent
+        if thread is None or agent is None:
+            raise AgentClosedError(f"rank {self._rank} has no agent: it was not started, or closed")
+        thread.call_soon(agent.fence, handoff_id)
+
+    def close(self) -> None:
+        """Leave the broker, end all reads, and give the memory back. May be repeated."""
+        thread, agent = self._thread, self._agent
+        self._thread = self._agent = None
+        if thread is not None:
+            if agent is not None:
+                thread.run(agent.close())
+            thread.close()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    async def _open(self) -> AsyncAgent:
+        return AsyncAgent(
+            self._broker,
+            self._engine_id,
+            self._incarnation,
+            self._rank,
+            self._regions,
+            self._settings,
+        )

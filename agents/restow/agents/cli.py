@@ -1,0 +1,42 @@
+"""What the command `restow agent` runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from restow.agents.async_agent import AgentSettings
+from restow.agents.daemon import AgentDaemon
+from restow.broker.client.channel import broker_address
+
+
+def run_agent_daemon(
+    broker: str | None, socket_path: str | Path, settings: AgentSettings | None = None
+) -> None:
+    """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
+
+    Raises `SocketInUseError`.
+    """
+    uvloop.run(_serve(broker, Path(socket_path), settings))
+
+
+async def _serve(broker: str | None, socket_path: Path, settings: AgentSettings | None) -> None:
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    log = structlog.get_logger("restow.daemon")
+    daemon = AgentDaemon(broker, socket_path, settings)
+    await daemon.start()
+    try:
+        log.info(
+            "daemon ready", socket=str(socket_path), broker=broker_address(broker), pid=os.getpid()
+        )
+        await over.wait()
+    finally:
+        await daemon.close()
+    log.info("daemon ended")

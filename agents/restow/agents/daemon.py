@@ -1,0 +1,194 @@
+"""The daemon: serves the ranks of engines on its host whose memory it shares."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc
+import structlog
+
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.errors import AgentClosedError, AgentError
+from restow.agents.memory import SharedMemory, SharedRegion
+from restow.broker.errors import RequestError
+from restow.broker.server.status import ErrorInterceptor
+from restow.v1 import daemon_pb2 as pb
+from restow.v1 import daemon_pb2_grpc
+
+WELCOME_S = 30.0
+STOP_GRACE_S = 1.0
+_SERVER_OPTIONS = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+class SocketInUseError(AgentError):
+    """Another daemon listens on the socket, or something that is no socket has its name."""
+
+    status = "ALREADY_EXISTS"
+    reason = "SOCKET_IN_USE"
+
+
+class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
+    """One stream a rank: translates, and leaves the rest to `AsyncAgent`."""
+
+    def __init__(
+        self, broker: str | None, settings: AgentSettings, stopping: asyncio.Event
+    ) -> None:
+        """Serve ranks at ``broker``."""
+        self._broker = broker
+        self._settings = settings
+        self._stopping = stopping
+
+    async def Serve(
+        self,
+        request_iterator: AsyncIterator[pb.ServeRequest],
+        context: grpc.aio.ServicerContext[pb.ServeRequest, pb.ServeResponse],
+    ) -> AsyncIterator[pb.ServeResponse]:
+        """Serve a rank until its stream ends, or the daemon does."""
+        first = await anext(request_iterator, pb.ServeRequest())
+        if not first.messages or first.messages[0].WhichOneof("body") != "attach":
+            raise RequestError("the first message of a rank must be Attach")
+        attach = first.messages[0].attach
+        with _Mapped(attach.regions) as mapped:
+            agent = AsyncAgent(
+                self._broker,
+                attach.engine.engine_id,
+                attach.engine.incarnation,
+                attach.rank,
+                [region.memory(mapped.objects[region.shared_memory]) for region in mapped.regions],
+                self._settings,
+            )
+            try:
+                await agent.start(WELCOME_S)
+                _take(agent, first.messages[1:])
+                yield pb.ServeResponse(attached=pb.Attached(agent_name=agent.name))
+                await self._until_over(agent, request_iterator)
+            finally:
+                await agent.close()
+        if self._stopping.is_set():
+            raise AgentClosedError("the daemon ends")
+
+    async def _until_over(
+        self, agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]
+    ) -> None:
+        listening = asyncio.create_task(_listen(agent, requests))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                listening.result()
+        finally:
+            listening.cancel()
+            stopping.cancel()
+            await asyncio.gather(listening, stopping, return_exceptions=True)
+
+
+class _Mapped:
+    """The shared-memory objects of a rank, each mapped once, unmapped at the end."""
+
+    def __init__(self, regions: Sequence[pb.SharedRegion]) -> None:
+        """Map. Raises `RegionInvalidError`."""
+        self.regions = [
+            SharedRegion(
+                region.name,
+                region.shared_memory,
+                region.offset_bytes,
+                region.page_count,
+                region.page_stride_bytes,
+            )
+            for region in regions
+        ]
+        self.objects: dict[str, SharedMemory] = {}
+
+    def __enter__(self) -> _Mapped:
+        try:
+            for region in self.regions:
+                name = region.shared_memory
+                if name not in self.objects:
+                    self.objects[name] = SharedMemory.attach(name)
+        except AgentError:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for shared in self.objects.values():
+            shared.close()
+
+
+async def _listen(agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]) -> None:
+    async for request in requests:
+        _take(agent, request.messages)
+
+
+def _take(agent: AsyncAgent, messages: Sequence[pb.DaemonMessage]) -> None:
+    for message in messages:
+        if message.WhichOneof("body") != "fence":
+            raise RequestError("a rank that is served may send nothing but Fence")
+        agent.fence(message.fence.handoff_id)
+
+
+class AgentDaemon:
+    """Listens on a Unix socket that only its own user may open."""
+
+    def __init__(
+        self, broker: str | None, socket_path: str | Path, settings: AgentSettings | None = None
+    ) -> None:
+        """Prepare; `start` listens."""
+        self._broker = broker
+        self._path = Path(socket_path)
+        self._settings = settings or AgentSettings()
+        self._stopping = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+        self._log = structlog.get_logger("restow.daemon")
+
+    async def start(self) -> None:
+        """Listen. Raises `SocketInUseError`."""
+        await self._take_path()
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
+        daemon_pb2_grpc.add_AgentDaemonServicer_to_server(
+            _Servicer(self._broker, self._settings, self._stopping), server
+        )
+        # The socket's mode is all its protection, so there is no moment with another one.
+        before = os.umask(0o177)
+        try:
+            server.add_insecure_port(f"unix:{self._path}")
+            await server.start()
+        finally:
+            os.umask(before)
+        self._server = server
+
+    async def close(self) -> None:
+        """Let all ranks go, and stop listening. May be repeated."""
+        self._stopping.set()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(STOP_GRACE_S)
+            self._path.unlink(missing_ok=True)
+
+    async def _take_path(self) -> None:
+        """Remove the socket of a daemon that is no more."""
+        try:
+            is_socket = stat.S_ISSOCK(self._path.lstat().st_mode)
+        except FileNotFoundError:
+            return
+        if is_socket:
+            try:
+                _, writer = await asyncio.open_unix_connection(self._path)
+            except ConnectionRefusedError:
+                self._path.unlink(missing_ok=True)
+                return
+            writer.close()
+        raise SocketInUseError(
+            f"{self._path} is {'served by another daemon' if is_socket else 'no socket'}",
+            socket=self._path,
+        )

@@ -1,0 +1,292 @@
+"""The interpreter of programs: GATHER at the source; READ, SCATTER and CLEAR at the destination.
+
+Knows rows, pages and bytes, and neither heads nor gRPC. Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from restow.agents.binding import (
+    Descriptors,
+    bind_gather,
+    bind_reads,
+    bind_scatter,
+    staged_bytes,
+)
+from restow.agents.copying import run_copies, zero_destinations
+from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
+from restow.agents.memory import HOST, Place, RegionMemory, Staging, region_table
+from restow.agents.orders import ExecuteOrder, Peer, Source, StageOrder
+from restow.agents.program_check import CheckedProgram
+from restow.agents.reader import Read, Reader
+from restow.agents.staging import ALIGN_BYTES, Run, StagingPool
+from restow.broker.errors import PagesError, RestowError
+from restow.broker.layout.rows import Bools, Int64s
+from restow.broker.planner.program import Column, Program
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What an `Executor.execute` did."""
+
+    bytes_read: int
+    elapsed_s: float
+
+
+class Executor:
+    """Executes the orders of one rank's agent.
+
+    Gathering and scattering have a staging pool each: with one pool, two agents that hand over to
+    each other could wait for each other's runs for ever.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        regions: Sequence[RegionMemory],
+        gather_staging: Staging,
+        scatter_staging: Staging,
+        reader: Reader,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Serve ``regions``, in the order of the rank's layout."""
+        self._rank = rank
+        self._memory = region_table(regions)
+        self._places = tuple(region.place for region in regions)
+        self._strides = tuple(region.page_stride_bytes for region in regions)
+        self._gather_staging, self._scatter_staging = gather_staging, scatter_staging
+        self._gather_pool = StagingPool(gather_staging.size_bytes)
+        self._scatter_pool = StagingPool(scatter_staging.size_bytes)
+        self._reader = reader
+        self._clock = clock
+        self._programs: dict[str, CheckedProgram | RestowError] = {}
+        self._peers: dict[str, Peer] = {}
+        self._staged: dict[int, dict[int, tuple[Run, int]]] = {}
+
+    @property
+    def free_staging_bytes(self) -> tuple[int, int]:
+        """Bytes free for gathering, and for scattering."""
+        return self._gather_pool.free_bytes, self._scatter_pool.free_bytes
+
+    def load(self, program: Program) -> None:
+        """Take a program; one that is invalid refuses the orders that name it."""
+        try:
+            self._programs[program.program_id] = CheckedProgram(program)
+        except ProgramInvalidError as error:
+            self._programs[program.program_id] = error
+
+    def add_peer(self, peer: Peer) -> None:
+        """Know an agent to read from."""
+        self._peers[peer.agent_name] = peer
+        self._reader.add_peer(peer.agent_name, peer.metadata)
+
+    def forget_peer(self, agent_name: str) -> None:
+        """A peer is gone; what is read from it fails. May be repeated."""
+        self._peers.pop(agent_name, None)
+        self._reader.forget_peer(agent_name)
+
+    def reset(self) -> None:
+        """Drop all programs, peers and staged runs; nothing may be executing."""
+        for name in list(self._peers):
+            self.forget_peer(name)
+        for handoff in list(self._staged):
+            self.unstage(handoff)
+        self._programs.clear()
+
+    async def stage(self, order: StageOrder) -> tuple[int, int]:
+        """Gather the packed rows; address and length of the run. Repeating it changes nothing.
+
+        Raises `OrderInvalidError`, `ProgramInvalidError`, `PagesError`, `StagingExhaustedError`.
+        """
+        program = self._program(order.program_id)
+        program.check_side(source=True, page_strides_bytes=self._strides)
+        packed = program.program.packed
+        rows = packed[packed[:, Column.SRC_RANK] == self._rank]
+        program.check_size(rows, order.tokens)
+        pairs = program.program.group_pairs
+        length = staged_bytes(rows, pairs, order.tokens)
+        held = self._staged.get(order.handoff, {}).get(order.dst_rank)
+        if held is not None:
+            return self._gather_staging.address + held[0].offset_bytes, held[1]
+        place = self._place_of(rows[:, Column.SRC_REGION])
+        run = await self._gather_pool.acquire(length)
+        try:
+            address = self._gather_staging.address + run.offset_bytes
+            run_copies(
+                bind_gather(rows, pairs, self._memory, order.src_blocks, order.tokens, address),
+                place.device,
+            )
+        except RestowError:
+            self._gather_pool.release(run)
+            raise
+        self._staged.setdefault(order.handoff, {})[order.dst_rank] = (run, length)
+        return address, length
+
+    def unstage(self, handoff: int) -> None:
+        """Give a handoff's staged runs back. May be repeated."""
+        for run, _ in self._staged.pop(handoff, {}).values():
+            self._gather_pool.release(run)
+
+    async def execute(self, order: ExecuteOrder) -> ReadReport:
+        """Fill own pages from the sources, or zero the snapshots that a failed order would fill.
+
+        No byte lands in own pages after this has returned or raised. Raises `OrderInvalidError`,
+        `ProgramInvalidError`, `OrderTooLargeError`, `PagesError`, `StagingExhaustedError`,
+        `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`.
+        """
+        began_s = self._clock()
+        deadline_s = began_s + order.grant_s
+        program = self._program(order.program_id)
+        program.check_side(source=False, page_strides_bytes=self._strides)
+        try:
+            bytes_read = await self._fill(program, order, deadline_s)
+            ended_s = self._clock()
+            if ended_s > deadline_s:
+                raise ReadDeadlineError("the grant ended before the last byte was in place")
+        except RestowError:
+            self._clear(program.program, order)
+            raise
+        return ReadReport(bytes_read, ended_s - began_s)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _program(self, program_id: str) -> CheckedProgram:
+        program = self._programs.get(program_id)
+        if program is None:
+            raise OrderInvalidError(f"program {program_id} was not sent", program=program_id)
+        if isinstance(program, RestowError):
+            raise program
+        return program
+
+    async def _fill(self, program: CheckedProgram, order: ExecuteOrder, deadline_s: float) -> int:
+        """READ, then SCATTER. Returns the bytes read."""
+        whole = program.program
+        missing = set(whole.src_ranks) - {source.src_rank for source in order.sources}
+        if missing:
+            raise OrderInvalidError(f"no source is given for ranks {sorted(missing)}")
+        packed = [
+            whole.packed[whole.packed[:, Column.SRC_RANK] == source.src_rank]
+            for source in order.sources
+        ]
+        lengths = [staged_bytes(rows, whole.group_pairs, order.tokens) for rows in packed]
+        for rows in (whole.direct, whole.packed):
+            program.check_size(rows, order.tokens)
+        place = self._place_of(whole.packed[:, Column.DST_REGION])
+        run = await self._acquire(sum(map(_aligned, lengths)), deadline_s)
+        begin = self._scatter_staging.address + (run.offset_bytes if run else 0)
+        addresses = [begin + sum(map(_aligned, lengths[:i])) for i in range(len(lengths))]
+        # The run may be given back whatever happens: nothing lands after the end of a read. Only a
+        # cancelled task (the agent ends) leaves before; then there is no next user.
+        try:
+            reads: list[Read] = []
+            for source, address, length in zip(order.sources, addresses, lengths, strict=True):
+                peer = self._peer(source)
+                program.check_side(source=True, page_strides_bytes=peer.page_strides_bytes)
+                reads += self._direct_reads(whole, order, source, peer)
+                if length:
+                    reads.append(_staged_read(source, peer, address, length, place))
+            await self._reader.read(reads, deadline_s)
+            for rows, address in zip(packed, addresses, strict=True):
+                copies = bind_scatter(
+                    rows, whole.group_pairs, self._memory, order.dst_blocks, order.tokens, address
+                )
+                run_copies(copies, place.device)
+        finally:
+            if run is not None:
+                self._scatter_pool.release(run)
+        return sum(int(read.descriptors.length_bytes.sum()) for read in reads)
+
+    async def _acquire(self, length_bytes: int, deadline_s: float) -> Run | None:
+        if not length_bytes:
+            return None
+        try:
+            async with asyncio.timeout(deadline_s - self._clock()):
+                return await self._scatter_pool.acquire(length_bytes)
+        except TimeoutError:
+            raise ReadDeadlineError(
+                f"no {length_bytes} bytes of staging were free before the grant ended"
+            ) from None
+
+    def _peer(self, source: Source) -> Peer:
+        peer = self._peers.get(source.agent_name)
+        if peer is None:
+            raise OrderInvalidError(
+                f"agent {source.agent_name} was not introduced", agent=source.agent_name
+            )
+        return peer
+
+    def _direct_reads(
+        self, program: Program, order: ExecuteOrder, source: Source, peer: Peer
+    ) -> Iterator[Read]:
+        """One read for each pair of kinds of memory, which is nearly always one."""
+        rows = program.direct[program.direct[:, Column.SRC_RANK] == source.src_rank]
+        for src, dst, part in self._by_place(rows, peer):
+            descriptors = bind_reads(
+                part,
+                program.group_pairs,
+                peer.regions,
+                self._memory,
+                order.src_blocks,
+                order.dst_blocks,
+                order.tokens,
+            )
+            if len(descriptors.length_bytes):
+                yield Read(peer.agent_name, descriptors, src, dst)
+
+    def _by_place(self, rows: Int64s, peer: Peer) -> Iterator[tuple[Place, Place, Int64s]]:
+        for src in set(peer.places):
+            for dst in set(self._places):
+                here = _are_at(self._places, dst)[rows[:, Column.DST_REGION]]
+                part = rows[here & _are_at(peer.places, src)[rows[:, Column.SRC_REGION]]]
+                if len(part):
+                    yield src, dst, part
+
+    def _place_of(self, regions: Int64s) -> Place:
+        """The one place where packed rows' regions are."""
+        places = {self._places[region] for region in np.unique(regions)}
+        if len(places) > 1:
+            raise ProgramInvalidError("packed rows touch the memory of several devices")
+        return places.pop() if places else HOST
+
+    def _clear(self, program: Program, order: ExecuteOrder) -> None:
+        """CLEAR: a failed handoff leaves no snapshot behind, neither half of one nor an older one.
+
+        Per-token pages are never read beyond the tokens that their request has computed.
+        """
+        per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
+        rows = np.concatenate([program.direct, program.packed])
+        rows = rows[~per_token[rows[:, Column.GROUP_PAIR]]]
+        # Page ids that were refused name nothing that could be cleared.
+        with contextlib.suppress(PagesError):
+            for region in np.unique(rows[:, Column.DST_REGION]):
+                part = rows[rows[:, Column.DST_REGION] == region]
+                copies = bind_scatter(
+                    part, program.group_pairs, self._memory, order.dst_blocks, order.tokens, 0
+                )
+                zero_destinations(copies, self._places[region].device)
+
+
+def _staged_read(source: Source, peer: Peer, address: int, length: int, place: Place) -> Read:
+    if source.staged_bytes != length or source.staged_address < 1:
+        raise OrderInvalidError(
+            f"rank {source.src_rank} staged {source.staged_bytes} bytes, but the program packs "
+            f"{length}",
+            rank=source.src_rank,
+        )
+    one = (np.array([value], np.int64) for value in (source.staged_address, address, length))
+    return Read(peer.agent_name, Descriptors(*one), peer.staging_place, place)
+
+
+def _are_at(places: Sequence[Place], place: Place) -> Bools:
+    return np.array([one == place for one in places], np.bool_)
+
+
+def _aligned(length_bytes: int) -> int:
+    return -(-length_bytes // ALIGN_BYTES) * ALIGN_BYTES

@@ -1,0 +1,154 @@
+"""A stream that is opened again whenever it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+import structlog
+
+from restow.agents.backoff import Backoff
+from restow.broker.client.channel import open_channel
+from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.errors import RestowError
+
+MAX_BATCH = 1024
+_MAY_PASS = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"})
+
+Message = TypeVar("Message")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class Speaker(Protocol[Message, Request, Response]):
+    """What is said on the stream. All methods run on the stream's event loop."""
+
+    def call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:
+        """Begin the call."""
+
+    async def opening(self) -> Request:
+        """The first batch."""
+
+    def batch(self, messages: Sequence[Message]) -> Request:
+        """A batch of messages."""
+
+    def hear(self, response: Response, stream: KeptStream[Message, Request, Response]) -> None:
+        """What the other side says; calls `KeptStream.opened` on its welcome."""
+
+
+class KeptStream(Generic[Message, Request, Response]):
+    """Keeps a stream open. Belongs to one event loop."""
+
+    def __init__(
+        self, address: str, speaker: Speaker[Message, Request, Response], log_name: str
+    ) -> None:
+        """Prepare; `start` connects."""
+        self._address = address
+        self._speaker = speaker
+        self._outbox: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._open = asyncio.Event()
+        self._was_open = False
+        self._backoff = Backoff()
+        self._runner: asyncio.Task[None] | None = None
+        self._refusal: RestowError | None = None
+        self._log = structlog.get_logger(log_name).bind(address=address)
+
+    async def start(self, timeout_s: float) -> None:
+        """Connect, and wait for the welcome.
+
+        Raises `BrokerCallError` with the other side's reason if it refuses, and
+        `BrokerUnreachableError` if nobody answers within ``timeout_s``.
+        """
+        self._runner = asyncio.create_task(self._run())
+        welcome = asyncio.create_task(self._open.wait())
+        await asyncio.wait(
+            {self._runner, welcome}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not self._open.is_set():
+            welcome.cancel()
+            await self.close()
+            raise self._refusal or BrokerUnreachableError(
+                f"{self._address} gave no welcome within {timeout_s:g} s", broker=self._address
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other side has given its welcome."""
+        return self._open.is_set()
+
+    def opened(self) -> None:
+        """Say that the other side has given its welcome."""
+        self._backoff.began()
+        self._refusal = None
+        self._was_open = True
+        self._open.set()
+
+    def send(self, message: Message) -> None:
+        """Queue a message; it is lost if the stream is not open or breaks before it is written."""
+        if self._open.is_set():
+            self._outbox.append(message)
+            self._wake.set()
+
+    async def close(self) -> None:
+        """End the stream. May be repeated."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await runner
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """One stream after the other, until the other side says that it is of no use."""
+        channel = open_channel(self._address)
+        try:
+            while True:
+                try:
+                    await self._stream(channel)
+                    self._log.warning("the other side ended the stream")
+                except grpc.aio.AioRpcError as error:
+                    refusal = self._refusal = from_rpc_error(error, self._address)
+                    self._log.warning("stream broke", reason=refusal.reason, detail=refusal.message)
+                    if self._is_final(refusal):
+                        return
+                finally:
+                    self._open.clear()
+                await asyncio.sleep(self._backoff.wait_s())
+        finally:
+            await channel.close()
+
+    def _is_final(self, refusal: RestowError) -> bool:
+        """Whether trying again is of no use. An engine may still be registered, for example."""
+        if refusal.reason in ("ENGINE_REPLACED", "ENGINE_UNKNOWN"):
+            return refusal.reason == "ENGINE_REPLACED"
+        return not (self._was_open or refusal.status in _MAY_PASS)
+
+    async def _stream(self, channel: grpc.aio.Channel) -> None:
+        opening = await self._speaker.opening()
+        self._outbox.clear()
+        call = self._speaker.call(channel)
+        writer = asyncio.create_task(self._write(call, opening))
+        try:
+            async for response in call:
+                self._speaker.hear(response, self)
+        finally:
+            call.cancel()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(
+        self, call: grpc.aio.StreamStreamCall[Request, Response], opening: Request
+    ) -> None:
+        await call.write(opening)
+        while True:
+            while not self._outbox:
+                self._wake.clear()
+                await self._wake.wait()
+            count = min(len(self._outbox), MAX_BATCH)
+            await call.write(self._speaker.batch([self._outbox.popleft() for _ in range(count)]))

@@ -1,0 +1,58 @@
+"""An event loop in a thread of its own, for engines that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+from restow.agents.errors import AgentClosedError
+
+T = TypeVar("T")
+SETTLE_S = 0.02
+
+
+class LoopThread:
+    """A thread that runs a uvloop until `close`."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there, and wait for its result.
+
+        Raises `AgentClosedError` after `close`.
+        """
+        if self._loop.is_closed():
+            work.close()
+            raise AgentClosedError("the agent was closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def call_soon(self, call: Callable[..., object], *args: object) -> None:
+        """Have a function called there soon. Raises `AgentClosedError` after `close`."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            raise AgentClosedError("the agent was closed") from None
+
+    def close(self) -> None:
+        """End the loop and its thread. May be repeated."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            # gRPC's poller may still hand over events of calls that have just ended.
+            self._loop.run_until_complete(asyncio.sleep(SETTLE_S))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        finally:
+            self._loop.close()

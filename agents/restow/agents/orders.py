@@ -1,0 +1,148 @@
+"""The broker's orders as values, and how they come out of messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from restow.agents.binding import Blocks, RegionTable, Tokens
+from restow.agents.errors import OrderInvalidError
+from restow.agents.memory import MemoryKind, Place, RegionMemory, staging_place
+from restow.broker import wire
+from restow.broker.layout.rows import Int64s
+from restow.v1 import agent_link_pb2 as pb
+
+_KIND_NUMBERS = {
+    MemoryKind.HOST: pb.MEMORY_KIND_HOST,
+    MemoryKind.CUDA: pb.MEMORY_KIND_CUDA,
+}
+_KINDS = {
+    pb.MEMORY_KIND_UNSPECIFIED: MemoryKind.HOST,
+    **{number: kind for kind, number in _KIND_NUMBERS.items()},
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Peer:
+    """An agent to read from, and the memory of its regions."""
+
+    agent_name: str
+    rank: int
+    metadata: bytes
+    regions: RegionTable
+    places: tuple[Place, ...]
+
+    @property
+    def page_strides_bytes(self) -> tuple[int, ...]:
+        """Bytes from page to page of each region."""
+        return tuple(self.regions.page_stride_bytes.tolist())
+
+    @property
+    def staging_place(self) -> Place:
+        """Where its staging is: beside its regions, as `staging_place` decides."""
+        return staging_place(self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class StageOrder:
+    """Gather the packed rows of a program for one destination rank."""
+
+    handoff: int
+    program_id: str
+    src_blocks: Blocks
+    tokens: Tokens
+    dst_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Whom to read from. ``staged_bytes`` 0: nothing is staged there."""
+
+    src_rank: int
+    agent_name: str
+    staged_address: int
+    staged_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteOrder:
+    """Fill own pages from the sources within ``grant_s`` of the receipt."""
+
+    handoff: int
+    program_id: str
+    src_blocks: Blocks
+    dst_blocks: Blocks
+    tokens: Tokens
+    sources: tuple[Source, ...]
+    grant_s: float
+
+
+def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
+    """A region as an agent announces it."""
+    return pb.RegionMemory(
+        name=region.name,
+        base_address=region.base_address,
+        page_count=region.page_count,
+        memory=_KIND_NUMBERS[region.kind],
+        device_id=region.device_id,
+    )
+
+
+def peer_from_proto(message: pb.Peer) -> Peer:
+    """A peer. Raises `OrderInvalidError` if its regions do not fit together."""
+    strides = list(message.page_stride_bytes)
+    if len(strides) != len(message.regions) or any(r.memory not in _KINDS for r in message.regions):
+        raise OrderInvalidError(
+            f"agent {message.agent_name}: {len(message.regions)} regions, {len(strides)} page "
+            f"strides",
+            agent=message.agent_name,
+        )
+    return Peer(
+        message.agent_name,
+        message.rank,
+        message.nixl_metadata,
+        RegionTable(
+            _int64s([region.base_address for region in message.regions]),
+            _int64s(strides),
+            _int64s([region.page_count for region in message.regions]),
+        ),
+        tuple(Place(_KINDS[region.memory], region.device_id) for region in message.regions),
+    )
+
+
+def stage_from_proto(message: pb.Stage) -> StageOrder:
+    """An order to gather. Raises `PagesError` and `OrderInvalidError`."""
+    return StageOrder(
+        message.handoff,
+        message.program_id,
+        Blocks(wire.blocks_from_proto(message.src_blocks)),
+        _tokens(message.first_token, message.stop_token),
+        message.dst_rank,
+    )
+
+
+def execute_from_proto(message: pb.Execute) -> ExecuteOrder:
+    """An order to read. Raises `PagesError` and `OrderInvalidError`."""
+    return ExecuteOrder(
+        message.handoff,
+        message.program_id,
+        Blocks(wire.blocks_from_proto(message.src_blocks)),
+        Blocks(wire.blocks_from_proto(message.dst_blocks)),
+        _tokens(message.first_token, message.stop_token),
+        tuple(
+            Source(s.src_rank, s.agent_name, s.staged_address, s.staged_bytes)
+            for s in message.sources
+        ),
+        message.grant_ms / 1000,
+    )
+
+
+def _tokens(first: int, stop: int) -> Tokens:
+    if not 0 <= first <= stop:
+        raise OrderInvalidError(f"tokens [{first}, {stop}) are no range")
+    return Tokens(first, stop)
+
+
+def _int64s(values: list[int]) -> Int64s:
+    return np.array(values, np.int64)

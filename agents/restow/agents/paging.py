@@ -1,0 +1,111 @@
+"""Where tokens lie: registered regions, lists of block ids, stretches of tokens inside pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from restow.broker.errors import PageCountError, PageRangeError
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.program import PageForm
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTable:
+    """The memory of one rank's regions, in its layout's order: int64 arrays, one entry a region."""
+
+    base_address: Int64s
+    page_stride_bytes: Int64s
+    page_count: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The tokens ``[start, stop)`` that per-token rows move."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Block ids by group, int64."""
+
+    by_group: Mapping[str, Int64s]
+
+    def pages(self, form: PageForm, tokens: Tokens) -> Int64s:
+        """Page ids from token 0 on. Raises `PageCountError` when they do not reach ``tokens``."""
+        ids = self.by_group.get(form.group)
+        if ids is None:
+            raise PageCountError(f"no blocks are given for group {form.group}", group=form.group)
+        if form.page_tokens == 0:
+            if len(ids) != 1:
+                raise PageCountError(
+                    f"group {form.group} holds snapshots: exactly one block is needed, "
+                    f"got {len(ids)}",
+                    group=form.group,
+                )
+            return ids
+        if len(ids) * form.pages_per_block * form.page_tokens < tokens.stop:
+            raise PageCountError(
+                f"group {form.group}: {len(ids)} blocks of "
+                f"{form.pages_per_block * form.page_tokens} tokens do not hold {tokens.stop}",
+                group=form.group,
+            )
+        if form.pages_per_block == 1:
+            return ids
+        return (ids[:, None] * form.pages_per_block + np.arange(form.pages_per_block)).ravel()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Runs of tokens that leave no page on the way, and where each begins: arrays ``[stretches]``.
+
+    ``first`` counts from token 0 of the prompt. A snapshot is one stretch of one token.
+    """
+
+    first: Int64s
+    count: Int64s
+
+    def within(self, pages: Int64s, page_tokens: int) -> tuple[Int64s, Int64s]:
+        """The page of each stretch, and its first token inside that page."""
+        if page_tokens == 0:
+            return pages, np.zeros(1, np.int64)
+        index, in_page = np.divmod(self.first, page_tokens)
+        return pages[index], in_page
+
+
+SNAPSHOT = Stretches(np.zeros(1, np.int64), np.ones(1, np.int64))
+
+
+def cut_tokens(tokens: Tokens, page_tokens: Sequence[int]) -> Stretches:
+    """Cut the tokens at every multiple of every page size.
+
+    >>> cut_tokens(Tokens(2, 9), (4, 3)).first.tolist()
+    [2, 3, 4, 6, 8]
+    """
+    if tokens.start >= tokens.stop:
+        return Stretches(np.empty(0, np.int64), np.empty(0, np.int64))
+    sizes = set(page_tokens)
+    edges = [np.array([tokens.start], np.int64)]
+    for size in sizes:
+        first = (tokens.start // size + 1) * size
+        edges.append(np.arange(first, tokens.stop, size, dtype=np.int64))
+    starts = np.concatenate(edges)
+    if len(sizes) > 1:
+        starts = np.unique(starts)
+    return Stretches(starts, np.append(starts[1:], tokens.stop) - starts)
+
+
+def check_pages(pages: Int64s, page_count: int, side: str) -> None:
+    """Raise `PageRangeError` unless all pages lie in ``[0, page_count)``."""
+    if len(pages) and (pages.min() < 0 or pages.max() >= page_count):
+        wrong = pages[(pages < 0) | (pages >= page_count)][0]
+        raise PageRangeError(
+            f"{side} page {wrong} is outside of [0, {page_count})",
+            side=side,
+            page=wrong,
+            range=f"[0, {page_count})",
+        )

@@ -1,0 +1,147 @@
+"""What a program must be before an agent trusts its addresses. Checked once, then remembered.
+
+Law: with page ids that binding accepts, every byte that the rows of a checked program touch lies
+inside a page of a region that is registered for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from restow.agents.binding import Tokens
+from restow.agents.copying import cast_known
+from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
+from restow.broker.layout import DType
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.program import Column, PageForm, Program
+from restow.broker.planner.table import ITEM_BYTES
+
+MAX_DESCRIPTORS = 4_000_000
+_SOURCE = (
+    Column.SRC_REGION,
+    Column.SRC_OFFSET_BYTES,
+    Column.SRC_STEP_BYTES,
+    Column.SRC_TOKEN_STRIDE_BYTES,
+    Column.SRC_DTYPE,
+)
+_DESTINATION = (
+    Column.DST_REGION,
+    Column.DST_OFFSET_BYTES,
+    Column.DST_STEP_BYTES,
+    Column.DST_TOKEN_STRIDE_BYTES,
+    Column.DST_DTYPE,
+)
+_NOT_NEGATIVE = (
+    Column.GROUP_PAIR,
+    Column.SRC_REGION,
+    Column.DST_REGION,
+    Column.SRC_OFFSET_BYTES,
+    Column.DST_OFFSET_BYTES,
+    Column.SRC_TOKEN_STRIDE_BYTES,
+    Column.DST_TOKEN_STRIDE_BYTES,
+)
+_POSITIVE = (Column.COUNT, Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES)
+
+
+class CheckedProgram:
+    """A program whose rows say something sensible, and the checks of its sides that were passed."""
+
+    def __init__(self, program: Program) -> None:
+        """Check what needs no memory. Raises `ProgramInvalidError`."""
+        self.program = program
+        self._passed: set[tuple[bool, tuple[int, ...]]] = set()
+        _check_forms(program)
+        for rows in (program.direct, program.packed):
+            self._check_rows(rows)
+        direct = program.direct
+        raw = (direct[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] == DType.UINT8).all(axis=1)
+        raw &= (direct[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] == 1).all(axis=1)
+        self._refuse(direct, ~raw, "is read into place, but is no run of bytes")
+
+    def check_side(self, source: bool, page_strides_bytes: tuple[int, ...]) -> None:
+        """Check that rows stay inside the pages of one side. Raises `ProgramInvalidError`."""
+        key = (source, page_strides_bytes)
+        if key in self._passed:
+            return
+        forms = [pair.src if source else pair.dst for pair in self.program.group_pairs]
+        columns = _SOURCE if source else _DESTINATION
+        page_tokens = np.array([max(form.page_tokens, 1) for form in forms], np.int64)
+        strides = np.array(page_strides_bytes, np.int64)
+        for rows in (self.program.direct, self.program.packed):
+            region, offset, step, token_stride, dtype = (rows[:, column] for column in columns)
+            self._refuse(rows, region >= len(strides), "names a region that is not there")
+            # Floats can't wrap around, and every sum below a page's length is exact in them.
+            tokens = page_tokens[rows[:, Column.GROUP_PAIR]].astype(float)
+            end = offset.astype(float) + (tokens - 1) * token_stride
+            end += (rows[:, Column.COUNT].astype(float) - 1) * step + ITEM_BYTES[dtype]
+            side = "source" if source else "destination"
+            self._refuse(rows, end > strides[region], f"leaves its {side} page")
+        self._passed.add(key)
+
+    def check_size(self, rows: Int64s, tokens: Tokens) -> None:
+        """Refuse to make more descriptors than fit. Raises `OrderTooLargeError`."""
+        count = tokens.stop - tokens.start
+        pairs = self.program.group_pairs
+        per_token = np.array([pair.per_token for pair in pairs], bool)[rows[:, Column.GROUP_PAIR]]
+        pages = np.array(
+            [
+                2 + sum(count // form.page_tokens for form in (pair.src, pair.dst))
+                if pair.per_token
+                else 1
+                for pair in pairs
+            ],
+            np.int64,
+        )[rows[:, Column.GROUP_PAIR]]
+        joined = np.ones(len(rows), bool)
+        for step, stride in (
+            (Column.SRC_STEP_BYTES, Column.SRC_TOKEN_STRIDE_BYTES),
+            (Column.DST_STEP_BYTES, Column.DST_TOKEN_STRIDE_BYTES),
+        ):
+            joined &= rows[:, stride] == rows[:, Column.COUNT] * rows[:, step]
+        total = int(np.where(per_token & ~joined, count, pages).sum())
+        if total > MAX_DESCRIPTORS:
+            raise OrderTooLargeError(
+                f"program {self.program.program_id} needs about {total} descriptors for {count} "
+                f"tokens, an agent makes at most {MAX_DESCRIPTORS}: use the strategy pack",
+                program=self.program.program_id,
+            )
+
+    def _check_rows(self, rows: Int64s) -> None:
+        pairs = self.program.group_pairs
+        for column in _NOT_NEGATIVE:
+            self._refuse(rows, rows[:, column] < 0, f"has a negative {column.name}")
+        for column in _POSITIVE:
+            self._refuse(rows, rows[:, column] < 1, f"has a {column.name} below 1")
+        pair = rows[:, Column.GROUP_PAIR]
+        self._refuse(rows, pair >= len(pairs), "names a pair of lists that is not there")
+        src, dst = rows[:, Column.SRC_DTYPE], rows[:, Column.DST_DTYPE]
+        self._refuse(rows, ~cast_known(src, dst), "asks for a cast that no kernel does")
+        per_token = np.array([pair.per_token for pair in pairs], bool)[pair]
+        for column in (Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES):
+            missing = per_token & (rows[:, column] < 1)
+            self._refuse(rows, missing, f"has a {column.name} below 1")
+
+    def _refuse(self, rows: Int64s, bad: npt.NDArray[np.bool_], why: str) -> None:
+        if bad.any():
+            row = rows[int(np.argmax(bad))]
+            shown = ", ".join(f"{column.name} {row[column]}" for column in Column)
+            raise ProgramInvalidError(
+                f"program {self.program.program_id}: a row {why}: {shown}",
+                program=self.program.program_id,
+            )
+
+
+def _check_forms(program: Program) -> None:
+    for pair in program.group_pairs:
+        forms: tuple[PageForm, PageForm] = (pair.src, pair.dst)
+        if (pair.src.page_tokens > 0) != (pair.dst.page_tokens > 0):
+            why = "one list is of snapshots, the other one of tokens"
+        elif any(form.page_tokens < 0 or form.pages_per_block < 1 for form in forms):
+            why = "page_tokens is negative or pages_per_block is below 1"
+        else:
+            continue
+        raise ProgramInvalidError(
+            f"program {program.program_id}: groups {pair.src.group} and {pair.dst.group}: {why}",
+            program=program.program_id,
+        )

@@ -1,0 +1,118 @@
+"""``restow status``, ``engines``, ``agents``, ``handoffs``, ``handoff``: what a broker holds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from restow.broker.cli.options import BrokerOption, JsonOption, TenantOption
+
+if TYPE_CHECKING:
+    from restow.broker.client.admin import AdminClient
+
+StateOption = Annotated[
+    Literal["WAITING", "READY", "STAGING", "READING", "DONE", "FAILED", "EXPIRED", "CANCELLED"]
+    | None,
+    typer.Option(case_sensitive=False, help="Only those in this state."),
+]
+MAX_LIMIT = 100_000
+WATCH_S = 1.0
+
+
+def _connect(broker: str | None, tenant: str | None = None) -> AdminClient:
+    from restow.broker.client.admin import AdminClient
+
+    return AdminClient(broker, tenant=tenant)
+
+
+def status(broker: BrokerOption = None, as_json: JsonOption = False) -> None:
+    """Figures of the whole broker."""
+    from restow.broker.cli import admin_json, admin_view
+    from restow.broker.cli.output import print_json
+
+    with _connect(broker) as client:
+        value = admin_json.status_json(client.status(), client.address)
+    if as_json:
+        print_json(value)
+    else:
+        admin_view.show_status(value)
+
+
+def engines(
+    broker: BrokerOption = None, tenant: TenantOption = None, as_json: JsonOption = False
+) -> None:
+    """The registered engines: are all their agents connected, is a session open?"""
+    from restow.broker.cli import admin_json, admin_view
+    from restow.broker.cli.output import print_json
+
+    with _connect(broker, tenant) as client:
+        value = admin_json.engines_json(client.engines())
+    if as_json:
+        print_json(value)
+    else:
+        admin_view.show_engines(value["engines"])
+
+
+def agents(
+    broker: BrokerOption = None, tenant: TenantOption = None, as_json: JsonOption = False
+) -> None:
+    """The connected agents and the memory that they registered."""
+    from restow.broker.cli import admin_json, admin_view
+    from restow.broker.cli.output import print_json
+
+    with _connect(broker, tenant) as client:
+        value = admin_json.agents_json(client.agents())
+    if as_json:
+        print_json(value)
+    else:
+        admin_view.show_agents(value["agents"])
+
+
+def handoffs(
+    state: StateOption = None,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show them anew every second, until Ctrl-C.")
+    ] = False,
+    broker: BrokerOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Handoffs, those under way first, then the newest ends."""
+    from restow.broker.cli import admin_json, admin_view
+    from restow.broker.cli.output import print_json
+
+    if watch and as_json:
+        raise typer.BadParameter("--json prints one document: leave --watch out")
+    with _connect(broker, tenant) as client:
+        value = admin_json.handoffs_json(client.handoffs(state, limit))
+        if as_json:
+            print_json(value)
+        elif not watch:
+            admin_view.show_handoffs(value)
+        else:
+            with contextlib.suppress(KeyboardInterrupt), admin_view.live_handoffs(value) as update:
+                while True:
+                    time.sleep(WATCH_S)
+                    update(admin_json.handoffs_json(client.handoffs(state, limit)))
+
+
+def handoff(
+    handoff_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the handoff.")],
+    broker: BrokerOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """One handoff and everything that happened to it."""
+    from restow.broker.cli import admin_json, admin_view
+    from restow.broker.cli.output import print_json
+
+    with _connect(broker, tenant) as client:
+        value = admin_json.handoff_json(client.handoff(handoff_id))
+    if as_json:
+        print_json(value)
+    else:
+        admin_view.show_handoff(value)

@@ -1,0 +1,103 @@
+"""What the operator's commands know, in the form that scripts rely on: null means not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from restow.v1 import admin_pb2 as pb
+from restow.v1 import broker_pb2
+
+ENDS = ("DONE", "FAILED", "EXPIRED", "CANCELLED")
+
+
+def _state(number: int) -> str:
+    return broker_pb2.HandoffState.Name(broker_pb2.HandoffState.ValueType(number)).removeprefix(
+        "HANDOFF_STATE_"
+    )
+
+
+def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
+    """``restow status --json``."""
+    ended = {_state(one.state): one.count for one in status.ended}
+    return {
+        "broker": address,
+        "version": status.version,
+        "broker_epoch": status.broker_epoch,
+        "uptime_s": round(status.uptime_s, 3),
+        "engines": status.engines,
+        "agents": status.agents,
+        "plans": status.plans,
+        "handoffs_live": status.handoffs_live,
+        "handoffs_ended": {state: ended.get(state, 0) for state in ENDS},
+        "bytes_read": status.bytes_read,
+    }
+
+
+def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
+    """``restow engines --json``."""
+    return {
+        "engines": [
+            {
+                "engine_id": one.engine_id,
+                "incarnation": one.incarnation,
+                "model": one.model,
+                "layout_digest": one.layout_digest,
+                "ranks": one.ranks,
+                "agents": one.agents,
+                "session": one.session,
+            }
+            for one in engines
+        ]
+    }
+
+
+def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
+    """``restow agents --json``."""
+    return {
+        "agents": [
+            {
+                "engine_id": one.engine_id,
+                "rank": one.rank,
+                "agent_name": one.agent_name,
+                "regions": one.regions,
+                "region_bytes": one.region_bytes,
+                "staging_bytes": one.staging_bytes,
+            }
+            for one in agents
+        ]
+    }
+
+
+def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
+    """``restow handoffs --json``."""
+    return {
+        "handoffs": [_info_json(one) for one in response.handoffs],
+        "left_out": response.left_out,
+    }
+
+
+def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
+    """``restow handoff ID --json``."""
+    return {
+        **_info_json(response.handoff),
+        "timeline": [
+            {"at_ms": round(one.at_ms, 3), "event": one.event, "detail": one.detail or None}
+            for one in response.timeline
+        ],
+    }
+
+
+def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
+    return {
+        "handoff_id": info.handoff_id,
+        "number": info.number,
+        "state": _state(info.state),
+        "source_engine": info.source_engine or None,
+        "destination_engine": info.destination_engine or None,
+        "position_tokens": info.position_tokens or None,
+        "bytes": info.bytes,
+        "reason": info.reason or None,
+        "detail": info.detail or None,
+        "age_s": round(info.age_s, 3),
+    }

@@ -1,0 +1,192 @@
+"""What the operator's commands know, as tables that fit 80 columns and use 200."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from restow.broker.cli.output import size_text
+
+WIDE = 120
+GAP = 2
+COLORS = {"DONE": "green", "FAILED": "red", "EXPIRED": "yellow", "CANCELLED": "yellow"}
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False)
+
+
+def _table(*columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+    for name in columns:
+        table.add_column(
+            name,
+            justify="right" if name in right else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=COLORS.get(state, "cyan"))
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> duration_text(0.0421), duration_text(75), duration_text(7300)
+    ('42 ms', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def show_status(status: dict[str, Any]) -> None:
+    """Print ``restow status``."""
+    ended = "   ".join(f"{count} {state}" for state, count in status["handoffs_ended"].items())
+    table = _table("", "")
+    table.show_header = False
+    for name, value in (
+        ("broker", f"{status['broker']}, restow {status['version']}"),
+        ("epoch", f"{status['broker_epoch']}, up {duration_text(status['uptime_s'])}"),
+        ("engines", f"{status['engines']}, with {status['agents']} agents"),
+        ("plans", str(status["plans"])),
+        ("live", f"{status['handoffs_live']} handoffs under way"),
+        ("ended", ended),
+        ("read", size_text(status["bytes_read"])),
+    ):
+        table.add_row(Text(name, style="bold"), value)
+    _console().print(table)
+
+
+def show_engines(engines: Sequence[dict[str, Any]]) -> None:
+    """Print ``restow engines``."""
+    console = _console()
+    if not engines:
+        console.print("No engine is registered.")
+        return
+    table = _table("engine", "model", "agents", "session", "layout", "incarnation")
+    for one in engines:
+        missing = one["agents"] < one["ranks"]
+        table.add_row(
+            one["engine_id"],
+            one["model"],
+            Text(f"{one['agents']} of {one['ranks']}", style="red" if missing else ""),
+            Text("open" if one["session"] else "none", style="" if one["session"] else "yellow"),
+            one["layout_digest"] if console.width >= WIDE else one["layout_digest"][:12],
+            one["incarnation"],
+        )
+    console.print(table)
+
+
+def show_agents(agents: Sequence[dict[str, Any]]) -> None:
+    """Print ``restow agents``."""
+    console = _console()
+    if not agents:
+        console.print("No agent is connected.")
+        return
+    table = _table(
+        "engine",
+        "rank",
+        "agent",
+        "regions",
+        "memory",
+        "staging",
+        right=("rank", "regions", "memory", "staging"),
+    )
+    for one in agents:
+        table.add_row(
+            one["engine_id"],
+            str(one["rank"]),
+            one["agent_name"],
+            str(one["regions"]),
+            size_text(one["region_bytes"]),
+            size_text(one["staging_bytes"]),
+        )
+    console.print(table)
+
+
+def _handoff_row(one: dict[str, Any]) -> list[str]:
+    return [
+        one["handoff_id"],
+        one["state"],
+        one["source_engine"] or "-",
+        one["destination_engine"] or "-",
+        str(one["position_tokens"] or "-"),
+        size_text(one["bytes"]),
+        duration_text(one["age_s"]),
+        one["reason"] or "",
+        one["detail"] or "",
+    ]
+
+
+def handoffs_table(value: dict[str, Any], width: int) -> RenderableType:
+    """The table of ``restow handoffs`` for a terminal of ``width`` columns."""
+    if not value["handoffs"]:
+        return Text("No handoff.")
+    columns = ["handoff", "state", "from", "to", "tokens", "read", "age", "reason"]
+    if width >= WIDE:
+        columns.append("detail")
+    rows = [_handoff_row(one)[: len(columns)] for one in value["handoffs"]]
+    table = _table(*columns, right=("tokens", "read", "age"))
+    # Ids may be long: what is left of the width is theirs, so that no column is pushed out.
+    others = sum(
+        max(len(name), *(len(row[index]) for row in rows)) + GAP
+        for index, name in enumerate(columns)
+        if 0 < index < 8
+    )
+    table.columns[0].max_width = max(12, width - others - GAP)
+    for row in rows:
+        table.add_row(row[0], _state(row[1]), *row[2:])
+    if not value["left_out"]:
+        return table
+    return Group(table, Text(f"... and {value['left_out']} more: raise --limit", style="dim"))
+
+
+def show_handoffs(value: dict[str, Any]) -> None:
+    """Print ``restow handoffs``."""
+    console = _console()
+    console.print(handoffs_table(value, console.width))
+
+
+@contextlib.contextmanager
+def live_handoffs(value: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show ``restow handoffs --watch``; the function given shows the next figures."""
+    console = _console()
+    with Live(handoffs_table(value, console.width), console=console, auto_refresh=False) as live:
+        yield lambda new: live.update(handoffs_table(new, console.width), refresh=True)
+
+
+def show_handoff(value: dict[str, Any]) -> None:
+    """Print ``restow handoff ID``."""
+    console = _console()
+    head = Text.assemble((value["handoff_id"], "bold"), "  ", _state(value["state"]))
+    console.print(head, soft_wrap=True)
+    console.print(
+        f"from {value['source_engine'] or '-'} to {value['destination_engine'] or '-'}, "
+        f"position {value['position_tokens'] or '-'}, {size_text(value['bytes'])} read, "
+        f"first heard of {duration_text(value['age_s'])} ago",
+        soft_wrap=True,
+    )
+    if value["reason"]:
+        console.print(Text(f"{value['reason']}: {value['detail']}", style="red"))
+    console.print()
+    table = _table("ms", "event", "", right=("ms",))
+    table.columns[2].no_wrap = False
+    table.columns[2].overflow = "fold"
+    for entry in value["timeline"]:
+        table.add_row(f"{entry['at_ms']:.1f}", entry["event"], entry["detail"] or "")
+    console.print(table)

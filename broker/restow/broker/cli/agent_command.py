@@ -1,0 +1,31 @@
+"""``restow agent``: serve the ranks of engines on this host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from restow.broker.cli.options import BrokerOption, LogFormatOption, set_up_log
+from restow.broker.errors import ExtraMissingError
+
+
+def agent(
+    socket: Annotated[
+        Path, typer.Option("--socket", help="Unix socket on which engines hand memory over.")
+    ],
+    broker: BrokerOption = None,
+    log_format: LogFormatOption = "console",
+) -> None:
+    """Run an agent as a daemon of this host until SIGTERM or SIGINT."""
+    try:
+        from restow.agents.cli import run_agent_daemon
+    except ModuleNotFoundError as error:
+        raise ExtraMissingError(
+            f"an agent needs module {error.name}, which is not installed: "
+            f"pip install 'restow[agent]'",
+            module=error.name,
+        ) from None
+    set_up_log(log_format)
+    run_agent_daemon(broker, socket)

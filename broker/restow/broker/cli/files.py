@@ -1,0 +1,35 @@
+"""Files that commands read and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from restow.broker.errors import LayoutError, LayoutFormError
+from restow.broker.layout import Layout, check_layout
+from restow.broker.layout.json_form import layout_from_json
+
+DEEP = "nested too deeply"
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises `LayoutFormError` that names file and line."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        what = DEEP if isinstance(error, RecursionError) else error
+        raise LayoutFormError(f"{path} is no JSON: {what}", file=path) from None
+    except OSError as error:
+        raise LayoutFormError(f"{path} can't be read: {error.strerror}", file=path) from None
+
+
+def read_layout(path: Path) -> Layout:
+    """A checked layout. Raises `LayoutError` that names the file too."""
+    try:
+        layout = layout_from_json(read_json(path))
+        check_layout(layout)
+    except LayoutError as error:
+        error.subject.setdefault("file", str(path))
+        raise
+    return layout

@@ -1,0 +1,105 @@
+"""``restow layout``: make a layout from a model's config, and check one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(help="Make and check layouts.", no_args_is_help=True)
+
+JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSON file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
+DTypeOption = Literal[
+    "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"
+]
+
+
+@app.command("from-config")
+def from_config(
+    config: JsonFile,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
+    conv_layout: Annotated[
+        Literal["SD", "DS"], typer.Option(help="Innermost axis of conv states: channels or taps.")
+    ] = "SD",
+    page_tokens: Annotated[int, typer.Option(min=1, help="Tokens in an attention page.")] = 16,
+    pages_per_block: Annotated[int, typer.Option(min=1, help="Pages that a block id names.")] = 1,
+    kv_order: Annotated[
+        Literal["HND", "NHD"], typer.Option(help="Heads or tokens first in an attention page.")
+    ] = "HND",
+    kv_dtype: Annotated[
+        DTypeOption | None, typer.Option(help="Type of keys and values. Default: the model's.")
+    ] = None,
+    conv_dtype: Annotated[
+        DTypeOption | None, typer.Option(help="Type of conv states. Default: the model's.")
+    ] = None,
+    ssm_dtype: Annotated[
+        DTypeOption | None, typer.Option(help="Type of SSM states. Default: the family's.")
+    ] = None,
+    speculative_tokens: Annotated[
+        int, typer.Option(min=0, help="Rows for speculative tokens behind the conv window.")
+    ] = 0,
+    page_align_bytes: Annotated[
+        int, typer.Option(min=1, help="Pages are padded to a multiple of this.")
+    ] = 1,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the layout of a model with a Hugging Face config.json as JSON."""
+    from restow.broker.cli.files import read_json
+    from restow.broker.cli.output import print_json
+    from restow.broker.families import (
+        ConvLayout,
+        EngineSettings,
+        KvOrder,
+        ModelSpec,
+        build_layout,
+        model_from_hf_config,
+    )
+    from restow.broker.layout import DType, check_layout
+    from restow.broker.layout.json_form import layout_to_json
+
+    types = (None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype))
+    model = model_from_hf_config(read_json(config), *types)
+    settings = EngineSettings(
+        tp=tp,
+        page_tokens=page_tokens,
+        pages_per_block=pages_per_block,
+        conv_layout=ConvLayout(conv_layout),
+        kv_order=KvOrder(kv_order),
+        conv_rows_extra=speculative_tokens,
+        page_align_bytes=page_align_bytes,
+    )
+    layout = build_layout(ModelSpec(name or model.name, model.layers), settings)
+    check_layout(layout)
+    print_json(layout_to_json(layout))
+
+
+@app.command()
+def check(file: JsonFile, as_json: JsonOption = False) -> None:
+    """Prove that a layout is whole: every element held, no byte claimed twice."""
+    from dataclasses import asdict
+
+    from restow.broker.cli.files import read_layout
+    from restow.broker.cli.output import print_json
+    from restow.broker.cli.plan_view import show_layout
+    from restow.broker.layout import digest
+    from restow.broker.layout.summary import summarize
+
+    layout = read_layout(file)
+    ranks = [summarize(rank) for rank in layout.ranks]
+    if as_json:
+        summary = {
+            "ok": True,
+            "digest": digest(layout),
+            "model": layout.model.name,
+            "fields": len(layout.model.fields),
+            "ranks": [asdict(rank) for rank in ranks],
+        }
+        print_json(summary)
+    else:
+        show_layout(layout, ranks)

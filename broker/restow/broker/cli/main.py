@@ -1,0 +1,67 @@
+"""The entry of ``restow``: commands import what they need when they run, so ``--help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from restow.broker.cli.admin_commands import agents, engines, handoff, handoffs, status
+from restow.broker.cli.agent_command import agent
+from restow.broker.cli.layout_commands import app as layout_app
+from restow.broker.cli.output import print_error
+from restow.broker.cli.plan_command import plan
+from restow.broker.cli.serve_command import serve
+from restow.broker.errors import RestowError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(layout_app, name="layout")
+app.command()(plan)
+
+
+app.command()(serve)
+app.command()(agent)
+for command in (status, engines, agents, handoffs, handoff):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"restow {version('restow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Say it and end."),
+    ] = False,
+) -> None:
+    """Move and re-stow the state of hybrid language models between engines."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command.
+
+    Exits with 0, with 1 for a `RestowError`, with 2 for wrong usage, with 3 if no broker answers.
+
+    With ``--json`` an error is an object on stdout, else one line on stderr.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app(given)
+    except RestowError as error:
+        print_error(error, as_json="--json" in given)
+        sys.exit(3 if error.reason == "BROKER_UNREACHABLE" else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What commands print: JSON for scripts on stdout, text for people, errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from restow.broker.errors import RestowError
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value."""
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def print_error(error: RestowError, as_json: bool) -> None:
+    """Print an error as one line, or as a JSON object on stdout."""
+    if as_json:
+        print_json(
+            {
+                "error": {
+                    "status": error.status,
+                    "reason": error.reason,
+                    "message": error.message,
+                    "subject": error.subject,
+                }
+            }
+        )
+        return
+    line = " ".join(f"{error.reason}: {error.message}".split())
+    red, plain = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    sys.stderr.write(f"{red}error{plain}: {line}\n")
+
+
+def size_text(size_bytes: float) -> str:
+    """Bytes as people read them.
+
+    >>> size_text(900), size_text(3 * 2**20)
+    ('900 B', '3.0 MiB')
+    """
+    if size_bytes < 1024:
+        return f"{size_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        size_bytes /= 1024
+        if size_bytes < 1024:
+            return f"{size_bytes:.1f} {unit}"
+    return f"{size_bytes / 1024:.1f} TiB"

@@ -1,0 +1,140 @@
+"""Layouts and plans as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from restow.broker.cli.output import size_text
+from restow.broker.layout import Box, Layout, digest
+from restow.broker.layout.summary import RankSummary
+from restow.broker.planner import Plan
+from restow.broker.planner.explain import Cost, FieldLine, RankLines
+
+
+def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
+    """Print a checked layout's numbers."""
+    console = Console(highlight=False)
+    console.print(
+        f"ok: model {layout.model.name!r}, {len(layout.model.fields)} fields, "
+        f"{len(ranks)} ranks, digest {digest(layout)[:12]}",
+        soft_wrap=True,
+        markup=False,
+    )
+    table = _table("rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding")
+    for rank in ranks:
+        table.add_row(
+            str(rank.rank),
+            str(rank.regions),
+            str(rank.shards),
+            f"{rank.bytes_per_token:,}",
+            f"{rank.bytes_per_snapshot:,}",
+            f"{rank.padding_bytes:,}",
+        )
+    console.print(table)
+
+
+def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, with_fields: bool) -> None:
+    """Print what every destination rank reads from whom, and what each strategy would cost."""
+    console = Console(highlight=False)
+    console.print(
+        f"{len(plan.source.ranks)} ranks to {len(plan.destination.ranks)}: "
+        f"{size_text(plan.bytes_at(tokens))} at {tokens:,} tokens, {len(plan.moves):,} moves",
+        soft_wrap=True,
+        markup=False,
+    )
+    table = _table("rank", "from", "state", "a token", "of these fields")
+    for rank in ranks:
+        token_bytes = _bytes_of_token(rank)
+        for src, size in rank.bytes_from.items():
+            token = token_bytes.get(src, 0)
+            classes = ", ".join(rank.classes_from[src])
+            row = (str(src), size_text(size - token), size_text(token), classes)
+            table.add_row(str(rank.dst_rank), *row)
+    console.print(table)
+    _show_costs(console, ranks)
+    if with_fields:
+        for rank in ranks:
+            _show_fields(console, rank)
+
+
+def _show_costs(console: Console, ranks: Sequence[RankLines]) -> None:
+    """Costs of each strategy; ranks that cost the same share their lines."""
+    alike: dict[object, list[RankLines]] = {}
+    for rank in ranks:
+        key = tuple(rank.cost_by_strategy.items()), rank.cost, tuple(rank.strategy.items())
+        alike.setdefault(key, []).append(rank)
+    table = _table("ranks", "strategy", "bytes", "reads", "launches", "")
+    for group in alike.values():
+        first = group[0]
+        names = ",".join(str(rank.dst_rank) for rank in group)
+        chosen = _ways(first.strategy)
+        table.add_row(names, "as asked", *_numbers(first.cost), chosen)
+        for strategy, cost in first.cost_by_strategy.items():
+            if isinstance(cost, Cost):
+                table.add_row("", strategy.value, *_numbers(cost), "")
+            else:
+                table.add_row("", strategy.value, "", "", "", f"refused: {cost}")
+    console.print()
+    console.print(table)
+
+
+def _numbers(cost: Cost) -> tuple[str, str, str]:
+    return size_text(cost.bytes), f"{cost.reads:,}", f"{cost.launches:,}"
+
+
+def _ways(strategy: dict[str, str]) -> str:
+    """Which classes of fields travel how."""
+    by_way: dict[str, list[str]] = {}
+    for name, way in strategy.items():
+        by_way.setdefault(way, []).append(name)
+    return "; ".join(f"{way} {', '.join(names)}" for way, names in by_way.items())
+
+
+def _bytes_of_token(rank: RankLines) -> dict[int, int]:
+    """Bytes of one token by source rank."""
+    found: dict[int, int] = {}
+    for line in rank.fields:
+        if line.per_token:
+            for part in line.parts:
+                size = part.pieces * part.piece_bytes * len(line.fields)
+                found[part.src_rank] = found.get(part.src_rank, 0) + size
+    return found
+
+
+def _show_fields(console: Console, rank: RankLines) -> None:
+    console.print(f"\nrank {rank.dst_rank}", markup=False)
+    table = _table("field", "box", "from", "or", "pieces", "by")
+    table.columns[0].no_wrap = True
+    for line in rank.fields:
+        for index, part in enumerate(line.parts):
+            others = ",".join(str(r) for r in part.replicas if r != part.src_rank)
+            unit = "/token" if line.per_token else ""
+            table.add_row(
+                _name(line) if index == 0 else "",
+                _box(part.box),
+                str(part.src_rank),
+                others,
+                f"{part.pieces:,} x {part.piece_bytes:,} B{unit}"
+                + (f", {part.cast}" if part.cast else ""),
+                line.strategy if index == 0 else "",
+            )
+    console.print(table)
+
+
+def _name(line: FieldLine) -> str:
+    count = len(line.fields)
+    return line.name + (f" x{count}" if count > 1 else "")
+
+
+def _box(box: Box) -> str:
+    return " ".join(f"[{span.start},{span.stop})" for span in box)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

@@ -1,0 +1,93 @@
+"""``restow serve``: run the broker."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any, Literal
+
+import typer
+
+from restow.broker.cli.options import LogFormatOption, set_up_log
+
+
+def serve(
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where to listen. Default: 127.0.0.1:7350."),
+    ] = None,
+    strategy: Annotated[
+        Literal["auto", "slices", "pack"] | None,
+        typer.Option(help="How states travel. Default: auto."),
+    ] = None,
+    lease_s: Annotated[
+        float | None, typer.Option(help="Lease of publications that name none. Default: 30.")
+    ] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option(help="Patience of demands that name none. Default: 30.")
+    ] = None,
+    grant_s: Annotated[
+        float | None, typer.Option(help="Longest time that a read may take. Default: 10.")
+    ] = None,
+    max_live: Annotated[
+        int | None, typer.Option(help="Handoffs under way at once. Default: 100000.")
+    ] = None,
+    max_ended: Annotated[
+        int | None, typer.Option(help="Ended handoffs remembered. Default: 10000.")
+    ] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Messages that may wait for one stream. Default: 100000.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Speak plaintext on an address others can reach.")
+    ] = False,
+    log_format: LogFormatOption = "console",
+) -> None:
+    """Run the broker until SIGTERM or SIGINT.
+
+    What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...).
+    """
+    import uvloop
+    from pydantic import ValidationError
+
+    from restow.broker.server.serve import serve_until_signalled
+    from restow.broker.server.settings import BrokerSettings
+
+    given: dict[str, Any] = {
+        "listen": listen,
+        "strategy": strategy,
+        "lease_s": lease_s,
+        "timeout_s": timeout_s,
+        "grant_s": grant_s,
+        "max_live": max_live,
+        "max_ended": max_ended,
+        "max_queue": max_queue,
+    }
+    try:
+        settings = BrokerSettings(**{k: v for k, v in given.items() if v is not None})
+    except ValidationError as error:
+        words = "; ".join(f"{one['loc'][0]}: {one['msg']}" for one in error.errors())
+        raise typer.BadParameter(words) from None
+    if not insecure and not is_loopback(settings.listen):
+        raise typer.BadParameter(
+            f"{settings.listen} can be reached from other machines, and the broker speaks "
+            f"plaintext without authentication: listen on 127.0.0.1, or add --insecure on a "
+            f"network that you trust",
+            param_hint="--listen",
+        )
+    set_up_log(log_format)
+    uvloop.run(serve_until_signalled(settings))
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether only this machine can reach an address.
+
+    >>> is_loopback("127.0.0.1:7350"), is_loopback("[::1]:0"), is_loopback("0.0.0.0:7350")
+    (True, True, False)
+    """
+    host = listen.rpartition(":")[0].strip("[]")
+    if listen.startswith("unix:") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

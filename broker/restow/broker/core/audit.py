@@ -1,0 +1,139 @@
+"""The audit: what must be true of a directory between two events, checked in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from restow.broker.core.actions import PairKey, State
+from restow.broker.core.directory import Directory
+from restow.broker.core.handoff import Handoff
+from restow.broker.core.pair import PairPlan
+from restow.broker.core.roster import EngineRecord
+
+
+def audit(directory: Directory) -> list[str]:
+    """Everything that is wrong with the directory; empty when all is well."""
+    return [
+        *_check_tables(directory),
+        *(words for handoff in directory.ledger.live.values() for words in _check_live(handoff)),
+        *_check_wakeups(directory),
+        *(words for handoff in directory.ledger.ended.values() for words in _check_ended(handoff)),
+        *_check_members(directory),
+    ]
+
+
+def _check_tables(directory: Directory) -> Iterator[str]:
+    ledger, limits = directory.ledger, directory.limits
+    if {id(one) for one in ledger.live.values()} != {id(one) for one in ledger.by_number.values()}:
+        yield "the tables of live handoffs by id and by number differ"
+    if both := ledger.live.keys() & ledger.ended.keys():
+        yield f"handoffs {sorted(both)} are live and ended"
+    for key, handoff in ledger.live.items():
+        if key != (handoff.tenant, handoff.handoff_id):
+            yield f"handoff {handoff.handoff_id} is filed under {key}"
+        if ledger.by_number.get(handoff.number) is not handoff:
+            yield f"handoff {handoff.handoff_id} is not filed under its number {handoff.number}"
+    for what, size, bound in (
+        ("live handoffs", len(ledger.live), limits.max_live),
+        ("ended handoffs", len(ledger.ended), limits.max_ended),
+        ("engines", len(directory.members.engines), limits.max_engines),
+        ("plans", len(directory.pairs), limits.max_pairs),
+    ):
+        if size > bound:
+            yield f"{size} {what}, more than {bound}"
+
+
+def _check_live(handoff: Handoff) -> Iterator[str]:
+    name, source, destination = handoff.handoff_id, handoff.source, handoff.destination
+    if handoff.state.ended:
+        yield f"handoff {name} is live and {handoff.state}"
+    for engine in (source, destination):
+        if engine is not None and handoff.number not in engine.handoffs:
+            yield f"engine {engine.key.engine_id} does not know its handoff {name}"
+        if engine is not None and engine.gone and not handoff.granted:
+            yield f"handoff {name} waits for engine {engine.key.engine_id}, which is gone"
+    if source is None and destination is None:
+        yield f"handoff {name} has no side"
+    if (handoff.state is State.WAITING) == handoff.complete:
+        yield f"handoff {name} is {handoff.state}, complete: {handoff.complete}"
+    if not handoff.granted:
+        if handoff.unsettled or handoff.staged or handoff.pair is not None:
+            yield f"handoff {name} is not granted, and has ranks that read or stage"
+        if handoff.failure is not None:
+            yield f"handoff {name} failed with {handoff.failure.reason} and did not end"
+        return
+    if source is None or destination is None or handoff.pair is None:
+        yield f"handoff {name} is granted with a side or a plan missing"
+        return
+    if not handoff.granted_s < handoff.grant_until_s < handoff.settle_until_s:
+        yield f"handoff {name}: its grant does not end before its settlement"
+    if handoff.settle_until_s >= handoff.lease_until_s:
+        yield f"handoff {name}: its grant may be used after its lease"
+    if not handoff.unsettled:
+        yield f"handoff {name} is {handoff.state} and nobody reads"
+    if not handoff.unsettled <= handoff.pair.programs.keys():
+        yield f"handoff {name} waits for ranks {handoff.unsettled}, which have no program"
+    for dst_rank, src_rank in handoff.staged:
+        if src_rank not in handoff.pair.staging.get(dst_rank, ()):
+            yield f"handoff {name}: rank {src_rank} staged for rank {dst_rank} unasked"
+    if handoff.failure is None and (source.gone or destination.gone):
+        yield f"handoff {name} goes on though an engine is gone"
+
+
+def _check_wakeups(directory: Directory) -> Iterator[str]:
+    """Nothing waits for an event that has passed."""
+    watched = directory.ledger.deadlines.numbers()
+    for handoff in directory.ledger.live.values():
+        name, source, destination = handoff.handoff_id, handoff.source, handoff.destination
+        if handoff.number not in watched or handoff.looked_s > handoff.next_look_s():
+            yield f"the clock does not look at handoff {name} in time"
+        if source is None or destination is None or handoff.granted:
+            continue
+        key = PairKey(source.layout_digest, destination.layout_digest)
+        pair = directory.pairs.get(key)
+        if pair is not None and not isinstance(pair, PairPlan):
+            yield f"handoff {name} is live though nothing can be planned for it"
+        if handoff.state is State.READY and source.complete and destination.complete:
+            if pair is not None:
+                yield f"handoff {name} could be granted and is not"
+            elif handoff.number not in directory.planning.get(key, ()):
+                yield f"handoff {name} waits for a plan that nobody makes"
+
+
+def _check_ended(handoff: Handoff) -> Iterator[str]:
+    name = handoff.handoff_id
+    if not handoff.state.ended:
+        yield f"handoff {name} is ended and {handoff.state}"
+    if (handoff.state is State.DONE) != (handoff.failure is None):
+        yield f"handoff {name} is {handoff.state} with failure {handoff.failure}"
+    if handoff.state is State.DONE and handoff.unsettled:
+        yield f"handoff {name} is DONE though ranks {handoff.unsettled} have not settled"
+    if handoff.src_blocks or handoff.dst_blocks or handoff.staged:
+        yield f"handoff {name} has ended and keeps its blocks"
+    for engine in (handoff.source, handoff.destination):
+        if engine is not None and handoff.number in engine.handoffs:
+            yield f"engine {engine.key.engine_id} counts handoff {name}, which has ended, as live"
+
+
+def _check_members(directory: Directory) -> Iterator[str]:
+    members, by_number = directory.members, directory.ledger.by_number
+    named = set(map(id, members.names.values()))
+    held = [agent for engine in members.engines.values() for agent in engine.agents.values()]
+    if named != set(map(id, held)):
+        yield "the tables of agents by name and by rank differ"
+    for name, agent in members.names.items():
+        if agent.gone or agent.agent_name != name:
+            yield f"agent {agent.agent_name} is filed as {name}, gone: {agent.gone}"
+        if lost := agent.peers - members.names.keys():
+            yield f"agent {name} was not told to forget {sorted(lost)}"
+    for key, engine in members.engines.items():
+        if engine.gone or engine.key != key:
+            yield f"engine {engine.key.engine_id} is filed as {key}, gone: {engine.gone}"
+        yield from _check_sides(engine, by_number)
+
+
+def _check_sides(engine: EngineRecord, by_number: dict[int, Handoff]) -> Iterator[str]:
+    for number in engine.handoffs:
+        handoff = by_number.get(number)
+        if handoff is None or engine not in (handoff.source, handoff.destination):
+            yield f"engine {engine.key.engine_id} has no side of handoff number {number}"

@@ -1,0 +1,50 @@
+"""What is said of a handoff, as the state machines take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from restow.broker.core.actions import GroupIds, State
+
+
+class Chunk(NamedTuple):
+    """A part of P's publication."""
+
+    blocks: tuple[tuple[str, int, bytes], ...]
+    """Group, place of the first id, ids."""
+    position_tokens: int
+    final: bool
+    lease_s: float
+
+
+class Wish(NamedTuple):
+    """D's demand."""
+
+    blocks: tuple[GroupIds, ...]
+    held_tokens: int
+    timeout_s: float
+
+
+class Settlement(NamedTuple):
+    """What a destination's agent reports at the end of its part."""
+
+    number: int
+    bytes: int
+    elapsed_us: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a handoff ends other than DONE."""
+
+    state: State
+    reason: str
+    detail: str
+
+
+def wish_hash(blocks: tuple[GroupIds, ...], held_tokens: int) -> int:
+    """A demand as one number, unguessable from outside."""
+    return hash((blocks, held_tokens))

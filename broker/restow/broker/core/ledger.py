@@ -1,0 +1,157 @@
+"""The ledger: every handoff, live and ended, and the one way in which they end."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+
+from restow.broker.core.actions import Action, State, TellEnded
+from restow.broker.core.deadlines import Deadlines
+from restow.broker.core.events import Failure
+from restow.broker.core.grant import release_staging
+from restow.broker.core.handoff import Handoff
+from restow.broker.core.limits import Limits
+from restow.broker.core.roster import EngineRecord
+from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
+
+MAX_ID_LENGTH = 256
+
+
+class Ledger:
+    """Handoffs by id and by number. `EngineRecord.handoffs` has those of an engine."""
+
+    def __init__(self, limits: Limits, first_number: int) -> None:
+        """Start empty; numbers of handoffs are counted from ``first_number``."""
+        self.limits = limits
+        self.live: dict[tuple[str, str], Handoff] = {}
+        self.by_number: dict[int, Handoff] = {}
+        self.ended: OrderedDict[tuple[str, str], Handoff] = OrderedDict()
+        self.ended_counts: Counter[State] = Counter()
+        self.bytes_read = 0
+        self.deadlines = Deadlines()
+        self._next_number = first_number
+
+    def find(self, tenant: str, handoff_id: str) -> Handoff:
+        """Look a handoff up, live or ended. Raises `HandoffUnknownError`."""
+        key = (tenant, handoff_id)
+        handoff = self.live.get(key) or self.ended.get(key)
+        if handoff is None:
+            raise HandoffUnknownError(f"handoff {handoff_id} is not known here", handoff=handoff_id)
+        return handoff
+
+    def find_ended(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
+        """The ended handoff of that id in the engine's tenant."""
+        return self.ended.get((engine.key.tenant, handoff_id))
+
+    def find_of(self, engine: EngineRecord, handoff_id: str) -> Handoff:
+        """The handoff, live or ended, that the engine has a side of.
+
+        Raises `HandoffUnknownError`.
+        """
+        key = (engine.key.tenant, handoff_id)
+        handoff = self.live.get(key) or self.ended.get(key)
+        if handoff is None or (engine is not handoff.source and engine is not handoff.destination):
+            raise HandoffUnknownError(
+                f"engine {engine.key.engine_id} has no handoff {handoff_id}", handoff=handoff_id
+            )
+        return handoff
+
+    def find_or_make(
+        self, engine: EngineRecord, handoff_id: str, now_s: float
+    ) -> tuple[Handoff, bool]:
+        """The live handoff of that id, made if there is none, and whether it was made.
+
+        Raises `RequestError` or `DirectoryFullError`.
+        """
+        key = (engine.key.tenant, handoff_id)
+        handoff = self.live.get(key)
+        if handoff is not None:
+            return handoff, False
+        if not 0 < len(handoff_id) <= MAX_ID_LENGTH:
+            raise RequestError(
+                f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
+            )
+        if len(self.live) >= self.limits.max_live:
+            raise DirectoryFullError(
+                f"the broker holds {len(self.live)} handoffs, as many as it may: try again later"
+            )
+        handoff = Handoff(self._next_number, engine.key.tenant, handoff_id, now_s)
+        self._next_number += 1
+        self.live[key] = handoff
+        self.by_number[handoff.number] = handoff
+        return handoff, True
+
+    def unmake(self, handoff: Handoff) -> None:
+        """Leave no trace of a handoff whose first call was refused."""
+        del self.live[handoff.tenant, handoff.handoff_id]
+        del self.by_number[handoff.number]
+
+    def watch(self, handoff: Handoff) -> None:
+        """Have the clock look at it in time."""
+        look_s = handoff.next_look_s()
+        if look_s < handoff.looked_s:
+            handoff.looked_s = look_s
+            self.deadlines.add(look_s, handoff.number)
+
+    def due(self, now_s: float) -> list[Handoff]:
+        """The live handoffs that run out of time now."""
+        found: dict[int, Handoff] = {}
+        for number in self.deadlines.due(now_s):
+            handoff = self.by_number.get(number)
+            if handoff is None:
+                continue
+            handoff.looked_s = math.inf
+            if handoff.next_look_s() > now_s:
+                self.watch(handoff)
+            else:
+                found[number] = handoff
+        return list(found.values())
+
+    def stop(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
+        """Something broke. Ranks that may be reading are waited for."""
+        handoff.fail(failure, now_s)
+        if handoff.state is State.STAGING and handoff.pair is not None:
+            # Ranks that were never told to read have nothing to settle.
+            for dst_rank, ranks in handoff.pair.staging.items():
+                if any((dst_rank, rank) not in handoff.staged for rank in ranks):
+                    handoff.unsettled.discard(dst_rank)
+        if handoff.granted and handoff.unsettled:
+            return []
+        return self.end(handoff, now_s)
+
+    def end(self, handoff: Handoff, now_s: float) -> list[Action]:
+        """The one way to an end: tell both sides, give staging back, keep the story."""
+        failure = handoff.failure
+        actions = release_staging(handoff)
+        handoff.state = State.DONE if failure is None else failure.state
+        handoff.ended_s = now_s
+        handoff.note(now_s, "ended", handoff.state)
+        key = (handoff.tenant, handoff.handoff_id)
+        del self.live[key]
+        del self.by_number[handoff.number]
+        self.ended[key] = handoff
+        if len(self.ended) > self.limits.max_ended:
+            self.ended.popitem(last=False)
+        self.ended_counts[handoff.state] += 1
+        self.bytes_read += handoff.bytes_read
+        for engine in (handoff.source, handoff.destination):
+            if engine is not None:
+                engine.handoffs.discard(handoff.number)
+                actions.append(told(handoff, engine))
+        handoff.forget_blocks()
+        return actions
+
+
+def told(handoff: Handoff, engine: EngineRecord) -> TellEnded:
+    """How the handoff ended, for one side."""
+    failure = handoff.failure
+    transfer_s = handoff.ended_s - handoff.granted_s if handoff.granted_s else 0.0
+    return TellEnded(
+        engine.key,
+        handoff.handoff_id,
+        handoff.state,
+        failure.reason if failure else "",
+        failure.detail if failure else "",
+        handoff.bytes_read,
+        int(transfer_s * 1e6),
+    )

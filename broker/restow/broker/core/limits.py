@@ -1,0 +1,30 @@
+"""Bounds of the directory: how long, how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the directory. ``lease_s`` and ``timeout_s`` serve calls that name none.
+
+    A grant ends ``lease_margin_s + settle_grace_s`` before its lease, and none is given that would
+    be shorter than ``min_grant_s``. A handoff whose agents are not all connected waits
+    ``agent_wait_s`` for them, because after a restart of the broker all connect anew. An engine of
+    which nothing is heard for ``engine_idle_s``, neither session nor agent, is forgotten.
+    """
+
+    lease_s: float = 30.0
+    timeout_s: float = 30.0
+    max_lease_s: float = 600.0
+    grant_s: float = 10.0
+    min_grant_s: float = 0.05
+    lease_margin_s: float = 0.1
+    settle_grace_s: float = 0.5
+    agent_wait_s: float = 2.0
+    engine_idle_s: float = 600.0
+    max_live: int = 100_000
+    max_ended: int = 10_000
+    max_engines: int = 10_000
+    max_pairs: int = 1024

@@ -1,0 +1,210 @@
+"""Membership: engines and agents come and go, and what that does to their handoffs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from restow.broker.core.actions import (
+    Action,
+    CloseAgent,
+    CloseSession,
+    EngineKey,
+    SendForget,
+    State,
+)
+from restow.broker.core.events import Failure
+from restow.broker.core.ledger import MAX_ID_LENGTH, Ledger
+from restow.broker.core.limits import Limits
+from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
+from restow.broker.errors import (
+    AgentMismatchError,
+    AgentReplacedError,
+    DirectoryFullError,
+    EngineReplacedError,
+    EngineUnknownError,
+    RequestError,
+    RestowError,
+)
+from restow.broker.layout import Layout
+
+SWEEP_S = 1.0
+
+
+class Membership:
+    """The engines, each with its agents. Names of agents are unique over all of them."""
+
+    def __init__(self, ledger: Ledger, limits: Limits) -> None:
+        """Start empty."""
+        self.engines: dict[EngineKey, EngineRecord] = {}
+        self.names: dict[str, AgentRecord] = {}
+        self._ledger = ledger
+        self._limits = limits
+        self._sweep_at_s = 0.0
+
+    def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
+        """Look an engine up. Raises `EngineUnknownError` or `EngineReplacedError`."""
+        record = self.engines.get(key)
+        if record is None:
+            raise EngineUnknownError(
+                f"engine {key.engine_id} is not registered: call RegisterEngine first",
+                engine=key.engine_id,
+            )
+        if record.incarnation != incarnation:
+            raise EngineReplacedError(
+                f"engine {key.engine_id} is registered as incarnation {record.incarnation}, "
+                f"this is {incarnation}",
+                engine=key.engine_id,
+            )
+        return record
+
+    def register(
+        self, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
+    ) -> list[Action]:
+        """Take an engine with a checked layout in; another incarnation of it is replaced.
+
+        Raises `RequestError` or `DirectoryFullError`; then nothing changed.
+        """
+        longest = max(map(len, (*key, incarnation)))
+        if not key.engine_id or not incarnation or longest > MAX_ID_LENGTH:
+            raise RequestError(
+                f"engine_id and incarnation must have 1 to {MAX_ID_LENGTH} characters",
+                field="engine",
+            )
+        known = self.engines.get(key)
+        if known is not None and known.incarnation == incarnation:
+            if known.layout_digest != layout_digest:
+                raise RequestError(
+                    f"engine {key.engine_id} registered another layout in this incarnation: "
+                    f"use a new incarnation",
+                    engine=key.engine_id,
+                )
+            known.last_seen_s = now_s
+            return []
+        actions: list[Action] = []
+        if known is not None:
+            why = f"engine {key.engine_id} registered anew as incarnation {incarnation}"
+            actions = self.remove_engine(
+                known, EngineReplacedError(why, engine=key.engine_id), now_s
+            )
+        elif len(self.engines) >= self._limits.max_engines:
+            raise DirectoryFullError(
+                f"the broker holds {len(self.engines)} engines, as many as it may"
+            )
+        self.engines[key] = EngineRecord.of(key, incarnation, layout, layout_digest, now_s)
+        return actions
+
+    def unregister(self, engine: EngineRecord, now_s: float) -> list[Action]:
+        """Take an engine out that wishes to leave."""
+        name = engine.key.engine_id
+        error = EngineUnknownError(f"engine {name} unregistered", engine=name)
+        return self.remove_engine(engine, error, now_s)
+
+    def remove_engine(self, engine: EngineRecord, error: RestowError, now_s: float) -> list[Action]:
+        """Take an engine out: nothing of its handoffs can go on, and its streams end with it."""
+        if engine.gone:
+            return []
+        engine.gone = True
+        del self.engines[engine.key]
+        actions: list[Action] = []
+        for number in sorted(engine.handoffs):
+            handoff = self._ledger.by_number[number]
+            state = State.FAILED if handoff.source is engine else State.CANCELLED
+            failure = Failure(state, "ENGINE_LOST", error.message)
+            actions += self._ledger.stop(handoff, failure, now_s)
+        for agent in list(engine.agents.values()):
+            actions += self.remove_agent(engine, agent, now_s)
+            actions.append(CloseAgent(agent.key, error))
+        actions.append(CloseSession(engine.key, error))
+        return actions
+
+    def admit(
+        self,
+        engine: EngineRecord,
+        rank: int,
+        agent_name: str,
+        nixl_metadata: bytes,
+        regions: Sequence[RegionMemory],
+        staging_bytes: int,
+        now_s: float,
+    ) -> tuple[AgentRecord, list[Action]]:
+        """Take an agent in, in place of an older one of its rank.
+
+        Raises `AgentUnknownError`, `AgentMismatchError` or `EngineReplacedError`.
+        """
+        if engine.gone:
+            raise engine.departed()
+        engine.rank_layout(rank)
+        old, namesake = engine.agents.get(rank), self.names.get(agent_name)
+        if not 0 < len(agent_name) <= MAX_ID_LENGTH or (
+            namesake is not None and namesake is not old
+        ):
+            raise AgentMismatchError(
+                f"engine {engine.key.engine_id}, rank {rank}: agent_name {agent_name[:64]!r} is "
+                f"empty, too long or in use: take a new one",
+                engine=engine.key.engine_id,
+                rank=rank,
+            )
+        # A Hello that is refused must not cost the rank the agent that it has.
+        agent = engine.admit(rank, agent_name, nixl_metadata, regions, staging_bytes)
+        actions: list[Action] = []
+        if old is not None:
+            actions += self._lose(engine, old, now_s)
+            name = engine.key.engine_id
+            why = f"the agent of engine {name}, rank {rank} connected anew"
+            actions.append(CloseAgent(old.key, AgentReplacedError(why, engine=name, rank=rank)))
+        self.names[agent_name] = agent
+        engine.last_seen_s = now_s
+        return agent, actions
+
+    def remove_agent(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
+        """An agent's stream broke: its handoffs in progress can't be trusted to end well."""
+        if agent.gone:
+            return []
+        del engine.agents[agent.key.rank]
+        engine.last_seen_s = now_s
+        return self._lose(engine, agent, now_s)
+
+    def _lose(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
+        agent.gone = True
+        del self.names[agent.agent_name]
+        actions: list[Action] = []
+        for reader in self.names.values():
+            if agent.agent_name in reader.peers:
+                reader.peers.discard(agent.agent_name)
+                actions.append(SendForget(reader.key, agent.agent_name))
+        failure = Failure(
+            State.FAILED,
+            "AGENT_LOST",
+            f"the agent of engine {engine.key.engine_id}, rank {agent.key.rank} is gone",
+        )
+        for number in sorted(engine.handoffs):
+            handoff = self._ledger.by_number[number]
+            published = handoff.source is engine and (handoff.final or handoff.fenced)
+            if published or handoff.granted:
+                actions += self._ledger.stop(handoff, failure, now_s)
+        return actions
+
+    def session_opened(self, engine: EngineRecord) -> None:
+        """An engine speaks."""
+        engine.has_session = True
+
+    def session_closed(self, engine: EngineRecord, now_s: float) -> None:
+        """An engine's stream broke; its leases and its patience run on."""
+        engine.has_session = False
+        engine.last_seen_s = now_s
+
+    def sweep(self, now_s: float) -> list[Action]:
+        """Forget engines of which nothing is left, now and then."""
+        if now_s < self._sweep_at_s:
+            return []
+        self._sweep_at_s = now_s + SWEEP_S
+        actions: list[Action] = []
+        for engine in list(self.engines.values()):
+            silent_s = now_s - engine.last_seen_s
+            if silent_s > self._limits.engine_idle_s and not (
+                engine.has_session or engine.agents or engine.handoffs
+            ):
+                name = engine.key.engine_id
+                error = EngineUnknownError(f"engine {name} fell silent", engine=name)
+                actions += self.remove_engine(engine, error, now_s)
+        return actions

@@ -1,0 +1,38 @@
+"""A layout in a few numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from restow.broker.layout.span import volume
+from restow.broker.layout.values import RankLayout
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """What one rank holds: for each token, in each snapshot, and what its pages leave unused."""
+
+    rank: int
+    regions: int
+    shards: int
+    bytes_per_token: int
+    bytes_per_snapshot: int
+    padding_bytes: int
+    """Of one page of every region together."""
+
+
+def summarize(rank: RankLayout) -> RankSummary:
+    """The summary of one rank of a checked layout."""
+    tokens_of = {region.name: region.page_tokens for region in rank.regions}
+    per_token = per_snapshot = used = 0
+    for shard in rank.shards:
+        size = volume(shard.box) * shard.dtype.itemsize_bytes
+        tokens = tokens_of[shard.region]
+        used += size * (tokens or 1)
+        if tokens is None:
+            per_snapshot += size
+        else:
+            per_token += size
+    pages = sum(region.page_stride_bytes for region in rank.regions)
+    counts = len(rank.regions), len(rank.shards)
+    return RankSummary(rank.rank, *counts, per_token, per_snapshot, pages - used)

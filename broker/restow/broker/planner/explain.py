@@ -1,0 +1,268 @@
+"""What a plan means, for people: who reads what from whom, and what each strategy would cost.
+
+Pure: a model of what is shown. The CLI only draws it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
+from restow.broker.layout import Box
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.compile import Draft, draft_programs, row_costs
+from restow.broker.planner.move import Move
+from restow.broker.planner.plan import Plan
+from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.strategy import CostModel, Strategy
+from restow.broker.planner.table import ITEM_BYTES, split_rows, strided
+
+_LAYER = re.compile(r"(.*\blayers)\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one rank's program costs for a number of tokens.
+
+    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs and
+    SCATTERs on both sides.
+    """
+
+    bytes: int
+    reads: int
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box that comes from ``src_rank``; ``replicas`` are the ranks that could have served it.
+
+    It falls into ``pieces`` runs of ``piece_bytes``, for each token where the field is per-token.
+    """
+
+    box: Box
+    src_rank: int
+    replicas: tuple[int, ...]
+    pieces: int
+    piece_bytes: int
+    cast: str
+
+
+@dataclass(frozen=True, slots=True)
+class FieldLine:
+    """Fields that are moved alike: one class of field in some layers.
+
+    ``bytes`` counts all layers, and one token where the field is ``per_token``.
+    """
+
+    field_class: str
+    fields: tuple[str, ...]
+    per_token: bool
+    parts: tuple[Part, ...]
+    strategy: str
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        """All the fields in one word, such as ``layers.{0,2,4..}.conv.x``."""
+        return joined_name(self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLines:
+    """What one destination rank does. ``bytes_from`` counts one token of per-token fields."""
+
+    dst_rank: int
+    bytes: int
+    bytes_at_tokens: int
+    bytes_from: dict[int, int]
+    classes_from: dict[int, tuple[str, ...]]
+    strategy: dict[str, str]
+    cost: Cost
+    cost_by_strategy: dict[Strategy, Cost | str]
+    """What each strategy would cost, or why it can't serve."""
+    fields: tuple[FieldLine, ...]
+
+
+def field_class(name: str) -> str:
+    """A field's name without its layer.
+
+    >>> field_class("layers.7.conv.x"), field_class("embedding")
+    ('conv.x', 'embedding')
+    """
+    found = _LAYER.fullmatch(name)
+    return found[3] if found else name
+
+
+def joined_name(names: Sequence[str]) -> str:
+    """One word for the same field of several layers.
+
+    >>> joined_name(["layers.0.k", "layers.2.k", "layers.4.k", "layers.6.k"])
+    'layers.{0,2,4..}.k'
+    """
+    found = [_LAYER.fullmatch(name) for name in names]
+    layers = [match[2] for match in found if match]
+    if len(layers) != len(names) or len(layers) == 1:
+        return ", ".join(names)
+    first = found[0]
+    prefix = first[1] if first else ""
+    shown = ",".join(layers[:3]) + (".." if len(layers) > 3 else "")
+    return f"{prefix}.{{{shown}}}.{field_class(names[0])}"
+
+
+def explain(
+    plan: Plan,
+    strategy: Strategy = Strategy.AUTO,
+    tokens: int = 8192,
+    costs: CostModel | None = None,
+) -> tuple[RankLines, ...]:
+    """Every destination rank's part of the plan. Raises as `compile_programs`."""
+    pairs, drafts = draft_programs(plan, strategy, costs)
+    others: dict[Strategy, list[Draft] | str] = {}
+    for other in Strategy:
+        try:
+            others[other] = draft_programs(plan, other, costs)[1]
+        except StrategyRefusedError as error:
+            others[other] = error.message
+    replicas = _replicas(plan)
+    lines = []
+    for index, draft in enumerate(drafts):
+        by_strategy = {
+            other: made if isinstance(made, str) else _cost_or_reason(made[index], pairs, tokens)
+            for other, made in others.items()
+        }
+        lines.append(_rank_lines(draft, pairs, tokens, by_strategy, replicas))
+    return tuple(lines)
+
+
+def _cost_or_reason(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost | str:
+    try:
+        return _cost(draft, pairs, tokens)
+    except TooManyPiecesError as error:
+        return error.message
+
+
+def _cost(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost:
+    direct = split_rows(draft.table.rows[~draft.packed])
+    packed = draft.table.rows[draft.packed]
+    descriptors, sizes = row_costs(direct, pairs, tokens)
+    stages = len(np.unique(packed[:, Column.SRC_RANK]))
+    size = int(sizes.sum()) + int(_wire_bytes(packed, pairs, tokens).sum())
+    return Cost(size, int(descriptors.sum()) + stages, 2 * stages)
+
+
+def _wire_bytes(rows: Int64s, pairs: tuple[GroupPair, ...], tokens: int) -> Int64s:
+    """Bytes that packed rows send: the narrower of two types travels."""
+    per_token = np.array([pair.per_token for pair in pairs], bool)[rows[:, Column.GROUP_PAIR]]
+    items = ITEM_BYTES[rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]].min(axis=1)
+    sizes: Int64s = rows[:, Column.COUNT] * items * np.where(per_token, tokens, 1)
+    return sizes
+
+
+def _rank_lines(
+    draft: Draft,
+    pairs: tuple[GroupPair, ...],
+    tokens: int,
+    by_strategy: dict[Strategy, Cost | str],
+    replicas: dict[str, dict[Box, tuple[int, ...]]],
+) -> RankLines:
+    moves = draft.moves
+    bytes_from: Counter[int] = Counter()
+    classes: dict[int, dict[str, None]] = defaultdict(dict)
+    for move in moves:
+        bytes_from[move.src_rank] += move.bytes
+        classes[move.src_rank][field_class(move.field)] = None
+    ways = _ways(draft)
+    by_class: dict[str, list[str]] = defaultdict(list)
+    for move, way in zip(moves, ways, strict=True):
+        by_class[field_class(move.field)].append(way)
+    return RankLines(
+        dst_rank=draft.dst_rank,
+        bytes=sum(bytes_from.values()),
+        bytes_at_tokens=sum(m.bytes * (tokens if m.per_token else 1) for m in moves),
+        bytes_from=dict(sorted(bytes_from.items())),
+        classes_from={src: tuple(found) for src, found in sorted(classes.items())},
+        strategy={name: _one_way(found) for name, found in by_class.items()},
+        cost=_cost(draft, pairs, tokens),
+        cost_by_strategy=by_strategy,
+        fields=_field_lines(draft, ways, replicas),
+    )
+
+
+def _ways(draft: Draft) -> list[str]:
+    """How each move travels."""
+    packed: list[set[bool]] = [set() for _ in draft.moves]
+    piece_packed = draft.packed[draft.table.piece_row].tolist()
+    for index, one in zip(draft.table.piece_move.tolist(), piece_packed, strict=True):
+        packed[index].add(one)
+    names = {True: Strategy.PACK.value, False: Strategy.SLICES.value}
+    return [_one_way(names[one] for one in found) for found in packed]
+
+
+def _one_way(ways: Iterable[str]) -> str:
+    found = set(ways)
+    return found.pop() if len(found) == 1 else "mixed"
+
+
+def _field_lines(
+    draft: Draft, ways: list[str], replicas: dict[str, dict[Box, tuple[int, ...]]]
+) -> tuple[FieldLine, ...]:
+    """One line for all fields of a class whose parts are the same."""
+    parts: dict[str, list[Part]] = defaultdict(list)
+    moved: dict[str, list[Move]] = defaultdict(list)
+    by_field: dict[str, list[str]] = defaultdict(list)
+    for move, way, runs, size in zip(draft.moves, ways, *_runs(draft), strict=True):
+        held = replicas[move.field]
+        sharing = next(ranks for box, ranks in held.items() if _inside(move.box, box))
+        src, dst = move.src.dtype, move.dst.dtype
+        cast = "" if src is dst else f"{src.label} to {dst.label}"
+        parts[move.field].append(Part(move.box, move.src_rank, sharing, runs, size, cast))
+        moved[move.field].append(move)
+        by_field[move.field].append(way)
+    alike: dict[tuple[str, str, tuple[Part, ...]], list[str]] = defaultdict(list)
+    for name, found in parts.items():
+        alike[field_class(name), _one_way(by_field[name]), tuple(found)].append(name)
+    return tuple(
+        FieldLine(
+            field_class=name,
+            fields=tuple(fields),
+            per_token=moved[fields[0]][0].per_token,
+            parts=found,
+            strategy=way,
+            bytes=sum(move.bytes for field in fields for move in moved[field]),
+        )
+        for (name, way, found), fields in alike.items()
+    )
+
+
+def _runs(draft: Draft) -> tuple[list[int], list[int]]:
+    """Runs of bytes that each move falls into when it is read into place, and their length."""
+    pieces, move = draft.table.pieces, draft.table.piece_move
+    wide = strided(pieces)
+    item = ITEM_BYTES[pieces[:, Column.SRC_DTYPE]]
+    runs = np.zeros(len(draft.moves), np.int64)
+    np.add.at(runs, move, np.where(wide, pieces[:, Column.COUNT], 1))
+    sizes = np.zeros(len(draft.moves), np.int64)
+    sizes[move] = np.where(wide, item, pieces[:, Column.COUNT])  # equal within a move
+    return runs.tolist(), sizes.tolist()
+
+
+def _inside(inner: Box, outer: Box) -> bool:
+    return all(a.start >= b.start and a.stop <= b.stop for a, b in zip(inner, outer, strict=True))
+
+
+def _replicas(plan: Plan) -> dict[str, dict[Box, tuple[int, ...]]]:
+    """For each field and box of the source: the ranks that hold it."""
+    found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank in plan.source.ranks:
+        for shard in rank.shards:
+            found[shard.field][shard.box].append(rank.rank)
+    return {
+        name: {box: tuple(sorted(ranks)) for box, ranks in boxes.items()}
+        for name, boxes in found.items()
+    }

@@ -1,0 +1,111 @@
+"""The broker's part of a handoff, in as few lines as it takes."""
+
+from __future__ import annotations
+
+from agent_harness.fake_broker import AgentStream, FakeBroker
+from agent_harness.world import Case, RankMemory
+from restow.broker import wire
+from restow.broker.layout import Layout
+from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+from restow.v1 import agent_link_pb2 as pb
+
+
+def destination_memory(case: Case) -> dict[int, RankMemory]:
+    return {rank.rank: RankMemory(rank, case.dst_ids) for rank in case.destination.ranks}
+
+
+def programs(case: Case, strategy: Strategy) -> dict[int, Program]:
+    plan = make_plan(case.source, case.destination)
+    return {program.dst_rank: program for program in compile_programs(plan, strategy)}
+
+
+def introduction(layout: Layout, stream: AgentStream) -> pb.AgentOrder:
+    """The agent as a peer for others."""
+    hello = stream.hello
+    rank = next(rank for rank in layout.ranks if rank.rank == hello.rank)
+    return pb.AgentOrder(
+        peer=pb.Peer(
+            agent_name=hello.agent_name,
+            rank=hello.rank,
+            nixl_metadata=hello.nixl_metadata,
+            regions=hello.regions,
+            page_stride_bytes=[region.page_stride_bytes for region in rank.regions],
+        )
+    )
+
+
+async def stage(
+    fake: FakeBroker, case: Case, program: Program, handoff: int, engine_id: str = "P"
+) -> dict[int, pb.Staged]:
+    """Have every source that packs gather for the program's rank."""
+    staged = {}
+    for src_rank in program.staging_ranks:
+        source = await fake.agent(engine_id, src_rank)
+        source.send(pb.AgentOrder(program=wire.program_to_proto(program, src_rank)))
+        source.send(
+            pb.AgentOrder(
+                stage=pb.Stage(
+                    handoff=handoff,
+                    program_id=program.gather_id(src_rank),
+                    src_blocks=wire.block_lists(case.src_ids),
+                    stop_token=case.tokens,
+                    dst_rank=program.dst_rank,
+                )
+            )
+        )
+        staged[src_rank] = await source.next()
+    return staged
+
+
+async def send_execute(
+    fake: FakeBroker,
+    case: Case,
+    program: Program,
+    handoff: int,
+    grant_ms: int = 10_000,
+    staged: dict[int, pb.Staged] | None = None,
+) -> AgentStream:
+    """Have the program's rank read; its stream will say Settled."""
+    destination = await fake.agent("D", program.dst_rank)
+    sources = []
+    for src_rank in program.src_ranks:
+        source = await fake.agent("P", src_rank)
+        destination.send(introduction(case.source, source))
+        run = (staged or {}).get(src_rank)
+        sources.append(
+            pb.Source(
+                src_rank=src_rank,
+                agent_name=source.hello.agent_name,
+                staged_address=run.address if run else 0,
+                staged_bytes=run.bytes if run else 0,
+            )
+        )
+    destination.send(pb.AgentOrder(program=wire.program_to_proto(program)))
+    destination.send(
+        pb.AgentOrder(
+            execute=pb.Execute(
+                handoff=handoff,
+                handoff_id=f"handoff-{handoff}",
+                program_id=program.program_id,
+                src_blocks=wire.block_lists(case.src_ids),
+                dst_blocks=wire.block_lists(case.dst_ids),
+                stop_token=case.tokens,
+                sources=sources,
+                grant_ms=grant_ms,
+            )
+        )
+    )
+    return destination
+
+
+async def hand_over(
+    fake: FakeBroker, case: Case, program: Program, handoff: int, grant_ms: int = 10_000
+) -> pb.Settled:
+    staged = await stage(fake, case, program, handoff)
+    assert not [run.reason for run in staged.values() if run.reason]
+    destination = await send_execute(fake, case, program, handoff, grant_ms, staged)
+    settled: pb.Settled = await destination.next()
+    for src_rank in staged:
+        source = await fake.agent("P", src_rank)
+        source.send(pb.AgentOrder(unstage=pb.Unstage(handoff=handoff)))
+    return settled

@@ -1,0 +1,91 @@
+"""Processes that a test starts, freezes and kills.
+
+They are forked from a server that has imported torch and NIXL already and used neither, so that a
+test need not wait for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+READY_S = 60.0
+READY = "ready"
+
+
+class Child:
+    """A process that said ``ready``; it ends when its pipe does."""
+
+    def __init__(self, process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
+        self._process, self._pipe = process, pipe
+
+    def receive(self) -> Any:
+        """What it said next."""
+        assert self._pipe.poll(READY_S), "the process says nothing"
+        return self._pipe.recv()
+
+    def tell(self, something: object) -> None:
+        self._pipe.send(something)
+
+    def freeze(self) -> None:
+        self._send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._send(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        self._send(signal.SIGKILL)
+        await asyncio.to_thread(self._process.join)
+
+    async def terminate(self) -> int | None:
+        """SIGTERM; the exit status."""
+        self._send(signal.SIGTERM)
+        await asyncio.to_thread(self._process.join, READY_S)
+        return self._process.exitcode
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, number)
+
+
+@contextlib.asynccontextmanager
+async def child(
+    main: Callable[..., None], *args: object, tls: str | None = None
+) -> AsyncIterator[Child]:
+    """A process that runs ``main(pipe, *args)``; ``tls`` narrows UCX's transports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["restow.agents.agent", "restow.agents.daemon"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(main, theirs, tls, args), daemon=True)
+    await asyncio.to_thread(process.start)
+    theirs.close()
+    running = Child(process, ours)
+    try:
+        said = await asyncio.to_thread(running.receive)
+        assert said == READY
+        yield running
+    finally:
+        ours.close()
+        await running.kill()
+
+
+def _run(
+    main: Callable[..., None], pipe: Connection, tls: str | None, args: tuple[Any, ...]
+) -> None:
+    os.environ.pop("UCX_TLS", None)
+    if tls is not None:
+        os.environ["UCX_TLS"] = tls
+    main(pipe, *args)
+
+
+def serve_until_over(pipe: Connection) -> None:
+    """Say ``ready``, and wait for the end of the pipe."""
+    pipe.send(READY)
+    with contextlib.suppress(EOFError):
+        pipe.recv()

@@ -1,0 +1,15 @@
+"""Waiting for what no event tells."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+WAIT_S = 20.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when it holds; fail after 20 s."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - conditions of other processes have no event
+            await asyncio.sleep(0.002)

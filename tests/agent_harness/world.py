@@ -1,0 +1,184 @@
+"""Two engines that disagree, their memory, and a state whose every element is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from restow.agents.binding import Blocks
+from restow.agents.memory import RegionMemory
+from restow.broker.families import (
+    AttentionSpec,
+    ConvLayout,
+    EngineSettings,
+    Mamba2Spec,
+    ModelSpec,
+    build_layout,
+)
+from restow.broker.layout import DType, Field, Kind, Layout, RankLayout, Region, Shard
+
+POISON = 0xA5
+GUARD_BYTES = 64
+_UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One handoff: both layouts, the position, and the blocks of both sides."""
+
+    source: Layout
+    destination: Layout
+    tokens: int
+    src_ids: Mapping[str, tuple[int, ...]]
+    dst_ids: Mapping[str, tuple[int, ...]]
+
+
+def make_case(name: str) -> Case:
+    """``wide``: P2 to D4 with other pages and conv layout. ``cast``: and other SSM dtype.
+
+    ``big``: enough bytes to be caught in the middle.
+    """
+    head_dim, layers = (64, 4) if name == "big" else (8, 2)
+    spec = _model(head_dim, layers, DType.FLOAT32)
+    casted = _model(head_dim, layers, DType.BFLOAT16) if name == "cast" else spec
+    page_tokens = 16 if name == "big" else 4
+    source = build_layout(
+        spec, EngineSettings(tp=2, page_tokens=page_tokens, conv_layout=ConvLayout.DS)
+    )
+    destination = build_layout(
+        casted,
+        EngineSettings(
+            tp=4, page_tokens=2 * page_tokens, conv_layout=ConvLayout.SD, page_align_bytes=64
+        ),
+    )
+    tokens = 4096 if name == "big" else 21
+    return Case(
+        source,
+        destination,
+        tokens,
+        {"attention": _scattered(-(-tokens // page_tokens)), "state": (2,)},
+        {"attention": _scattered(-(-tokens // (2 * page_tokens))), "state": (1,)},
+    )
+
+
+def blocks(ids: Mapping[str, tuple[int, ...]]) -> Blocks:
+    return Blocks({group: np.array(values, np.int64) for group, values in ids.items()})
+
+
+def _model(head_dim: int, layers: int, ssm: DType) -> ModelSpec:
+    mamba = Mamba2Spec(
+        layer=0,
+        heads=8,
+        head_dim=head_dim,
+        state=16,
+        groups=4,
+        conv_kernel=4,
+        conv_dtype=DType.BFLOAT16,
+        ssm_dtype=ssm,
+    )
+    attention = AttentionSpec(layer=0, kv_heads=4, head_dim=head_dim, dtype=DType.BFLOAT16)
+    return ModelSpec(
+        "small",
+        tuple(
+            replace(attention, layer=i) if i % 2 else replace(mamba, layer=i) for i in range(layers)
+        ),
+    )
+
+
+def _scattered(count: int) -> tuple[int, ...]:
+    """Ids from 1 on in no order, because block 0 is nobody's."""
+    return tuple(int(i) + 1 for i in np.random.default_rng(count).permutation(count))
+
+
+class RankMemory:
+    """A rank's regions in poisoned memory with guard bytes around each."""
+
+    def __init__(
+        self, layout: RankLayout, ids: Mapping[str, tuple[int, ...]], data: Bytes | None = None
+    ) -> None:
+        """Over ``data`` if given: all regions, with their guards, one after the other."""
+        self.layout, self.ids = layout, ids
+        self.offsets: dict[str, int] = {}
+        self.page_counts: dict[str, int] = {}
+        end = GUARD_BYTES
+        for region in layout.regions:
+            self.offsets[region.name] = end
+            self.page_counts[region.name] = (max(ids[region.group]) + 2) * region.pages_per_block
+            size = self.page_counts[region.name] * region.page_stride_bytes
+            end += -(-size // GUARD_BYTES) * GUARD_BYTES + GUARD_BYTES
+        self.size_bytes = end
+        self.data = np.empty(end, np.uint8) if data is None else data[:end]
+        self.data[:] = POISON
+
+    @property
+    def regions(self) -> list[RegionMemory]:
+        return [
+            RegionMemory(
+                region.name,
+                self.data.ctypes.data + self.offsets[region.name],
+                self.page_counts[region.name],
+                region.page_stride_bytes,
+            )
+            for region in self.layout.regions
+        ]
+
+    def write(self, fields: Mapping[str, Field], tokens: int, image: Bytes | None = None) -> None:
+        """Write the rank's part of the known state into its memory, or into an image of it."""
+        image = self.data if image is None else image
+        for shard in self.layout.shards:
+            field = fields[shard.field]
+            values = known(field, shard.dtype, tokens)
+            box = tuple(slice(span.start, span.stop) for span in shard.box)
+            part = values[(slice(None), *box) if field.kind is Kind.PER_TOKEN else box]
+            region = self.layout.region(shard.region)
+            if field.kind is Kind.SNAPSHOT:
+                self._view(image, region, shard, self.ids[region.group][0], 0)[...] = part
+                continue
+            for token in range(tokens):
+                index, in_page = divmod(token, region.page_tokens or 1)
+                page = self.ids[region.group][index]
+                self._view(image, region, shard, page, in_page)[...] = part[token]
+
+    def expected(self, fields: Mapping[str, Field], tokens: int) -> Bytes:
+        """What all of the memory must be after the handoff."""
+        image = np.full_like(self.data, POISON)
+        self.write(fields, tokens, image)
+        return image
+
+    def cleared(self, fields: Mapping[str, Field], tokens: int) -> npt.NDArray[np.bool_]:
+        """Mask of the bytes of snapshots."""
+        snapshots = {n: f for n, f in fields.items() if f.kind is Kind.SNAPSHOT}
+        mine = tuple(shard for shard in self.layout.shards if shard.field in snapshots)
+        only = RankMemory(replace(self.layout, shards=mine), self.ids)
+        first, second = np.zeros_like(self.data), np.full_like(self.data, 0xFF)
+        for image in (first, second):
+            only.write(snapshots, tokens, image)
+        mask: npt.NDArray[np.bool_] = first == second
+        return mask
+
+    def _view(
+        self, image: Bytes, region: Region, shard: Shard, page: int, in_page: int
+    ) -> npt.NDArray[np.unsignedinteger]:
+        start = self.offsets[region.name] + page * region.page_stride_bytes + shard.offset_bytes
+        start += in_page * (shard.token_stride_bytes or 0)
+        return np.ndarray(
+            tuple(span.size for span in shard.box),
+            _UINTS[shard.dtype.itemsize_bytes],
+            image.data,
+            start,
+            shard.strides_bytes,
+        )
+
+
+def known(field: Field, dtype: DType, tokens: int) -> npt.NDArray[np.unsignedinteger]:
+    """Bit patterns of a field; the numbers are such that bfloat16 holds what float32 does."""
+    shape = (tokens, *field.shape) if field.kind is Kind.PER_TOKEN else field.shape
+    seed = sum(field.name.encode())
+    numbers = np.random.default_rng(seed).integers(-120, 120, shape).astype(np.float32)
+    wide = numbers.view(np.uint32)
+    return wide if dtype is DType.FLOAT32 else (wide >> 16).astype(np.uint16)

@@ -1,0 +1,184 @@
+"""A daemon that serves an engine's rank out of shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import stat
+from collections.abc import AsyncIterator, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent_harness.fake_broker import FakeBroker
+from agent_harness.handover import hand_over, programs
+from agent_harness.processes import READY, Child, child, serve_until_over
+from agent_harness.source_main import serve_source
+from agent_harness.waiting import WAIT_S, until
+from agent_harness.world import POISON, RankMemory, make_case
+from restow.agents import DaemonAgent, SharedMemory, SharedRegion
+from restow.agents.cli import run_agent_daemon
+from restow.agents.daemon import AgentDaemon, SocketInUseError
+from restow.agents.errors import DaemonUnreachableError
+from restow.broker.client.errors import BrokerCallError
+from restow.broker.errors import AgentMismatchError
+from restow.broker.planner import Strategy
+
+CASE = make_case("wide")
+RANK = 2
+
+
+class SharedRank:
+    """A rank of D whose memory others can map."""
+
+    def __init__(self) -> None:
+        layout = CASE.destination.ranks[RANK]
+        size_bytes = RankMemory(layout, CASE.dst_ids).size_bytes
+        self.shared = SharedMemory.create(size_bytes)
+        data = np.frombuffer(self.shared.buffer, np.uint8)
+        self.memory = RankMemory(layout, CASE.dst_ids, data)
+        self.regions = [
+            SharedRegion(
+                region.name,
+                self.shared.name,
+                self.memory.offsets[region.name],
+                self.memory.page_counts[region.name],
+                region.page_stride_bytes,
+            )
+            for region in layout.regions
+        ]
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedRank]:
+    rank = SharedRank()
+    yield rank
+    rank.shared.close()
+
+
+def serve_daemon(pipe: Connection, broker: str, socket: str) -> None:
+    pipe.send(READY)
+    run_agent_daemon(broker, socket)
+
+
+def serve_engine(pipe: Connection, socket: str, regions: list[SharedRegion]) -> None:
+    agent = DaemonAgent(socket, "D", "life-1", RANK, regions)
+    agent.start()
+    serve_until_over(pipe)
+
+
+def attach(socket: Path, regions: list[SharedRegion]) -> DaemonAgent:
+    return DaemonAgent(socket, "D", "life-1", RANK, regions)
+
+
+@contextlib.asynccontextmanager
+async def daemon(tmp_path: Path) -> AsyncIterator[tuple[FakeBroker, Path, Child]]:
+    socket = tmp_path / "agent.sock"
+    async with (
+        FakeBroker() as fake,
+        child(serve_daemon, fake.address, str(socket)) as process,
+    ):
+        yield fake, socket, process
+
+
+async def test_state_arrives_in_the_engines_memory(tmp_path: Path, shared: SharedRank) -> None:
+    async with (
+        daemon(tmp_path) as (fake, socket, _),
+        child(serve_source, "wide", fake.address),
+    ):
+        agent = attach(socket, shared.regions)
+        await asyncio.to_thread(agent.start)
+        assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+        stream = await fake.agent("D", RANK)
+        assert stream.hello.agent_name == agent.name
+        fields = {field.name: field for field in CASE.destination.model.fields}
+        for handoff, strategy in enumerate((Strategy.SLICES, Strategy.PACK)):
+            shared.memory.data[:] = POISON
+            program = programs(CASE, strategy)[RANK]
+            settled = await hand_over(fake, CASE, program, handoff)
+            assert settled.reason == "", settled.detail
+            assert (shared.memory.data == shared.memory.expected(fields, CASE.tokens)).all()
+        await asyncio.to_thread(agent.fence, "h1")
+        assert (await stream.next()).handoff_id == "h1"
+        await asyncio.to_thread(agent.close)
+        await asyncio.wait_for(stream.over.wait(), WAIT_S)
+
+
+async def test_a_killed_engine_is_let_go(tmp_path: Path, shared: SharedRank) -> None:
+    async with (
+        daemon(tmp_path) as (fake, socket, _),
+        child(serve_engine, str(socket), shared.regions) as engine,
+    ):
+        stream = await fake.agent("D", RANK)
+        await engine.kill()
+        await asyncio.wait_for(stream.over.wait(), WAIT_S)
+
+
+async def test_a_rank_returns_when_the_daemon_does(tmp_path: Path, shared: SharedRank) -> None:
+    async with daemon(tmp_path) as (fake, socket, first):
+        agent = attach(socket, shared.regions)
+        await asyncio.to_thread(agent.start)
+        old_name = agent.name
+        await asyncio.to_thread(agent.fence, "h1")
+        stream = await fake.agent("D", RANK)
+        assert (await stream.next()).handoff_id == "h1"
+        await first.kill()
+        del fake.streams["D", RANK]
+        async with child(serve_daemon, fake.address, str(socket)):
+            stream = await fake.agent("D", RANK)
+            assert stream.hello.agent_name != old_name
+            assert (await stream.next()).handoff_id == "h1"
+            await asyncio.to_thread(agent.close)
+
+
+async def test_sigterm_lets_all_ranks_go(tmp_path: Path, shared: SharedRank) -> None:
+    async with daemon(tmp_path) as (fake, socket, process):
+        agent = attach(socket, shared.regions)
+        await asyncio.to_thread(agent.start)
+        stream = await fake.agent("D", RANK)
+        assert await process.terminate() == 0
+        await asyncio.wait_for(stream.over.wait(), WAIT_S)
+        assert not socket.exists()
+        await asyncio.to_thread(agent.close)
+
+
+async def test_refusals_of_daemon_and_broker_reach_the_engine(
+    tmp_path: Path, shared: SharedRank
+) -> None:
+    async with daemon(tmp_path) as (fake, socket, _):
+        first = shared.regions[0]
+        outside = SharedRegion(first.name, first.shared_memory, 0, 10**9, first.page_stride_bytes)
+        missing = SharedRegion(first.name, "restow-none", 0, 1, first.page_stride_bytes)
+        for regions in ([outside], [missing]):
+            with pytest.raises(BrokerCallError) as caught:
+                await asyncio.to_thread(attach(socket, regions).start)
+            assert caught.value.reason == "REGION_INVALID"
+        fake.refusal = AgentMismatchError("region r is not there")
+        with pytest.raises(BrokerCallError, match="region r is not there"):
+            await asyncio.to_thread(attach(socket, shared.regions).start)
+
+
+async def test_no_daemon_is_a_typed_error(tmp_path: Path, shared: SharedRank) -> None:
+    agent = attach(tmp_path / "nobody.sock", shared.regions)
+    with pytest.raises(DaemonUnreachableError, match="restow agent --socket"):
+        await asyncio.to_thread(agent.start, 0.5)
+
+
+async def test_a_socket_has_one_daemon_and_an_old_one_is_no_obstacle(tmp_path: Path) -> None:
+    socket = tmp_path / "agent.sock"
+    first, second = AgentDaemon("127.0.0.1:1", socket), AgentDaemon("127.0.0.1:1", socket)
+    await first.start()
+    with pytest.raises(SocketInUseError, match="served by another daemon"):
+        await second.start()
+    await first.close()
+    async with FakeBroker() as fake, child(serve_daemon, fake.address, str(socket)) as process:
+        await until(socket.exists)
+        await process.kill()
+    assert socket.exists(), "kill -9 leaves the socket behind"
+    await second.start()
+    await second.close()
+    socket.write_text("no socket")
+    with pytest.raises(SocketInUseError, match="no socket"):
+        await first.start()

@@ -1,0 +1,241 @@
+"""Handoffs between real processes over NIXL, checked byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from agent_harness.fake_broker import FakeBroker
+from agent_harness.handover import destination_memory, hand_over, programs, send_execute, stage
+from agent_harness.processes import Child, child
+from agent_harness.source_main import serve_source
+from agent_harness.world import POISON, Case, RankMemory, make_case
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.broker import wire
+from restow.broker.layout import Field
+from restow.broker.planner import Strategy
+from restow.v1 import agent_link_pb2 as pb
+
+QUARANTINE_S = 0.4
+
+
+class Stage:
+    """A case on the stage: the broker's lines are the test's, P is a process, D is here."""
+
+    def __init__(self, name: str, fake: FakeBroker, source: Child) -> None:
+        self.case: Case = make_case(name)
+        self.fake, self.source = fake, source
+        self.memory: dict[int, RankMemory] = destination_memory(self.case)
+        self.agents: dict[int, AsyncAgent] = {}
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        return {field.name: field for field in self.case.destination.model.fields}
+
+    async def enter(self, rank: int) -> None:
+        """Let a rank of D appear."""
+        agent = self.agents[rank] = AsyncAgent(
+            self.fake.address,
+            "D",
+            "life-1",
+            rank,
+            self.memory[rank].regions,
+            AgentSettings(staging_bytes=8 << 20, quarantine_s=QUARANTINE_S),
+        )
+        await agent.start()
+
+    def check_whole(self, rank: int) -> None:
+        """Every byte is the state's or still poison."""
+        memory = self.memory[rank]
+        wrong = np.flatnonzero(memory.data != memory.expected(self.fields, self.case.tokens))
+        assert not len(wrong), f"{len(wrong)} wrong bytes, the first at {wrong[0]}"
+
+    def check_cleared(self, rank: int) -> None:
+        """Snapshots are zero, padding and guards are untouched."""
+        memory = self.memory[rank]
+        mask = memory.cleared(self.fields, self.case.tokens)
+        assert mask.any()
+        assert not memory.data[mask].any(), "a failed handoff left a snapshot behind"
+        untouched = memory.expected(self.fields, self.case.tokens) == POISON
+        assert (memory.data[untouched & ~mask] == POISON).all()
+
+
+@contextlib.asynccontextmanager
+async def on_stage(name: str, tls: str | None = None) -> AsyncIterator[Stage]:
+    async with (
+        FakeBroker() as fake,
+        child(serve_source, name, fake.address, tls=tls) as source,
+    ):
+        stage = Stage(name, fake, source)
+        try:
+            yield stage
+        finally:
+            for agent in stage.agents.values():
+                await agent.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "strategies"),
+    [
+        ("wide", (Strategy.SLICES, Strategy.PACK, Strategy.AUTO)),
+        ("cast", (Strategy.PACK, Strategy.AUTO)),
+    ],
+)
+async def test_every_byte_arrives_and_no_other_changes(
+    name: str, strategies: tuple[Strategy, ...]
+) -> None:
+    async with on_stage(name) as stage:
+        handoff = 0
+        for rank in stage.memory:
+            await stage.enter(rank)
+        for strategy in strategies:
+            for rank, program in programs(stage.case, strategy).items():
+                handoff += 1
+                stage.memory[rank].data[:] = POISON
+                settled = await hand_over(stage.fake, stage.case, program, handoff)
+                assert (settled.handoff, settled.reason) == (handoff, ""), settled.detail
+                assert settled.bytes > 0
+                stage.check_whole(rank)
+        free = {agent._executor.free_staging_bytes for agent in stage.agents.values()}
+        assert free == {(8 << 20, 8 << 20)}
+
+
+async def test_every_byte_arrives_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    async with on_stage("big", tls="tcp,self") as stage:
+        await stage.enter(1)
+        for handoff, strategy in enumerate((Strategy.SLICES, Strategy.AUTO)):
+            stage.memory[1].data[:] = POISON
+            program = programs(stage.case, strategy)[1]
+            settled = await hand_over(stage.fake, stage.case, program, handoff)
+            assert settled.reason == "", settled.detail
+            stage.check_whole(1)
+
+
+async def test_a_frozen_source_fails_by_the_deadline_and_nothing_lands_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    async with on_stage("big", tls="tcp,self") as stage:
+        await stage.enter(0)
+        program = programs(stage.case, Strategy.SLICES)[0]
+        assert (await hand_over(stage.fake, stage.case, program, 1)).reason == ""
+        stage.source.freeze()
+        stage.memory[0].data[:] = POISON
+        settled = await hand_over(stage.fake, stage.case, program, 2, grant_ms=200)
+        assert settled.reason == "READ_DEADLINE"
+        assert 200_000 <= settled.elapsed_us < 5_000_000
+        stage.check_cleared(0)
+
+        settled_bytes = stage.memory[0].data.copy()
+        stage.source.thaw()
+        await _fails_to_change(stage.memory[0], settled_bytes)
+
+
+async def _fails_to_change(memory: RankMemory, before: np.ndarray) -> None:
+    """Watch the memory for as long as the whole handoff took, while the loop runs."""
+    for _ in range(50):
+        await asyncio.sleep(0.01)
+        assert (memory.data == before).all(), "bytes landed after the read was settled"
+
+
+async def test_other_orders_are_served_while_a_read_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    async with on_stage("wide", tls="tcp,self") as stage:
+        await stage.enter(0)
+        program = programs(stage.case, Strategy.SLICES)[0]
+        stage.source.freeze()
+        destination = await send_execute(stage.fake, stage.case, program, 1, grant_ms=700)
+        destination.send(pb.AgentOrder(execute=pb.Execute(handoff=2, program_id="unknown")))
+        assert [(await destination.next()).handoff for _ in range(2)] == [2, 1]
+
+
+@pytest.mark.parametrize("tls", ["tcp,self", "all"])
+async def test_a_killed_source_is_a_typed_failure(
+    tls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", tls)
+    async with on_stage("big", tls=tls) as stage:
+        await stage.enter(0)
+        program = programs(stage.case, Strategy.SLICES)[0]
+        assert (await hand_over(stage.fake, stage.case, program, 1)).reason == ""
+        await stage.source.kill()
+        settled = await hand_over(stage.fake, stage.case, program, 2, grant_ms=5_000)
+        assert settled.reason == "PEER_LOST", settled.detail
+        assert settled.elapsed_us < 5_000_000
+        stage.check_cleared(0)
+
+
+async def test_a_forgotten_source_ends_the_reads_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    async with on_stage("wide", tls="tcp,self") as stage:
+        await stage.enter(0)
+        program = programs(stage.case, Strategy.SLICES)[0]
+        stage.source.freeze()
+        destination = await send_execute(stage.fake, stage.case, program, 1, grant_ms=30_000)
+        for rank in program.src_ranks:
+            name = (await stage.fake.agent("P", rank)).hello.agent_name
+            destination.send(pb.AgentOrder(forget=pb.Forget(agent_name=name)))
+        settled = await destination.next()
+        assert settled.reason == "PEER_LOST", settled.detail
+        assert settled.elapsed_us < 10_000_000
+
+
+async def test_orders_that_do_not_fit_are_refused_with_a_reason() -> None:
+    async with on_stage("wide") as stage_:
+        case, fake = stage_.case, stage_.fake
+        await stage_.enter(0)
+        packed = programs(case, Strategy.PACK)[0]
+        destination = await send_execute(fake, case, packed, 1)
+        unstaged = await destination.next()
+        assert unstaged.reason == "ORDER_INVALID"
+        assert "staged 0 bytes" in unstaged.detail
+
+        direct = programs(case, Strategy.SLICES)[0]
+        short = Case(**{**vars(case), "dst_ids": {**case.dst_ids, "attention": (1,)}})
+        assert (await (await send_execute(fake, short, direct, 2)).next()).reason == "PAGE_COUNT"
+        far = Case(**{**vars(case), "dst_ids": {**case.dst_ids, "state": (10_000,)}})
+        beyond = await (await send_execute(fake, far, direct, 3)).next()
+        assert beyond.reason == "PAGE_OUT_OF_RANGE"
+
+        direct.direct[0, 5] = 1 << 40  # DST_OFFSET_BYTES
+        outside = await (await send_execute(fake, case, direct, 4)).next()
+        assert outside.reason == "PROGRAM_INVALID"
+        assert "leaves its destination page" in outside.detail
+
+
+async def test_staging_waits_in_line_and_is_given_back() -> None:
+    """P's pool holds two of the four runs, so the others wait for Unstage."""
+    async with on_stage("big") as stage_:
+        case, fake = stage_.case, stage_.fake
+        program = programs(case, Strategy.PACK)[0]
+        (source_rank,) = program.staging_ranks
+        source = await fake.agent("P", source_rank)
+        first = (await stage(fake, case, program, 1))[source_rank]
+        assert first.reason == ""
+        fits = (8 << 20) // first.bytes
+        order = pb.Stage(
+            program_id=program.gather_id(source_rank),
+            src_blocks=wire.block_lists(case.src_ids),
+            stop_token=case.tokens,
+            dst_rank=0,
+        )
+        for handoff in range(2, fits + 3):
+            order.handoff = handoff
+            source.send(pb.AgentOrder(stage=order))
+        done = [(await source.next()).handoff for _ in range(fits - 1)]
+        assert done == list(range(2, fits + 1))
+        assert source.silent
+        source.send(pb.AgentOrder(unstage=pb.Unstage(handoff=fits + 1)))  # waits no more
+        source.send(pb.AgentOrder(unstage=pb.Unstage(handoff=1)))
+        served = await source.next()
+        assert served.handoff == fits + 2
+        assert served.reason == ""

@@ -1,0 +1,243 @@
+"""The stream to the broker: it comes back, and what was said on an old one counts no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from agent_harness.fake_broker import AgentStream, FakeBroker
+from agent_harness.waiting import WAIT_S
+from restow.agents import Agent
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.errors import AgentClosedError
+from restow.agents.link import Link
+from restow.agents.memory import RegionMemory
+from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError
+from restow.broker.errors import AgentMismatchError, EngineReplacedError, EngineUnknownError
+from restow.v1 import agent_link_pb2 as pb
+
+MEMORY = np.zeros(4096, np.uint8)
+REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]
+
+
+def _agent(address: str) -> AsyncAgent:
+    return AsyncAgent(address, "E", "life-1", 3, REGIONS, AgentSettings(staging_bytes=1 << 16))
+
+
+@contextlib.asynccontextmanager
+async def _served(fake: FakeBroker) -> AsyncIterator[tuple[AsyncAgent, AgentStream]]:
+    agent = _agent(fake.address)
+    try:
+        await agent.start(WAIT_S)
+        yield agent, await fake.agent("E", 3)
+    finally:
+        await agent.close()
+
+
+async def test_hello_says_who_serves_what() -> None:
+    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+        hello = stream.hello
+        assert (hello.engine.engine_id, hello.engine.incarnation, hello.rank) == ("E", "life-1", 3)
+        assert hello.agent_name == agent.name
+        assert hello.nixl_metadata
+        assert hello.staging_bytes == 1 << 16
+        (region,) = hello.regions
+        assert region == pb.RegionMemory(
+            name="r",
+            base_address=MEMORY.ctypes.data,
+            page_count=4,
+            memory=pb.MEMORY_KIND_HOST,
+        )
+
+
+async def test_two_lives_have_two_names() -> None:
+    async with FakeBroker() as fake:
+        names = []
+        for _ in range(2):
+            async with _served(fake) as (agent, _):
+                names.append(agent.name)
+        assert len(set(names)) == 2
+
+
+async def test_after_a_restart_of_the_broker_it_is_back_with_its_fences() -> None:
+    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+        agent.fence("h1")
+        assert (await stream.next()).handoff_id == "h1"
+        await fake.stop()
+        agent.fence("h2")
+        async with FakeBroker("epoch-2", fake.address) as again:
+            stream = await again.agent("E", 3)
+            assert stream.hello.agent_name == agent.name
+            assert [(await stream.next()).handoff_id for _ in range(2)] == ["h1", "h2"]
+
+
+async def test_programs_of_an_old_stream_are_forgotten() -> None:
+    """The broker sends everything anew, so an order that names an old program is a mistake."""
+    async with FakeBroker() as fake, _served(fake) as (_, stream):
+        stream.send(_program("p"))
+        stream.send(pb.AgentOrder(execute=pb.Execute(handoff=1, program_id="p", grant_ms=1000)))
+        assert (await stream.next()).reason == ""  # an empty program is done at once
+        del fake.streams["E", 3]
+        stream.end()
+        stream = await fake.agent("E", 3)
+        stream.send(pb.AgentOrder(execute=pb.Execute(handoff=2, program_id="p", grant_ms=1000)))
+        settled = await stream.next()
+        assert (settled.handoff, settled.reason) == (2, "ORDER_INVALID")
+
+
+async def test_answers_of_an_old_epoch_are_not_said_to_a_new_broker() -> None:
+    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+        stream.send(pb.AgentOrder(execute=pb.Execute(handoff=1, program_id="p", grant_ms=1000)))
+        await stream.next()
+        del fake.streams["E", 3]
+        for handoff in range(100):
+            order = pb.Execute(handoff=handoff, program_id="p", grant_ms=1000)
+            stream.send(pb.AgentOrder(execute=order))
+        stream.end()
+        stream = await fake.agent("E", 3)
+        agent.fence("h")
+        assert (await stream.next()).handoff_id == "h"
+
+
+async def test_what_an_old_stream_could_not_say_is_not_said_on_a_new_one() -> None:
+    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+        late = pb.AgentMessage(settled=pb.Settled(handoff=1))
+        agent._link._stream._outbox.append(late)  # without a wake-up, so that it waits
+        del fake.streams["E", 3]
+        stream.end()
+        stream = await fake.agent("E", 3)
+        agent.fence("h")
+        assert (await stream.next()).handoff_id == "h"
+
+
+class _Listener:
+    """Hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    async def hello(self) -> pb.Hello:
+        return pb.Hello()
+
+    def welcomed(self, broker_epoch: str) -> None:
+        self.heard.append(broker_epoch)
+
+    def take(self, order: pb.AgentOrder) -> None:
+        self.heard.append(order.unstage.handoff)
+
+
+async def test_orders_before_the_welcome_are_dropped() -> None:
+    listener = _Listener()
+    link = Link("127.0.0.1:1", listener)
+    orders = [pb.AgentOrder(unstage=pb.Unstage(handoff=number)) for number in (1, 2)]
+    welcome = pb.AgentOrder(welcome=pb.Welcome(broker_epoch="epoch-1"))
+    link.hear(pb.ConnectResponse(orders=[orders[0], welcome, orders[1]]), link._stream)
+    assert listener.heard == ["epoch-1", 2]
+
+
+async def test_an_order_that_is_worked_on_is_not_begun_again() -> None:
+    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+        order = pb.AgentOrder(execute=pb.Execute(handoff=1, program_id="p", grant_ms=1000))
+        stream.send(order, order, order)
+        assert (await stream.next()).handoff == 1
+        agent.fence("h")
+        assert (await stream.next()).handoff_id == "h"
+
+
+async def test_a_refusal_carries_the_brokers_reason() -> None:
+    async with FakeBroker() as fake:
+        fake.refusal = AgentMismatchError("rank 3: region r is not there", rank=3)
+        with pytest.raises(BrokerCallError, match="region r is not there") as caught:
+            await _started(fake.address, WAIT_S)
+        assert caught.value.reason == "AGENT_REGIONS_MISMATCH"
+        assert caught.value.subject == {"rank": "3"}
+
+
+async def test_an_engine_that_is_registered_a_little_later_is_waited_for() -> None:
+    async with FakeBroker() as fake:
+        fake.refusal = EngineUnknownError("no engine E")
+        agent = _agent(fake.address)
+        starting = asyncio.create_task(agent.start(WAIT_S))
+        await asyncio.sleep(0.2)
+        assert not starting.done()
+        fake.refusal = None
+        await starting
+        await agent.close()
+
+
+async def test_the_last_refusal_is_told_when_time_is_up() -> None:
+    async with FakeBroker() as fake:
+        fake.refusal = EngineUnknownError("no engine E")
+        with pytest.raises(BrokerCallError, match="no engine E"):
+            await _started(fake.address, 0.5)
+
+
+async def test_no_broker_is_a_typed_error() -> None:
+    async with FakeBroker() as fake:
+        address = fake.address
+    with pytest.raises(BrokerUnreachableError):
+        await _started(address, 0.5)
+
+
+async def _started(address: str, timeout_s: float) -> None:
+    agent = _agent(address)
+    try:
+        await agent.start(timeout_s)
+    finally:
+        await agent.close()
+
+
+async def test_a_replaced_engine_does_not_come_back() -> None:
+    async with FakeBroker() as fake, _served(fake) as (agent, stream):
+        fake.refusal = EngineReplacedError("a newer incarnation of E registered")
+        del fake.streams["E", 3]
+        stream.end()
+        runner = agent._link._stream._runner
+        assert runner is not None
+        await asyncio.wait_for(asyncio.shield(runner), WAIT_S)
+        assert not fake.streams
+
+
+async def test_the_embedded_agent_works_from_any_thread() -> None:
+    async with FakeBroker() as fake:
+        agent = Agent(fake.address, "E", "life-1", 3, REGIONS, staging_bytes=1 << 16)
+        with pytest.raises(AgentClosedError):
+            agent.fence("h")
+        await asyncio.to_thread(agent.start)
+        stream = await fake.agent("E", 3)
+        event = _Event()
+        await asyncio.to_thread(agent.fence, "h1", event)
+        assert event.waited
+        agent.fence("h2")
+        assert [(await stream.next()).handoff_id for _ in range(2)] == ["h1", "h2"]
+        await asyncio.to_thread(agent.close)
+        await asyncio.to_thread(agent.close)
+        await asyncio.wait_for(stream.over.wait(), WAIT_S)
+
+
+async def test_the_embedded_agent_raises_where_it_is_started() -> None:
+    async with FakeBroker() as fake:
+        fake.refusal = AgentMismatchError("no")
+        agent = Agent(fake.address, "E", "life-1", 3, REGIONS)
+        with pytest.raises(BrokerCallError):
+            await asyncio.to_thread(agent.start)
+        assert agent.name == ""
+
+
+class _Event:
+    """As much of a CUDA event as a fence needs."""
+
+    waited = False
+
+    def synchronize(self) -> None:
+        self.waited = True
+
+
+def _program(program_id: str) -> pb.AgentOrder:
+    order = pb.AgentOrder()
+    order.program.program_id = program_id
+    return order

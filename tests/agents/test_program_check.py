@@ -1,0 +1,127 @@
+"""Programs that would leave their pages are refused, whatever their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent_harness.handover import programs
+from agent_harness.world import make_case
+from restow.agents.binding import Tokens
+from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
+from restow.agents.program_check import CheckedProgram
+from restow.broker.layout import DType
+from restow.broker.planner import GroupPair, PageForm, Program, Strategy
+from restow.broker.planner.program import Column
+
+CASE = make_case("wide")
+SRC_STRIDES = tuple(r.page_stride_bytes for r in CASE.source.ranks[0].regions)
+DST_STRIDES = tuple(r.page_stride_bytes for r in CASE.destination.ranks[0].regions)
+HUGE = 2**62
+
+
+def _check(program: Program) -> CheckedProgram:
+    checked = CheckedProgram(program)
+    checked.check_side(source=True, page_strides_bytes=SRC_STRIDES)
+    checked.check_side(source=False, page_strides_bytes=DST_STRIDES)
+    return checked
+
+
+def _program(strategy: Strategy) -> Program:
+    program = programs(CASE, strategy)[0]
+    return replace(program, direct=program.direct.copy(), packed=program.packed.copy())
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_what_the_planner_makes_is_accepted(strategy: Strategy) -> None:
+    _check(_program(strategy))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (Column.GROUP_PAIR, -1),
+        (Column.GROUP_PAIR, 7),
+        (Column.SRC_REGION, -1),
+        (Column.SRC_REGION, 99),
+        (Column.DST_REGION, 99),
+        (Column.SRC_OFFSET_BYTES, -1),
+        (Column.SRC_OFFSET_BYTES, HUGE),
+        (Column.DST_OFFSET_BYTES, HUGE),
+        (Column.COUNT, 0),
+        (Column.COUNT, -5),
+        (Column.COUNT, HUGE),
+        (Column.SRC_STEP_BYTES, 0),
+        (Column.SRC_STEP_BYTES, HUGE),
+        (Column.DST_STEP_BYTES, HUGE),
+        (Column.SRC_TOKEN_STRIDE_BYTES, -1),
+        (Column.SRC_DTYPE, 0),
+        (Column.SRC_DTYPE, 8),
+        (Column.DST_DTYPE, -1),
+        (Column.DST_DTYPE, DType.FLOAT8_E5M2),
+    ],
+)
+@pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.PACK])
+def test_a_row_with_one_wrong_number_is_refused(
+    column: Column, value: int, strategy: Strategy
+) -> None:
+    program = _program(strategy)
+    rows = program.direct if len(program.direct) else program.packed
+    rows[len(rows) // 2, column] = value
+    with pytest.raises(ProgramInvalidError, match="a row"):
+        _check(program)
+
+
+@pytest.mark.parametrize("token_stride", [0, HUGE])
+def test_the_last_token_of_a_page_counts(token_stride: int) -> None:
+    program = _program(Strategy.SLICES)
+    per_token = np.array([pair.per_token for pair in program.group_pairs])
+    row = int(np.argmax(per_token[program.direct[:, Column.GROUP_PAIR]]))
+    program.direct[row, Column.DST_TOKEN_STRIDE_BYTES] = token_stride
+    with pytest.raises(ProgramInvalidError):
+        _check(program)
+
+
+def test_one_byte_beyond_the_page_is_refused_and_the_last_byte_is_not() -> None:
+    program = _program(Strategy.SLICES)
+    ends = program.direct[:, Column.DST_OFFSET_BYTES] + program.direct[:, Column.COUNT]
+    snapshots = program.direct[:, Column.DST_TOKEN_STRIDE_BYTES] == 0
+    row = int(np.argmax(np.where(snapshots, ends, 0)))
+    region = program.direct[row, Column.DST_REGION]
+    program.direct[row, Column.DST_OFFSET_BYTES] += DST_STRIDES[region] - ends[row]
+    _check(program)
+    program.direct[row, Column.DST_OFFSET_BYTES] += 1
+    with pytest.raises(ProgramInvalidError, match="leaves its destination page"):
+        _check(program)
+
+
+def test_a_strided_row_is_not_read_into_place() -> None:
+    packed = _program(Strategy.PACK)
+    strided = packed.packed[packed.packed[:, Column.SRC_DTYPE] != DType.UINT8]
+    assert len(strided)
+    with pytest.raises(ProgramInvalidError, match="no run of bytes"):
+        CheckedProgram(replace(packed, direct=strided))
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        GroupPair(PageForm("a", 0, 1), PageForm("b", 4, 1)),
+        GroupPair(PageForm("a", -1, 1), PageForm("b", -1, 1)),
+        GroupPair(PageForm("a", 4, 0), PageForm("b", 4, 1)),
+    ],
+)
+def test_lists_that_do_not_go_together_are_refused(pair: GroupPair) -> None:
+    program = _program(Strategy.SLICES)
+    with pytest.raises(ProgramInvalidError, match="groups a and b"):
+        CheckedProgram(replace(program, group_pairs=(pair,)))
+
+
+def test_an_order_for_more_descriptors_than_fit_is_refused_before_they_are_made() -> None:
+    checked = _check(_program(Strategy.SLICES))
+    rows = checked.program.direct
+    checked.check_size(rows, Tokens(0, 21))
+    with pytest.raises(OrderTooLargeError):
+        checked.check_size(rows, Tokens(0, 2**31 - 1))

@@ -1,0 +1,210 @@
+"""The law of the reader, with a transport whose reads end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import numpy as np
+import pytest
+
+from agent_harness.waiting import until
+from restow.agents.binding import Descriptors
+from restow.agents.errors import (
+    AgentClosedError,
+    AgentError,
+    PeerLostError,
+    ReadDeadlineError,
+    ReadFailedError,
+)
+from restow.agents.memory import HOST
+from restow.agents.reader import Read, Reader
+from restow.agents.transport import Flight, NixlTransport
+
+NOTHING = np.array([1], np.int64)
+QUARANTINE_S = 10.0
+
+
+class FakeTransport:
+    """Reads fly until `end` or `fail`; writing on is what a closed transport must not do."""
+
+    def __init__(self) -> None:
+        self.peers: list[str] = []
+        self.added: list[str] = []
+        self.ends: dict[str, AgentError | None] = {}
+        self.closed = False
+        self.posted: list[Flight] = []
+
+    def add_peer(self, peer: str, metadata: bytes) -> None:
+        if peer not in self.peers:
+            self.peers.append(peer)
+            self.added.append(peer)
+
+    def forget_peer(self, peer: str) -> None:
+        if peer in self.peers:
+            assert all(f.peer != peer or f.handle is None for f in self.posted), "still flying"
+            self.peers.remove(peer)
+
+    def read(self, peer: str, descriptors: Descriptors, src: object, dst: object) -> Flight:
+        flight = Flight(peer, object(), False)
+        self.posted.append(flight)
+        return flight
+
+    def poll(self, flight: Flight) -> bool:
+        assert not self.closed
+        if flight.peer not in self.ends:
+            return False
+        failure = self.ends[flight.peer]
+        if failure is not None:
+            raise failure
+        return True
+
+    def release(self, flight: Flight) -> None:
+        flight.handle = None
+
+    def close(self) -> None:
+        assert all(flight.handle is None for flight in self.posted), "a flight was not released"
+        self.closed = True
+
+    def progress(self) -> None:
+        return
+
+
+class Scene:
+    """A reader, its clock, and all transports that it opened."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.lanes: list[FakeTransport] = []
+        self.reader = Reader(self._open, QUARANTINE_S, clock=lambda: self.now_s)
+        for peer in ("a", "b"):
+            self.reader.add_peer(peer, b"metadata")
+
+    def _open(self) -> NixlTransport:
+        self.lanes.append(FakeTransport())
+        return cast(NixlTransport, self.lanes[-1])
+
+    async def begin(self, *peers: str, deadline_s: float = 101.0) -> asyncio.Task[None]:
+        """Reads in the air, one from each peer."""
+        before = sum(len(lane.posted) for lane in self.lanes)
+        descriptors = Descriptors(NOTHING, NOTHING, NOTHING)
+        reads = [Read(peer, descriptors, HOST, HOST) for peer in peers]
+        task = asyncio.create_task(self.reader.read(reads, deadline_s))
+        await until(lambda: sum(len(x.posted) for x in self.lanes) == before + len(peers))
+        return task
+
+    async def settle(self) -> None:
+        """Let every task see the present time and the present state."""
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    monkeypatch.setattr("restow.agents.reader.POLL_S", 0.0)
+    return Scene()
+
+
+async def test_a_read_is_done_when_all_its_parts_are(scene: Scene) -> None:
+    task = await scene.begin("a", "b")
+    scene.lanes[0].ends["a"] = None
+    await scene.settle()
+    assert not task.done()
+    scene.lanes[0].ends["b"] = None
+    await task
+
+
+async def test_after_its_deadline_a_read_is_waited_for_and_then_late(scene: Scene) -> None:
+    task = await scene.begin("a")
+    scene.now_s = 101.1
+    await scene.settle()
+    assert not task.done(), "it may still write"
+    scene.lanes[0].ends["a"] = None
+    with pytest.raises(ReadDeadlineError):
+        await task
+    assert scene.reader.retired_lanes == 0
+    assert not scene.lanes[0].closed
+
+
+async def test_the_other_parts_are_waited_for_when_one_fails(scene: Scene) -> None:
+    task = await scene.begin("a", "b")
+    scene.lanes[0].ends["a"] = ReadFailedError("broke")
+    await scene.settle()
+    assert not task.done()
+    scene.lanes[0].ends["b"] = None
+    with pytest.raises(ReadFailedError):
+        await task
+
+
+async def test_a_read_that_never_ends_costs_its_lane_but_no_other_read(scene: Scene) -> None:
+    stuck = await scene.begin("a")
+    healthy = await scene.begin("b", deadline_s=1000.0)
+    scene.now_s = 101.1
+    await scene.settle()
+    scene.now_s += QUARANTINE_S + 0.1
+    await scene.settle()
+    assert scene.reader.retired_lanes == 1
+    assert not stuck.done(), "the lane still flies, so it may still write"
+    new = await scene.begin("a", deadline_s=1000.0)
+    assert len(scene.lanes) == 2
+    assert [flight.peer for flight in scene.lanes[1].posted] == ["a"]
+
+    scene.lanes[0].ends["b"] = None
+    await healthy
+    with pytest.raises(ReadDeadlineError):
+        await stuck
+    assert scene.lanes[0].closed
+    assert scene.reader.retired_lanes == 0
+    scene.lanes[1].ends["a"] = None
+    await new
+
+
+async def test_two_stuck_reads_on_one_lane_end_together(scene: Scene) -> None:
+    first, second = await scene.begin("a"), await scene.begin("b")
+    scene.now_s = 101.1
+    await scene.settle()
+    scene.now_s += QUARANTINE_S + 0.1
+    ended = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(error) for error in ended] == [ReadDeadlineError] * 2
+    assert scene.lanes[0].closed
+
+
+async def test_a_broken_connection_is_made_anew(scene: Scene) -> None:
+    task = await scene.begin("a")
+    scene.lanes[0].ends["a"] = PeerLostError("gone")
+    with pytest.raises(PeerLostError):
+        await task
+    scene.lanes[0].ends["a"] = None
+    await (await scene.begin("a"))
+    assert scene.lanes[0].added == ["a", "a"]
+
+
+async def test_a_peer_is_forgotten_when_its_last_read_has_ended(scene: Scene) -> None:
+    task = await scene.begin("a")
+    scene.reader.forget_peer("a")
+    await scene.settle()
+    assert scene.lanes[0].peers == ["a"]
+    scene.lanes[0].ends["a"] = None
+    with pytest.raises(PeerLostError):
+        await task
+    assert scene.lanes[0].peers == []
+    with pytest.raises(PeerLostError, match="not known"):
+        await scene.reader.read(
+            [Read("a", Descriptors(NOTHING, NOTHING, NOTHING), HOST, HOST)], 1000.0
+        )
+
+
+async def test_closing_ends_a_read_that_is_well(scene: Scene) -> None:
+    task = await scene.begin("a", deadline_s=1000.0)
+    scene.reader.close()
+    with pytest.raises(AgentClosedError):
+        await task
+    assert scene.lanes[0].closed
+
+
+async def test_nothing_is_posted_after_the_deadline(scene: Scene) -> None:
+    with pytest.raises(ReadDeadlineError):
+        await scene.reader.read(
+            [Read("a", Descriptors(NOTHING, NOTHING, NOTHING), HOST, HOST)], 99.0
+        )
+    assert not scene.lanes[0].posted

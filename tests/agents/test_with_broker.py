@@ -1,0 +1,56 @@
+"""Agents under the real broker: a publication, a request, and the state is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from agent_harness.handover import destination_memory
+from agent_harness.processes import child
+from agent_harness.source_main import serve_source
+from agent_harness.waiting import WAIT_S
+from agent_harness.world import POISON, make_case
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.broker.client import EngineSession
+from restow.broker.planner import Strategy
+from restow.broker.server.serve import running_broker
+from restow.broker.server.settings import BrokerSettings
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [("wide", Strategy.SLICES), ("wide", Strategy.PACK), ("cast", Strategy.AUTO)],
+)
+async def test_a_request_ends_with_every_byte_in_place(name: str, strategy: Strategy) -> None:
+    case = make_case(name)
+    fields = {field.name: field for field in case.destination.model.fields}
+    memory = destination_memory(case)
+    settings = BrokerSettings(listen="127.0.0.1:0", strategy=strategy)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(running_broker(settings))
+        source = await stack.enter_async_context(
+            EngineSession("P", "life-1", case.source, broker.address)
+        )
+        destination = await stack.enter_async_context(
+            EngineSession("D", "life-1", case.destination, broker.address)
+        )
+        process = await stack.enter_async_context(child(serve_source, name, broker.address))
+        for rank, own in memory.items():
+            agent = AsyncAgent(
+                broker.address, "D", "life-1", rank, own.regions, AgentSettings(8 << 20)
+            )
+            await agent.start()
+            stack.push_async_callback(agent.close)
+        for handoff_id in ("h1", "h2"):  # the second one finds programs and peers known
+            for own in memory.values():
+                own.data[:] = POISON
+            process.tell(handoff_id)
+            released = source.publish(handoff_id, case.src_ids, case.tokens)
+            request = destination.request(handoff_id, case.dst_ids)
+            ended = await asyncio.wait_for(request, WAIT_S)
+            assert ended.done, ended
+            assert (await asyncio.wait_for(released, WAIT_S)).done
+            for rank, own in memory.items():
+                assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"

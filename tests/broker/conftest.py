@@ -1,0 +1,20 @@
+"""A test in whose background something went wrong has failed, whatever it asserted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+async def nothing_unhandled(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
+    """No task dies unheard, and gRPC reports no servicer that raised what it should not."""
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    yield
+    assert not unhandled
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]

@@ -1,0 +1,211 @@
+"""A real broker on a free port, and agents that say what the test has them say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from restow.broker.client import EngineSession
+from restow.broker.client.channel import open_channel
+from restow.broker.client.errors import from_rpc_error
+from restow.broker.errors import RestowError
+from restow.broker.families import (
+    AttentionSpec,
+    EngineSettings,
+    Mamba2Spec,
+    ModelSpec,
+    build_layout,
+)
+from restow.broker.layout import DType, Layout
+from restow.broker.server.serve import RunningBroker, running_broker
+from restow.broker.server.settings import BrokerSettings
+from restow.v1 import agent_link_pb2 as link
+from restow.v1 import agent_link_pb2_grpc
+
+PAGES = 64
+POSITION = 40
+P_BLOCKS = {"attention": [1, 2, 3], "state": [4]}
+D_BLOCKS = {"attention": [11, 12, 13], "state": [14]}
+
+
+def model_layout(tp: int = 1, name: str = "m") -> Layout:
+    """A hybrid model of one layer of each kind."""
+    dtype = DType.BFLOAT16
+    layers = (Mamba2Spec(0, 8, 16, 16, 2, 4, dtype, DType.FLOAT32), AttentionSpec(1, 2, 16, dtype))
+    return build_layout(ModelSpec(name, layers), EngineSettings(tp=tp, page_tokens=16))
+
+
+@contextlib.asynccontextmanager
+async def broker(listen: str = "127.0.0.1:0", **more: Any) -> AsyncIterator[RunningBroker]:
+    async with running_broker(BrokerSettings(listen=listen, **more)) as running:
+        yield running
+
+
+class FakeAgent:
+    """One rank's agent. Keeps the orders; settles at once unless told otherwise."""
+
+    def __init__(self, session: EngineSession, layout: Layout, rank: int, pages: int) -> None:
+        self.hello = link.Hello(
+            engine=session._ref,
+            rank=rank,
+            agent_name=f"{session._ref.engine_id}/{rank}/{secrets.token_hex(4)}",
+            nixl_metadata=b"metadata",
+            regions=[
+                link.RegionMemory(name=r.name, base_address=1 << 20, page_count=pages)
+                for one in layout.ranks
+                if one.rank == rank
+                for r in one.regions
+            ],
+            staging_bytes=1 << 20,
+        )
+        self.address = session.address
+        self.answers: Callable[[link.AgentOrder], link.AgentMessage | None] = answer_at_once
+        self.orders: list[link.AgentOrder] = []
+        self.end: RestowError | None = None
+        self.ended = asyncio.Event()
+        self._heard = asyncio.Condition()
+        self._writing = asyncio.Lock()
+        self._channel: grpc.aio.Channel | None = None
+        self._call: Any = None
+        self._reader: asyncio.Task[None] | None = None
+
+    async def connect(self) -> FakeAgent:
+        """Say Hello, and wait for the welcome."""
+        self._channel = open_channel(self.address)
+        self._call = agent_link_pb2_grpc.AgentLinkStub(self._channel).Connect()
+        await self.say(link.AgentMessage(hello=self.hello))
+        self._reader = asyncio.create_task(self._read())
+        await self.order("welcome")
+        return self
+
+    async def say(self, *messages: link.AgentMessage) -> None:
+        async with self._writing:
+            await self._call.write(link.ConnectRequest(messages=messages))
+
+    async def fence(self, handoff_id: str) -> None:
+        await self.say(link.AgentMessage(fenced=link.Fenced(handoff_id=handoff_id)))
+
+    async def order(self, kind: str) -> Any:
+        """The first order of a kind, waited for. Raises the end of the stream."""
+        async with self._heard:
+            await self._heard.wait_for(lambda: self.ended.is_set() or self.has(kind))
+        if not self.has(kind) and self.end is not None:
+            raise self.end
+        return getattr(next(one for one in self.orders if one.WhichOneof("body") == kind), kind)
+
+    def has(self, kind: str) -> bool:
+        return any(one.WhichOneof("body") == kind for one in self.orders)
+
+    async def drop(self) -> None:
+        """Break the stream as a killed process would."""
+        if self._channel is not None:
+            self._call.cancel()
+            await self._channel.close()
+            await self.ended.wait()
+
+    async def _read(self) -> None:
+        waiting: deque[link.AgentMessage] = deque()
+        try:
+            async for response in self._call:
+                for order in response.orders:
+                    self.orders.append(order)
+                    answer = self.answers(order)
+                    if answer is not None:
+                        waiting.append(answer)
+                if waiting:
+                    await self.say(*waiting)
+                    waiting.clear()
+                async with self._heard:
+                    self._heard.notify_all()
+        except grpc.aio.AioRpcError as error:
+            self.end = from_rpc_error(error, self.address)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self.ended.set()
+            async with self._heard:
+                self._heard.notify_all()
+
+
+def answer_at_once(order: link.AgentOrder) -> link.AgentMessage | None:
+    """What an agent says whose reads and gathers take no time."""
+    if order.WhichOneof("body") == "execute":
+        return link.AgentMessage(settled=link.Settled(handoff=order.execute.handoff, bytes=100))
+    if order.WhichOneof("body") == "stage":
+        stage = order.stage
+        return link.AgentMessage(
+            staged=link.Staged(
+                handoff=stage.handoff, dst_rank=stage.dst_rank, address=4096, bytes=64
+            )
+        )
+    return None
+
+
+def silent(order: link.AgentOrder) -> None:
+    """An agent that never answers."""
+
+
+@contextlib.asynccontextmanager
+async def engine(
+    address: str,
+    name: str,
+    tp: int = 1,
+    *,
+    layout: Layout | None = None,
+    pages: int = PAGES,
+    agents: bool = True,
+) -> AsyncIterator[tuple[EngineSession, list[FakeAgent]]]:
+    """An engine's session, and its agents."""
+    layout = layout or model_layout(tp)
+    async with EngineSession(name, secrets.token_hex(4), layout, address) as session:
+        fakes = [
+            FakeAgent(session, layout, rank, pages) for rank in range(len(layout.ranks)) if agents
+        ]
+        for fake in fakes:
+            await fake.connect()
+        try:
+            yield session, fakes
+        finally:
+            for fake in fakes:
+                await fake.drop()
+
+
+@contextlib.asynccontextmanager
+async def pair(address: str, p_tp: int = 2, d_tp: int = 1) -> AsyncIterator[Pair]:
+    """P and D, with all their agents."""
+    async with (
+        engine(address, "p", p_tp) as source,
+        engine(address, "d", d_tp) as destination,
+        open_channel(address) as channel,
+    ):
+        yield Pair(*source, *destination, channel)
+
+
+class Pair:
+    """P and D."""
+
+    def __init__(
+        self,
+        p: EngineSession,
+        p_agents: list[FakeAgent],
+        d: EngineSession,
+        d_agents: list[FakeAgent],
+        channel: grpc.aio.Channel,
+    ) -> None:
+        self.p, self.p_agents, self.d, self.d_agents = p, p_agents, d, d_agents
+        self.channel = channel
+
+    async def hand_over(self, name: str) -> None:
+        """A good handoff; proves that nothing before it did harm."""
+        released = self.p.publish(name, P_BLOCKS, POSITION)
+        for agent in self.p_agents:
+            await agent.fence(name)
+        ended = await self.d.request(name, D_BLOCKS)
+        assert ended.done, ended
+        assert await released == ended

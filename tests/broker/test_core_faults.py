@@ -1,0 +1,400 @@
+"""What breaks between publication and the end: ranks, agents, engines, and either side's mind."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.world import Side, World, ends, kinds
+from restow.broker.core import actions as act
+from restow.broker.core.actions import State
+from restow.broker.core.limits import Limits
+from restow.broker.core.roster import RegionMemory
+from restow.broker.errors import (
+    AgentMismatchError,
+    AgentUnknownError,
+    DirectoryFullError,
+    EngineReplacedError,
+    EngineUnknownError,
+    RequestError,
+)
+
+
+def reading(world: World, src_ranks: int = 1, dst_ranks: int = 2) -> tuple[Side, Side, int]:
+    """A handoff whose ranks were told to read, or to stage."""
+    p, d = world.engine("p", src_ranks), world.engine("d", dst_ranks)
+    world.publish(p)
+    world.fence_all(p)
+    world.request(d)
+    return p, d, world.find().number
+
+
+# -- ranks ----------------------------------------------------------------------------------------
+
+
+def test_a_failed_rank_waits_for_the_others_before_the_end_is_told() -> None:
+    world = World()
+    p, d, number = reading(world, dst_ranks=3)
+    assert world.settle(d, number, 1, "TRANSFER_FAILED") == []
+    assert world.settle(d, number, 2) == []
+    assert p.told == d.told == []
+    world.settle(d, number, 0, "SECOND_FAULT")
+    assert ends(p) == ends(d) == [("FAILED", "TRANSFER_FAILED")]
+    assert d.told[0].detail == "rank 1 of engine d: words"
+
+
+def test_words_of_ranks_that_nobody_waits_for_change_nothing() -> None:
+    world = World()
+    p, d, number = reading(world)
+    assert world.settle(p, number) == []
+    assert world.settle(d, number + 1) == []
+    assert world.settle(d, number, 0) == []
+    assert world.settle(d, number, 0, "TRANSFER_FAILED") == []
+    assert world.find().bytes_read == 7
+    world.settle(d, number, 1)
+    assert ends(d) == [("DONE", "")]
+
+
+def test_absurd_byte_counts_stay_inside_an_int64() -> None:
+    world = World()
+    _, d, number = reading(world)
+    world.settle(d, number, 0, size_bytes=2**63 - 1)
+    world.settle(d, number, 1, size_bytes=-5)
+    assert 0 < d.told[0].bytes < 2**63
+
+
+# -- agents ---------------------------------------------------------------------------------------
+
+
+def test_an_agent_of_p_lost_after_its_fence_fails_the_handoff() -> None:
+    world = World()
+    p = world.engine("p", 2)
+    world.publish(p)
+    world.fence(p, 0)
+    world.disconnect(p, 1)
+    assert ends(p) == [("FAILED", "AGENT_LOST")]
+
+
+def test_an_agent_of_d_lost_before_the_grant_costs_nothing() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d)
+    world.disconnect(d, 0)
+    world.publish(p)
+    world.fence(p)
+    world.connect(d, 0)
+    world.settle(d, world.find().number)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_an_agent_of_p_lost_while_reading_waits_for_the_readers() -> None:
+    world = World()
+    p, d, number = reading(world)
+    forget = world.disconnect(p, 0)
+    assert {one.agent.rank for one in forget if isinstance(one, act.SendForget)} == {0, 1}
+    assert d.told == []
+    world.settle(d, number, 0, "TRANSFER_FAILED")
+    world.settle(d, number, 1)
+    assert ends(p) == ends(d) == [("FAILED", "AGENT_LOST")]
+
+
+def test_a_reader_that_is_lost_may_still_be_writing_until_its_grant_ends() -> None:
+    world = World()
+    p, d, number = reading(world)
+    world.disconnect(d, 1)
+    world.settle(d, number, 0)
+    assert p.told == []
+    world.wait(10.4)
+    assert p.told == []
+    world.wait(0.2)
+    assert ends(p) == ends(d) == [("FAILED", "AGENT_LOST")]
+
+
+def test_a_reader_that_comes_back_may_settle_what_it_read() -> None:
+    world = World()
+    p, d, number = reading(world)
+    world.disconnect(d, 1)
+    world.settle(d, number, 0)
+    world.connect(d, 1)
+    world.settle(d, number, 1)
+    assert ends(p) == ends(d) == [("FAILED", "AGENT_LOST")]
+
+
+def test_a_replaced_agent_says_nothing_more() -> None:
+    world = World()
+    p, d, number = reading(world, dst_ranks=1)
+    old = d.agents[0]
+    world.connect(d, 0)
+    d.agents[0], new = old, d.agents[0]
+    assert world.settle(d, number) == []
+    assert world.stage(d, number) == []
+    assert world.fence(d, 0, "other") == []
+    assert kinds(world.orders(act.CloseAgent)) == ["CloseAgent"]
+    d.agents[0] = new
+    world.settle(d, number)
+    assert ends(p) == ends(d) == [("FAILED", "AGENT_LOST")]
+
+
+def test_a_returned_agent_is_introduced_anew() -> None:
+    world = World()
+    p, d, number = reading(world, dst_ranks=1)
+    world.settle(d, number)
+    world.disconnect(p, 0)
+    world.connect(p, 0)
+    world.publish(p, "next")
+    world.fence(p, 0, "next")
+    assert kinds(world.request(d, "next")) == ["SendPeer", "SendExecute"]
+
+
+def test_a_refused_hello_does_not_cost_the_rank_its_agent() -> None:
+    world = World()
+    p = world.engine("p")
+    members, record = world.directory.members, p.record
+    good = [RegionMemory("kv", 1, 1, 1, 0), RegionMemory("state", 1, 1, 1, 0)]
+    wrong = {
+        "empty, too long": ("", 0, good),
+        "announces regions": ("x", 0, good[:1]),
+        "must be positive": ("x", 0, [RegionMemory("kv", 0, 1, 1, 0), good[1]]),
+        "below 2": ("x", 0, [RegionMemory("kv", 2**62, 2**52, 1, 0), good[1]]),
+    }
+    for words, (name, rank, regions) in wrong.items():
+        with pytest.raises(AgentMismatchError, match=words):
+            members.admit(record, rank, name, b"", regions, 0, world.now_s)
+    with pytest.raises(AgentUnknownError, match="no rank 7"):
+        members.admit(record, 7, "x", b"", good, 0, world.now_s)
+    d = world.engine("d")
+    with pytest.raises(AgentMismatchError, match="in use"):
+        members.admit(d.record, 0, p.agents[0].agent_name, b"", good, 0, world.now_s)
+    assert record.agents == p.agents
+
+
+# -- engines --------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_not_there() -> None:
+    world = World()
+    members = world.directory.members
+    with pytest.raises(EngineUnknownError, match="call RegisterEngine first"):
+        members.engine(act.EngineKey("t", "p"), "1")
+    p = world.engine("p")
+    with pytest.raises(EngineReplacedError, match="this is other"):
+        members.engine(p.record.key, "other")
+
+
+def test_registering_again_changes_nothing_and_another_layout_needs_another_life() -> None:
+    world = World()
+    p = world.engine("p")
+    members, record = world.directory.members, p.record
+    life = (record.incarnation, record.layout)
+    assert members.register(record.key, *life, record.layout_digest, 0.0) == []
+    with pytest.raises(RequestError, match="another layout"):
+        members.register(record.key, *life, "other", 0.0)
+    assert members.engines[record.key] is record
+    with pytest.raises(RequestError):
+        members.register(act.EngineKey("t", ""), *life, "x", 0.0)
+
+
+def test_engines_are_bounded() -> None:
+    world = World(limits=Limits(max_engines=2))
+    world.engine("a")
+    world.engine("b")
+    with pytest.raises(DirectoryFullError):
+        world.engine("c")
+    world.engine("b")
+
+
+@pytest.mark.parametrize("how", ["replaced", "unregistered"])
+def test_an_engine_that_goes_takes_its_waiting_handoffs_with_it(how: str) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.request(d, "asked")
+    world.request(d)
+    if how == "replaced":
+        world.engine("p")
+    else:
+        world.unregister(p)
+    assert ends(p) == ends(d) == [("FAILED", "ENGINE_LOST")]
+    assert kinds(world.sent)[-2:] == ["CloseAgent", "CloseSession"]
+    world.unregister(d)
+    assert ends(d)[1] == ("CANCELLED", "ENGINE_LOST")
+    assert not world.directory.ledger.live
+
+
+def test_the_last_words_of_an_engine_that_is_gone_are_refused() -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p)
+    world.engine("p")
+    for words in (world.publish, world.request, world.renew, world.cancel):
+        with pytest.raises(EngineReplacedError):
+            words(p)
+    assert world.fence(p) == []
+    assert not world.directory.ledger.live
+
+
+def test_an_engine_that_goes_while_reading_waits_for_the_readers() -> None:
+    world = World()
+    p, d, number = reading(world)
+    world.unregister(p)
+    assert d.told == []
+    world.settle(d, number, 0)
+    world.settle(d, number, 1)
+    assert ends(d) == [("FAILED", "ENGINE_LOST")]
+
+
+def test_a_reader_engine_that_goes_is_waited_for_until_its_grant_ends() -> None:
+    world = World()
+    p, _, _ = reading(world)
+    world.engine("d", 2)
+    assert p.told == []
+    world.wait(10.6)
+    assert ends(p) == [("CANCELLED", "ENGINE_LOST")]
+
+
+# -- either side's mind ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["p", "d"])
+def test_cancelled_before_the_grant_ends_at_once(who: str) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.request(d)
+    world.cancel(world.sides[act.EngineKey("t", who)])
+    assert ends(p) == ends(d) == [("CANCELLED", "CANCELLED")]
+    assert f"engine {who} cancelled" in p.told[0].detail
+
+
+@pytest.mark.parametrize("who", ["p", "d"])
+def test_cancelled_while_reading_ends_when_all_have_settled(who: str) -> None:
+    world = World()
+    p, d, number = reading(world)
+    assert world.cancel(world.sides[act.EngineKey("t", who)]) == []
+    assert world.settle(d, number, 0) == []
+    assert world.cancel(p) == world.cancel(d) == []
+    world.settle(d, number, 1)
+    assert ends(p) == ends(d) == [("CANCELLED", "CANCELLED")]
+    assert kinds(world.cancel(p)) == ["TellEnded"]
+
+
+# -- staging --------------------------------------------------------------------------------------
+
+
+def unstaged(world: World) -> list[int]:
+    return [one.agent.rank for one in world.orders(act.SendUnstage)]  # type: ignore[union-attr]
+
+
+def stage_all(world: World, p: Side, number: int, dst_ranks: int) -> None:
+    for dst_rank in range(dst_ranks):
+        for rank in p.agents:
+            world.stage(p, number, rank, dst_rank)
+
+
+def test_a_rank_reads_when_all_its_runs_are_staged() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    assert kinds(world.sent).count("SendStage") == 4
+    assert not world.orders(act.SendExecute)
+    assert world.stage(p, number, 0, 0) == []
+    assert world.find().state is State.STAGING
+    execute = world.stage(p, number, 1, 0)[-1]
+    assert isinstance(execute, act.SendExecute)
+    assert [run.staged_address for run in execute.sources] == [4096, 8192]
+    world.stage(p, number, 0, 1)
+    world.stage(p, number, 1, 1)
+    assert world.find().state is State.READING
+    world.settle(d, number, 0)
+    world.settle(d, number, 1)
+    assert ends(p) == ends(d) == [("DONE", "")]
+    assert unstaged(world) == [0, 1]
+
+
+def test_doubled_and_unasked_runs_change_nothing() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 2)
+    world.stage(p, number, 0, 0)
+    assert world.stage(p, number, 0, 0) == []
+    assert world.stage(p, number, 0, 9) == []
+    assert world.stage(d, number, 0, 1) != []
+    assert len(world.orders(act.SendExecute)) == 1
+    assert world.find().staged == {(0, 0): (4096, 128)}
+
+
+def test_a_rank_that_was_not_told_to_read_can_not_settle() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 1)
+    assert world.settle(d, number) == []
+    world.stage(p, number)
+    world.settle(d, number)
+    assert ends(d) == [("DONE", "")]
+
+
+def test_a_run_that_comes_after_the_end_is_given_back() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 1)
+    world.cancel(d)
+    assert ends(p) == [("CANCELLED", "CANCELLED")]
+    assert unstaged(world) == []
+    late = world.stage(p, number)
+    assert late == [act.SendUnstage(p.agents[0].key, number)]
+    assert world.stage(p, 12345) == [act.SendUnstage(p.agents[0].key, 12345)]
+
+
+def test_a_run_that_can_not_be_staged_fails_the_handoff() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    world.stage(p, number, 0, 0)
+    world.stage(p, number, 1, 0)
+    world.stage(p, number, 0, 1)
+    assert world.stage(p, number, 1, 1, "STAGING_FULL") == []
+    world.settle(d, number, 0)
+    assert ends(p) == ends(d) == [("FAILED", "STAGING_FULL")]
+    assert unstaged(world) == [0, 1]
+
+
+def test_a_run_that_comes_during_the_failure_is_given_back_at_the_end() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    world.stage(p, number, 0, 0)
+    world.stage(p, number, 1, 0)
+    world.cancel(d)
+    assert world.stage(p, number, 0, 1) == []
+    assert len(world.orders(act.SendExecute)) == 1
+    world.settle(d, number, 0)
+    assert ends(p) == [("CANCELLED", "CANCELLED")]
+    assert unstaged(world) == [0, 1]
+
+
+def test_staging_that_takes_the_whole_grant_starts_no_read() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 1)
+    world.now_s += 9.98
+    world.stage(p, number)
+    assert not world.orders(act.SendExecute)
+    assert ends(p) == ends(d) == [("FAILED", "READ_DEADLINE")]
+    assert unstaged(world) == [0]
+
+
+@pytest.mark.parametrize(
+    "outcome", ["done", "failed", "cancelled", "deadline", "p lost", "d lost", "p gone"]
+)
+def test_staged_runs_are_released_exactly_once(outcome: str) -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    stage_all(world, p, number, 2)
+    if outcome == "cancelled":
+        world.cancel(p)
+    elif outcome == "p lost":
+        world.disconnect(p, 1)
+    elif outcome == "d lost":
+        world.disconnect(d, 1)
+    elif outcome == "p gone":
+        world.unregister(p)
+    if outcome != "deadline":
+        world.settle(d, number, 0, "TRANSFER_FAILED" if outcome == "failed" else "")
+        world.settle(d, number, 1)
+    world.wait(11)
+    assert len(p.told) == 1
+    assert not world.directory.ledger.live
+    gone = {"p lost": [0], "p gone": []}
+    assert unstaged(world) == gone.get(outcome, [0, 1])

@@ -1,0 +1,393 @@
+"""The normal path of a handoff through the core, and its repetitions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from broker.world import PAGES, World, ends, kinds
+from restow.broker.core import actions as act
+from restow.broker.core.actions import State
+from restow.broker.core.events import Wish
+from restow.broker.core.limits import Limits
+from restow.broker.core.pair import PairRefused
+from restow.broker.errors import (
+    DirectoryFullError,
+    HandoffConflictError,
+    HandoffOwnedError,
+    HandoffUnknownError,
+    ModelMismatchError,
+    PageCountError,
+    PageRangeError,
+    PagesError,
+    RequestError,
+)
+
+P, D = act.EngineKey("t", "p"), act.EngineKey("t", "d")
+STEPS: dict[str, Callable[[World], object]] = {
+    "publish": lambda world: world.publish(world.sides[P]),
+    "fence 0": lambda world: world.fence(world.sides[P], 0),
+    "fence 1": lambda world: world.fence(world.sides[P], 1),
+    "request": lambda world: world.request(world.sides[D]),
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(STEPS)), ids=" then ".join)
+def test_every_order_of_arrival_ends_done_with_the_same_actions(order: tuple[str, ...]) -> None:
+    world = World()
+    p, d = world.engine("p", 2), world.engine("d", 2)
+    for step in order[:-1]:
+        assert not world.orders(act.SendExecute)
+        STEPS[step](world)
+    STEPS[order[-1]](world)
+    number = world.find().number
+    executes = world.orders(act.SendExecute)
+    assert [e.agent.rank for e in executes if isinstance(e, act.SendExecute)] == [0, 1]
+    assert kinds(world.sent) == [
+        "MakePlan",
+        *["SendProgram", "SendPeer", "SendPeer", "SendExecute"] * 2,
+    ]
+    assert world.settle(d, number, 0) == []
+    assert kinds(world.settle(d, number, 1)) == ["TellEnded", "TellEnded"]
+    assert ends(p) == ends(d) == [("DONE", "")]
+    assert d.told[0].bytes == 14
+
+
+def test_a_second_handoff_needs_no_program_and_no_introduction() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    for name in ("one", "two"):
+        world.publish(p, name)
+        world.fence(p, 0, name)
+        actions = world.request(d, name)
+        world.settle(d, world.find(name).number)
+    assert kinds(actions) == ["SendExecute"]
+    assert ends(d) == [("DONE", "")] * 2
+
+
+def test_an_execute_carries_blocks_tokens_sources_and_a_grant_inside_the_lease() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, lease_s=5.0)
+    world.fence(p)
+    execute = world.request(d, held=16)[-1]
+    assert isinstance(execute, act.SendExecute)
+    assert dict(execute.src_blocks)["kv"] == dict(world.find().src_blocks)["kv"]
+    assert (execute.first_token, execute.stop_token) == (16, 40)
+    assert execute.sources == (act.SourceRun(0, p.agents[0].agent_name, 0, 0),)
+    assert 4000 < execute.grant_ms < 4500
+
+
+def test_chunks_continue_each_other_and_may_be_repeated() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, blocks={"kv": [1, 2]}, final=False)
+    world.publish(p, blocks={"kv": [1, 2]}, final=False)
+    world.publish(p, blocks={"kv": [3]}, first=2, final=False)
+    world.publish(p, blocks={"state": [9]})
+    world.fence(p)
+    execute = world.request(d)[-1]
+    assert isinstance(execute, act.SendExecute)
+    assert [len(ids) for _, ids in execute.src_blocks] == [12, 4]
+
+
+@pytest.mark.parametrize(("first", "ids"), [(3, [4]), (1, [7]), (-1, [1]), (0, [1, 2, 3])])
+def test_a_chunk_that_does_not_continue_the_others_is_refused(first: int, ids: list[int]) -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p, blocks={"kv": [1, 2]}, final=False)
+    with pytest.raises(HandoffConflictError, match="group kv"):
+        world.publish(p, blocks={"kv": ids}, first=first, final=False)
+    assert len(world.find().src_blocks["kv"]) == 8
+
+
+def test_repeated_words_change_nothing() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    for _ in range(3):
+        assert world.publish(p) == []
+        assert world.fence(p) == []
+    assert kinds(world.request(d))[-1] == "SendExecute"
+    for again in (world.request(d), world.publish(p), world.fence(p)):
+        assert again == []
+    number = world.find().number
+    assert kinds(world.settle(d, number)) == ["TellEnded", "TellEnded"]
+    assert world.settle(d, number) == world.fence(p) == []
+    # Each is told once more, and only to the one who asked again.
+    assert [one.engine for one in world.request(d) if isinstance(one, act.TellEnded)] == [D]
+    assert [one.engine for one in world.publish(p) if isinstance(one, act.TellEnded)] == [P]
+    assert ends(p) == ends(d) == [("DONE", "")] * 2
+
+
+def test_a_final_publication_is_not_taken_back() -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p)
+    with pytest.raises(HandoffConflictError, match="position 40"):
+        world.publish(p, position=41)
+    with pytest.raises(HandoffConflictError):
+        world.publish(p, blocks={"kv": [8]}, first=3)
+    assert world.publish(p, blocks={"kv": [1, 2]}, final=False) == []
+
+
+def test_each_side_belongs_to_the_first_that_took_it() -> None:
+    world = World()
+    p, d, other = world.engine("p"), world.engine("d"), world.engine("other")
+    world.publish(p)
+    world.request(d)
+    for words in (world.publish, world.fence, world.request):
+        with pytest.raises(HandoffOwnedError):
+            words(other)
+    with pytest.raises(HandoffUnknownError):
+        world.cancel(other)
+    with pytest.raises(HandoffUnknownError):
+        world.renew(other)
+    assert other.told == []
+    assert other.record.handoffs == set()
+
+
+def test_a_new_life_of_an_engine_does_not_own_what_the_old_one_had() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.fence(p)
+    world.request(d)
+    world.settle(d, world.find().number)
+    again = world.engine("d")
+    with pytest.raises(HandoffOwnedError, match="incarnation"):
+        world.request(again)
+    assert again.told == []
+
+
+def test_whoever_did_not_ask_is_never_told_that_it_holds_the_state() -> None:
+    world = World()
+    p, d, other = world.engine("p"), world.engine("d"), world.engine("other")
+    world.publish(p)
+    world.fence(p)
+    world.request(d)
+    world.settle(d, world.find().number)
+    with pytest.raises(HandoffOwnedError):
+        world.request(other)
+    with pytest.raises(HandoffConflictError):
+        world.request(d, blocks={"kv": [21, 22, 23], "state": [24]})
+    with pytest.raises(HandoffOwnedError):
+        world.publish(other)
+    assert other.told == []
+    assert len(d.told) == 1
+
+
+def test_a_demand_with_other_blocks_is_a_conflict() -> None:
+    world = World()
+    d = world.engine("d")
+    world.request(d)
+    with pytest.raises(HandoffConflictError):
+        world.request(d, blocks={"kv": [11, 12, 15], "state": [14]})
+    with pytest.raises(HandoffConflictError):
+        world.request(d, held=16)
+    assert world.request(d) == []
+
+
+def test_only_p_renews() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d)
+    with pytest.raises(HandoffOwnedError):
+        world.renew(d)
+    assert world.find().source is None
+    world.publish(p)
+    world.renew(p, lease_s=60)
+    assert world.find().lease_until_s == world.now_s + 60
+
+
+def test_tenants_do_not_see_each_other() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", tenant="u")
+    world.publish(p)
+    world.fence(p)
+    world.request(d)
+    assert world.find("h", "t").destination is None
+    assert world.find("h", "u").source is None
+    with pytest.raises(HandoffUnknownError):
+        world.directory.ledger.find("v", "h")
+    world.wait(31)
+    assert ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "error", "words"),
+    [
+        ({"kv": [1, 2, PAGES], "state": [4]}, PageRangeError, rf"block {PAGES} .* \[0, {PAGES}\)"),
+        ({"kv": [1, -2, 3], "state": [4]}, PageRangeError, "block -2"),
+        ({"kv": [1, 2], "state": [4]}, PageCountError, "2 blocks of 16 tokens"),
+        ({"kv": [1, 2, 3], "state": []}, PageCountError, "exactly one"),
+        ({"kv": [1, 2, 3], "state": [4, 5]}, PageCountError, "exactly one"),
+        ({"kv": [1, 2, 3]}, PageCountError, "group state"),
+        ({"kv": [1, 2, 3], "steak": [4]}, PagesError, r"'steak'; it has \['kv', 'state'\]"),
+    ],
+)
+def test_p_hears_what_is_wrong_with_its_pages_and_nothing_is_left_of_it(
+    blocks: dict[str, list[int]], error: type[PagesError], words: str
+) -> None:
+    world = World()
+    p = world.engine("p")
+    with pytest.raises(error, match=words):
+        world.publish(p, blocks=blocks)
+    assert not world.directory.ledger.live
+    assert not p.record.handoffs
+
+
+@pytest.mark.parametrize(
+    ("blocks", "error"),
+    [
+        ({"kv": [11, 12, PAGES], "state": [14]}, PageRangeError),
+        ({"kv": [11, -1, 13], "state": [14]}, PageRangeError),
+        ({"lv": [11, 12, 13]}, PagesError),
+    ],
+)
+def test_d_hears_what_is_wrong_with_its_pages(
+    blocks: dict[str, list[int]], error: type[PagesError]
+) -> None:
+    world = World()
+    d = world.engine("d")
+    with pytest.raises(error):
+        world.request(d, blocks=blocks)
+    assert not world.directory.ledger.live
+
+
+@pytest.mark.parametrize(
+    ("blocks", "held", "reason"),
+    [
+        ({"kv": [11, 12], "state": [14]}, 0, "PAGE_COUNT"),
+        ({"kv": [11, 12, 13]}, 0, "PAGE_COUNT"),
+        ({"kv": [11, 12, 13], "state": [14]}, 41, "ARGUMENT_INVALID"),
+    ],
+)
+def test_what_only_the_position_can_prove_wrong_fails_the_handoff(
+    blocks: dict[str, list[int]], held: int, reason: str
+) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d, blocks=blocks, held=held)
+    world.publish(p)
+    world.fence(p)
+    assert ends(p) == ends(d) == [("FAILED", reason)]
+
+
+def test_pages_are_checked_again_when_a_smaller_agent_has_come_since() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", 2, agents=False)
+    world.connect(d, 0)
+    world.request(d, blocks={"kv": [11, 12, 99], "state": [14]})
+    world.connect(d, 1, pages=50)
+    world.publish(p)
+    world.fence(p)
+    assert ends(d) == [("FAILED", "PAGE_OUT_OF_RANGE")]
+    assert not world.orders(act.SendExecute)
+
+
+def test_a_group_twice_in_a_demand_is_refused() -> None:
+    world = World()
+    d = world.engine("d")
+    wish = Wish((("kv", b""), ("kv", b"")), 0, 30.0)
+    with pytest.raises(PagesError, match="more than once"):
+        world.directory.request(d.record, "h", wish, world.now_s)
+
+
+def test_bytes_that_are_no_ids_are_refused() -> None:
+    world = World()
+    p = world.engine("p")
+    with pytest.raises(PagesError, match="3 bytes"):
+        p.record.check_ids("kv", b"abc")
+
+
+def test_position_zero_is_refused_in_a_final_chunk() -> None:
+    world = World()
+    with pytest.raises(PageCountError, match="at least 1"):
+        world.publish(world.engine("p"), position=0)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_an_id_has_a_sensible_length(name: str) -> None:
+    world = World()
+    with pytest.raises(RequestError):
+        world.publish(world.engine("p"), name)
+
+
+def test_a_full_directory_refuses_and_takes_again() -> None:
+    world = World(limits=Limits(max_live=2))
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, "one")
+    world.publish(p, "two")
+    for words in (world.publish, world.request):
+        with pytest.raises(DirectoryFullError):
+            words(p, "three")
+    with pytest.raises(DirectoryFullError):
+        world.fence(p, 0, "three")
+    world.request(d, "two")
+    world.cancel(p, "one")
+    assert world.publish(p, "three") == []
+
+
+def test_history_is_bounded_and_an_end_is_forgotten_in_order() -> None:
+    world = World(limits=Limits(max_ended=3))
+    p = world.engine("p")
+    for index in range(5):
+        world.publish(p, f"h{index}")
+        world.cancel(p, f"h{index}")
+    assert [one.handoff_id for one in world.directory.ledger.ended.values()] == ["h2", "h3", "h4"]
+    assert world.directory.ledger.ended_counts[State.CANCELLED] == 5
+
+
+def test_a_timeline_is_bounded_and_keeps_its_ends() -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p)
+    for _ in range(1000):
+        world.renew(p)
+    world.cancel(p)
+    timeline = world.find().timeline
+    assert len(timeline) <= 256
+    assert timeline[0][1] == "published"
+    assert timeline[-1][1] == "ended"
+
+
+def test_two_models_fail_at_once_for_both() -> None:
+    world = World()
+    world.outcome = PairRefused(ModelMismatchError("model a is not model b"))
+    p, d = world.engine("p"), world.engine("d", 2)
+    world.request(d)
+    world.publish(p)
+    assert ends(p) == ends(d) == [("FAILED", "MODEL_MISMATCH")]
+    world.publish(p, "next")
+    world.request(d, "next")
+    assert len(world.orders(act.MakePlan)) == 1
+
+
+def test_all_handoffs_of_a_pair_wait_for_one_plan() -> None:
+    world = World()
+    world.plans_at_once = False
+    p, d = world.engine("p"), world.engine("d")
+    for name in ("one", "two", "three"):
+        world.publish(p, name)
+        world.fence(p, 0, name)
+        assert "SendExecute" not in kinds(world.request(d, name))
+    world.cancel(d, "two")
+    assert len(world.asked_plans) == 1
+    assert kinds(world.plan()).count("SendExecute") == 2
+
+
+def test_plans_are_bounded() -> None:
+    world = World(limits=Limits(max_pairs=2))
+    p = world.engine("p")
+    for ranks in (1, 2, 3, 1):
+        d = world.engine("d", ranks)
+        name = f"h{len(world.sent)}"
+        world.publish(p, name)
+        world.fence(p, 0, name)
+        world.request(d, name)
+        for rank in range(ranks):
+            world.settle(d, world.find(name).number, rank)
+        assert ends(d) == [("DONE", "")]
+    assert len(world.directory.pairs) == 2

@@ -1,0 +1,281 @@
+"""Random lives of engines, agents and handoffs against what must always hold."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from broker.world import Side, World
+from restow.broker.core import actions as act
+from restow.broker.core.limits import Limits
+from restow.broker.errors import RestowError
+
+ENGINES = ("p", "q", "d", "e")
+HANDOFFS = tuple(f"h{index}" for index in range(6))
+LIMITS = Limits(max_live=5, max_ended=8, agent_wait_s=1.0, engine_idle_s=50.0)
+
+engines = st.sampled_from(ENGINES)
+handoffs = st.sampled_from(HANDOFFS)
+ranks = st.integers(0, 2)
+
+
+@dataclass
+class Reader:
+    """A destination rank of the model: it may be reading from the order until it settles."""
+
+    number: int
+    rank: int
+    side: Side
+    until_s: float
+
+
+@dataclass
+class Model:
+    """What the test knows without asking the directory."""
+
+    readers: list[Reader] = field(default_factory=list)
+    staging: list[tuple[Side, int, int, int]] = field(default_factory=list)
+    runs: Counter[tuple[act.AgentKey, int]] = field(default_factory=Counter)
+    ended: dict[int, str] = field(default_factory=dict)
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    """Any order of words, faults and time."""
+
+    @initialize(staged=st.booleans(), sizes=st.lists(st.integers(1, 3), min_size=4, max_size=4))
+    def start(self, staged: bool, sizes: list[int]) -> None:
+        self.world = World(staged=staged, limits=LIMITS)
+        self.world.plans_at_once = False
+        self.model = Model()
+        self.sizes = dict(zip(ENGINES, sizes, strict=True))
+        self.heard = 0
+        self.numbers: dict[tuple[str, str], int] = {}
+        for name in ENGINES:
+            self.world.engine(name, self.sizes[name])
+        self.look()
+
+    def side(self, name: str) -> Side:
+        return self.world.sides[act.EngineKey("t", name)]
+
+    def look(self) -> None:
+        """Follow the actions that came since the last look."""
+        world, model = self.world, self.model
+        known = set(model.ended)
+        tells: Counter[int] = Counter()
+        for handoff in world.directory.ledger.live.values():
+            self.numbers[handoff.tenant, handoff.handoff_id] = handoff.number
+        for action in world.sent[self.heard :]:
+            if isinstance(action, act.SendExecute):
+                assert action.handoff not in model.ended, "an order to read after the end"
+                handoff = world.directory.ledger.by_number[action.handoff]
+                assert handoff.settle_until_s < handoff.lease_until_s
+                assert world.now_s + action.grant_ms / 1000 <= handoff.grant_until_s + 1e-6
+                side = world.sides[action.agent.engine]
+                assert handoff.destination is side.record
+                until_s = handoff.settle_until_s
+                reader = Reader(action.handoff, action.agent.rank, side, until_s)
+                assert not any(
+                    (one.number, one.rank) == (reader.number, reader.rank) for one in model.readers
+                ), "told to read twice"
+                model.readers.append(reader)
+            elif isinstance(action, act.SendStage):
+                assert action.handoff not in model.ended
+                side = world.sides[action.agent.engine]
+                model.staging.append((side, action.agent.rank, action.handoff, action.dst_rank))
+            elif isinstance(action, act.SendUnstage):
+                model.runs.pop((action.agent, action.handoff), None)
+            elif isinstance(action, act.TellEnded):
+                tells[self.told(action)] += 1
+        self.heard = len(world.sent)
+        for number, count in tells.items():
+            # At the end every side that is known hears of it; later, whoever says something again.
+            sides = self.sides_of(number)
+            assert count == (1 if number in known else sides), "not told once"
+
+    def sides_of(self, number: int) -> int:
+        """How many sides an ended handoff had."""
+        ledger = self.world.directory.ledger
+        handoff = next(one for one in ledger.ended.values() if one.number == number)
+        return (handoff.source is not None) + (handoff.destination is not None)
+
+    def told(self, action: act.TellEnded) -> int:
+        """An end was told: nobody can be reading, and nobody hears anything else later."""
+        number = self.numbers[action.engine.tenant, action.handoff_id]
+        known = self.model.ended.setdefault(number, action.state.value)
+        assert known == action.state.value, "two ends"
+        for reader in self.model.readers:
+            if reader.number == number:
+                assert reader.until_s <= self.world.now_s, "free while a rank may be reading"
+        if action.state is act.State.DONE:
+            left = [one for one in self.model.readers if one.number == number]
+            assert not left, "done, and a rank has not settled"
+        return number
+
+    def say(self, words: str, *given: object, **more: object) -> None:
+        """Say something that may be refused; then nothing has changed."""
+        world = self.world
+        before = (len(world.sent), set(world.directory.ledger.live))
+        try:
+            getattr(world, words)(*given, **more)
+        except RestowError:
+            assert before == (len(world.sent), set(world.directory.ledger.live))
+            world.check()
+        self.look()
+
+    # -- words ------------------------------------------------------------------------------------
+
+    @rule(who=engines, name=handoffs, lease_s=st.sampled_from([0.3, 2.0, 30.0]))
+    def publish(self, who: str, name: str, lease_s: float) -> None:
+        self.say("publish", self.side(who), name, lease_s=lease_s)
+
+    @rule(who=engines, name=handoffs, first=st.integers(0, 2))
+    def publish_a_chunk(self, who: str, name: str, first: int) -> None:
+        blocks = {"kv": [1 + first]}
+        self.say("publish", self.side(who), name, blocks, first=first, final=False)
+
+    @rule(who=engines, rank=ranks, name=handoffs)
+    def fence(self, who: str, rank: int, name: str) -> None:
+        if rank in self.side(who).agents:
+            self.say("fence", self.side(who), rank, name)
+
+    @rule(who=engines, name=handoffs)
+    def publish_and_fence(self, who: str, name: str) -> None:
+        self.publish(who, name, 30.0)
+        for rank in self.side(who).agents:
+            self.fence(who, rank, name)
+
+    @rule(
+        who=engines,
+        name=handoffs,
+        odd=st.booleans(),
+        timeout_s=st.sampled_from([0.02, 1.0, 30.0]),
+    )
+    def request(self, who: str, name: str, odd: bool, timeout_s: float) -> None:
+        blocks = {"kv": [11, 12, 13 + odd], "state": [14]}
+        self.say("request", self.side(who), name, blocks, timeout_s=timeout_s)
+
+    @rule(who=engines, name=handoffs, lease_s=st.sampled_from([1.0, 60.0]))
+    def renew(self, who: str, name: str, lease_s: float) -> None:
+        self.say("renew", self.side(who), name, lease_s)
+
+    @rule(who=engines, name=handoffs)
+    def cancel(self, who: str, name: str) -> None:
+        self.say("cancel", self.side(who), name)
+
+    @precondition(lambda self: self.model.readers)
+    @rule(data=st.data(), reason=st.sampled_from(["", "", "", "TRANSFER_FAILED"]))
+    def settle(self, data: st.DataObject, reason: str) -> None:
+        reader = data.draw(st.sampled_from(self.model.readers))
+        self.model.readers.remove(reader)
+        if reader.rank in reader.side.agents:
+            self.say("settle", reader.side, reader.number, reader.rank, reason)
+
+    @precondition(lambda self: self.model.staging)
+    @rule(data=st.data(), reason=st.sampled_from(["", "", "", "STAGING_FULL"]))
+    def stage(self, data: st.DataObject, reason: str) -> None:
+        task = data.draw(st.sampled_from(self.model.staging))
+        self.model.staging.remove(task)
+        side, rank, number, dst_rank = task
+        agent = side.agents.get(rank)
+        if agent is None or agent.gone:
+            return
+        if not reason:
+            self.model.runs[agent.key, number] += 1
+        self.say("stage", side, number, rank, dst_rank, reason)
+
+    @rule(who=engines, rank=ranks, number=st.integers(0, 12), dst_rank=ranks)
+    def lie(self, who: str, rank: int, number: int, dst_rank: int) -> None:
+        """An agent reports what nobody asked it for, or what it has reported before."""
+        side = self.side(who)
+        reads = any((one.number, one.rank) == (number, rank) for one in self.model.readers)
+        if rank in side.agents and not reads:
+            self.say("settle", side, number, rank)
+        stages = any(task[1:] == (rank, number, dst_rank) for task in self.model.staging)
+        if rank in side.agents and not stages:
+            self.say("stage", side, number, rank, dst_rank)
+
+    @precondition(lambda self: self.world.asked_plans)
+    @rule()
+    def plan(self) -> None:
+        self.say("plan")
+
+    # -- faults and time --------------------------------------------------------------------------
+
+    @rule(who=engines, rank=ranks)
+    def lose_agent(self, who: str, rank: int) -> None:
+        side = self.side(who)
+        if rank in side.agents and not side.agents[rank].gone:
+            key = side.agents[rank].key
+            self.say("disconnect", side, rank)
+            self.forget_runs(key)
+
+    @rule(who=engines, rank=ranks)
+    def return_agent(self, who: str, rank: int) -> None:
+        side = self.side(who)
+        if rank < side.record.ranks and not side.record.gone:
+            key = act.AgentKey(side.record.key, rank)
+            self.say("connect", side, rank)
+            self.forget_runs(key)
+
+    def forget_runs(self, key: act.AgentKey) -> None:
+        """An agent that lost its stream gives everything back by itself."""
+        for run in [run for run in self.model.runs if run[0] == key]:
+            del self.model.runs[run]
+
+    @rule(who=engines, leave=st.booleans())
+    def end_engine(self, who: str, leave: bool) -> None:
+        side = self.side(who)
+        if leave and not side.record.gone:
+            self.say("unregister", side)
+        else:
+            self.world.engine(who, self.sizes[who])
+            self.look()
+        for rank in range(3):
+            self.forget_runs(act.AgentKey(side.record.key, rank))
+
+    @rule(seconds=st.sampled_from([0.02, 0.3, 1.5, 12.0, 80.0]))
+    def wait(self, seconds: float) -> None:
+        self.say("wait", seconds)
+
+    # -- what must hold ---------------------------------------------------------------------------
+
+    @invariant()
+    def runs_of_ended_handoffs_are_given_back(self) -> None:
+        live = self.world.directory.ledger.by_number
+        kept = [run for run in self.model.runs if run[1] not in live]
+        assert not kept, f"runs that nobody gave back: {kept}"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        while world.asked_plans:
+            world.plan()
+            self.look()
+        world.wait(10_000)
+        self.look()
+        ledger = world.directory.ledger
+        assert not ledger.live
+        assert not ledger.by_number
+        assert not world.directory.planning
+        for side in world.sides.values():
+            assert not side.record.handoffs
+        # Every handoff that both sides were told of ended in one state.
+        assert set(self.model.ended) <= set(self.numbers.values())
+        assert set(self.numbers.values()) <= set(self.model.ended)
+
+
+TestBrokerMachine = BrokerMachine.TestCase
+TestBrokerMachine.settings = settings(
+    max_examples=50 * int(os.environ.get("RESTOW_LAW_TIMES", "1")),
+    stateful_step_count=50,
+    deadline=None,
+    derandomize="CI" in os.environ,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

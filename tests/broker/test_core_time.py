@@ -1,0 +1,247 @@
+"""Leases, grants and patience: nothing happens late, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.world import World, ends, kinds
+from restow.broker.core import actions as act
+from restow.broker.core.actions import State
+from restow.broker.core.limits import Limits
+from restow.broker.errors import HandoffUnknownError
+
+
+def ready(world: World, **publication: float) -> None:
+    """P has published and fenced `h`."""
+    p = world.sides[act.EngineKey("t", "p")]
+    world.publish(p, lease_s=publication.get("lease_s", 30.0))
+    world.fence_all(p)
+
+
+def test_nobody_publishes() -> None:
+    world = World()
+    d = world.engine("d")
+    world.request(d, timeout_s=5)
+    assert world.wait(4.9) == []
+    world.wait(0.2)
+    assert ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
+    assert "nobody published it" in d.told[0].detail
+
+
+def test_a_rank_that_never_fences_is_named() -> None:
+    world = World()
+    p, d = world.engine("p", 2), world.engine("d")
+    world.publish(p)
+    world.fence(p, 1)
+    world.request(d, timeout_s=5)
+    world.wait(5.1)
+    assert ends(p) == ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
+    assert "ranks [0] of engine p" in d.told[0].detail
+
+
+def test_nobody_asks() -> None:
+    world = World()
+    p = world.engine("p")
+    ready(world, lease_s=10.0)
+    assert world.wait(9.9) == []
+    world.wait(0.2)
+    assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
+    assert "nobody asked" in p.told[0].detail
+
+
+def test_d_that_asks_after_the_lease_learns_so() -> None:
+    world = World()
+    world.engine("p")
+    d = world.engine("d")
+    ready(world, lease_s=1.0)
+    world.wait(1.1)
+    world.request(d)
+    assert ends(d) == [("EXPIRED", "LEASE_EXPIRED")]
+    assert not world.orders(act.SendExecute)
+
+
+def test_a_renewed_lease_lasts_longer_and_never_shorter() -> None:
+    world = World()
+    p = world.engine("p")
+    ready(world, lease_s=10.0)
+    world.wait(8)
+    world.renew(p, lease_s=10)
+    world.renew(p, lease_s=1)
+    assert world.wait(9.9) == []
+    world.wait(0.2)
+    assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
+    # A renewal that comes too late hears of the end, and changes nothing.
+    assert kinds(world.renew(p)) == ["TellEnded"]
+
+
+def test_a_fence_before_the_publication_makes_no_lease_longer() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.fence(p)
+    world.publish(p, lease_s=2.0)
+    assert world.find().lease_until_s == world.now_s + 2
+    world.request(d)
+    assert world.find().settle_until_s < world.now_s + 2
+
+
+def test_a_fence_of_what_is_never_published_expires() -> None:
+    world = World()
+    p = world.engine("p")
+    world.fence(p)
+    world.wait(31)
+    assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
+
+
+def test_a_fence_that_comes_after_the_demand_is_known_to_be_ps() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d)
+    world.fence(p)
+    world.unregister(p)
+    assert ends(d) == [("FAILED", "ENGINE_LOST")]
+
+
+def test_a_lease_too_short_for_a_read_is_not_granted() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    ready(world, lease_s=0.6)
+    world.request(d)
+    assert ends(p) == ends(d) == [("EXPIRED", "LEASE_TOO_SHORT")]
+    assert not world.orders(act.SendExecute)
+
+
+def test_a_patience_too_short_for_a_read_is_not_granted() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    ready(world)
+    world.request(d, timeout_s=0.01)
+    assert ends(p) == ends(d) == [("EXPIRED", "TIMEOUT_TOO_SHORT")]
+
+
+@pytest.mark.parametrize(
+    ("lease_s", "timeout_s", "grant_s"), [(30, 30, 10), (3, 30, 2.4), (30, 2, 2)]
+)
+def test_the_grant_ends_before_the_lease_and_before_ds_patience(
+    lease_s: float, timeout_s: float, grant_s: float
+) -> None:
+    world = World()
+    world.engine("p")
+    d = world.engine("d")
+    ready(world, lease_s=lease_s)
+    world.request(d, timeout_s=timeout_s)
+    handoff = world.find()
+    assert handoff.grant_until_s - world.now_s == pytest.approx(grant_s)
+    assert handoff.settle_until_s < handoff.lease_until_s
+
+
+def test_ranks_that_never_settle_end_the_handoff_at_the_end_of_the_grant() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", 2)
+    ready(world)
+    world.request(d)
+    handoff = world.find()
+    world.settle(d, handoff.number, 0)
+    assert world.wait(10.4) == []
+    world.wait(0.2)
+    assert ends(p) == ends(d) == [("FAILED", "READ_DEADLINE")]
+    assert "ranks [1]" in d.told[0].detail
+    assert world.settle(d, handoff.number, 1) == []
+    assert ends(d) == [("FAILED", "READ_DEADLINE")]
+
+
+def test_a_report_after_the_grant_comes_too_late_even_before_the_tick() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    ready(world)
+    world.request(d)
+    world.now_s += 10.6
+    world.settle(d, world.find().number)
+    assert ends(p) == ends(d) == [("FAILED", "GRANT_OUTLIVED")]
+
+
+def test_a_lease_that_is_renewed_during_the_read_does_not_prolong_the_grant() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    ready(world, lease_s=3.0)
+    world.request(d)
+    world.renew(p, lease_s=60)
+    world.wait(3.1)
+    assert ends(d) == [("FAILED", "READ_DEADLINE")]
+
+
+def test_missing_agents_are_waited_for() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", 2, agents=False)
+    ready(world)
+    world.connect(d, 1)
+    world.request(d)
+    assert world.find().state is State.READY
+    world.wait(1.5)
+    world.connect(d, 0)
+    assert len(world.orders(act.SendExecute)) == 2
+    for rank in (0, 1):
+        world.settle(d, world.find().number, rank)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_agents_that_stay_away_are_named() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", 3, agents=False)
+    ready(world)
+    world.connect(d, 1)
+    world.request(d)
+    world.wait(2.1)
+    assert ends(p) == ends(d) == [("FAILED", "AGENT_MISSING")]
+    assert "engine d: no agent is connected for ranks [0, 2]" in d.told[0].detail
+
+
+def test_a_plan_that_is_never_made_keeps_nobody() -> None:
+    world = World()
+    world.plans_at_once = False
+    p, d = world.engine("p"), world.engine("d")
+    ready(world)
+    world.request(d, timeout_s=5)
+    world.wait(5.1)
+    assert ends(p) == ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
+    assert "the plan" in d.told[0].detail
+    assert world.plan() == []
+
+
+def test_one_long_jump_of_the_clock_ends_everything_once() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, "leased")
+    world.request(d, "asked")
+    ready(world)
+    world.request(d)
+    world.wait(10_000)
+    assert sorted(told.handoff_id for told in p.told) == ["h", "leased"]
+    assert sorted(told.handoff_id for told in d.told) == ["asked", "h"]
+    assert not world.directory.ledger.live
+
+
+def test_engines_of_which_nothing_is_heard_are_forgotten() -> None:
+    world = World(limits=Limits(engine_idle_s=100))
+    silent = world.engine("silent", agents=False)
+    world.engine("with agents")
+    speaking = world.engine("speaking", agents=False)
+    world.directory.members.session_opened(speaking.record)
+    world.wait(99)
+    assert not silent.record.gone
+    actions = world.wait(2)
+    assert kinds(actions) == ["CloseSession"]
+    assert silent.record.gone
+    assert len(world.directory.members.engines) == 2
+    world.directory.members.session_closed(speaking.record, world.now_s)
+    world.wait(101)
+    assert speaking.record.gone
+
+
+def test_an_expired_handoff_can_not_be_cancelled_by_a_stranger() -> None:
+    world = World()
+    world.engine("p")
+    other = world.engine("other")
+    ready(world, lease_s=1.0)
+    world.wait(2)
+    with pytest.raises(HandoffUnknownError):
+        world.cancel(other)

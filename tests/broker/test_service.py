@@ -1,0 +1,131 @@
+"""The broker over gRPC: whole handoffs, and refusals that name what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from broker.fakes import (
+    D_BLOCKS,
+    P_BLOCKS,
+    POSITION,
+    broker,
+    model_layout,
+    pair,
+)
+from restow.broker import wire
+from restow.broker.client import AdminClient, BlockingSession, BrokerCallError
+from restow.broker.client.channel import open_channel
+from restow.broker.planner import Strategy
+from restow.broker.server.serve import SERVICES
+from restow.v1 import broker_pb2 as pb
+from restow.v1 import broker_pb2_grpc
+
+# -- the normal path ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.PACK])
+async def test_a_whole_handoff(strategy: Strategy) -> None:
+    async with broker(strategy=strategy) as running, pair(running.address, 2, 2) as both:
+        await both.hand_over("h")
+        first = both.d_agents[0]
+        assert [one.WhichOneof("body") for one in first.orders[:2]] == ["welcome", "program"]
+        execute = await first.order("execute")
+        assert execute.handoff_id == "h"
+        assert 0 < execute.grant_ms <= 10_000
+        staged = [source.staged_address for source in execute.sources]
+        assert any(staged) == (strategy is Strategy.PACK)
+        peers = {one.peer.agent_name for one in first.orders if one.HasField("peer")}
+        assert peers == {source.agent_name for source in execute.sources}
+        if strategy is Strategy.PACK:
+            assert (await both.p_agents[0].order("unstage")).handoff == execute.handoff
+
+
+async def test_many_handoffs_at_once_all_end() -> None:
+    async with broker() as running, pair(running.address) as both:
+        await asyncio.gather(*(both.hand_over(f"h{index}") for index in range(200)))
+        status = await asyncio.to_thread(AdminClient(running.address).status)
+        assert status.handoffs_live == 0
+        assert [(one.state, one.count) for one in status.ended] == [(pb.HANDOFF_STATE_DONE, 200)]
+
+
+async def test_publication_in_chunks_and_demand_first() -> None:
+    async with broker() as running, pair(running.address) as both:
+        asked = both.d.request("h", D_BLOCKS)
+        one = both.p.publish("h", {"attention": [1, 2]}, 0, final=False)
+        two = both.p.publish(
+            "h", {"attention": [3], "state": [4]}, POSITION, first_blocks={"attention": 2}
+        )
+        for agent in both.p_agents:
+            await agent.fence("h")
+        assert {(await end).state for end in (asked, one, two)} == {"DONE"}
+
+
+async def test_calls_outside_of_a_session() -> None:
+    async with (
+        broker() as running,
+        pair(running.address) as both,
+        open_channel(running.address) as channel,
+    ):
+        stub = broker_pb2_grpc.BrokerStub(channel)
+        publication = pb.Publication(
+            handoff_id="h",
+            blocks=wire.block_lists(P_BLOCKS),
+            position_tokens=POSITION,
+            final=True,
+        )
+        request = pb.PublishRequest(engine=both.p._ref, publication=publication)
+        assert (await stub.Publish(request)).state == pb.HANDOFF_STATE_WAITING
+        for agent in both.p_agents:
+            await agent.fence("h")
+        demand = pb.Demand(handoff_id="h", blocks=wire.block_lists(D_BLOCKS))
+        asked = pb.RequestRequest(engine=both.d._ref, demand=demand)
+        for _ in range(2):
+            assert (await stub.Request(asked)).ended.state == pb.HANDOFF_STATE_DONE
+        cancel = pb.CancelRequest(engine=both.p._ref, cancellation=pb.Cancellation(handoff_id="h"))
+        assert (await stub.Cancel(cancel)).state == pb.HANDOFF_STATE_DONE
+
+
+async def test_tenants_are_apart() -> None:
+    async with broker() as running, pair(running.address) as both:
+        await both.hand_over("h")
+        mine = AdminClient(running.address)
+        other = AdminClient(running.address, tenant="other")
+        assert len(await asyncio.to_thread(mine.engines)) == 2
+        assert await asyncio.to_thread(other.engines) == []
+        assert (await asyncio.to_thread(other.handoffs)).handoffs == []
+        with pytest.raises(BrokerCallError) as caught:
+            await asyncio.to_thread(other.handoff, "h")
+        assert caught.value.reason == "HANDOFF_UNKNOWN"
+
+
+async def test_a_blocking_session_from_a_thread() -> None:
+    async with broker() as running:
+
+        def decode() -> tuple[str, str]:
+            with BlockingSession("d", "1", model_layout(1), running.address) as session:
+                lost = session.request("never", D_BLOCKS)
+                session.cancel("never", "changed its mind")
+                state = lost.result(10).state
+                pending = session.request("pending", D_BLOCKS)
+            with pytest.raises(RuntimeError):
+                session.request("late", D_BLOCKS)
+            return state, pending.result(0).reason
+
+        assert await asyncio.to_thread(decode) == ("CANCELLED", "SESSION_CLOSED")
+
+
+async def test_health_and_reflection() -> None:
+    async with broker() as running, open_channel(running.address) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        for service in ("", *SERVICES):
+            answer = await check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        question = reflection_pb2.ServerReflectionRequest(list_services="")
+        async for reply in stub.ServerReflectionInfo(iter([question])):
+            listed = {one.name for one in reply.list_services_response.service}
+            assert set(SERVICES) <= listed

@@ -1,0 +1,345 @@
+"""Streams: garbage, slow readers, broken connections, and a broker that is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from broker.fakes import (
+    D_BLOCKS,
+    P_BLOCKS,
+    POSITION,
+    FakeAgent,
+    broker,
+    engine,
+    model_layout,
+    pair,
+)
+from restow.broker.client import BrokerUnreachableError, EngineSession
+from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
+from restow.broker.client.errors import from_rpc_error
+from restow.broker.errors import ListenError, RestowError
+from restow.v1 import agent_link_pb2 as link
+from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
+from restow.v1 import broker_pb2 as pb
+
+
+async def end_of(call: Any) -> RestowError | None:
+    """How a stream ends; its messages are read and dropped."""
+    try:
+        async for _ in call:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error, "broker")
+    return None
+
+
+def called(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
+    """A queue that gets an entry whenever a method has run."""
+    queue: asyncio.Queue[None] = asyncio.Queue()
+    method = getattr(owner, name)
+
+    def run(*given: Any, **more: Any) -> Any:
+        result = method(*given, **more)
+        queue.put_nowait(None)
+        return result
+
+    monkeypatch.setattr(owner, name, run)
+    return queue
+
+
+async def batches(*given: Any) -> AsyncIterator[Any]:
+    for batch in given:
+        yield batch
+
+
+def agent_batch(**body: Any) -> link.ConnectRequest:
+    return link.ConnectRequest(messages=[link.AgentMessage(**body)])
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (link.ConnectRequest(), "ARGUMENT_INVALID"),
+        (agent_batch(), "ARGUMENT_INVALID"),
+        (agent_batch(fenced=link.Fenced(handoff_id="h")), "ARGUMENT_INVALID"),
+        (agent_batch(hello=link.Hello()), "ENGINE_UNKNOWN"),
+        (
+            agent_batch(hello=link.Hello(engine=pb.EngineRef(engine_id="p", incarnation="?"))),
+            "ENGINE_REPLACED",
+        ),
+    ],
+    ids=["empty batch", "no body", "no hello", "unknown engine", "wrong incarnation"],
+)
+async def test_a_stream_of_an_agent_that_begins_wrong(
+    first: link.ConnectRequest, reason: str
+) -> None:
+    async with broker() as running, pair(running.address) as both:
+        call = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect(batches(first))
+        error = await end_of(call)
+        assert error is not None
+        assert error.reason == reason
+        await both.hand_over("next")
+
+
+async def test_a_hello_that_is_refused_leaves_the_present_agent_alone() -> None:
+    async with broker() as running, pair(running.address) as both:
+        hello = link.Hello()
+        hello.CopyFrom(both.p_agents[0].hello)
+        connect = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect
+        hello.rank = 9
+        error = await end_of(connect(batches(agent_batch(hello=hello))))
+        assert error is not None
+        assert (error.reason, error.subject["rank"]) == ("AGENT_UNKNOWN", "9")
+        hello.rank = 0
+        del hello.regions[0]
+        error = await end_of(connect(batches(agent_batch(hello=hello))))
+        assert error is not None
+        assert error.reason == "AGENT_REGIONS_MISMATCH"
+        await both.hand_over("next")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [link.AgentMessage(), link.AgentMessage(hello=link.Hello())],
+    ids=["no body", "second hello"],
+)
+async def test_a_message_that_an_agent_may_not_send_ends_its_stream(
+    second: link.AgentMessage,
+) -> None:
+    async with broker() as running, pair(running.address) as both:
+        await both.p_agents[0].say(second)
+        await both.p_agents[0].ended.wait()
+        error = both.p_agents[0].end
+        assert error is not None
+        assert error.reason == "ARGUMENT_INVALID"
+        await both.p_agents[0].drop()
+        again = FakeAgent(both.p, model_layout(2), 0, 64)
+        both.p_agents[0] = await again.connect()
+        await both.hand_over("next")
+        await again.drop()
+
+
+async def test_an_agent_that_connects_anew_replaces_its_old_stream() -> None:
+    async with broker() as running, pair(running.address) as both:
+        old = both.p_agents[0]
+        both.p_agents[0] = await FakeAgent(both.p, model_layout(2), 0, 64).connect()
+        await old.ended.wait()
+        assert old.end is not None
+        assert old.end.reason == "AGENT_REPLACED"
+        await both.hand_over("next")
+        await both.p_agents[0].drop()
+
+
+async def test_empty_batches_mean_nothing() -> None:
+    async with broker() as running, pair(running.address) as both:
+        await both.p_agents[0].say()
+        session = broker_pb2_grpc.BrokerStub(both.channel).Session
+        assert await end_of(session(batches())) is None
+        async with engine(running.address, "x", agents=False) as (x, _):
+            empty = batches(pb.SessionRequest(engine=x._ref), pb.SessionRequest())
+            assert await end_of(session(empty)) is None
+        await both.hand_over("next")
+
+
+async def test_a_session_of_an_engine_that_is_not_registered() -> None:
+    async with broker() as running, open_channel(running.address) as channel:
+        session = broker_pb2_grpc.BrokerStub(channel).Session
+        ref = pb.EngineRef(engine_id="nobody", incarnation="1")
+        error = await end_of(session(batches(pb.SessionRequest(engine=ref))))
+        assert error is not None
+        assert error.reason == "ENGINE_UNKNOWN"
+
+
+async def test_words_without_a_body_are_refused_by_number() -> None:
+    async with broker() as running, engine(running.address, "p", agents=False) as (p, _):
+        async with open_channel(running.address) as channel:
+            request = pb.SessionRequest(
+                engine=p._ref, messages=[pb.EngineMessage(message_id=7), pb.EngineMessage()]
+            )
+            refused = [
+                event.refused
+                async for response in broker_pb2_grpc.BrokerStub(channel).Session(batches(request))
+                for event in response.events
+                if event.HasField("refused")
+            ]
+        assert [(one.message_id, one.reason) for one in refused] == [
+            (7, "ARGUMENT_INVALID"),
+            (0, "ARGUMENT_INVALID"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("method", "response"),
+    [
+        ("/restow.v1.Broker/Session", pb.SessionResponse),
+        ("/restow.v1.AgentLink/Connect", link.ConnectResponse),
+    ],
+)
+async def test_bytes_that_are_no_message(
+    method: str, response: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker() as running, pair(running.address) as both:
+        call = both.channel.stream_stream(
+            method,
+            request_serializer=lambda data: data,
+            response_deserializer=response.FromString,
+        )(batches(b"\xff\xff\xff garbage"))
+        with caplog.at_level(logging.CRITICAL):
+            error = await end_of(call)
+        assert error is not None
+        await both.hand_over("next")
+    caplog.clear()
+
+
+async def test_a_message_over_the_limit() -> None:
+    async with broker() as running, pair(running.address) as both:
+        big = pb.PublishRequest(
+            engine=both.p._ref,
+            publication=pb.Publication(
+                handoff_id="h", blocks=[pb.BlockList(group="kv", block_ids=bytes(17 << 20))]
+            ),
+        )
+        options = [one for one in CHANNEL_OPTIONS if "send" not in one[0]]
+        options.append(("grpc.max_send_message_length", -1))
+        async with grpc.aio.insecure_channel(running.address, options=options) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await broker_pb2_grpc.BrokerStub(channel).Publish(big)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await both.hand_over("next")
+
+
+async def test_a_slow_reader_of_a_session_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker(max_queue=512) as running, pair(running.address) as both:
+        members = running.hub.directory.members
+        stub = broker_pb2_grpc.BrokerStub(both.channel)
+        await both.d.close()
+        d = EngineSession("d", "2", model_layout(1), running.address)
+        await d.start()
+        lost = called(members, "session_closed", monkeypatch)
+        call = stub.Session()
+        await call.write(pb.SessionRequest(engine=both.p._ref))
+        cancel = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="x" * 250))
+        batch = pb.SessionRequest(messages=[cancel] * 512)
+        while lost.empty():
+            await call.write(batch)
+        # When it reads at last it learns why; nobody else noticed.
+        error = await end_of(call)
+        assert error is not None
+        assert error.reason == "QUEUE_FULL"
+        assert (await d.request("h", D_BLOCKS, timeout_ms=50)).reason == "NOT_PUBLISHED"
+        await d.close()
+
+
+async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker(max_queue=512) as running, pair(running.address, 1, 1) as both:
+        lost = called(running.hub.directory.members, "remove_agent", monkeypatch)
+        await both.d_agents[0].drop()
+        await lost.get()
+        slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()
+        await slow.write(agent_batch(hello=both.d_agents[0].hello))
+        blocks = {"attention": [1] * 4096, "state": [14]}
+        asked = 0
+        while lost.empty():
+            name = f"h{asked}"
+            both.p.publish(name, P_BLOCKS, POSITION)
+            await both.p_agents[0].fence(name)
+            both.d.request(name, blocks)
+            asked += 1
+            await asyncio.sleep(0)
+        slow.cancel()
+        await both.d_agents[0].connect()
+        await both.hand_over("next")
+
+
+async def test_a_stream_that_is_dropped_midway(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with broker() as running, pair(running.address) as both:
+        members = running.hub.directory.members
+        async with engine(running.address, "x", agents=False) as (x, _):
+            closed = called(members, "session_closed", monkeypatch)
+            async with open_channel(running.address) as channel:
+                call = broker_pb2_grpc.BrokerStub(channel).Session()
+                await call.write(pb.SessionRequest(engine=x._ref))
+                await call.read()
+                both.d.request("h", D_BLOCKS)
+                call.cancel()
+            await closed.get()
+            await both.hand_over("next")
+
+
+async def test_a_session_lives_through_a_restart_of_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with broker() as first:
+        address = first.address
+        p = EngineSession("p", "1", model_layout(2), address)
+        d = EngineSession("d", "1", model_layout(1), address)
+        await p.start()
+        await d.start()
+        one = p.publish("h", {"attention": [1, 2]}, 0, final=False)
+        two = p.publish(
+            "h", {"attention": [3], "state": [4]}, POSITION, first_blocks={"attention": 2}
+        )
+        asked, dropped = d.request("h", D_BLOCKS), d.request("dropped", D_BLOCKS)
+        d.cancel("dropped")
+        assert (await dropped).state == "CANCELLED"
+    late = d.request("late", D_BLOCKS)
+    async with broker(listen=address) as second:
+        registered = called(second.hub.directory.members, "register", monkeypatch)
+        for _ in range(2):
+            await registered.get()
+        agents = [
+            await FakeAgent(session, model_layout(tp), rank, 64).connect()
+            for session, tp in ((p, 2), (d, 1))
+            for rank in range(tp)
+        ]
+        for agent in agents[:2]:
+            await agent.fence("h")
+        assert (await asked).done
+        assert await one == await two == await asked
+        d.cancel("late")
+        assert (await late).state == "CANCELLED"
+        assert second.hub.epoch != first.hub.epoch
+        for agent in agents:
+            await agent.drop()
+        await p.close()
+        await d.close()
+
+
+async def test_numbers_of_two_lives_of_the_broker_do_not_meet() -> None:
+    numbers = []
+    for _ in range(2):
+        async with broker() as running, pair(running.address) as both:
+            await both.hand_over("h")
+            numbers.append((await both.d_agents[0].order("execute")).handoff)
+    assert numbers[0] != numbers[1]
+
+
+async def test_a_newer_life_of_an_engine_ends_the_older_ones_session() -> None:
+    async with broker() as running, pair(running.address) as both:
+        waiting = both.p.publish("h", P_BLOCKS, POSITION)
+        async with EngineSession("p", "newer", model_layout(2), running.address):
+            assert (await waiting).reason == "ENGINE_LOST"
+            with pytest.raises(RestowError) as caught:
+                await both.p.publish("i", P_BLOCKS, POSITION)
+            assert caught.value.reason == "ENGINE_REPLACED"
+
+
+async def test_no_broker_no_session() -> None:
+    async with broker() as running:
+        address = running.address
+    session = EngineSession("p", "1", model_layout(), address)
+    with pytest.raises(BrokerUnreachableError, match="restow serve"):
+        await session.start(0.2)
+
+
+async def test_two_brokers_do_not_share_an_address() -> None:
+    async with broker() as running:
+        with pytest.raises(ListenError, match=running.address):
+            async with broker(listen=running.address):
+                pass

@@ -1,0 +1,246 @@
+"""A directory with engines and agents around it, on a clock that the test turns.
+
+Checks after every event what must always hold, and notes what every side was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from restow.broker.core import actions as act
+from restow.broker.core.audit import audit
+from restow.broker.core.directory import Directory
+from restow.broker.core.events import Chunk, Failure, Settlement, Wish
+from restow.broker.core.handoff import Handoff
+from restow.broker.core.limits import Limits
+from restow.broker.core.pair import PairOutcome, PairPlan
+from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
+from restow.broker.layout import Layout, Model, RankLayout, Region
+from restow.broker.planner import Program
+from restow.broker.planner.program import Column
+
+PAGES = 100
+BLOCK_TOKENS = 16
+POSITION = 40
+LIMITS = Limits(max_live=50, max_ended=20)
+
+Blocks = dict[str, list[int]]
+
+
+def layout(ranks: int) -> Layout:
+    """An engine's layout as far as the core looks into it: its ranks and their regions."""
+    regions = (
+        Region("kv", "kv", 4096, BLOCK_TOKENS),
+        Region("state", "state", 8192, None),
+    )
+    return Layout(Model("m", ()), tuple(RankLayout(rank, regions, ()) for rank in range(ranks)))
+
+
+def packed(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, "<i4").tobytes()
+
+
+def pair_plan(src_ranks: int, dst_ranks: int, staged: bool) -> PairPlan:
+    """Every destination rank reads from every source rank, through staging if ``staged``."""
+    none = np.zeros((0, len(Column)), np.int64)
+    sources = tuple(range(src_ranks))
+    return PairPlan(
+        programs={d: Program(f"program/{d}", d, (), none, none) for d in range(dst_ranks)},
+        sources=dict.fromkeys(range(dst_ranks), sources),
+        staging=dict.fromkeys(range(dst_ranks), sources if staged else ()),
+        src_groups=frozenset({"kv", "state"}),
+        dst_groups=frozenset({"kv", "state"}),
+    )
+
+
+@dataclass
+class Side:
+    """One engine of the test."""
+
+    record: EngineRecord
+    agents: dict[int, AgentRecord] = field(default_factory=dict)
+    told: list[act.TellEnded] = field(default_factory=list)
+
+
+class World:
+    """Drives a `Directory`."""
+
+    def __init__(self, *, staged: bool = False, limits: Limits = LIMITS) -> None:
+        self.directory = Directory(limits)
+        self.now_s = 1000.0
+        self.staged_plans = staged
+        self.plans_at_once = True
+        self.outcome: PairOutcome | None = None
+        self.sides: dict[act.EngineKey, Side] = {}
+        self.connected: set[act.AgentKey] = set()
+        self.sent: list[act.Action] = []
+        self.asked_plans: list[act.MakePlan] = []
+        self._lives = 0
+        self._agents = 0
+
+    # -- who is there -----------------------------------------------------------------------------
+
+    def engine(self, name: str, ranks: int = 1, *, tenant: str = "t", agents: bool = True) -> Side:
+        """Register a new life of an engine, and connect all its agents."""
+        self._lives += 1
+        key = act.EngineKey(tenant, name)
+        shape = layout(ranks)
+        self.run(
+            lambda now_s: self.directory.members.register(
+                key, f"life{self._lives}", shape, f"digest{ranks}", now_s
+            )
+        )
+        side = self.sides[key] = Side(self.directory.members.engines[key])
+        if agents:
+            for rank in range(ranks):
+                self.connect(side, rank)
+        return side
+
+    def connect(self, side: Side, rank: int, pages: int = PAGES) -> AgentRecord:
+        """Connect the agent of a rank anew."""
+        self._agents += 1
+        regions = [RegionMemory(name, 1 << 20, pages, 1, 0) for name in ("kv", "state")]
+        agent, actions = self.directory.members.admit(
+            side.record, rank, f"agent{self._agents}", b"meta", regions, 1 << 20, self.now_s
+        )
+        self.hear(actions)
+        self.connected.add(agent.key)
+        side.agents[rank] = agent
+        self.run(lambda now_s: self.directory.resume(side.record, now_s))
+        return agent
+
+    def disconnect(self, side: Side, rank: int) -> list[act.Action]:
+        """Break the stream of a rank's agent."""
+        agent = side.agents[rank]
+        self.connected.discard(agent.key)
+        return self.run(
+            lambda now_s: self.directory.members.remove_agent(side.record, agent, now_s)
+        )
+
+    def unregister(self, side: Side) -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.members.unregister(side.record, now_s))
+
+    # -- what is said -----------------------------------------------------------------------------
+
+    def publish(
+        self,
+        side: Side,
+        name: str = "h",
+        blocks: Blocks | None = None,
+        *,
+        position: int = POSITION,
+        first: int = 0,
+        final: bool = True,
+        lease_s: float = 30.0,
+    ) -> list[act.Action]:
+        blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
+        listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
+        chunk = Chunk(listed, position, final, lease_s)
+        return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
+
+    def request(
+        self,
+        side: Side,
+        name: str = "h",
+        blocks: Blocks | None = None,
+        *,
+        held: int = 0,
+        timeout_s: float = 30.0,
+    ) -> list[act.Action]:
+        blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
+        wish = Wish(tuple((g, packed(ids)) for g, ids in blocks.items()), held, timeout_s)
+        return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
+
+    def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
+        agent = side.agents[rank]
+        return self.run(lambda now_s: self.directory.fence(side.record, agent, name, now_s))
+
+    def fence_all(self, side: Side, name: str = "h") -> None:
+        for rank in side.agents:
+            self.fence(side, rank, name)
+
+    def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.renew(side.record, name, lease_s, now_s))
+
+    def cancel(self, side: Side, name: str = "h") -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s))
+
+    def settle(
+        self, side: Side, number: int, rank: int = 0, reason: str = "", size_bytes: int = 7
+    ) -> list[act.Action]:
+        agent = side.agents[rank]
+        settlement = Settlement(number, size_bytes, 5, reason, "words" if reason else "")
+        return self.run(lambda now_s: self.directory.settled(side.record, agent, settlement, now_s))
+
+    def stage(
+        self, side: Side, number: int, rank: int = 0, dst_rank: int = 0, reason: str = ""
+    ) -> list[act.Action]:
+        agent = side.agents[rank]
+        failure = Failure(act.State.FAILED, reason, "words") if reason else None
+        run = (4096 * (1 + rank), 128)
+        return self.run(
+            lambda now_s: self.directory.staged(
+                side.record, agent, number, dst_rank, run, failure, now_s
+            )
+        )
+
+    def wait(self, seconds: float) -> list[act.Action]:
+        """Let time pass, then tick."""
+        self.now_s += seconds
+        return self.run(self.directory.tick)
+
+    def plan(self) -> list[act.Action]:
+        """Answer the oldest question for a plan."""
+        asked = self.asked_plans.pop(0)
+        plan = self.outcome or pair_plan(
+            len(asked.source.ranks), len(asked.destination.ranks), self.staged_plans
+        )
+        return self.run(lambda now_s: self.directory.plan_made(asked.pair, plan, now_s))
+
+    # -- what comes of it -------------------------------------------------------------------------
+
+    def run(self, event: Callable[[float], list[act.Action]]) -> list[act.Action]:
+        """Let something happen; returns the actions that came of it."""
+        actions = list(event(self.now_s))
+        self.hear(actions)
+        self.check()
+        while self.plans_at_once and self.asked_plans:
+            actions += self.plan()
+        return [action for action in actions if not isinstance(action, act.MakePlan)]
+
+    def hear(self, actions: list[act.Action]) -> None:
+        """Hear the actions as streams would."""
+        for action in actions:
+            self.sent.append(action)
+            if isinstance(action, act.TellEnded):
+                self.sides[action.engine].told.append(action)
+            elif isinstance(action, act.MakePlan):
+                self.asked_plans.append(action)
+            elif isinstance(action, act.CloseAgent):
+                self.connected.discard(action.agent)
+            elif not isinstance(action, act.CloseSession):
+                assert action.agent in self.connected, f"{action} to an agent that is gone"
+
+    def check(self) -> None:
+        """Find nothing wrong."""
+        found = audit(self.directory)
+        assert not found, found
+
+    def find(self, name: str = "h", tenant: str = "t") -> Handoff:
+        return self.directory.ledger.find(tenant, name)
+
+    def orders(self, kind: type) -> list[act.Action]:
+        """All orders of a kind so far."""
+        return [action for action in self.sent if isinstance(action, kind)]
+
+
+def ends(side: Side) -> list[tuple[str, str]]:
+    """States and reasons that a side was told."""
+    return [(told.state.value, told.reason) for told in side.told]
+
+
+def kinds(actions: list[act.Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]

@@ -1,0 +1,278 @@
+"""The operator's commands against a broker that runs as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, engine, model_layout, pair
+from cli.broker_process import broker_process, run_restow
+from restow.broker.cli.main import app
+from restow.broker.cli.serve_command import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the commands printed while engines were connected."""
+
+    texts: dict[str, str]
+    documents: dict[str, Any]
+    handoff: dict[str, Any]
+
+
+def invoke(*arguments: str, columns: int = 80) -> str:
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(
+        app, list(arguments), catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with broker_process("--log-format", "json") as where:
+        yield where
+
+
+@pytest.fixture(scope="module")
+def shown(address: str) -> Shown:
+    """Every command, run while three handoffs are known."""
+
+    async def hold() -> Shown:
+        async with pair(address, 2, 1) as both:
+            await both.hand_over("a-good-one")
+            both.p.publish("waits-for-d", P_BLOCKS, POSITION)
+            refused = both.d.request("nobody-publishes-it", D_BLOCKS, timeout_ms=60)
+            assert (await refused).reason == "NOT_PUBLISHED"
+            async with engine(address, "lonely", layout=model_layout(1), agents=False):
+                return await asyncio.to_thread(look)
+
+    def look() -> Shown:
+        broker = ("--broker", address)
+        commands = ("status", "engines", "agents", "handoffs")
+        texts = {
+            f"{name} {columns}": invoke(name, *broker, columns=columns)
+            for name in commands
+            for columns in (80, 200)
+        }
+        for name in ("a-good-one", "nobody-publishes-it"):
+            texts[name] = invoke("handoff", name, *broker)
+        texts["waiting"] = invoke("handoffs", "--state", "waiting", *broker)
+        texts["one"] = invoke("handoffs", "--limit", "1", *broker)
+        documents = {name: json.loads(invoke(name, "--json", *broker)) for name in commands}
+        handoff = json.loads(invoke("handoff", "a-good-one", "--json", *broker))
+        return Shown(texts, documents, handoff)
+
+    return asyncio.run(hold())
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_tables_fit_their_terminal(shown: Shown, columns: int) -> None:
+    for name, text in shown.texts.items():
+        if name.endswith(str(columns)):
+            assert max(map(len, text.splitlines())) <= columns, name
+
+
+def test_status_counts(shown: Shown, address: str) -> None:
+    status = shown.documents["status"]
+    assert list(status) == [
+        "broker",
+        "version",
+        "broker_epoch",
+        "uptime_s",
+        "engines",
+        "agents",
+        "plans",
+        "handoffs_live",
+        "handoffs_ended",
+        "bytes_read",
+    ]
+    assert status["broker"] == address
+    assert (status["engines"], status["agents"], status["plans"]) == (3, 3, 1)
+    assert status["handoffs_live"] == 1
+    assert status["handoffs_ended"] == {"DONE": 1, "FAILED": 0, "EXPIRED": 1, "CANCELLED": 0}
+    assert status["bytes_read"] == 100
+    assert "1 DONE   0 FAILED   1 EXPIRED   0 CANCELLED" in shown.texts["status 80"]
+
+
+def test_engines_without_agents_stand_out(shown: Shown) -> None:
+    by_id = {one["engine_id"]: one for one in shown.documents["engines"]["engines"]}
+    assert [(one, by_id[one]["agents"], by_id[one]["ranks"]) for one in by_id] == [
+        ("d", 1, 1),
+        ("lonely", 0, 1),
+        ("p", 2, 2),
+    ]
+    assert all(one["session"] for one in by_id.values())
+    assert "0 of 1" in shown.texts["engines 80"]
+    digest = by_id["p"]["layout_digest"]
+    assert digest not in shown.texts["engines 80"]
+    assert digest in shown.texts["engines 200"]
+
+
+def test_agents_show_their_memory(shown: Shown) -> None:
+    agents = shown.documents["agents"]["agents"]
+    assert [(one["engine_id"], one["rank"]) for one in agents] == [("d", 0), ("p", 0), ("p", 1)]
+    assert agents[0]["staging_bytes"] == 1 << 20
+    assert "1.0 MiB" in shown.texts["agents 80"]
+
+
+def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
+    document = shown.documents["handoffs"]
+    assert document["left_out"] == 0
+    by_id = {one["handoff_id"]: one for one in document["handoffs"]}
+    assert list(by_id) == ["waits-for-d", "nobody-publishes-it", "a-good-one"]
+    good, lost, waits = by_id["a-good-one"], by_id["nobody-publishes-it"], by_id["waits-for-d"]
+    assert list(good) == [
+        "handoff_id",
+        "number",
+        "state",
+        "source_engine",
+        "destination_engine",
+        "position_tokens",
+        "bytes",
+        "reason",
+        "detail",
+        "age_s",
+    ]
+    assert (good["state"], good["source_engine"], good["destination_engine"]) == ("DONE", "p", "d")
+    assert (lost["state"], lost["source_engine"], lost["reason"]) == (
+        "EXPIRED",
+        None,
+        "NOT_PUBLISHED",
+    )
+    assert (waits["state"], waits["destination_engine"], waits["reason"]) == ("WAITING", None, None)
+    for columns, detail in ((80, False), (200, True)):
+        text = shown.texts[f"handoffs {columns}"]
+        assert "NOT_PUBLISHED" in text
+        assert ("nobody published it" in text) == detail
+
+
+def test_handoffs_can_be_narrowed(shown: Shown) -> None:
+    assert "waits-for-d" in shown.texts["waiting"]
+    assert "a-good-one" not in shown.texts["waiting"]
+    assert "... and 2 more: raise --limit" in shown.texts["one"]
+
+
+def test_a_handoff_tells_its_whole_story(shown: Shown) -> None:
+    events = [entry["event"] for entry in shown.handoff["timeline"]]
+    assert {"published", "fenced", "requested", "ready"} <= set(events[:-3])
+    assert events[-3:] == ["granted", "settled", "ended"]
+    times = [entry["at_ms"] for entry in shown.handoff["timeline"]]
+    assert times == sorted(times)
+    assert shown.handoff["state"] == "DONE"
+    text = shown.texts["a-good-one"]
+    assert "rank 0 read 100 bytes" in text
+    assert "NOT_PUBLISHED: D's patience ran out" in shown.texts["nobody-publishes-it"]
+
+
+def test_a_tenant_sees_only_its_own(address: str, shown: Shown) -> None:
+    other = ("--broker", address, "--tenant", "other")
+    assert invoke("engines", *other) == "No engine is registered.\n"
+    assert invoke("agents", *other) == "No agent is connected.\n"
+    assert invoke("handoffs", *other) == "No handoff.\n"
+
+
+def test_an_unknown_handoff_is_an_error_with_a_reason(
+    address: str, fail: Callable[..., Any]
+) -> None:
+    outcome = fail("handoff", "never-heard-of", "--broker", address)
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: HANDOFF_UNKNOWN: handoff never-heard-of")
+    outcome = fail("handoff", "never-heard-of", "--broker", address, "--json")
+    assert outcome.code == 1
+    assert outcome.json["error"]["reason"] == "HANDOFF_UNKNOWN"
+    assert outcome.json["error"]["subject"] == {"handoff": "never-heard-of"}
+
+
+@pytest.mark.parametrize("command", [("status",), ("handoffs",), ("handoff", "h")])
+def test_a_broker_that_is_not_there(command: tuple[str, ...], fail: Callable[..., Any]) -> None:
+    outcome = fail(*command, "--broker", "127.0.0.1:1")
+    assert outcome.code == 3
+    assert "no broker answers at 127.0.0.1:1" in outcome.err
+    assert "restow serve" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("handoffs", "--state", "LOST"),
+        ("handoffs", "--limit", "0"),
+        ("handoffs", "--watch", "--json"),
+        ("handoff",),
+        ("serve", "--listen", "0.0.0.0:0"),
+        ("serve", "--listen", "nonsense"),
+        ("serve", "--lease-s", "0"),
+        ("serve", "--strategy", "magic"),
+        ("agent",),
+        ("no-such-command",),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], fail: Callable[..., Any]) -> None:
+    outcome = fail(*arguments)
+    assert outcome.code == 2
+    assert "Usage: " in outcome.err
+
+
+def test_plaintext_beyond_this_machine_must_be_wished(fail: Callable[..., Any]) -> None:
+    outcome = fail("serve", "--listen", "0.0.0.0:0")
+    assert "--insecure" in outcome.err
+    assert [is_loopback(one) for one in ("localhost:1", "127.9.9.9:1", "[::1]:1", "unix:x")] == [
+        True
+    ] * 4
+    assert [is_loopback(one) for one in ("host:1", "[::]:1", "10.0.0.1:1", ":1")] == [False] * 4
+
+
+def test_an_address_in_use_is_said(address: str, fail: Callable[..., Any]) -> None:
+    outcome = run_restow("serve", "--listen", address)
+    assert outcome.returncode == 1
+    assert f"LISTEN_FAILED: can't listen on {address}" in outcome.stderr
+
+
+def test_settings_and_the_broker_come_from_the_environment_too(address: str) -> None:
+    outcome = run_restow("status", "--json", env={"RESTOW_BROKER": address})
+    assert outcome.returncode == 0
+    assert json.loads(outcome.stdout)["broker"] == address
+    outcome = run_restow("serve", env={"RESTOW_LEASE_S": "-1"})
+    assert outcome.returncode == 2
+    assert "lease_s" in outcome.stderr
+
+
+def test_version() -> None:
+    assert invoke("--version").startswith("restow ")
+
+
+def test_an_agent_without_its_extra(
+    monkeypatch: pytest.MonkeyPatch, fail: Callable[..., Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "restow.agents.cli", None)
+    outcome = fail("agent", "--socket", "agent.sock")
+    assert outcome.code == 1
+    assert "EXTRA_MISSING" in outcome.err
+    assert "pip install 'restow[agent]'" in outcome.err
+
+
+def test_watching_ends_quietly(address: str) -> None:
+    command = [sys.executable, "-u", "-m", "restow.broker.cli.main", "handoffs", "--watch"]
+    process = subprocess.Popen(  # noqa: S603
+        [*command, "--broker", address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "FORCE_COLOR": "1", "COLUMNS": "80"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert errors == b""

@@ -1,0 +1,151 @@
+"""`restow layout`: what it writes and how it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.conftest import CONFIG, Outcome
+from restow.broker.families import (
+    ConvLayout,
+    EngineSettings,
+    KvOrder,
+    ModelSpec,
+    build_layout,
+    model_from_hf_config,
+)
+from restow.broker.layout import DType, digest
+from restow.broker.layout.json_form import layout_from_json
+
+Run = Callable[..., str]
+Fail = Callable[..., Outcome]
+LayoutFile = Callable[..., Path]
+
+
+def test_from_config_writes_the_layout_of_its_settings(config: Path, run: Run) -> None:
+    out = run(
+        *("layout", "from-config", config, "--tp", 4, "--conv-layout", "DS", "--page-tokens", 8),
+        *("--pages-per-block", 2, "--kv-order", "NHD", "--kv-dtype", "float8_e4m3fn"),
+        *("--conv-dtype", "float16", "--ssm-dtype", "float16", "--speculative-tokens", 3),
+        *("--page-align-bytes", 512, "--name", "mine"),
+    )
+    types = (DType.FLOAT8_E4M3FN, DType.FLOAT16, DType.FLOAT16)
+    model = ModelSpec("mine", model_from_hf_config(CONFIG, *types).layers)
+    settings = EngineSettings(4, 8, 2, ConvLayout.DS, KvOrder.NHD, 3, 512)
+    assert layout_from_json(json.loads(out)) == build_layout(model, settings)
+
+
+def test_from_config_has_the_engines_defaults(config: Path, run: Run) -> None:
+    layout = layout_from_json(json.loads(run("layout", "from-config", config)))
+    assert layout == build_layout(model_from_hf_config(CONFIG), EngineSettings())
+    assert layout.model.name == "nemotron_h"
+
+
+def test_check_of_a_good_layout(layout_file: LayoutFile, run: Run) -> None:
+    file = layout_file("good", "--tp", 2, "--page-align-bytes", 4096)
+    out = run("layout", "check", file)
+    assert out.startswith("ok: model 'nemotron_h', 20 fields, 2 ranks")
+    assert "padding" in out
+    data = json.loads(run("layout", "check", file, "--json"))
+    assert data["ok"] is True
+    assert data["digest"] == digest(layout_from_json(json.loads(file.read_text())))
+    first = data["ranks"][0]
+    conv, ssm = (16 * 8 + 2 * 2 * 16) // 2 * 3 * 2, 16 * 8 * 16 * 4 // 2
+    assert first == {
+        "rank": 0,
+        "regions": 6,
+        "shards": 20,
+        "bytes_per_token": 2 * 2 * 16 * 2,
+        "bytes_per_snapshot": 4 * (conv + ssm),
+        "padding_bytes": 4 * (8192 - conv - ssm) + 2 * (4096 - 16 * 2 * 16 * 2),
+    }
+
+
+def change(file: Path, edit: Callable[[Any], object]) -> None:
+    data = json.loads(file.read_text())
+    edit(data)
+    file.write_text(json.dumps(data))
+
+
+def test_check_names_a_hole(layout_file: LayoutFile, fail: Fail) -> None:
+    file = layout_file("hole", "--tp", 2)
+    change(file, lambda data: data["ranks"][1]["shards"].pop(3))
+    outcome = fail("layout", "check", file)
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert outcome.err.count("\n") == 1
+    assert "LAYOUT_HOLE: field layers.0.ssm, axis head: no rank holds [8, 16)" in outcome.err
+    outcome = fail("layout", "check", file, "--json")
+    assert (outcome.code, outcome.err) == (1, "")
+    error = outcome.json["error"]
+    assert error["status"] == "INVALID_ARGUMENT"
+    assert error["reason"] == "LAYOUT_HOLE"
+    assert error["subject"] == {
+        "field": "layers.0.ssm",
+        "axis": "head",
+        "ranks": "0",
+        "range": "[8, 16)",
+        "file": str(file),
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no JSON"),
+        (b"{", "is no JSON"),
+        (b"\xff\xfe\x00", "is no JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"model": {}}', "'ranks' is missing"),
+        (b'{"model": {}, "ranks": []}', "the model has no fields"),
+        (b"9" * 5000, "is no JSON"),
+    ],
+)
+def test_check_of_what_is_no_layout(
+    content: bytes, message: str, tmp_path: Path, fail: Fail
+) -> None:
+    file = tmp_path / "bad.json"
+    file.write_bytes(content)
+    outcome = fail("layout", "check", file, "--json")
+    assert outcome.code == 1
+    assert message in outcome.json["error"]["message"]
+    assert outcome.json["error"]["reason"] == "LAYOUT_MALFORMED"
+    assert outcome.json["error"]["subject"]["file"] == str(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "reason"),
+    [
+        ({"model_type": "llama"}, [], "MODEL_TYPE_UNKNOWN"),
+        ({}, ["--tp", 3], "TP_SIZE_NOT_ALLOWED"),
+        ({}, ["--tp", 5000], "LAYOUT_MALFORMED"),
+        ({"n_groups": "two"}, [], "LAYOUT_MALFORMED"),
+    ],
+)
+def test_from_config_refuses(
+    changes: dict[str, Any], settings: list[object], reason: str, config: Path, fail: Fail
+) -> None:
+    config.write_text(json.dumps({**CONFIG, **changes}))
+    outcome = fail("layout", "from-config", config, *settings, "--json")
+    assert outcome.code == 1
+    assert outcome.json["error"]["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["layout", "from-config", "nowhere.json"],
+        ["layout", "check"],
+        ["layout", "from-config", "CONFIG", "--tp", "0"],
+        ["layout", "from-config", "CONFIG", "--conv-layout", "XY"],
+        ["layout", "from-config", "CONFIG", "--kv-dtype", "float17"],
+        ["nonsense"],
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str], config: Path, fail: Fail) -> None:
+    given = [str(config) if argument == "CONFIG" else argument for argument in arguments]
+    assert fail(*given).code == 2

@@ -1,0 +1,169 @@
+"""`restow plan`: the JSON that scripts rely on, and the tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.conftest import CONFIG, Outcome
+from restow.broker.layout import digest
+from restow.broker.layout.json_form import layout_from_json
+from restow.broker.planner import make_plan
+
+Run = Callable[..., str]
+Fail = Callable[..., Outcome]
+LayoutFile = Callable[..., Path]
+Pair = tuple[Path, Path]
+
+
+@pytest.fixture
+def pair(layout_file: LayoutFile) -> Pair:
+    return layout_file("p", "--tp", 2), layout_file("d", "--tp", 4, "--conv-layout", "DS")
+
+
+def test_the_json_form(pair: Pair, run: Run) -> None:
+    data = json.loads(run("plan", *pair, "--json", "--tokens", 100))
+    source, destination = (layout_from_json(json.loads(file.read_text())) for file in pair)
+    plan = make_plan(source, destination)
+    assert data["source"] == digest(source)
+    assert data["destination"] == digest(destination)
+    assert data["bytes"] == plan.bytes == sum(rank["bytes"] for rank in data["ranks"])
+    assert (data["tokens"], data["bytes_at_tokens"]) == (100, plan.bytes_at(100))
+    assert len(data["moves"]) == len(plan.moves)
+    (move,) = (m for m in data["moves"] if m["field"] == "layers.2.conv.B" and m["dst_rank"] == 3)
+    place = {"region": "layers.2.mamba", "token_stride_bytes": None, "dtype": "bfloat16"}
+    assert move == {
+        "field": "layers.2.conv.B",
+        "src_rank": 1,
+        "dst_rank": 3,
+        "box": [[1, 2], [0, 16], [0, 3]],
+        "src": {**place, "offset_bytes": 128, "strides_bytes": [32, 2, 192]},
+        "dst": {**place, "offset_bytes": 192, "strides_bytes": [96, 6, 2]},
+    }
+    for rank in data["ranks"]:
+        assert rank["strategy"].keys() == {"conv.x", "conv.B", "conv.C", "ssm", "k", "v"}
+        assert set(rank["strategy"].values()) <= {"slices", "pack", "mixed"}
+        assert rank["strategies"].keys() == {"auto", "slices", "pack"}
+        assert {"dst_rank", "bytes", "reads", "launches"} <= rank.keys()
+
+
+@pytest.mark.parametrize("strategy", ["slices", "pack"])
+def test_a_strategy_that_is_asked_for(pair: Pair, run: Run, strategy: str) -> None:
+    data = json.loads(run("plan", *pair, "--strategy", strategy, "--json"))
+    for rank in data["ranks"]:
+        assert set(rank["strategy"].values()) == {strategy}
+        cost = {"reads": rank["reads"], "launches": rank["launches"]}
+        assert cost.items() <= rank["strategies"][strategy].items()
+        assert rank["launches"] == (2 if strategy == "pack" else 0)
+
+
+def test_the_table(pair: Pair, run: Run) -> None:
+    out = run("plan", *pair)
+    assert out.startswith("2 ranks to 4: ")
+    assert "conv.x, conv.B, conv.C, ssm, k, v" in out
+    assert "layers." not in out
+
+
+def test_the_explanation_fits_on_a_screen(pair: Pair, run: Run) -> None:
+    out = run("plan", *pair, "--explain")
+    assert "layers.{0,2,4..}.conv.x x4" in out
+    assert "layers.{3,7}.k x2" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert len(out.splitlines()) < 100
+
+
+def test_the_explanation_as_json(pair: Pair, run: Run) -> None:
+    rank = json.loads(run("plan", *pair, "--explain", "--json"))["ranks"][1]
+    (line,) = (line for line in rank["fields"] if line["class"] == "conv.B")
+    assert line["fields"] == [f"layers.{i}.conv.B" for i in (0, 2, 4, 5)]
+    assert line["bytes"] == 4 * 16 * 3 * 2
+    assert line["parts"] == [
+        {
+            "box": [[0, 1], [0, 16], [0, 3]],
+            "src_rank": 0,
+            "replicas": [0],
+            "pieces": 48,
+            "piece_bytes": 2,
+        }
+    ]
+
+
+def test_another_model_is_refused(
+    pair: Pair, config: Path, tmp_path: Path, run: Run, fail: Fail
+) -> None:
+    config.write_text(json.dumps({**CONFIG, "ssm_state_size": 32}))
+    other = tmp_path / "other.json"
+    other.write_text(run("layout", "from-config", config))
+    outcome = fail("plan", pair[0], other)
+    assert outcome.code == 1
+    assert "MODEL_MISMATCH: model 'nemotron_h', field layers.0.conv.B" in outcome.err
+    error = fail("plan", pair[0], other, "--json").json["error"]
+    assert (error["status"], error["reason"]) == ("FAILED_PRECONDITION", "MODEL_MISMATCH")
+    assert error["subject"] == {"field": "layers.0.conv.B"}
+
+
+def test_a_strategy_that_can_not_serve(pair: Pair, layout_file: LayoutFile, fail: Fail) -> None:
+    other = layout_file("other", "--ssm-dtype", "bfloat16")
+    outcome = fail("plan", pair[0], other, "--strategy", "slices", "--json")
+    assert outcome.code == 1
+    assert outcome.json["error"]["reason"] == "STRATEGY_REFUSED"
+
+
+def test_a_broken_layout_is_named_by_its_file(pair: Pair, fail: Fail) -> None:
+    data = json.loads(pair[1].read_text())
+    data["ranks"][0]["shards"][0]["dtype"] = "float17"
+    pair[1].write_text(json.dumps(data))
+    error = fail("plan", *pair, "--json").json["error"]
+    assert error["subject"] == {"place": "ranks[0].shards[0].dtype", "file": str(pair[1])}
+
+
+def process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "restow.broker.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
+
+
+def test_as_a_process(pair: Pair) -> None:
+    done = process("plan", *pair, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    data: dict[str, Any] = json.loads(done.stdout)
+    assert len(data["ranks"]) == 4
+    refused = process("plan", pair[0], pair[0].parent / "config.json", "--json")
+    assert refused.returncode == 1
+    assert json.loads(refused.stdout)["error"]["reason"] == "LAYOUT_MALFORMED"
+    assert "Traceback" not in refused.stderr
+    assert process("plan").returncode == 2
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
+    script = (
+        "import sys\n"
+        "from restow.broker.cli.main import app\n"
+        "heavy = {'torch', 'numpy', 'grpc', 'nixl', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_torch_for_plans(pair: Pair) -> None:
+    script = (
+        "import sys\n"
+        "from restow.broker.cli.main import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules or 'grpc' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", script, "plan", *map(str, pair), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,151 @@
+"""The laws themselves, as functions that raise AssertionError for a case that breaks one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from laws.executor import Arena
+from laws.strategies import Case
+from laws.world import Engine, Traffic, transfer
+from restow.agents.binding import Tokens
+from restow.broker.layout import Box, Kind, Layout, digest
+from restow.broker.layout.json_form import layout_from_json, layout_to_json
+from restow.broker.layout.span import overlap, volume
+from restow.broker.planner import Move, Plan, Strategy, compile_programs, make_plan
+
+
+def engines_of(case: Case, arena: Arena) -> list[Engine]:
+    """One engine a layout; the first holds the whole prompt, the others nothing."""
+    rng, stop = case.rng, case.tokens.stop
+    engines = [Engine(arena, layout, stop, rng, case.guard_bytes) for layout in case.layouts]
+    engines[0].write(arena.data, case.state, Tokens(0, stop))
+    return engines
+
+
+def check_cover(case: Case, strategy: Strategy) -> Traffic:
+    """The destination holds its slices and nothing else; the source is as it was."""
+    arena = Arena()
+    source, destination = engines_of(case, arena)
+    traffic = transfer(source, destination, case.tokens, strategy)
+    destination.check(case.state, case.tokens, written=True)
+    source.check(case.state, Tokens(0, case.tokens.stop), written=False)
+    return traffic
+
+
+def check_round_trip(case: Case, there: Strategy, back: Strategy) -> None:
+    """P to D to P gives the first bytes back, in other pages."""
+    first, second = case.layouts
+    arena = Arena()
+    source, middle, returned = engines_of(replace(case, layouts=(first, second, first)), arena)
+    transfer(source, middle, Tokens(0, case.tokens.stop), there)
+    transfer(middle, returned, case.tokens, back)
+    returned.check(case.state, case.tokens, written=True)
+
+
+def check_composition(case: Case, strategies: tuple[Strategy, Strategy, Strategy]) -> None:
+    """P to Q to D gives the bytes of P to D, poison included."""
+    via = _arrived(case, strategies[:2], via=True)
+    direct = _arrived(case, strategies[2:], via=False)
+    assert via == direct, "P to Q to D differs from P to D"
+
+
+def _arrived(case: Case, strategies: tuple[Strategy, ...], via: bool) -> bytes:
+    arena = Arena()
+    source, middle, destination = engines_of(case, arena)
+    if via:
+        transfer(source, middle, Tokens(0, case.tokens.stop), strategies[0])
+        source = middle
+    transfer(source, destination, case.tokens, strategies[-1])
+    return arena.data[destination.start : destination.stop].tobytes()
+
+
+def check_minimality(case: Case, strategy: Strategy) -> None:
+    """Bytes read equal bytes needed, each from one replica, and replicas share the load."""
+    source, destination = case.layouts
+    plan = make_plan(source, destination)
+    count = case.tokens.stop - case.tokens.start
+    needed = needed_bytes(destination, count)
+    assert plan.bytes_at(count) == sum(needed.values()), "the plan reads more than is needed"
+    for rank, size in needed.items():
+        mine = sum(
+            m.bytes * (count if m.per_token else 1) for m in plan.moves if m.dst_rank == rank
+        )
+        assert mine == size, f"rank {rank} reads {mine} bytes and needs {size}"
+    traffic = check_cover(case, strategy)
+    read: dict[int, int] = defaultdict(int)
+    for (_, dst_rank), size in traffic.read_bytes.items():
+        read[dst_rank] += size
+    assert {r: n for r, n in read.items() if n} == {r: n for r, n in needed.items() if n}
+    check_disjoint(plan)
+    check_shared(plan)
+
+
+def needed_bytes(layout: Layout, tokens: int) -> dict[int, int]:
+    """What each rank lacks."""
+    kinds = {field.name: field.kind for field in layout.model.fields}
+    needed = {}
+    for rank in layout.ranks:
+        sizes = (
+            volume(s.box)
+            * s.dtype.itemsize_bytes
+            * (tokens if kinds[s.field] is Kind.PER_TOKEN else 1)
+            for s in rank.shards
+        )
+        needed[rank.rank] = sum(sizes)
+    return needed
+
+
+def check_disjoint(plan: Plan) -> None:
+    """No rank is told twice to read an element."""
+    by_field: dict[tuple[int, str], list[Move]] = defaultdict(list)
+    for move in plan.moves:
+        by_field[move.dst_rank, move.field].append(move)
+    for moves in by_field.values():
+        for index, one in enumerate(moves):
+            assert all(overlap(one.box, other.box) is None for other in moves[:index])
+
+
+def check_shared(plan: Plan) -> None:
+    """Of r replicas with n readers none serves more than n / r, rounded up."""
+    replicas: dict[tuple[str, Box], set[int]] = defaultdict(set)
+    for rank in plan.source.ranks:
+        for shard in rank.shards:
+            replicas[shard.field, shard.box].add(rank.rank)
+    for (name, box), holders in replicas.items():
+        mine = [m for m in plan.moves if m.field == name and overlap(m.box, box) is not None]
+        readers = {move.dst_rank for move in mine}
+        for holder in holders:
+            served = {move.dst_rank for move in mine if move.src_rank == holder}
+            fair = -(-len(readers) // len(holders))
+            assert len(served) <= fair, f"rank {holder} serves {len(served)} of {len(readers)}"
+
+
+def check_determinism(case: Case, strategy: Strategy) -> None:
+    """Equal layouts give equal digests, plans and programs; another layout another digest."""
+    source, destination = case.layouts
+    again = tuple(layout_from_json(layout_to_json(layout)) for layout in case.layouts)
+    assert again == case.layouts
+    assert [digest(layout) for layout in again] == [digest(layout) for layout in case.layouts]
+    one, two = make_plan(source, destination), make_plan(*again)
+    assert one == two
+    for left, right in zip(
+        compile_programs(one, strategy), compile_programs(two, strategy), strict=True
+    ):
+        assert left.program_id == right.program_id
+        assert left.group_pairs == right.group_pairs
+        assert np.array_equal(left.direct, right.direct)
+        assert np.array_equal(left.packed, right.packed)
+    if source != destination:
+        assert digest(source) != digest(destination)
+    assert digest(_nudged(source)) != digest(source)
+
+
+def _nudged(layout: Layout) -> Layout:
+    """The layout with one number changed."""
+    rank = next(rank for rank in layout.ranks if rank.shards)
+    shard = replace(rank.shards[0], offset_bytes=rank.shards[0].offset_bytes + 1)
+    other = replace(rank, shards=(shard, *rank.shards[1:]))
+    return replace(layout, ranks=tuple(other if r is rank else r for r in layout.ranks))

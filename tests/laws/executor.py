@@ -1,0 +1,108 @@
+"""The reference executor: what READ, GATHER and SCATTER mean, over one poisoned arena.
+
+Independent of the product's executors on purpose. Every access must lie inside one registered
+piece of memory, and every byte counts how often it was read and written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from laws.values import POISON, to_bits, to_floats
+from restow.agents.binding import Copies, Descriptors
+from restow.broker.layout import DType
+
+Int64s = npt.NDArray[np.int64]
+ARENA_BYTES = 1 << 21
+_UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+class Arena:
+    """Host memory, all 0xA5, handed out in registered pieces."""
+
+    def __init__(self) -> None:
+        self.data = np.full(ARENA_BYTES, POISON, np.uint8)
+        self.writes = np.zeros(ARENA_BYTES, np.uint8)
+        self.reads = np.zeros(ARENA_BYTES, np.uint8)
+        self.base: int = self.data.ctypes.data
+        self.used = 64
+        self._starts = np.empty(0, np.int64)
+        self._stops = np.empty(0, np.int64)
+
+    def allocate(self, size_bytes: int, guard_bytes: int) -> int:
+        """Offset of a new registered piece with ``guard_bytes`` of no man's land behind it."""
+        start = -(-self.used // 4) * 4
+        self.used = start + size_bytes + guard_bytes
+        assert self.used <= ARENA_BYTES, f"the arena is too small for {self.used} bytes"
+        self._starts = np.append(self._starts, start)
+        self._stops = np.append(self._stops, start + size_bytes)
+        return start
+
+    def address(self, offset: int) -> int:
+        return self.base + offset
+
+    def read(self, descriptors: Descriptors) -> None:
+        """Copy runs of bytes."""
+        lengths = descriptors.length_bytes
+        assert (lengths > 0).all(), "a descriptor of no bytes"
+        src = self._offsets(descriptors.src_address, lengths)
+        dst = self._offsets(descriptors.dst_address, lengths)
+        self._move(_bytes_of_runs(src, lengths), _bytes_of_runs(dst, lengths))
+
+    def copy(self, copies: Copies) -> None:
+        """Copy strided rows, element by element, with a cast where the dtypes differ."""
+        for row in zip(
+            copies.src_address,
+            copies.dst_address,
+            copies.count,
+            copies.src_step_bytes,
+            copies.dst_step_bytes,
+            copies.src_dtype,
+            copies.dst_dtype,
+            strict=True,
+        ):
+            src_at, dst_at, count, src_step, dst_step, src_number, dst_number = map(int, row)
+            src_dtype, dst_dtype = DType(src_number), DType(dst_number)
+            src = self._elements(src_at, count, src_step, src_dtype.itemsize_bytes)
+            dst = self._elements(dst_at, count, dst_step, dst_dtype.itemsize_bytes)
+            if src_dtype is dst_dtype:
+                self._move(src.ravel(), dst.ravel())
+                continue
+            self._count(self.reads, src.ravel())
+            self._count(self.writes, dst.ravel())
+            patterns = self.data[src].view(_UINTS[src_dtype.itemsize_bytes])[:, 0]
+            cast = to_bits(to_floats(patterns, src_dtype), dst_dtype)
+            self.data[dst] = cast[:, None].view(np.uint8)
+
+    def _elements(self, address: int, count: int, step: int, item: int) -> Int64s:
+        assert count > 0, "a copy of no elements"
+        assert count == 1 or step >= item, f"step {step} folds elements of {item} bytes"
+        reach = np.array([(count - 1) * step + item])
+        start = self._offsets(np.array([address]), reach)
+        return start[:, None] + step * np.arange(count)[:, None] + np.arange(item)
+
+    def _offsets(self, addresses: Int64s, lengths: Int64s) -> Int64s:
+        """Offsets of runs, each of which lies inside one registered piece."""
+        offsets = addresses - self.base
+        piece = np.searchsorted(self._starts, offsets, side="right") - 1
+        assert (piece >= 0).all(), "an address before all registered memory"
+        inside = offsets + lengths <= self._stops[piece]
+        assert inside.all(), f"bytes outside of a registered piece: {offsets[~inside][:4]}"
+        return offsets
+
+    def _move(self, src: Int64s, dst: Int64s) -> None:
+        self._count(self.reads, src)
+        self._count(self.writes, dst)
+        self.data[dst] = self.data[src]
+
+    @staticmethod
+    def _count(counters: npt.NDArray[np.uint8], index: Int64s) -> None:
+        np.add.at(counters, index, 1)
+
+
+def _bytes_of_runs(starts: Int64s, lengths: Int64s) -> Int64s:
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    index: Int64s = np.repeat(starts - (ends - lengths), lengths) + np.arange(total)
+    return index

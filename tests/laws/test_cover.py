@@ -1,0 +1,40 @@
+"""Law: every destination element is written exactly once, with the value of the global tensor.
+
+Padding, other pages, neighbours, guard bytes and rows for speculative tokens stay untouched.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from laws.checks import check_cover
+from laws.rounds import CASES, tried
+from laws.strategies import STRATEGIES, Case, cast_cases, family_cases, outright_cases
+from restow.broker.layout import check_layout
+from restow.broker.planner import Strategy
+
+
+@tried("cover, families")
+@given(family_cases(), STRATEGIES)
+def test_families(case: Case, strategy: Strategy) -> None:
+    for layout in case.layouts:
+        check_layout(layout)
+    check_cover(case, strategy)
+
+
+@tried("cover, outright")
+@given(outright_cases(), STRATEGIES)
+def test_outright_shards(case: Case, strategy: Strategy) -> None:
+    for layout in case.layouts:
+        check_layout(layout)
+    check_cover(case, strategy)
+
+
+@tried("cover, casts")
+@given(cast_cases())
+def test_casts(case: Case) -> None:
+    check_cover(case, Strategy.PACK)
+
+
+def test_the_laws_are_tried_often_enough() -> None:
+    assert sum(CASES.values()) >= 2000

@@ -1,0 +1,261 @@
+"""The laws catch a wrong planner and a wrong binding: each mutation below turns one of them red."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from laws import world
+from laws.checks import check_composition, check_cover, check_minimality
+from laws.strategies import Case, any_cases, family_cases, outright_cases
+from restow.agents import binding, sides
+from restow.agents.binding import Tokens
+from restow.broker.errors import PagesError
+from restow.broker.layout import Layout, Span
+from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
+from restow.broker.planner.program import Column
+
+SLICES, PACK = Strategy.SLICES, Strategy.PACK
+
+Law = Callable[[Case], object]
+
+
+def cover(strategy: Strategy) -> Law:
+    return lambda case: check_cover(case, strategy)
+
+
+def minimality(case: Case) -> None:
+    check_minimality(case, SLICES)
+
+
+def composition(case: Case) -> None:
+    check_composition(replace(case, layouts=case.layouts[:2] + case.layouts[1:]), (SLICES,) * 3)
+
+
+def bites(
+    law: Law,
+    cases: Any,
+    tries: int = 400,
+    by: tuple[type[Exception], ...] = (AssertionError,),
+) -> None:
+    """Try a law until it breaks; it must break by its own assertion, unless told otherwise."""
+
+    @settings(
+        max_examples=tries,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases)
+    def tried(case: Case) -> None:
+        law(case)
+
+    with pytest.raises(by):
+        tried()
+
+
+def changed_plan(change: Callable[[Move], Move | None]) -> Callable[[Layout, Layout], Plan]:
+    """A planner whose every move goes through ``change``; None drops it."""
+
+    def planner(source: Layout, destination: Layout) -> Plan:
+        right = make_plan(source, destination)
+        moves = tuple(new for move in right.moves if (new := change(move)) is not None)
+        return replace(right, moves=moves)
+
+    return planner
+
+
+# The planner, broken on purpose.
+
+
+@pytest.mark.parametrize(
+    "law", [cover(SLICES), cover(PACK), composition], ids=["slices", "pack", "via"]
+)
+def test_b_and_c_swapped(monkeypatch: pytest.MonkeyPatch, law: Law) -> None:
+    """Going there and back would undo it: the round trip alone sees nothing."""
+
+    def planner(source: Layout, destination: Layout) -> Plan:
+        right = make_plan(source, destination)
+        places = {(m.field, m.dst_rank, m.box): m.src for m in right.moves}
+        other = {"B": "C", "C": "B"}
+
+        def swap(move: Move) -> Move:
+            if move.field[-1] not in other:
+                return move
+            twin = move.field[:-1] + other[move.field[-1]]
+            return replace(move, src=places[twin, move.dst_rank, move.box])
+
+        return replace(right, moves=tuple(map(swap, right.moves)))
+
+    monkeypatch.setattr(world, "make_plan", planner)
+    bites(law, family_cases())
+
+
+def test_a_part_that_nobody_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    drop = changed_plan(lambda m: None if m.box[0].start > 0 and m.src_rank > 0 else m)
+    monkeypatch.setattr(world, "make_plan", drop)
+    bites(cover(SLICES), family_cases())
+
+
+def test_a_holder_that_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All readers go to the first replica: the bytes are right, the load is not."""
+    monkeypatch.setattr(plan, "_spread", lambda replicas, reader, readers: replicas[0])
+    bites(minimality, family_cases())
+
+
+def test_a_replica_that_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice(source: Layout, destination: Layout) -> Plan:
+        right = make_plan(source, destination)
+        return replace(right, moves=right.moves + right.moves[-1:])
+
+    monkeypatch.setattr(world, "make_plan", twice)
+    bites(cover(SLICES), any_cases())
+    monkeypatch.setattr("laws.checks.make_plan", twice)
+    bites(minimality, any_cases())
+
+
+@pytest.mark.parametrize("side", ["src", "dst"])
+def test_one_rank_shifted_by_one_element(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
+    def shift(move: Move) -> Move:
+        place: Place = getattr(move, side)
+        if getattr(move, f"{side}_rank") != 0:
+            return move
+        moved = replace(place, offset_bytes=place.offset_bytes + place.dtype.itemsize_bytes)
+        return replace(move, src=moved) if side == "src" else replace(move, dst=moved)
+
+    monkeypatch.setattr(world, "make_plan", changed_plan(shift))
+    bites(cover(SLICES), any_cases())
+    bites(cover(PACK), any_cases())
+
+
+def test_the_wrong_group_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner believes that rank r holds group r % G; the engine's memory says r // (T/G)."""
+
+    def wrong(source: Layout, destination: Layout) -> Plan:
+        return make_plan(_groups_by_remainder(source), destination)
+
+    monkeypatch.setattr(world, "make_plan", wrong)
+    bites(cover(SLICES), family_cases(), tries=1500)
+
+
+def _groups_by_remainder(layout: Layout) -> Layout:
+    counts = {f.name: f.shape[0] for f in layout.model.fields if f.axes[0] in ("group", "head")}
+    ranks = []
+    for rank in layout.ranks:
+        shards = list(rank.shards)
+        for index, shard in enumerate(shards):
+            count = counts.get(shard.field, 0)
+            if 1 < count < len(layout.ranks):
+                group = rank.rank % count
+                box = (Span(group, group + 1), *shard.box[1:])
+                shards[index] = replace(shard, box=box)
+        ranks.append(replace(rank, shards=tuple(shards)))
+    return replace(layout, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize(
+    "forgotten", [Column.SRC_TOKEN_STRIDE_BYTES, Column.DST_TOKEN_STRIDE_BYTES]
+)
+def test_rows_joined_whatever_their_token_strides(
+    monkeypatch: pytest.MonkeyPatch, forgotten: Column
+) -> None:
+    kept = [column for column in table._SAME_IN_A_RUN if column is not forgotten]
+    monkeypatch.setattr(table, "_SAME_IN_A_RUN", kept)
+    bites(cover(SLICES), outright_cases(), tries=3000)
+
+
+def test_rows_joined_across_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [c for c in table._SAME_IN_A_RUN if c is not Column.SRC_REGION]
+    monkeypatch.setattr(table, "_SAME_IN_A_RUN", kept)
+    bites(cover(SLICES), outright_cases(), tries=3000)
+
+
+def test_strided_bytes_taken_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elements of one byte look like bytes of a run, but have steps."""
+    monkeypatch.setattr(table, "strided", lambda rows: rows[:, Column.SRC_DTYPE] != 1)
+    bites(cover(SLICES), any_cases())
+
+
+# The binding, broken on purpose.
+
+
+def change_function(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, change: Callable[..., Any]
+) -> None:
+    """Replace ``name`` by ``change``, which gets the right function first."""
+    right = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *args, **kw: change(right, *args, **kw))
+
+
+@pytest.mark.parametrize("strategy", [SLICES, PACK])
+def test_a_held_prefix_that_is_moved_again(
+    monkeypatch: pytest.MonkeyPatch, strategy: Strategy
+) -> None:
+    def from_the_start(right: Any, tokens: Tokens, sizes: Any) -> Any:
+        return right(Tokens(0, tokens.stop), sizes)
+
+    change_function(monkeypatch, sides, "cut_tokens", from_the_start)
+    bites(cover(strategy), any_cases())
+
+
+def test_pages_of_only_one_side_cut_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def source_only(right: Any, tokens: Tokens, sizes: Any) -> Any:
+        return right(tokens, sizes[:1])
+
+    change_function(monkeypatch, sides, "cut_tokens", source_only)
+    bites(cover(SLICES), any_cases())
+
+
+@pytest.mark.parametrize("strategy", [SLICES, PACK])
+def test_every_row_taken_for_joined(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
+    monkeypatch.setattr(sides.Side, "joined", lambda side, rows: np.ones(len(rows), bool))
+    bites(cover(strategy), any_cases())
+
+
+@pytest.mark.parametrize("strategy", [SLICES, PACK])
+def test_blocks_taken_for_pages(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
+    def ids_as_they_are(right: Any, self: Any, form: Any, *rest: Any) -> Any:
+        pages = right(self, form, *rest)
+        return pages // form.pages_per_block
+
+    right = binding.Blocks.pages
+    monkeypatch.setattr(
+        binding.Blocks, "pages", lambda self, *args: ids_as_they_are(right, self, *args)
+    )
+    bites(cover(strategy), any_cases())
+
+
+def test_one_sides_columns_read_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "DST", sides.SRC)
+    bites(cover(SLICES), any_cases(), by=(AssertionError, PagesError, IndexError))
+
+
+def test_descriptors_joined_that_continue_on_one_side_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def by_destination(right: Any, src: Any, dst: Any, lengths: Any) -> Any:
+        merged = right(dst, dst, lengths)
+        first = np.isin(dst.ravel(), merged[1])
+        merged[0] = src.ravel()[first]
+        return merged
+
+    change_function(monkeypatch, binding, "_merged", by_destination)
+    bites(cover(SLICES), any_cases())
+
+
+def test_staged_rows_one_byte_too_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closer(right: Any, *args: Any) -> Any:
+        begins, size = right(*args)
+        return begins - (np.arange(len(begins)) > 0), size
+
+    change_function(monkeypatch, binding, "_staging", closer)
+    bites(cover(PACK), any_cases())

@@ -1,0 +1,81 @@
+"""The global tensors: one bit pattern for every (field, element, token), before any cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from restow.broker.layout import DType, Field, Kind, Model
+
+Patterns = npt.NDArray[np.unsignedinteger]
+
+POISON = 0xA5
+FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
+_UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_SCRAMBLE = {1: 167, 2: 40503, 4: 2654435761}  # odd, so that distinct ids stay distinct
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """The whole state of a prompt, as no rank ever holds it.
+
+    ``numbers``: elements are numbers that every float type holds exactly, so that they survive
+    casts; else they are scrambled ids, distinct over all fields as far as the type allows.
+    """
+
+    model: Model
+    tokens: int
+    numbers: bool = False
+
+    def tensor(self, name: str, dtype: DType) -> Patterns:
+        """Bit patterns ``[token, *shape]`` of a field; a snapshot has one token."""
+        first = 0
+        for field in self.model.fields:
+            count = self._entries(field) * int(np.prod(field.shape, dtype=np.int64))
+            if field.name == name:
+                ids = np.arange(first, first + count, dtype=np.uint64)
+                bits = _numbers(ids, dtype) if self.numbers else _scrambled(ids, dtype)
+                return bits.reshape(self._entries(field), *field.shape)
+            first += count
+        raise KeyError(name)
+
+    def _entries(self, field: Field) -> int:
+        return self.tokens if field.kind is Kind.PER_TOKEN else 1
+
+
+def _scrambled(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:
+    item = dtype.itemsize_bytes
+    bits = (ids * np.uint64(_SCRAMBLE[item])).astype(_UINTS[item])
+    poison = int.from_bytes(bytes([POISON] * item), "little")
+    bits[bits == poison] = 0  # else a missing write could not be seen
+    return bits
+
+
+def _numbers(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:
+    """Numbers with seven bits behind the point and small exponents: exact in each float type."""
+    mixed = (ids * np.uint64(2654435761)).astype(np.int64) % (2 * 128 * 21)
+    sign, rest = np.divmod(mixed, 128 * 21)
+    exponent, fraction = np.divmod(rest, 128)
+    value = ((1 - 2 * sign) * (1 + fraction / 128) * 2.0 ** (exponent - 10)).astype(np.float32)
+    return to_bits(value, dtype)
+
+
+def to_bits(values: npt.NDArray[np.float32], dtype: DType) -> Patterns:
+    """Numbers as bit patterns of a float type, rounded to nearest even."""
+    if dtype is DType.FLOAT32:
+        return values.view(np.uint32)
+    if dtype is DType.FLOAT16:
+        return values.astype(np.float16).view(np.uint16)
+    wide = values.view(np.uint32).astype(np.uint64)
+    return ((wide + np.uint64(0x7FFF) + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def to_floats(bits: Patterns, dtype: DType) -> npt.NDArray[np.float32]:
+    """Bit patterns of a float type as numbers."""
+    if dtype is DType.FLOAT32:
+        return bits.view(np.float32)
+    if dtype is DType.FLOAT16:
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)

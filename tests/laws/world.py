@@ -1,0 +1,225 @@
+"""The harness of the laws: two engines in poisoned memory, a transfer, and what must be true then.
+
+The oracle is direct slicing of the global tensor through a strided view of a page; it shares no
+code with the planner or the binding.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from laws.executor import Arena
+from laws.values import POISON, GlobalState, Patterns
+from restow.agents import binding
+from restow.agents.binding import Blocks, RegionTable, Tokens
+from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
+from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.program import Column
+
+_UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+Bytes = npt.NDArray[np.uint8]
+
+
+class Engine:
+    """One engine: a layout, memory for its pages, and the block ids of one request."""
+
+    def __init__(
+        self, arena: Arena, layout: Layout, tokens: int, rng: random.Random, guard_bytes: int
+    ) -> None:
+        self.arena, self.layout = arena, layout
+        self.start = arena.used
+        arena.used += guard_bytes
+        self._ids: dict[str, list[int]] = {}
+        self._block_count: dict[str, int] = {}
+        for rank in layout.ranks:
+            for region in rank.regions:
+                if region.group not in self._ids:
+                    self._choose_ids(region, tokens, rng)
+        self.offsets = {
+            (rank.rank, region.name): arena.allocate(self._region_bytes(region), guard_bytes)
+            for rank in layout.ranks
+            for region in rank.regions
+        }
+        self.stop = arena.used
+
+    def _choose_ids(self, region: Region, tokens: int, rng: random.Random) -> None:
+        """Scattered ids, in no order; block 0 is the null block and is nobody's."""
+        per_block = (region.page_tokens or 0) * region.pages_per_block
+        needed = -(-tokens // per_block) if per_block else 1
+        self._block_count[region.group] = needed + 3
+        self._ids[region.group] = rng.sample(range(1, needed + 3), needed)
+
+    def _region_bytes(self, region: Region) -> int:
+        return self._page_count(region) * region.page_stride_bytes
+
+    def _page_count(self, region: Region) -> int:
+        return self._block_count[region.group] * region.pages_per_block
+
+    @property
+    def blocks(self) -> Blocks:
+        return Blocks({group: np.array(ids, np.int64) for group, ids in self._ids.items()})
+
+    def regions(self, rank: RankLayout) -> RegionTable:
+        """The rank's memory, as its agent would announce it."""
+        addresses = [self.arena.address(self.offsets[rank.rank, r.name]) for r in rank.regions]
+        return RegionTable(
+            np.array(addresses, np.int64),
+            np.array([r.page_stride_bytes for r in rank.regions], np.int64),
+            np.array([self._page_count(r) for r in rank.regions], np.int64),
+        )
+
+    def write(self, memory: Bytes, state: GlobalState, tokens: Tokens) -> None:
+        """Write every rank's slices of ``state`` into ``memory``, an image of the arena."""
+        tensors: dict[tuple[str, DType], Patterns] = {}
+        for rank in self.layout.ranks:
+            for shard in rank.shards:
+                whole = tensors.get((shard.field, shard.dtype))
+                if whole is None:
+                    whole = state.tensor(shard.field, shard.dtype)
+                    tensors[shard.field, shard.dtype] = whole
+                part = whole[(slice(None), *(slice(s.start, s.stop) for s in shard.box))]
+                region = rank.region(shard.region)
+                if region.page_tokens is None:
+                    page = self._ids[region.group][0] * region.pages_per_block
+                    self._view(memory, rank, region, shard, page)[...] = part[0][..., None]
+                    continue
+                for token in range(tokens.start, tokens.stop):
+                    page, in_page = self._page_of(region, region.page_tokens, token)
+                    view = self._view(memory, rank, region, shard, page)
+                    view[..., in_page] = part[token]
+
+    def _page_of(self, region: Region, page_tokens: int, token: int) -> tuple[int, int]:
+        block, in_block = divmod(token, page_tokens * region.pages_per_block)
+        page, in_page = divmod(in_block, page_tokens)
+        return self._ids[region.group][block] * region.pages_per_block + page, in_page
+
+    def _view(
+        self, memory: Bytes, rank: RankLayout, region: Region, shard: Shard, page: int
+    ) -> npt.NDArray[np.unsignedinteger]:
+        """A shard in a page, ``[*box, token]``."""
+        start = self.offsets[rank.rank, region.name] + page * region.page_stride_bytes
+        return np.ndarray(
+            (*(span.size for span in shard.box), region.page_tokens or 1),
+            _UINTS[shard.dtype.itemsize_bytes],
+            memory.data,
+            start + shard.offset_bytes,
+            (*shard.strides_bytes, shard.token_stride_bytes or 0),
+        )
+
+    def check(self, state: GlobalState, tokens: Tokens, written: bool) -> None:
+        """Every byte is what ``state`` says or still poison; each was written once or never."""
+        image = np.full(self.arena.used, POISON, np.uint8)
+        self.write(image, state, tokens)
+        mine = slice(self.start, self.stop)
+        wrong = np.flatnonzero(self.arena.data[mine] != image[mine])
+        assert not len(wrong), self._place(int(wrong[0]), len(wrong))
+        times = self.arena.writes[mine]
+        if not written:
+            assert not times.any(), "a source was written"
+            return
+        canvas = ~image  # a second image differs from the first one where nothing is written
+        self.write(canvas, state, tokens)
+        due = (canvas == image)[mine]
+        assert (times == due).all(), "bytes written twice, never, or out of bounds"
+
+    def _place(self, index: int, count: int) -> str:
+        at = self.start + index
+        rank, name = max(
+            (key for key, start in self.offsets.items() if start <= at),
+            key=lambda key: self.offsets[key],
+            default=(-1, "guard"),
+        )
+        inside = at - self.offsets.get((rank, name), self.start)
+        return f"{count} wrong bytes, the first at byte {inside} of rank {rank}, region {name}"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a transfer did."""
+
+    read_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Bytes of state that (source rank, destination rank) took out of source pages."""
+    wire_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    reads: int = 0
+    launches: int = 0
+
+
+def transfer(
+    source: Engine,
+    destination: Engine,
+    tokens: Tokens,
+    strategy: Strategy = Strategy.AUTO,
+    plan: Plan | None = None,
+) -> Traffic:
+    """Plan, compile, bind and execute with the reference executor."""
+    plan = plan or make_plan(source.layout, destination.layout)
+    traffic = Traffic()
+    for program in compile_programs(plan, strategy):
+        rank = next(r for r in destination.layout.ranks if r.rank == program.dst_rank)
+        for src_rank in program.src_ranks:
+            src = next(r for r in source.layout.ranks if r.rank == src_rank)
+            _read_direct(program, source, src, destination, rank, tokens, traffic)
+            if src_rank in program.staging_ranks:
+                _read_packed(program, source, src, destination, rank, tokens, traffic)
+    return traffic
+
+
+def _read_direct(
+    program: Program,
+    source: Engine,
+    src: RankLayout,
+    destination: Engine,
+    dst: RankLayout,
+    tokens: Tokens,
+    traffic: Traffic,
+) -> None:
+    rows = program.direct[program.direct[:, Column.SRC_RANK] == src.rank]
+    descriptors = binding.bind_reads(
+        rows,
+        program.group_pairs,
+        source.regions(src),
+        destination.regions(dst),
+        source.blocks,
+        destination.blocks,
+        tokens,
+    )
+    source.arena.read(descriptors)
+    moved = int(descriptors.length_bytes.sum())
+    traffic.read_bytes[src.rank, dst.rank] += moved
+    traffic.wire_bytes[src.rank, dst.rank] += moved
+    traffic.reads += len(descriptors.length_bytes)
+
+
+def _read_packed(
+    program: Program,
+    source: Engine,
+    src: RankLayout,
+    destination: Engine,
+    dst: RankLayout,
+    tokens: Tokens,
+    traffic: Traffic,
+) -> None:
+    """GATHER at the source, one READ of the whole run, SCATTER at the destination."""
+    arena, pairs = source.arena, program.group_pairs
+    rows = program.packed[program.packed[:, Column.SRC_RANK] == src.rank]
+    size = binding.staged_bytes(rows, pairs, tokens)
+    if size == 0:
+        return
+    there, here = (arena.address(arena.allocate(size, 16)) for _ in range(2))
+    gather = binding.bind_gather(rows, pairs, source.regions(src), source.blocks, tokens, there)
+    arena.copy(gather)
+    run = (np.array([value], np.int64) for value in (there, here, size))
+    arena.read(binding.Descriptors(*run))
+    dst_regions, dst_blocks = destination.regions(dst), destination.blocks
+    scatter = binding.bind_scatter(rows, pairs, dst_regions, dst_blocks, tokens, here)
+    arena.copy(scatter)
+    items = np.array([0, 1, 1, 1, 1, 2, 2, 4])
+    traffic.read_bytes[src.rank, dst.rank] += int((gather.count * items[gather.src_dtype]).sum())
+    traffic.wire_bytes[src.rank, dst.rank] += size
+    traffic.reads += 1
+    traffic.launches += 2

@@ -1,0 +1,119 @@
+"""Hostile sizes cost `check_layout` neither memory nor time, and large good layouts little."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from layout.test_check import X, with_rank, with_shard
+from restow.broker.errors import LayoutError, LayoutStrideError
+from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
+from restow.broker.layout import (
+    DType,
+    Field,
+    Kind,
+    Layout,
+    Model,
+    RankLayout,
+    Region,
+    Shard,
+    Span,
+    check_layout,
+)
+
+
+def one_field(
+    shape: tuple[int, ...],
+    boxes: list[tuple[Span, ...]],
+    strides: tuple[int, ...],
+    page: int = 1 << 36,
+    page_tokens: int | None = None,
+) -> Layout:
+    """One rank a box, each with the same strides in a region of its own."""
+    kind = Kind.SNAPSHOT if page_tokens is None else Kind.PER_TOKEN
+    axes = tuple(f"axis{index}" for index in range(len(shape)))
+    token_stride = None if page_tokens is None else 1
+    return Layout(
+        Model("m", (Field("f", kind, axes, shape),)),
+        tuple(
+            RankLayout(
+                rank,
+                (Region("r", "g", page, page_tokens),),
+                (Shard("f", box, DType.UINT8, "r", 0, strides, token_stride),),
+            )
+            for rank, box in enumerate(boxes)
+        ),
+    )
+
+
+HUGE = 10**30
+HOSTILE: dict[str, Callable[[], Layout]] = {
+    "huge shape": lambda: one_field((HUGE,), [(Span(0, HUGE),)], (1,)),
+    "huge hole": lambda: one_field((1 << 40,), [(Span(0, 4),)], (1,)),
+    "huge stride": lambda: one_field((2,), [(Span(0, 2),)], (HUGE,)),
+    "huge stride of one element": lambda: one_field((1,), [(Span(0, 1),)], (HUGE,)),
+    "huge page": lambda: one_field((1,), [(Span(0, 1),)], (1,), page=HUGE),
+    "huge pages of tokens": lambda: one_field((1,), [(Span(0, 1),)], (1,), page_tokens=HUGE),
+    "many pieces": lambda: one_field((1 << 30, 2), [(Span(0, 1 << 30), Span(0, 2))], (3, 1)),
+    "many axes": lambda: one_field((1,) * 10_000, [(Span(0, 1),) * 10_000], (1,) * 10_000),
+    "many ranks": lambda: one_field((5000,), [(Span(r, r + 1),) for r in range(5000)], (1,)),
+    "a hole among many boxes": lambda: one_field(
+        (1000, 1000), [(Span(r, r + 1), Span(r, r + 1)) for r in range(1000)], (1, 1)
+    ),
+    "many boxes of one rank": lambda: _many_boxes(5000),
+    "huge rank": lambda: with_rank(0, rank=HUGE),
+    "huge offset": lambda: with_shard(0, X, offset_bytes=HUGE),
+    "huge box": lambda: with_shard(0, X, box=(Span(0, HUGE), Span(0, 3))),
+}
+
+
+def _many_boxes(count: int) -> Layout:
+    shards = tuple(
+        Shard("f", (Span(i, i + 1),), DType.UINT8, "r", i, (1,), None) for i in range(count)
+    )
+    field = Field("f", Kind.SNAPSHOT, ("dim",), (count,))
+    rank = RankLayout(0, (Region("r", "g", count, None),), shards)
+    return Layout(Model("m", (field,)), (rank,))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_sizes_cost_neither_memory_nor_time(name: str) -> None:
+    layout = HOSTILE[name]()
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        with pytest.raises(LayoutError):
+            check_layout(layout)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 20
+    assert peak_bytes < 400e6
+
+
+def test_many_good_ranks_are_checked_quickly() -> None:
+    """1,024 ranks of a model with 32 groups: replicas and slices."""
+    spec = Mamba2Spec(0, 1024, 1, 2, 32, 4, DType.BFLOAT16, DType.FLOAT32)
+    layout = build_layout(ModelSpec("m", (spec,)), EngineSettings(tp=1024))
+    began = time.process_time()
+    check_layout(layout)
+    assert time.process_time() - began < 5
+
+
+def test_fields_without_axes_and_ranks_without_shards() -> None:
+    check_layout(one_field((), [()], ()))
+    empty = RankLayout(7, (), ())
+    good = one_field((2,), [(Span(0, 2),)], (1,))
+    check_layout(replace(good, ranks=(*good.ranks, empty)))
+
+
+def test_a_field_without_axes_outside_of_its_page() -> None:
+    layout = one_field((), [()], (), page=4)
+    (rank,) = layout.ranks
+    shard = replace(rank.shards[0], offset_bytes=4)
+    with pytest.raises(LayoutStrideError):
+        check_layout(replace(layout, ranks=(replace(rank, shards=(shard,)),)))

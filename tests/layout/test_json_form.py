@@ -1,0 +1,202 @@
+"""Layout files: what is written is read back, and what is malformed is named by its place."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from restow.broker.errors import LayoutFormError
+from restow.broker.families import (
+    AttentionSpec,
+    EngineSettings,
+    Mamba2Spec,
+    ModelSpec,
+    build_layout,
+)
+from restow.broker.layout import DType, check_layout
+from restow.broker.layout.json_form import layout_from_json, layout_to_json
+
+MODEL = ModelSpec(
+    "m",
+    (
+        Mamba2Spec(0, 4, 2, 3, 2, 4, DType.BFLOAT16, DType.FLOAT32),
+        AttentionSpec(1, 2, 4, DType.BFLOAT16),
+    ),
+)
+LAYOUT = build_layout(MODEL, EngineSettings(tp=2, pages_per_block=2, page_align_bytes=64))
+
+
+def as_json() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(json.dumps(layout_to_json(LAYOUT)))
+    return data
+
+
+def test_round_trip() -> None:
+    assert layout_from_json(as_json()) == LAYOUT
+
+
+def test_the_form_that_scripts_rely_on() -> None:
+    shard = as_json()["ranks"][1]["shards"][0]
+    assert shard == {
+        "field": "layers.0.conv.x",
+        "kind": "snapshot",
+        "axes": ["channel", "tap"],
+        "box": [[4, 8], [0, 3]],
+        "dtype": "bfloat16",
+        "region": "layers.0.mamba",
+        "offset_bytes": 0,
+        "strides_bytes": [2, 20],
+        "token_stride_bytes": None,
+    }
+
+
+def test_only_what_the_design_lists_is_needed() -> None:
+    data = as_json()
+    data["model"] = {}
+    for rank in data["ranks"]:
+        for region in rank["regions"]:
+            del region["group"]
+            if region["page_tokens"] is None:
+                del region["page_tokens"], region["pages_per_block"]
+    layout = layout_from_json(data)
+    check_layout(layout)
+    assert layout.model.fields == LAYOUT.model.fields
+    assert layout.ranks == LAYOUT.ranks
+
+
+def test_extra_keys_do_no_harm() -> None:
+    data = as_json()
+    data["comment"] = data["ranks"][0]["shards"][0]["comment"] = "for people"
+    assert layout_from_json(data) == LAYOUT
+
+
+SHARD = "ranks[0].shards[1]"
+MALFORMED: list[tuple[str, object, str]] = [
+    ("model", None, "model"),
+    ("model.name", 5, "model.name"),
+    ("model.fields", {}, "model.fields"),
+    ("model.fields[0]", "x", "model.fields[0]"),
+    ("model.fields[0].field", "", "model.fields[0].field"),
+    ("model.fields[0].kind", "weekly", "model.fields[0].kind"),
+    ("model.fields[0].axes", "channel", "model.fields[0].axes"),
+    ("model.fields[0].axes[1]", 3, "model.fields[0].axes[1]"),
+    ("model.fields[0].shape[0]", 1.5, "model.fields[0].shape[0]"),
+    ("ranks", {"0": {}}, "ranks"),
+    ("ranks[1]", [], "ranks[1]"),
+    ("ranks[1].rank", True, "ranks[1].rank"),
+    ("ranks[1].regions", None, "ranks[1].regions"),
+    ("ranks[1].regions[0]", 3, "ranks[1].regions[0]"),
+    ("ranks[1].regions[0].name", None, "ranks[1].regions[0].name"),
+    ("ranks[1].regions[0].group", 7, "ranks[1].regions[0].group"),
+    ("ranks[1].regions[0].page_stride_bytes", "8", "ranks[1].regions[0].page_stride_bytes"),
+    ("ranks[1].regions[1].page_tokens", 1.0, "ranks[1].regions[1].page_tokens"),
+    ("ranks[1].regions[1].pages_per_block", [], "ranks[1].regions[1].pages_per_block"),
+    ("ranks[0].shards", "none", "ranks[0].shards"),
+    (SHARD, None, SHARD),
+    (f"{SHARD}.field", 9, f"{SHARD}.field"),
+    (f"{SHARD}.kind", "perhaps", f"{SHARD}.kind"),
+    (f"{SHARD}.axes", 3, f"{SHARD}.axes"),
+    (f"{SHARD}.box", 3, f"{SHARD}.box"),
+    (f"{SHARD}.box[0]", [1], f"{SHARD}.box[0]"),
+    (f"{SHARD}.box[0]", [2, 1], f"{SHARD}.box[0]"),
+    (f"{SHARD}.box[0]", [-1, 1], f"{SHARD}.box[0]"),
+    (f"{SHARD}.box[0][1]", None, f"{SHARD}.box[0][1]"),
+    (f"{SHARD}.dtype", "float17", f"{SHARD}.dtype"),
+    (f"{SHARD}.region", ["r"], f"{SHARD}.region"),
+    (f"{SHARD}.offset_bytes", "0", f"{SHARD}.offset_bytes"),
+    (f"{SHARD}.strides_bytes", 2, f"{SHARD}.strides_bytes"),
+    (f"{SHARD}.strides_bytes[0]", "2", f"{SHARD}.strides_bytes[0]"),
+    (f"{SHARD}.token_stride_bytes", "2", f"{SHARD}.token_stride_bytes"),
+]
+
+
+def put(data: Any, path: str, value: object, delete: bool = False) -> None:
+    """Set or delete what a path such as ``ranks[0].shards[1].box`` names."""
+    keys = [
+        int(k) if k.isdigit() else k for k in path.replace("[", ".").replace("]", "").split(".")
+    ]
+    for key in keys[:-1]:
+        data = data[key]
+    if delete:
+        del data[keys[-1]]
+    else:
+        data[keys[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "place"), MALFORMED, ids=[f"{p}={v!r}" for p, v, _ in MALFORMED]
+)
+def test_a_malformed_place_is_named(path: str, value: object, place: str) -> None:
+    data = as_json()
+    put(data, path, value)
+    with pytest.raises(LayoutFormError) as caught:
+        layout_from_json(data)
+    assert caught.value.subject["place"] == place
+    assert caught.value.reason == "LAYOUT_MALFORMED"
+    assert place in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model",
+        "ranks",
+        "ranks[0].rank",
+        "ranks[0].regions",
+        "ranks[0].shards",
+        "ranks[0].regions[0].name",
+        "ranks[0].regions[0].page_stride_bytes",
+        "model.fields[0].field",
+        "model.fields[0].kind",
+        "model.fields[0].axes",
+        "model.fields[0].shape",
+        *(
+            f"{SHARD}.{key}"
+            for key in ("field", "kind", "axes", "box", "dtype", "region", "offset_bytes")
+        ),
+        f"{SHARD}.strides_bytes",
+    ],
+)
+def test_a_missing_key_is_named(path: str) -> None:
+    data = as_json()
+    put(data, path, None, delete=True)
+    with pytest.raises(LayoutFormError, match=path.rpartition(".")[2]) as caught:
+        layout_from_json(data)
+    assert caught.value.subject["place"] == (path.rpartition(".")[0] or "layout")
+
+
+@pytest.mark.parametrize("data", [None, 3, "layout", [], [1], b"{}"])
+def test_what_is_no_layout_at_all(data: object) -> None:
+    with pytest.raises(LayoutFormError):
+        layout_from_json(data)
+
+
+@pytest.mark.parametrize("key", ["axes", "kind"])
+def test_shards_that_contradict_the_model(key: str) -> None:
+    data = as_json()
+    shards = [s for rank in data["ranks"] for s in rank["shards"]]
+    for shard in shards:
+        if shard["field"] == "layers.0.ssm":
+            shard[key] = ["a", "b", "c"] if key == "axes" else "per_token"
+    with pytest.raises(LayoutFormError, match=r"layers\.0\.ssm"):
+        layout_from_json(data)
+
+
+@pytest.mark.parametrize("key", ["axes", "kind"])
+def test_shards_that_contradict_each_other(key: str) -> None:
+    data = as_json()
+    del data["model"]["fields"]
+    data["ranks"][1]["shards"][0][key] = ["a", "b"] if key == "axes" else "per_token"
+    with pytest.raises(LayoutFormError, match="other axes or another kind"):
+        layout_from_json(data)
+
+
+def test_a_long_value_is_cut_short_in_the_message() -> None:
+    data = copy.deepcopy(as_json())
+    data["ranks"][0]["rank"] = "9" * 100_000
+    with pytest.raises(LayoutFormError) as caught:
+        layout_from_json(data)
+    assert len(caught.value.message) < 200
