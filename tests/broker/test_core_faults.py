@@ -46,7 +46,9 @@ def test_words_of_ranks_that_nobody_waits_for_change_nothing() -> None:
     world = World()
     p, d, number = reading(world)
     assert world.settle(p, number) == []
-    assert world.settle(d, number + 1) == []
+    for rank in (0, 1):
+        assert world.settle(d, number + 1, rank) == []
+    assert world.find().bytes_read == 0
     assert world.settle(d, number, 0) == []
     assert world.settle(d, number, 0, "TRANSFER_FAILED") == []
     assert world.find().bytes_read == 7
@@ -103,7 +105,7 @@ def test_a_reader_that_is_lost_may_still_be_writing_until_its_grant_ends() -> No
     world.disconnect(d, 1)
     world.settle(d, number, 0)
     assert p.told == []
-    world.wait(10.4)
+    world.wait(world.directory.limits.grant_s + world.directory.limits.settle_grace_s - 0.1)
     assert p.told == []
     world.wait(0.2)
     assert ends(p) == ends(d) == [("FAILED", "AGENT_LOST")]

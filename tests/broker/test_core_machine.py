@@ -17,7 +17,7 @@ from restow.broker.errors import RestowError
 
 ENGINES = ("p", "q", "d", "e")
 HANDOFFS = tuple(f"h{index}" for index in range(6))
-LIMITS = Limits(max_live=5, max_ended=8, agent_wait_s=1.0, engine_idle_s=50.0)
+LIMITS = Limits(max_live=5, max_ended=8, settle_grace_s=0.5, agent_wait_s=1.0, engine_idle_s=50.0)
 
 engines = st.sampled_from(ENGINES)
 handoffs = st.sampled_from(HANDOFFS)
@@ -42,6 +42,7 @@ class Model:
     staging: list[tuple[Side, int, int, int]] = field(default_factory=list)
     runs: Counter[tuple[act.AgentKey, int]] = field(default_factory=Counter)
     ended: dict[int, str] = field(default_factory=dict)
+    settled: list[Reader] = field(default_factory=list)
 
 
 class BrokerMachine(RuleBasedStateMachine):
@@ -73,7 +74,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if isinstance(action, act.SendExecute):
                 assert action.handoff not in model.ended, "an order to read after the end"
                 handoff = world.directory.ledger.by_number[action.handoff]
-                assert handoff.settle_until_s < handoff.lease_until_s
+                assert handoff.grant_until_s < handoff.lease_until_s
                 assert world.now_s + action.grant_ms / 1000 <= handoff.grant_until_s + 1e-6
                 side = world.sides[action.agent.engine]
                 assert handoff.destination is side.record
@@ -172,8 +173,19 @@ class BrokerMachine(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, reason: str) -> None:
         reader = data.draw(st.sampled_from(self.model.readers))
         self.model.readers.remove(reader)
+        self.model.settled.append(reader)
         if reader.rank in reader.side.agents:
             self.say("settle", reader.side, reader.number, reader.rank, reason)
+
+    @precondition(lambda self: self.model.settled)
+    @rule(data=st.data(), reason=st.sampled_from(["", "TRANSFER_FAILED"]))
+    def settle_again(self, data: st.DataObject, reason: str) -> None:
+        """A report that is doubled or late, of a handoff that may have ended long ago."""
+        reader = data.draw(st.sampled_from(self.model.settled))
+        if reader.rank in reader.side.agents:
+            heard = len(self.world.sent)
+            self.say("settle", reader.side, reader.number, reader.rank, reason)
+            assert len(self.world.sent) == heard, "a late report changed something"
 
     @precondition(lambda self: self.model.staging)
     @rule(data=st.data(), reason=st.sampled_from(["", "", "", "STAGING_FULL"]))
@@ -272,7 +284,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
 TestBrokerMachine = BrokerMachine.TestCase
 TestBrokerMachine.settings = settings(
-    max_examples=50 * int(os.environ.get("RESTOW_LAW_TIMES", "1")),
+    max_examples=150 * int(os.environ.get("RESTOW_LAW_TIMES", "1")),
     stateful_step_count=50,
     deadline=None,
     derandomize="CI" in os.environ,

@@ -81,7 +81,7 @@ def test_a_fence_before_the_publication_makes_no_lease_longer() -> None:
     world.publish(p, lease_s=2.0)
     assert world.find().lease_until_s == world.now_s + 2
     world.request(d)
-    assert world.find().settle_until_s < world.now_s + 2
+    assert world.find().grant_until_s < world.now_s + 2
 
 
 def test_a_fence_of_what_is_never_published_expires() -> None:
@@ -104,7 +104,7 @@ def test_a_fence_that_comes_after_the_demand_is_known_to_be_ps() -> None:
 def test_a_lease_too_short_for_a_read_is_not_granted() -> None:
     world = World()
     p, d = world.engine("p"), world.engine("d")
-    ready(world, lease_s=0.6)
+    ready(world, lease_s=0.14)
     world.request(d)
     assert ends(p) == ends(d) == [("EXPIRED", "LEASE_TOO_SHORT")]
     assert not world.orders(act.SendExecute)
@@ -119,7 +119,7 @@ def test_a_patience_too_short_for_a_read_is_not_granted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lease_s", "timeout_s", "grant_s"), [(30, 30, 10), (3, 30, 2.4), (30, 2, 2)]
+    ("lease_s", "timeout_s", "grant_s"), [(30, 30, 10), (3, 30, 2.9), (30, 2, 2)]
 )
 def test_the_grant_ends_before_the_lease_and_before_ds_patience(
     lease_s: float, timeout_s: float, grant_s: float
@@ -131,7 +131,7 @@ def test_the_grant_ends_before_the_lease_and_before_ds_patience(
     world.request(d, timeout_s=timeout_s)
     handoff = world.find()
     assert handoff.grant_until_s - world.now_s == pytest.approx(grant_s)
-    assert handoff.settle_until_s < handoff.lease_until_s
+    assert handoff.grant_until_s < handoff.lease_until_s
 
 
 def test_ranks_that_never_settle_end_the_handoff_at_the_end_of_the_grant() -> None:
@@ -165,7 +165,7 @@ def test_a_lease_that_is_renewed_during_the_read_does_not_prolong_the_grant() ->
     ready(world, lease_s=3.0)
     world.request(d)
     world.renew(p, lease_s=60)
-    world.wait(3.1)
+    world.wait(3.5)
     assert ends(d) == [("FAILED", "READ_DEADLINE")]
 
 

@@ -232,7 +232,7 @@ async def test_a_dead_agent() -> None:
 
 
 async def test_an_agent_that_dies_while_reading() -> None:
-    async with broker(grant_s=0.3) as running, pair(running.address) as both:
+    async with broker(grant_s=0.3, settle_grace_s=0.1) as running, pair(running.address) as both:
         both.d_agents[0].answers = silent
         released = both.p.publish("h", P_BLOCKS, POSITION)
         for agent in both.p_agents:
@@ -245,7 +245,7 @@ async def test_an_agent_that_dies_while_reading() -> None:
 
 
 async def test_an_agent_that_stays_silent_is_not_waited_for_longer_than_its_grant() -> None:
-    async with broker(grant_s=0.1) as running, pair(running.address) as both:
+    async with broker(grant_s=0.1, settle_grace_s=0.1) as running, pair(running.address) as both:
         answers, both.d_agents[0].answers = both.d_agents[0].answers, silent
         both.p.publish("h", P_BLOCKS, POSITION)
         for agent in both.p_agents:

@@ -25,7 +25,7 @@ from restow.broker.planner.program import Column
 PAGES = 100
 BLOCK_TOKENS = 16
 POSITION = 40
-LIMITS = Limits(max_live=50, max_ended=20)
+LIMITS = Limits(max_live=50, max_ended=20, settle_grace_s=0.5)
 
 Blocks = dict[str, list[int]]
 

@@ -181,6 +181,7 @@ run_demo() {
   cat "$said"
   if [ "$rc" != 0 ]; then
     compose logs --no-color --tail 20 >>"$log" 2>&1
+    compose ps >>"$log" 2>&1
     fail "D ended with $rc"
   fi
   local p

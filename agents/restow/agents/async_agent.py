@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +26,11 @@ from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2
 
 MAX_ORDERS = 4096
-IDLE_TICK_S = 0.005
 BUSY_TICK_S = 0.001
 BUSY_FOR_S = 0.2
+ALERT_TICK_S = 0.005
+ALERT_FOR_S = 10.0
+REST_TICK_S = 0.1
 WORK_S = 150e-6  # an idle tick takes 2 to 80 microseconds, by the warmth of the caches
 
 
@@ -72,7 +75,8 @@ class AsyncAgent:
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._fences = RecentFences()
         self._ticker: asyncio.Task[None] | None = None
-        self._busy_until_s = 0.0
+        self._worked_s = -ALERT_FOR_S
+        self._ticked = asyncio.Event()
         self._log = structlog.get_logger("restow.agent").bind(engine=engine_id, rank=rank)
 
     @property
@@ -220,7 +224,8 @@ class AsyncAgent:
     async def _tick(self) -> None:
         """Serve peers that read over transports which need this side's help.
 
-        A tick that takes long has had work to do; then more is likely to come.
+        A tick that takes long has had work to do; then more is likely to come. A rank that has
+        fenced nothing for long is not being read: then ticks are rare, for a host has many ranks.
         """
         while True:
             began_s = time.monotonic()
@@ -229,10 +234,19 @@ class AsyncAgent:
             ended_s = time.monotonic()
             if ended_s - began_s > WORK_S:
                 self._expect_work()
-            await asyncio.sleep(BUSY_TICK_S if ended_s < self._busy_until_s else IDLE_TICK_S)
+            self._ticked.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s(ended_s)):
+                    await self._ticked.wait()
+
+    def _pause_s(self, now_s: float) -> float:
+        if now_s < self._worked_s + BUSY_FOR_S:
+            return BUSY_TICK_S
+        return ALERT_TICK_S if now_s < self._worked_s + ALERT_FOR_S else REST_TICK_S
 
     def _expect_work(self) -> None:
-        self._busy_until_s = time.monotonic() + BUSY_FOR_S
+        self._worked_s = time.monotonic()
+        self._ticked.set()
 
 
 def _fenced(handoff_id: str) -> pb.AgentMessage:

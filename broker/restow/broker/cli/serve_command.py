@@ -28,6 +28,13 @@ def serve(
     grant_s: Annotated[
         float | None, typer.Option(help="Longest time that a read may take. Default: 10.")
     ] = None,
+    settle_grace_s: Annotated[
+        float | None,
+        typer.Option(
+            help="How long reports are awaited after a grant: longer than agents keep a failed "
+            "read in quarantine. Default: 7."
+        ),
+    ] = None,
     max_live: Annotated[
         int | None, typer.Option(help="Handoffs under way at once. Default: 100000.")
     ] = None,
@@ -58,6 +65,7 @@ def serve(
         "lease_s": lease_s,
         "timeout_s": timeout_s,
         "grant_s": grant_s,
+        "settle_grace_s": settle_grace_s,
         "max_live": max_live,
         "max_ended": max_ended,
         "max_queue": max_queue,

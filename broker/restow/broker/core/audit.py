@@ -67,7 +67,7 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
         return
     if not handoff.granted_s < handoff.grant_until_s < handoff.settle_until_s:
         yield f"handoff {name}: its grant does not end before its settlement"
-    if handoff.settle_until_s >= handoff.lease_until_s:
+    if handoff.grant_until_s >= handoff.lease_until_s:
         yield f"handoff {name}: its grant may be used after its lease"
     if not handoff.unsettled:
         yield f"handoff {name} is {handoff.state} and nobody reads"

@@ -183,11 +183,11 @@ class Directory:
         if settlement.reason:
             words = f"rank {rank} of engine {engine.key.engine_id}: {settlement.detail}"
             return self.ledger.stop(handoff, Failure(State.FAILED, settlement.reason, words), now_s)
+        if now_s > handoff.grant_until_s + self.limits.lease_margin_s:
+            late = Failure(State.FAILED, "GRANT_OUTLIVED", "the read ended after its grant")
+            return self.ledger.stop(handoff, late, now_s)
         if handoff.unsettled:
             return []
-        if now_s > handoff.settle_until_s:
-            late = Failure(State.FAILED, "GRANT_OUTLIVED", "the read ended after its grant")
-            handoff.fail(late, now_s)
         return self.ledger.end(handoff, now_s)
 
     # -- the planner and the clock ----------------------------------------------------------------

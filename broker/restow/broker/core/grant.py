@@ -36,7 +36,7 @@ def open_grant(
     refused = _check_blocks(handoff, source, destination, pair)
     if refused is not None:
         return refused
-    lease_s = handoff.lease_until_s - limits.lease_margin_s - limits.settle_grace_s
+    lease_s = handoff.lease_until_s - limits.lease_margin_s
     end_s = min(now_s + limits.grant_s, lease_s, handoff.patience_until_s)
     if end_s - now_s < limits.min_grant_s:
         if lease_s - now_s < limits.min_grant_s:

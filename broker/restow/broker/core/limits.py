@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Limits:
     """Bounds of the directory. ``lease_s`` and ``timeout_s`` serve calls that name none.
 
-    A grant ends ``lease_margin_s + settle_grace_s`` before its lease, and none is given that would
-    be shorter than ``min_grant_s``. A handoff whose agents are not all connected waits
+    A grant ends ``lease_margin_s`` before its lease, and none is given that would be shorter than
+    ``min_grant_s``. Reports of it are waited for ``settle_grace_s`` longer, because an agent whose
+    read failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A handoff whose agents are not all connected waits
     ``agent_wait_s`` for them, because after a restart of the broker all connect anew. An engine of
     which nothing is heard for ``engine_idle_s``, neither session nor agent, is forgotten.
     """
@@ -21,7 +22,7 @@ class Limits:
     grant_s: float = 10.0
     min_grant_s: float = 0.05
     lease_margin_s: float = 0.1
-    settle_grace_s: float = 0.5
+    settle_grace_s: float = 7.0
     agent_wait_s: float = 2.0
     engine_idle_s: float = 600.0
     max_live: int = 100_000

@@ -24,6 +24,7 @@ class BrokerSettings(BaseSettings):
     lease_s: Seconds = 30.0
     timeout_s: Seconds = 30.0
     grant_s: Seconds = 10.0
+    settle_grace_s: Seconds = Limits().settle_grace_s
     max_live: Count = 100_000
     max_ended: Count = 10_000
     max_queue: Count = 100_000
@@ -34,6 +35,7 @@ class BrokerSettings(BaseSettings):
             lease_s=self.lease_s,
             timeout_s=self.timeout_s,
             grant_s=self.grant_s,
+            settle_grace_s=self.settle_grace_s,
             max_live=self.max_live,
             max_ended=self.max_ended,
         )
