@@ -22,6 +22,9 @@ class State(StrEnum):
     EXPIRED = "EXPIRED"
     CANCELLED = "CANCELLED"
 
+    # An enum's own hash is a Python function, and states are looked up for every handoff.
+    __hash__ = str.__hash__
+
     @property
     def ended(self) -> bool:
         """Whether nothing can happen to it any more."""

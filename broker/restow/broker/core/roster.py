@@ -171,10 +171,14 @@ class EngineRecord:
             raise PagesError(f"group {group}: {len(data)} bytes are not int32 ids", group=group)
         if not data:
             return
-        # Seen as unsigned, a negative id is out of every range.
-        ids = np.frombuffer(data, _UNSIGNED)
+        # Seen as unsigned, a negative id is out of every range. A snapshot's one id needs no array.
         limit = self.block_limits.get(group, 1 << 31)
-        if int(np.maximum.reduce(ids)) >= limit:
+        if len(data) == 4:
+            fits = int.from_bytes(data, "little") < limit
+        else:
+            fits = np.maximum.reduce(np.frombuffer(data, _UNSIGNED)) < limit
+        if not fits:
+            ids = np.frombuffer(data, _UNSIGNED)
             wrong = int(np.frombuffer(data, "<i4")[int(np.argmax(ids >= limit))])
             raise PageRangeError(
                 f"engine {self.key.engine_id}, group {group}: block {wrong} is outside of "
