@@ -48,12 +48,8 @@ def run(put: Yield, repeats: int) -> None:
         for tokens, seconds in ((PROMPT_TOKENS, rates), (64, short)):
             name = f"a full handoff, {UNDER_WAY} under way, {tokens} tokens"
             rate = f"{1 / statistics.median(seconds):,.0f} a second"
-            put(
-                compared(
-                    "control", name, seconds, "10,000 a second", [1 / RATE_GOAL_PER_S],
-                    goal=1.0, note=rate,
-                )  # fmt: skip
-            )
+            wanted = [1 / RATE_GOAL_PER_S]
+            put(compared("control", name, seconds, "10,000 a second", wanted, goal=1.0, note=rate))
             put(compared("control", name, seconds, "a bare unary echo", unary, note=rate))
             of_echoes = [MESSAGES_PER_HANDOFF * s for s in stream]
             reference = f"{MESSAGES_PER_HANDOFF} messages of a batched stream echo"

@@ -109,10 +109,17 @@ async def _measure(case: Case, index: int, broker: str, repeats: int) -> list[Ro
             begun_s = time.perf_counter()
             np.copyto(destination, source)
             copies.append(time.perf_counter() - begun_s)
-    common = {"size_bytes": size_bytes}
     return [
-        compared("data", case.name, ours, "contiguous READ", contiguous, goal=case.goal, **common),
-        compared("data", case.name, ours, "memcpy, one thread", copies, **common),
+        compared(
+            "data",
+            case.name,
+            ours,
+            "contiguous READ",
+            contiguous,
+            goal=case.goal,
+            size_bytes=size_bytes,
+        ),
+        compared("data", case.name, ours, "memcpy, one thread", copies, size_bytes=size_bytes),
     ]
 
 

@@ -53,7 +53,7 @@ async def serve() -> None:
 async def unary_seconds(address: str, calls: int, in_flight: int) -> float:
     """Seconds for ``calls`` unary echoes, ``in_flight`` at a time."""
     async with grpc.aio.insecure_channel(address) as channel:
-        call = channel.unary_unary("/bench/Unary")
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/bench/Unary")
         await call(SMALL)
 
         async def some(count: int) -> None:

@@ -20,9 +20,7 @@ from restow.agents.memory import RegionMemory
 from restow.broker.logs import log_to_stderr
 
 
-def allocate(
-    name: str, page_count: int, page_stride_bytes: int, stack: ExitStack
-) -> RegionMemory:
+def allocate(name: str, page_count: int, page_stride_bytes: int, stack: ExitStack) -> RegionMemory:
     """Memory of one region, every page of it touched; it lives as long as ``stack``."""
     view = np.frombuffer(mmap.mmap(-1, page_count * page_stride_bytes), np.uint8)
     view[:] = 7
@@ -43,7 +41,10 @@ def main() -> None:
                     engine_id=served["engine_id"],
                     incarnation=served["incarnation"],
                     rank=served["rank"],
-                    regions=[allocate(*region, stack) for region in served["regions"]],
+                    regions=[
+                        allocate(name, page_count, stride_bytes, stack)
+                        for name, page_count, stride_bytes in served["regions"]
+                    ],
                     staging_bytes=served["staging_bytes"],
                 )
             )

@@ -16,9 +16,10 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Row:
-    """A median, and how it compares: ``ratio`` is reference seconds over seconds (higher is faster).
+    """A median, and how it compares.
 
-    ``bytes`` is 0 where no bytes are moved; ``goal`` is the ratio that the project wants.
+    ``ratio`` is the reference's seconds over ours: higher is faster. ``bytes`` is 0 where no bytes
+    are moved; ``goal`` is the ratio that the project wants.
     """
 
     suite: str

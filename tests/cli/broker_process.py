@@ -16,7 +16,7 @@ def broker_process(*options: str) -> Iterator[str]:
     """Run ``restow serve`` on a free port of this machine; yields its address."""
     command = [sys.executable, "-m", "restow.broker.cli.main", "serve"]
     command += ["--listen", "127.0.0.1:0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -34,7 +34,7 @@ def run_restow(
 ) -> subprocess.CompletedProcess[str]:
     """Run one command; its output is what a terminal of ``columns`` would show."""
     command: Sequence[str] = [sys.executable, "-m", "restow.broker.cli.main", *arguments]
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         command,
         capture_output=True,
         text=True,

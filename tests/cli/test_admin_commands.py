@@ -264,7 +264,7 @@ def test_an_agent_without_its_extra(
 
 def test_watching_ends_quietly(address: str) -> None:
     command = [sys.executable, "-u", "-m", "restow.broker.cli.main", "handoffs", "--watch"]
-    process = subprocess.Popen(  # noqa: S603
+    process = subprocess.Popen(
         [*command, "--broker", address],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

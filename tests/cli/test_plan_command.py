@@ -125,7 +125,7 @@ def test_a_broken_layout_is_named_by_its_file(pair: Pair, fail: Fail) -> None:
 
 
 def process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         [sys.executable, "-m", "restow.broker.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
@@ -153,7 +153,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
         "heavy = {'torch', 'numpy', 'grpc', 'nixl', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -165,5 +165,5 @@ def test_no_torch_for_plans(pair: Pair) -> None:
         "sys.exit('torch' in sys.modules or 'grpc' in sys.modules)\n"
     )
     command = [sys.executable, "-c", script, "plan", *map(str, pair), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -86,9 +86,7 @@ class House:
         self, p: Engine, d: Engine, run: str, sabotage: Sabotage | None = None
     ) -> tuple[Answer, ...]:
         reference = self.reference
-        return answer_prompts(
-            run, p, d, reference.prompts, reference.alone, STEPS, sabotage
-        )
+        return answer_prompts(run, p, d, reference.prompts, reference.alone, STEPS, sabotage)
 
 
 @pytest.fixture(

@@ -39,7 +39,7 @@ def test_determinism(case: Case, strategy: Strategy) -> None:
 
 def test_every_process_agrees() -> None:
     printed = {
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             [sys.executable, "-c", _PRINT_PROGRAMS],
             env={**os.environ, "PYTHONHASHSEED": str(seed)},
             capture_output=True,

@@ -15,8 +15,8 @@ import numpy as np
 
 from restow.agents.binding import (
     Descriptors,
+    Reads,
     bind_gather,
-    bind_reads,
     bind_scatter,
     staged_bytes,
 )
@@ -68,6 +68,8 @@ class Executor:
         self._clock = clock
         self._programs: dict[str, CheckedProgram | RestowError] = {}
         self._peers: dict[str, Peer] = {}
+        self._reads: dict[tuple[str, int, str], list[tuple[Place, Place, Reads]]] = {}
+        """By program, source rank and peer: what binding a handoff need not do again."""
         self._staged: dict[int, dict[int, tuple[Run, int]]] = {}
 
     @property
@@ -84,12 +86,14 @@ class Executor:
 
     def add_peer(self, peer: Peer) -> None:
         """Know an agent to read from."""
+        self._forget_reads(peer.agent_name)
         self._peers[peer.agent_name] = peer
         self._reader.add_peer(peer.agent_name, peer.metadata)
 
     def forget_peer(self, agent_name: str) -> None:
         """A peer is gone; what is read from it fails. May be repeated."""
         self._peers.pop(agent_name, None)
+        self._forget_reads(agent_name)
         self._reader.forget_peer(agent_name)
 
     def reset(self) -> None:
@@ -99,6 +103,7 @@ class Executor:
         for handoff in list(self._staged):
             self.unstage(handoff)
         self._programs.clear()
+        self._reads.clear()
 
     async def stage(self, order: StageOrder) -> tuple[int, int]:
         """Gather the packed rows; address and length of the run. Repeating it changes nothing.
@@ -226,19 +231,22 @@ class Executor:
         self, program: Program, order: ExecuteOrder, source: Source, peer: Peer
     ) -> Iterator[Read]:
         """One read for each pair of kinds of memory, which is nearly always one."""
-        rows = program.direct[program.direct[:, Column.SRC_RANK] == source.src_rank]
-        for src, dst, part in self._by_place(rows, peer):
-            descriptors = bind_reads(
-                part,
-                program.group_pairs,
-                peer.regions,
-                self._memory,
-                order.src_blocks,
-                order.dst_blocks,
-                order.tokens,
-            )
+        key = (program.program_id, source.src_rank, peer.agent_name)
+        kept = self._reads.get(key)
+        if kept is None:
+            rows = program.direct[program.direct[:, Column.SRC_RANK] == source.src_rank]
+            kept = self._reads[key] = [
+                (src, dst, Reads.of(part, program.group_pairs, peer.regions, self._memory))
+                for src, dst, part in self._by_place(rows, peer)
+            ]
+        for src, dst, reads in kept:
+            descriptors = reads.bind(order.src_blocks, order.dst_blocks, order.tokens)
             if len(descriptors.length_bytes):
                 yield Read(peer.agent_name, descriptors, src, dst)
+
+    def _forget_reads(self, agent_name: str) -> None:
+        for key in [key for key in self._reads if key[2] == agent_name]:
+            del self._reads[key]
 
     def _by_place(self, rows: Int64s, peer: Peer) -> Iterator[tuple[Place, Place, Int64s]]:
         for src in set(peer.places):

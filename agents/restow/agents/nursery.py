@@ -1,7 +1,7 @@
 """A process that has imported everything, and forks a worker for each rank.
 
-Importing torch takes seconds, forking milliseconds, so a host of ranks starts as fast as one. Nothing
-of gRPC or NIXL may be started before the fork, only imported; the nursery does nothing else.
+Importing torch takes seconds, forking milliseconds, so a host of ranks starts as fast as one.
+Nothing of gRPC or NIXL may be started before the fork, only imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WAKE = b"f"
 
 
 class Nursery:
-    """Starts workers (`restow.agents.worker`). Ends with the ``with``; workers end with their pipes."""
+    """Starts workers (`restow.agents.worker`), which end with their sockets."""
 
     def __init__(self) -> None:
         """Prepare; ``with`` starts the process."""

@@ -1,7 +1,7 @@
 """The process of one rank: attaches an engine's shared memory and embeds the rank's agent.
 
-Speaks lines of JSON on a socket: first it is told whom it serves and where the memory is and answers
-`READY_WORD`, then come fences. Ends with the socket.
+Speaks lines of JSON on a socket: first it is told whom it serves and where the memory is, and
+answers `READY_WORD`, then come fences. Ends with the socket.
 """
 
 from __future__ import annotations

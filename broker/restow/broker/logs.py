@@ -9,7 +9,7 @@ import structlog
 
 
 def log_to_stderr(as_json: bool = False, level: int = logging.INFO) -> None:
-    """Set structlog up for this process, for people or as JSON lines. For programs, not libraries."""
+    """Set structlog up for this process, for people or as JSON lines; programs call it."""
     renderer = (
         structlog.processors.JSONRenderer()
         if as_json

@@ -78,9 +78,7 @@ def _rank_to_proto(rank: RankLayout) -> layout_pb2.RankLayout:
 def layout_from_proto(message: layout_pb2.Layout) -> Layout:
     """The message as a layout. Raises `LayoutFormError`; `check_layout` does the rest."""
     fields = tuple(_field(field) for field in message.model.fields)
-    return Layout(
-        Model(message.model.name, fields), tuple(_rank(rank) for rank in message.ranks)
-    )
+    return Layout(Model(message.model.name, fields), tuple(_rank(rank) for rank in message.ranks))
 
 
 def _field(message: layout_pb2.Field) -> Field:
@@ -175,7 +173,9 @@ def _table(data: bytes) -> Int64s:
     return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, len(Column))
 
 
-def block_list(group: str, ids: Iterable[int] | Int64s, first_block: int = 0) -> broker_pb2.BlockList:
+def block_list(
+    group: str, ids: Iterable[int] | Int64s, first_block: int = 0
+) -> broker_pb2.BlockList:
     """Block ids as they travel. Raises `PagesError` for ids that are no int32."""
     array = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
     if array.ndim != 1 or (array.size and not 0 <= array.min() <= array.max() < 2**31):

@@ -23,6 +23,7 @@ from restow.agents.nursery import Nursery
 from restow.broker.families import EngineSettings
 from restow.broker.layout import Layout
 
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """All answers of a demo, and the layouts between which they travelled."""
@@ -66,9 +67,7 @@ class Experiment:
                 if lie is None:
                     sabotaged[sabotage] = self._answer(p, d, prompts, alone, sabotage)
                 else:
-                    with self._engine(
-                        model, "P-lies", options.p, broker, nursery, lie
-                    ) as liar:
+                    with self._engine(model, "P-lies", options.p, broker, nursery, lie) as liar:
                         sabotaged[sabotage] = self._answer(liar, d, prompts, alone, sabotage)
             return Outcome(answers, sabotaged, p.layout, d.layout)
 
@@ -81,7 +80,14 @@ class Experiment:
         sabotage: Sabotage | None = None,
     ) -> tuple[Answer, ...]:
         return answer_prompts(
-            sabotage or "restow", p, d, prompts, alone, self._options.steps, sabotage, self._progress
+            sabotage or "restow",
+            p,
+            d,
+            prompts,
+            alone,
+            self._options.steps,
+            sabotage,
+            self._progress,
         )
 
     @contextmanager

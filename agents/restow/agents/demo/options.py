@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.planner import Strategy
 
-
 SEED = 26
 """Of the prompts. With most seeds a swap of B and C shows in the logits of every prompt but in the
 words of none, because it spoils only the next three tokens; here it shows in the words of two."""

@@ -27,9 +27,7 @@ class Sabotage(StrEnum):
 def swap_b_and_c(layout: Layout) -> Layout:
     """The layout with the places of B and C exchanged."""
     ranks = tuple(
-        replace(
-            rank, shards=tuple(replace(s, field=_other_letter(s.field)) for s in rank.shards)
-        )
+        replace(rank, shards=tuple(replace(s, field=_other_letter(s.field)) for s in rank.shards))
         for rank in layout.ranks
     )
     return replace(layout, ranks=ranks)

@@ -11,9 +11,10 @@ class Limits:
 
     A grant ends ``lease_margin_s`` before its lease, and none is given that would be shorter than
     ``min_grant_s``. Reports of it are waited for ``settle_grace_s`` longer, because an agent whose
-    read failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A handoff whose agents are not all connected waits
-    ``agent_wait_s`` for them, because after a restart of the broker all connect anew. An engine of
-    which nothing is heard for ``engine_idle_s``, neither session nor agent, is forgotten.
+    read failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A
+    handoff whose agents are not all connected waits ``agent_wait_s`` for them, because after a
+    restart of the broker all connect anew. An engine of which nothing is heard for
+    ``engine_idle_s``, neither session nor agent, is forgotten.
     """
 
     lease_s: float = 30.0
