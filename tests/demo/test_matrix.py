@@ -20,10 +20,10 @@ from restow.agents.demo.answers import Answer, answer_prompts
 from restow.agents.demo.options import SEED, side
 from restow.agents.demo.processes import running_broker_process, running_daemon
 from restow.agents.demo.sabotage import Sabotage, swap_b_and_c
-from restow.agents.engines.recall.decode import Decoded
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.engines.transformers.decode import Decoded
 from restow.agents.nursery import Nursery
 from restow.broker.families import ConvLayout
 from restow.broker.planner import Strategy

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from transformers import NemotronHForCausalLM
 
-from restow.agents.engines.recall.decode import (
+from restow.agents.engines.recall.evaluate import whole_answer_accuracy
+from restow.agents.engines.recall.model import load_model
+from restow.agents.engines.recall.task import Prompt, decode, make_prompts
+from restow.agents.engines.transformers.decode import (
     Decoded,
     decode_greedily,
     generate_greedily,
     prefill,
 )
-from restow.agents.engines.recall.evaluate import whole_answer_accuracy
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.state import export_state, import_state
-from restow.agents.engines.recall.task import Prompt, decode, make_prompts
+from restow.agents.engines.transformers.model_state import export_state, import_state
 
 PROMPTS = make_prompts(16, seed=7)
 

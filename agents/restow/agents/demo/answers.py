@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from restow.agents.demo.sabotage import Sabotage, with_ssm_of
-from restow.agents.engines.recall.decode import Decoded
 from restow.agents.engines.recall.task import Prompt
 from restow.agents.engines.transformers import Engine
+from restow.agents.engines.transformers.decode import Decoded
 
 Progress = Callable[[str, int, int], None]
 """Told what is under way, how much is done, and of how much."""

@@ -1,4 +1,4 @@
-"""Layouts as JSON: the form of layout files and of `RegisterEngine`.
+"""Layouts as JSON: the form of layout files and of `restow layout`.
 
 The shape is fixed (README, "Layout files"): people's scripts read it.
 """

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from transformers import NemotronHForCausalLM
 
-from restow.agents.engines.recall.decode import generate_greedily
 from restow.agents.engines.recall.task import Prompt
+from restow.agents.engines.transformers.decode import generate_greedily
 
 
 def whole_answer_accuracy(model: NemotronHForCausalLM, prompts: Iterable[Prompt]) -> float:

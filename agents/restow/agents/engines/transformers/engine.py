@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import NemotronHForCausalLM
 
-from restow.agents.engines.recall.decode import Decoded, decode_greedily, prefill
-from restow.agents.engines.recall.state import export_state, import_state
 from restow.agents.engines.transformers.blocks import BlockPool
+from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
+from restow.agents.engines.transformers.model_state import export_state, import_state
 from restow.agents.engines.transformers.position import prefill_position
 from restow.agents.engines.transformers.ranks import Identity, RankAgent, RankMemory, serve_rank
 from restow.agents.engines.transformers.state_io import RankPages, collect, lay_out

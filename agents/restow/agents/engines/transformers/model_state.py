@@ -1,4 +1,4 @@
-"""Export the recall model's state as named tensors, and build a cache from such tensors.
+"""Export a Nemotron-H model's state as named tensors, and build a cache from such tensors.
 
 transformers keeps one sequence's state in a ``DynamicCache`` with a layer for each model layer:
 
