@@ -20,10 +20,10 @@ from broker.fakes import (
     model_layout,
     pair,
 )
-from restow.broker.client import BrokerUnreachableError, EngineSession
+from restow.broker.client import EngineSession
 from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
 from restow.broker.client.errors import from_rpc_error
-from restow.broker.errors import ListenError, RestowError
+from restow.broker.errors import RestowError
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from restow.v1 import broker_pb2 as pb
@@ -270,76 +270,3 @@ async def test_a_stream_that_is_dropped_midway(monkeypatch: pytest.MonkeyPatch) 
                 call.cancel()
             await closed.get()
             await both.hand_over("next")
-
-
-async def test_a_session_lives_through_a_restart_of_the_broker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with broker() as first:
-        address = first.address
-        p = EngineSession("p", "1", model_layout(2), address)
-        d = EngineSession("d", "1", model_layout(1), address)
-        await p.start()
-        await d.start()
-        one = p.publish("h", {"attention": [1, 2]}, 0, final=False)
-        two = p.publish(
-            "h", {"attention": [3], "state": [4]}, POSITION, first_blocks={"attention": 2}
-        )
-        asked, dropped = d.request("h", D_BLOCKS), d.request("dropped", D_BLOCKS)
-        d.cancel("dropped")
-        assert (await dropped).state == "CANCELLED"
-    late = d.request("late", D_BLOCKS)
-    async with broker(listen=address) as second:
-        registered = called(second.hub.directory.members, "register", monkeypatch)
-        for _ in range(2):
-            await registered.get()
-        agents = [
-            await FakeAgent(session, model_layout(tp), rank, 64).connect()
-            for session, tp in ((p, 2), (d, 1))
-            for rank in range(tp)
-        ]
-        for agent in agents[:2]:
-            await agent.fence("h")
-        assert (await asked).done
-        assert await one == await two == await asked
-        d.cancel("late")
-        assert (await late).state == "CANCELLED"
-        assert second.hub.epoch != first.hub.epoch
-        for agent in agents:
-            await agent.drop()
-        await p.close()
-        await d.close()
-
-
-async def test_numbers_of_two_lives_of_the_broker_do_not_meet() -> None:
-    numbers = []
-    for _ in range(2):
-        async with broker() as running, pair(running.address) as both:
-            await both.hand_over("h")
-            numbers.append((await both.d_agents[0].order("execute")).handoff)
-    assert numbers[0] != numbers[1]
-
-
-async def test_a_newer_life_of_an_engine_ends_the_older_ones_session() -> None:
-    async with broker() as running, pair(running.address) as both:
-        waiting = both.p.publish("h", P_BLOCKS, POSITION)
-        async with EngineSession("p", "newer", model_layout(2), running.address):
-            assert (await waiting).reason == "ENGINE_LOST"
-            with pytest.raises(RestowError) as caught:
-                await both.p.publish("i", P_BLOCKS, POSITION)
-            assert caught.value.reason == "ENGINE_REPLACED"
-
-
-async def test_no_broker_no_session() -> None:
-    async with broker() as running:
-        address = running.address
-    session = EngineSession("p", "1", model_layout(), address)
-    with pytest.raises(BrokerUnreachableError, match="restow serve"):
-        await session.start(0.2)
-
-
-async def test_two_brokers_do_not_share_an_address() -> None:
-    async with broker() as running:
-        with pytest.raises(ListenError, match=running.address):
-            async with broker(listen=running.address):
-                pass

@@ -1,0 +1,130 @@
+"""Tenants, page ids and positions that do not fit: refused, and nothing is left of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.world import PAGES, World, ends
+from restow.broker.core import actions as act
+from restow.broker.core.events import Wish
+from restow.broker.errors import (
+    HandoffUnknownError,
+    PageCountError,
+    PageRangeError,
+    PagesError,
+    RequestError,
+)
+
+
+def test_tenants_do_not_see_each_other() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", tenant="u")
+    world.publish(p)
+    world.fence(p)
+    world.request(d)
+    assert world.find("h", "t").destination is None
+    assert world.find("h", "u").source is None
+    with pytest.raises(HandoffUnknownError):
+        world.directory.ledger.find("v", "h")
+    world.wait(31)
+    assert ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "error", "words"),
+    [
+        ({"kv": [1, 2, PAGES], "state": [4]}, PageRangeError, rf"block {PAGES} .* \[0, {PAGES}\)"),
+        ({"kv": [1, -2, 3], "state": [4]}, PageRangeError, "block -2"),
+        ({"kv": [1, 2], "state": [4]}, PageCountError, "2 blocks of 16 tokens"),
+        ({"kv": [1, 2, 3], "state": []}, PageCountError, "exactly one"),
+        ({"kv": [1, 2, 3], "state": [4, 5]}, PageCountError, "exactly one"),
+        ({"kv": [1, 2, 3]}, PageCountError, "group state"),
+        ({"kv": [1, 2, 3], "steak": [4]}, PagesError, r"'steak'; it has \['kv', 'state'\]"),
+    ],
+)
+def test_p_hears_what_is_wrong_with_its_pages_and_nothing_is_left_of_it(
+    blocks: dict[str, list[int]], error: type[PagesError], words: str
+) -> None:
+    world = World()
+    p = world.engine("p")
+    with pytest.raises(error, match=words):
+        world.publish(p, blocks=blocks)
+    assert not world.directory.ledger.live
+    assert not p.record.handoffs
+
+
+@pytest.mark.parametrize(
+    ("blocks", "error"),
+    [
+        ({"kv": [11, 12, PAGES], "state": [14]}, PageRangeError),
+        ({"kv": [11, -1, 13], "state": [14]}, PageRangeError),
+        ({"lv": [11, 12, 13]}, PagesError),
+    ],
+)
+def test_d_hears_what_is_wrong_with_its_pages(
+    blocks: dict[str, list[int]], error: type[PagesError]
+) -> None:
+    world = World()
+    d = world.engine("d")
+    with pytest.raises(error):
+        world.request(d, blocks=blocks)
+    assert not world.directory.ledger.live
+
+
+@pytest.mark.parametrize(
+    ("blocks", "held", "reason"),
+    [
+        ({"kv": [11, 12], "state": [14]}, 0, "PAGE_COUNT"),
+        ({"kv": [11, 12, 13]}, 0, "PAGE_COUNT"),
+        ({"kv": [11, 12, 13], "state": [14]}, 41, "ARGUMENT_INVALID"),
+    ],
+)
+def test_what_only_the_position_can_prove_wrong_fails_the_handoff(
+    blocks: dict[str, list[int]], held: int, reason: str
+) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d, blocks=blocks, held=held)
+    world.publish(p)
+    world.fence(p)
+    assert ends(p) == ends(d) == [("FAILED", reason)]
+
+
+def test_pages_are_checked_again_when_a_smaller_agent_has_come_since() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", 2, agents=False)
+    world.connect(d, 0)
+    world.request(d, blocks={"kv": [11, 12, 99], "state": [14]})
+    world.connect(d, 1, pages=50)
+    world.publish(p)
+    world.fence(p)
+    assert ends(d) == [("FAILED", "PAGE_OUT_OF_RANGE")]
+    assert not world.orders(act.SendExecute)
+
+
+def test_a_group_twice_in_a_demand_is_refused() -> None:
+    world = World()
+    d = world.engine("d")
+    wish = Wish((("kv", b""), ("kv", b"")), 0, 30.0)
+    with pytest.raises(PagesError, match="more than once"):
+        world.directory.request(d.record, "h", wish, world.now_s)
+
+
+def test_bytes_that_are_no_ids_are_refused() -> None:
+    world = World()
+    p = world.engine("p")
+    with pytest.raises(PagesError, match="3 bytes"):
+        p.record.check_ids("kv", b"abc")
+
+
+def test_position_zero_is_refused_in_a_final_chunk() -> None:
+    world = World()
+    with pytest.raises(PageCountError, match="at least 1"):
+        world.publish(world.engine("p"), position=0)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_an_id_has_a_sensible_length(name: str) -> None:
+    world = World()
+    with pytest.raises(RequestError):
+        world.publish(world.engine("p"), name)

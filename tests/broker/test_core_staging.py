@@ -1,0 +1,138 @@
+"""Runs gathered at the source: read when all are there, given back once whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.world import Side, World, ends, kinds
+from restow.broker.core import actions as act
+from restow.broker.core.actions import State
+
+
+def reading(world: World, src_ranks: int = 1, dst_ranks: int = 2) -> tuple[Side, Side, int]:
+    """A handoff whose ranks were told to read, or to stage."""
+    p, d = world.engine("p", src_ranks), world.engine("d", dst_ranks)
+    world.publish(p)
+    world.fence_all(p)
+    world.request(d)
+    return p, d, world.find().number
+
+
+def unstaged(world: World) -> list[int]:
+    return [one.agent.rank for one in world.orders(act.SendUnstage)]  # type: ignore[union-attr]
+
+
+def stage_all(world: World, p: Side, number: int, dst_ranks: int) -> None:
+    for dst_rank in range(dst_ranks):
+        for rank in p.agents:
+            world.stage(p, number, rank, dst_rank)
+
+
+def test_a_rank_reads_when_all_its_runs_are_staged() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    assert kinds(world.sent).count("SendStage") == 4
+    assert not world.orders(act.SendExecute)
+    assert world.stage(p, number, 0, 0) == []
+    assert world.find().state is State.STAGING
+    execute = world.stage(p, number, 1, 0)[-1]
+    assert isinstance(execute, act.SendExecute)
+    assert [run.staged_address for run in execute.sources] == [4096, 8192]
+    world.stage(p, number, 0, 1)
+    world.stage(p, number, 1, 1)
+    assert world.find().state is State.READING
+    world.settle(d, number, 0)
+    world.settle(d, number, 1)
+    assert ends(p) == ends(d) == [("DONE", "")]
+    assert unstaged(world) == [0, 1]
+
+
+def test_doubled_and_unasked_runs_change_nothing() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 2)
+    world.stage(p, number, 0, 0)
+    assert world.stage(p, number, 0, 0) == []
+    assert world.stage(p, number, 0, 9) == []
+    assert world.stage(d, number, 0, 1) != []
+    assert len(world.orders(act.SendExecute)) == 1
+    assert world.find().staged == {(0, 0): (4096, 128)}
+
+
+def test_a_rank_that_was_not_told_to_read_can_not_settle() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 1)
+    assert world.settle(d, number) == []
+    world.stage(p, number)
+    world.settle(d, number)
+    assert ends(d) == [("DONE", "")]
+
+
+def test_a_run_that_comes_after_the_end_is_given_back() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 1)
+    world.cancel(d)
+    assert ends(p) == [("CANCELLED", "CANCELLED")]
+    assert unstaged(world) == []
+    late = world.stage(p, number)
+    assert late == [act.SendUnstage(p.agents[0].key, number)]
+    assert world.stage(p, 12345) == [act.SendUnstage(p.agents[0].key, 12345)]
+
+
+def test_a_run_that_can_not_be_staged_fails_the_handoff() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    world.stage(p, number, 0, 0)
+    world.stage(p, number, 1, 0)
+    world.stage(p, number, 0, 1)
+    assert world.stage(p, number, 1, 1, "STAGING_FULL") == []
+    world.settle(d, number, 0)
+    assert ends(p) == ends(d) == [("FAILED", "STAGING_FULL")]
+    assert unstaged(world) == [0, 1]
+
+
+def test_a_run_that_comes_during_the_failure_is_given_back_at_the_end() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    world.stage(p, number, 0, 0)
+    world.stage(p, number, 1, 0)
+    world.cancel(d)
+    assert world.stage(p, number, 0, 1) == []
+    assert len(world.orders(act.SendExecute)) == 1
+    world.settle(d, number, 0)
+    assert ends(p) == [("CANCELLED", "CANCELLED")]
+    assert unstaged(world) == [0, 1]
+
+
+def test_staging_that_takes_the_whole_grant_starts_no_read() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 1)
+    world.now_s += 9.98
+    world.stage(p, number)
+    assert not world.orders(act.SendExecute)
+    assert ends(p) == ends(d) == [("FAILED", "READ_DEADLINE")]
+    assert unstaged(world) == [0]
+
+
+@pytest.mark.parametrize(
+    "outcome", ["done", "failed", "cancelled", "deadline", "p lost", "d lost", "p gone"]
+)
+def test_staged_runs_are_released_exactly_once(outcome: str) -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    stage_all(world, p, number, 2)
+    if outcome == "cancelled":
+        world.cancel(p)
+    elif outcome == "p lost":
+        world.disconnect(p, 1)
+    elif outcome == "d lost":
+        world.disconnect(d, 1)
+    elif outcome == "p gone":
+        world.unregister(p)
+    if outcome != "deadline":
+        world.settle(d, number, 0, "TRANSFER_FAILED" if outcome == "failed" else "")
+        world.settle(d, number, 1)
+    world.wait(11)
+    assert len(p.told) == 1
+    assert not world.directory.ledger.live
+    gone = {"p lost": [0], "p gone": []}
+    assert unstaged(world) == gone.get(outcome, [0, 1])
