@@ -177,7 +177,8 @@ class House:
         self, what: str, rng: np.random.Generator, page_tokens: int
     ) -> dict[str, list[int]]:
         if what == "contiguous":
-            return {"state": [1]}
+            # One of two, as the pages of a layout are drawn from twice as many.
+            return {"state": [int(rng.integers(2))]}
         ids = rng.permutation(self.page_counts["attention"])[: -(-TOKENS // page_tokens)]
         return {"attention": ids.tolist(), "state": [1]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +29,8 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each case.")] = 9,
 ) -> None:
     """Measure medians of interleaved samples; ratios are the reference's seconds over ours."""
-    console = Console()
+    # Not a terminal, so a file: its lines may be long.
+    console = Console() if sys.stdout.isatty() else Console(width=180)
     about = machine()
     console.print(about)
     rows: list[Row] = []

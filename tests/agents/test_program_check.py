@@ -24,8 +24,8 @@ HUGE = 2**62
 
 def _check(program: Program) -> CheckedProgram:
     checked = CheckedProgram(program)
-    checked.check_side(source=True, page_strides_bytes=SRC_STRIDES)
-    checked.check_side(source=False, page_strides_bytes=DST_STRIDES)
+    checked.check_source(0, SRC_STRIDES)
+    checked.check_destination(DST_STRIDES)
     return checked
 
 
@@ -125,3 +125,17 @@ def test_an_order_for_more_descriptors_than_fit_is_refused_before_they_are_made(
     checked.check_size(rows, Tokens(0, 21))
     with pytest.raises(OrderTooLargeError):
         checked.check_size(rows, Tokens(0, 2**31 - 1))
+
+
+def test_every_source_rank_is_held_to_its_own_pages() -> None:
+    program = _program(Strategy.SLICES)
+    rows = program.direct[program.direct[:, Column.SRC_RANK] == 0]
+    other = rows.copy()
+    other[:, Column.SRC_RANK] = 1
+    checked = CheckedProgram(replace(program, direct=np.concatenate([rows, other])))
+    short = tuple(1 for _ in SRC_STRIDES)
+
+    checked.check_source(0, SRC_STRIDES)
+    with pytest.raises(ProgramInvalidError, match="leaves its source page"):
+        checked.check_source(1, short)
+    checked.check_source(2, short)  # has no rows

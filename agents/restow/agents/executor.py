@@ -111,7 +111,7 @@ class Executor:
         Raises `OrderInvalidError`, `ProgramInvalidError`, `PagesError`, `StagingExhaustedError`.
         """
         program = self._program(order.program_id)
-        program.check_side(source=True, page_strides_bytes=self._strides)
+        program.check_source(self._rank, self._strides)
         packed = program.program.packed
         rows = packed[packed[:, Column.SRC_RANK] == self._rank]
         program.check_size(rows, order.tokens)
@@ -149,7 +149,7 @@ class Executor:
         began_s = self._clock()
         deadline_s = began_s + order.grant_s
         program = self._program(order.program_id)
-        program.check_side(source=False, page_strides_bytes=self._strides)
+        program.check_destination(self._strides)
         try:
             bytes_read = await self._fill(program, order, deadline_s)
             ended_s = self._clock()
@@ -193,7 +193,7 @@ class Executor:
             reads: list[Read] = []
             for source, address, length in zip(order.sources, addresses, lengths, strict=True):
                 peer = self._peer(source)
-                program.check_side(source=True, page_strides_bytes=peer.page_strides_bytes)
+                program.check_source(source.src_rank, peer.page_strides_bytes)
                 reads += self._direct_reads(whole, order, source, peer)
                 if length:
                     reads.append(_staged_read(source, peer, address, length, place))

@@ -50,7 +50,7 @@ class CheckedProgram:
     def __init__(self, program: Program) -> None:
         """Check what needs no memory. Raises `ProgramInvalidError`."""
         self.program = program
-        self._passed: set[tuple[bool, tuple[int, ...]]] = set()
+        self._passed: set[tuple[int | None, tuple[int, ...]]] = set()
         _check_forms(program)
         for rows in (program.direct, program.packed):
             self._check_rows(rows)
@@ -59,16 +59,25 @@ class CheckedProgram:
         raw &= (direct[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] == 1).all(axis=1)
         self._refuse(direct, ~raw, "is read into place, but is no run of bytes")
 
-    def check_side(self, source: bool, page_strides_bytes: tuple[int, ...]) -> None:
-        """Check that rows stay inside the pages of one side. Raises `ProgramInvalidError`."""
-        key = (source, page_strides_bytes)
+    def check_destination(self, page_strides_bytes: tuple[int, ...]) -> None:
+        """Check that rows stay inside the destination's pages. Raises `ProgramInvalidError`."""
+        self._check_side(None, page_strides_bytes)
+
+    def check_source(self, src_rank: int, page_strides_bytes: tuple[int, ...]) -> None:
+        """Check that a source rank's rows stay inside its pages. Raises `ProgramInvalidError`."""
+        self._check_side(src_rank, page_strides_bytes)
+
+    def _check_side(self, src_rank: int | None, page_strides_bytes: tuple[int, ...]) -> None:
+        key = (src_rank, page_strides_bytes)
         if key in self._passed:
             return
+        source = src_rank is not None
         forms = [pair.src if source else pair.dst for pair in self.program.group_pairs]
         columns = _SOURCE if source else _DESTINATION
         page_tokens = np.array([max(form.page_tokens, 1) for form in forms], np.int64)
         strides = np.array(page_strides_bytes, np.int64)
-        for rows in (self.program.direct, self.program.packed):
+        for table in (self.program.direct, self.program.packed):
+            rows = table[table[:, Column.SRC_RANK] == src_rank] if source else table
             region, offset, step, token_stride, dtype = (rows[:, column] for column in columns)
             self._refuse(rows, region >= len(strides), "names a region that is not there")
             # Floats can't wrap around, and every sum below a page's length is exact in them.
