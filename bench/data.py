@@ -56,11 +56,14 @@ class Case:
     p_conv: ConvLayout
     d_conv: ConvLayout
     page_tokens: int
+    scattered: bool = True
+    """Pages in random order, as after hours of serving; else in order, as after a start."""
 
     @property
     def name(self) -> str:
         conv = self.p_conv if self.p_conv is self.d_conv else f"{self.p_conv} to {self.d_conv}"
-        return f"P{self.p_tp} to D{self.d_tp}, {conv}, pages of {self.page_tokens}"
+        order = "scattered" if self.scattered else "in order"
+        return f"P{self.p_tp} to D{self.d_tp}, {conv}, pages of {self.page_tokens} {order}"
 
     @property
     def goal(self) -> float | None:
@@ -78,6 +81,7 @@ def cases() -> Iterator[Case]:
             for conv in ConvLayout:
                 yield Case(p_tp, d_tp, conv, conv, page_tokens)
         yield Case(p_tp, d_tp, ConvLayout.SD, ConvLayout.DS, 64)
+        yield Case(p_tp, d_tp, ConvLayout.DS, ConvLayout.DS, 64, scattered=False)
 
 
 def run(put: Yield, repeats: int) -> None:
@@ -100,12 +104,12 @@ async def _measure(case: Case, index: int, broker: str, repeats: int) -> list[Ro
     async with _house(f"{index}", broker, layouts, runs) as house:
         ours, contiguous, copies = [], [], []
         rng = np.random.default_rng(index)
-        await house.hand_over("layout", "warm", rng, case.page_tokens)
-        await house.hand_over("contiguous", "warm", rng, case.page_tokens)
+        await house.hand_over("layout", "warm", rng, case)
+        await house.hand_over("contiguous", "warm", rng, case)
         source, destination = (np.ones(size_bytes, np.uint8) for _ in range(2))
         for repeat in range(repeats):
-            ours.append(await house.hand_over("layout", f"{repeat}", rng, case.page_tokens))
-            contiguous.append(await house.hand_over("contiguous", f"{repeat}", rng, 0))
+            ours.append(await house.hand_over("layout", f"{repeat}", rng, case))
+            contiguous.append(await house.hand_over("contiguous", f"{repeat}", rng, case))
             begun_s = time.perf_counter()
             np.copyto(destination, source)
             copies.append(time.perf_counter() - begun_s)
@@ -158,12 +162,10 @@ class House:
     workers: dict[str, list[subprocess.Popen[str]]]
     page_counts: dict[str, int]
 
-    async def hand_over(
-        self, what: str, name: str, rng: np.random.Generator, page_tokens: int
-    ) -> float:
+    async def hand_over(self, what: str, name: str, rng: np.random.Generator, case: Case) -> float:
         """One handoff; seconds from grant to the last rank's report."""
         handoff_id = f"{what}-{self.prefix}-{name}"
-        blocks = [self._blocks(what, rng, page_tokens) for _ in range(2)]
+        blocks = [self._blocks(what, rng, case) for _ in range(2)]
         for worker in self.workers["P"]:
             command = {"engine_id": f"P{what}{self.prefix}", "fence": handoff_id}
             _say(worker, command)
@@ -173,13 +175,14 @@ class House:
             raise RuntimeError(f"{handoff_id}: {ended.reason}: {ended.detail}")
         return ended.transfer_us / 1e6
 
-    def _blocks(
-        self, what: str, rng: np.random.Generator, page_tokens: int
-    ) -> dict[str, list[int]]:
+    def _blocks(self, what: str, rng: np.random.Generator, case: Case) -> dict[str, list[int]]:
         if what == "contiguous":
             # One of two, as the pages of a layout are drawn from twice as many.
             return {"state": [int(rng.integers(2))]}
-        ids = rng.permutation(self.page_counts["attention"])[: -(-TOKENS // page_tokens)]
+        blocks = -(-TOKENS // case.page_tokens)
+        ids = rng.permutation(self.page_counts["attention"])[:blocks]
+        if not case.scattered:
+            ids = np.arange(blocks) + int(rng.integers(2)) * blocks
         return {"attention": ids.tolist(), "state": [1]}
 
 
