@@ -53,6 +53,7 @@ class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
         self.epoch = epoch
         self.address = address
         self.refusal: RestowError | None = None
+        self.refusals = 0
         self.streams: dict[tuple[str, int], AgentStream] = {}
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -93,6 +94,7 @@ class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
     ) -> AsyncIterator[pb.ConnectResponse]:
         first = await anext(request_iterator)
         if self.refusal is not None:
+            self.refusals += 1
             raise self.refusal
         hello = first.messages[0].hello
         yield pb.ConnectResponse(

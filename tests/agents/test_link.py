@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent_harness.fake_broker import AgentStream, FakeBroker
-from agent_harness.waiting import WAIT_S
+from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent
 from restow.agents.async_agent import AgentSettings, AsyncAgent
 from restow.agents.errors import AgentClosedError
@@ -162,7 +162,7 @@ async def test_an_engine_that_is_registered_a_little_later_is_waited_for() -> No
         fake.refusal = EngineUnknownError("no engine E")
         agent = _agent(fake.address)
         starting = asyncio.create_task(agent.start(WAIT_S))
-        await asyncio.sleep(0.2)
+        await until(lambda: fake.refusals >= 2)
         assert not starting.done()
         fake.refusal = None
         await starting
