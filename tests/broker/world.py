@@ -51,6 +51,7 @@ def pair_plan(src_ranks: int, dst_ranks: int, staged: bool) -> PairPlan:
         programs={d: Program(f"program/{d}", d, (), none, none) for d in range(dst_ranks)},
         sources=dict.fromkeys(range(dst_ranks), sources),
         staging=dict.fromkeys(range(dst_ranks), sources if staged else ()),
+        stages=staged,
         src_groups=frozenset({"kv", "state"}),
         dst_groups=frozenset({"kv", "state"}),
     )

@@ -45,8 +45,10 @@ def _check_tables(directory: Directory) -> Iterator[str]:
 
 def _check_live(handoff: Handoff) -> Iterator[str]:
     name, source, destination = handoff.handoff_id, handoff.source, handoff.destination
-    if handoff.state.ended:
-        yield f"handoff {name} is live and {handoff.state}"
+    if handoff.ended or handoff.state.ended:
+        yield f"handoff {name} is live and {handoff.state}, ended: {handoff.ended}"
+    if handoff.granted != (handoff.state in (State.STAGING, State.READING)):
+        yield f"handoff {name} is {handoff.state}, granted: {handoff.granted}"
     for engine in (source, destination):
         if engine is not None and handoff.number not in engine.handoffs:
             yield f"engine {engine.key.engine_id} does not know its handoff {name}"
@@ -102,8 +104,8 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
 
 def _check_ended(handoff: Handoff) -> Iterator[str]:
     name = handoff.handoff_id
-    if not handoff.state.ended:
-        yield f"handoff {name} is ended and {handoff.state}"
+    if not (handoff.ended and handoff.state.ended):
+        yield f"handoff {name} is ended and {handoff.state}, ended: {handoff.ended}"
     if (handoff.state is State.DONE) != (handoff.failure is None):
         yield f"handoff {name} is {handoff.state} with failure {handoff.failure}"
     if handoff.state is State.DONE and handoff.unsettled:

@@ -40,15 +40,15 @@ class Directory:
         """P publishes a chunk. Raises a typed error; then nothing changed."""
         if engine.gone:
             raise engine.departed()
-        ended = self.ledger.find_ended(engine, handoff_id)
-        if ended is not None:
-            ended.check_source(engine)
-            return [told(ended, engine)]
-        handoff, new = self.ledger.find_or_make(engine, handoff_id, now_s)
+        known = self.ledger.look_up(engine, handoff_id)
+        if known is not None and known.ended:
+            known.check_source(engine)
+            return [told(known, engine)]
+        handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:
             handoff.publish(engine, chunk, now_s)
         except RestowError:
-            if new:
+            if known is None:
                 self.ledger.unmake(handoff)
             raise
         engine.handoffs.add(handoff.number)
@@ -60,15 +60,15 @@ class Directory:
         """D asks, once or again. Raises a typed error; then nothing changed."""
         if engine.gone:
             raise engine.departed()
-        ended = self.ledger.find_ended(engine, handoff_id)
-        if ended is not None:
-            ended.check_asked_before(engine, wish)
-            return [told(ended, engine)]
-        handoff, new = self.ledger.find_or_make(engine, handoff_id, now_s)
+        known = self.ledger.look_up(engine, handoff_id)
+        if known is not None and known.ended:
+            known.check_asked_before(engine, wish)
+            return [told(known, engine)]
+        handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:
             first = handoff.ask(engine, wish, now_s)
         except RestowError:
-            if new:
+            if known is None:
                 self.ledger.unmake(handoff)
             raise
         if not first:
@@ -90,7 +90,7 @@ class Directory:
                 handoff=handoff_id,
                 side="source",
             )
-        if handoff.state.ended:
+        if handoff.ended:
             return [told(handoff, engine)]
         handoff.lease_until_s = max(handoff.lease_until_s, now_s + lease_s)
         handoff.note(now_s, "renewed", lease_s)
@@ -103,7 +103,7 @@ class Directory:
         if engine.gone:
             raise engine.departed()
         handoff = self.ledger.find_of(engine, handoff_id)
-        if handoff.state.ended:
+        if handoff.ended:
             return [told(handoff, engine)]
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
@@ -124,9 +124,12 @@ class Directory:
         self, engine: EngineRecord, agent: AgentRecord, handoff_id: str, now_s: float
     ) -> list[Action]:
         """A rank of P says that its part is complete in memory. Raises like `publish`."""
-        if agent.gone or self.ledger.find_ended(engine, handoff_id) is not None:
+        if agent.gone:
             return []
-        handoff, _ = self.ledger.find_or_make(engine, handoff_id, now_s)
+        known = self.ledger.look_up(engine, handoff_id)
+        if known is not None and known.ended:
+            return []
+        handoff = known or self.ledger.make(engine, handoff_id, now_s)
         handoff.fence(engine, agent.key.rank, now_s)
         if not handoff.lease_until_s:
             # Fenced before it was published: keep that for as long as a lease lasts.
@@ -214,13 +217,19 @@ class Directory:
 
     def _advance(self, handoff: Handoff, now_s: float) -> list[Action]:
         """Grant as soon as everything is there."""
-        source, destination = handoff.source, handoff.destination
-        if handoff.granted:
+        if handoff.pair is not None:
             return []
         if handoff.state is State.WAITING and handoff.complete:
             handoff.state = State.READY
             handoff.note(now_s, "ready")
-        self.ledger.watch(handoff)
+        actions = self._try_grant(handoff, now_s)
+        # One that has ended needs no clock.
+        if not handoff.ended:
+            self.ledger.watch(handoff)
+        return actions
+
+    def _try_grant(self, handoff: Handoff, now_s: float) -> list[Action]:
+        source, destination = handoff.source, handoff.destination
         if source is None or destination is None:
             return []
         key = PairKey(source.layout_digest, destination.layout_digest)
@@ -241,10 +250,8 @@ class Directory:
             if not handoff.agents_until_s:
                 handoff.agents_until_s = now_s + self.limits.agent_wait_s
                 handoff.note(now_s, "waits for agents")
-                self.ledger.watch(handoff)
             return []
         granted = open_grant(handoff, pair, self.limits, now_s)
         if isinstance(granted, Failure):
             return self.ledger.stop(handoff, granted, now_s)
-        self.ledger.watch(handoff)
         return granted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +46,6 @@ class Failure:
     detail: str
 
 
-def wish_hash(blocks: tuple[GroupIds, ...], held_tokens: int) -> int:
+def wish_hash(blocks: Mapping[str, bytes], held_tokens: int) -> int:
     """A demand as one number, unguessable from outside."""
-    return hash((blocks, held_tokens))
+    return hash((frozenset(blocks.items()), held_tokens))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from restow.broker.core.actions import (
     Action,
     GroupIds,
@@ -19,7 +17,7 @@ from restow.broker.core.events import Failure
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairPlan
-from restow.broker.core.roster import AgentRecord, EngineRecord
+from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import PagesError
 
 
@@ -49,8 +47,8 @@ def open_grant(
     handoff.grant_until_s = end_s
     handoff.settle_until_s = end_s + limits.settle_grace_s
     handoff.unsettled = set(pair.programs)
-    handoff.state = State.STAGING if any(pair.staging.values()) else State.READING
-    handoff.note(now_s, "granted", round(end_s - now_s, 3))
+    handoff.state = State.STAGING if pair.stages else State.READING
+    handoff.note(now_s, "granted", end_s - now_s)
     actions: list[Action] = []
     for dst_rank, staging in pair.staging.items():
         for src_rank in staging:
@@ -64,7 +62,6 @@ def _check_blocks(
     handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
 ) -> Failure | None:
     """What can be checked only now that both sides, all agents and the position are known."""
-    blocks = dict(handoff.dst_blocks)
     if not 0 <= handoff.held_tokens <= handoff.position_tokens:
         return Failure(
             State.FAILED,
@@ -72,14 +69,13 @@ def _check_blocks(
             f"D holds {handoff.held_tokens} tokens of a state at {handoff.position_tokens}",
         )
     try:
-        for group in pair.dst_groups:
-            destination.check_count(group, len(blocks.get(group, b"")), handoff.position_tokens)
+        destination.check_counts(pair.dst_groups, handoff.dst_blocks, handoff.position_tokens)
         # Agents that came later may have less memory than those that the ids were checked against.
         if handoff.src_checked != source.admitted:
             for group, data in handoff.src_blocks.items():
                 source.check_ids(group, data)
         if handoff.dst_checked != destination.admitted:
-            for group, data in handoff.dst_blocks:
+            for group, data in handoff.dst_blocks.items():
                 destination.check_ids(group, data)
     except PagesError as error:
         return Failure(State.FAILED, error.reason, error.message)
@@ -101,7 +97,7 @@ def _stage(
             agent.key,
             handoff.number,
             program_id,
-            _needed(handoff.src_blocks.items(), pair.src_groups),
+            _needed(handoff.src_blocks, pair.src_groups),
             handoff.held_tokens,
             handoff.position_tokens,
             dst_rank,
@@ -124,7 +120,9 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
     runs = []
     for src_rank in pair.sources[dst_rank]:
         peer = source.agents[src_rank]
-        actions += _introduced(agent, peer)
+        if peer.agent_name not in agent.peers:
+            agent.peers.add(peer.agent_name)
+            actions.append(SendPeer(agent.key, peer.key))
         address, size_bytes = handoff.staged.get((dst_rank, src_rank), (0, 0))
         runs.append(SourceRun(src_rank, peer.agent_name, address, size_bytes))
     actions.append(
@@ -133,7 +131,7 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
             handoff.number,
             handoff.handoff_id,
             program.program_id,
-            _needed(handoff.src_blocks.items(), pair.src_groups),
+            _needed(handoff.src_blocks, pair.src_groups),
             _needed(handoff.dst_blocks, pair.dst_groups),
             handoff.held_tokens,
             handoff.position_tokens,
@@ -144,15 +142,8 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
     return actions
 
 
-def _introduced(agent: AgentRecord, peer: AgentRecord) -> list[Action]:
-    if peer.agent_name in agent.peers:
-        return []
-    agent.peers.add(peer.agent_name)
-    return [SendPeer(agent.key, peer.key)]
-
-
-def _needed(blocks: Iterable[GroupIds], groups: frozenset[str]) -> tuple[GroupIds, ...]:
-    return tuple(item for item in blocks if item[0] in groups)
+def _needed(blocks: dict[str, bytes], groups: frozenset[str]) -> tuple[GroupIds, ...]:
+    return tuple([item for item in blocks.items() if item[0] in groups])
 
 
 def release_staging(handoff: Handoff) -> list[Action]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from restow.broker.core.actions import GroupIds, State
+from restow.broker.core.actions import State
 from restow.broker.core.events import Chunk, Failure, Wish, wish_hash
 from restow.broker.core.pair import PairPlan
 from restow.broker.core.roster import MAX_BLOCKS, EngineRecord
@@ -49,7 +49,7 @@ class Handoff:
     source: EngineRecord | None = None
     destination: EngineRecord | None = None
     src_blocks: dict[str, bytes] = field(default_factory=dict)
-    dst_blocks: tuple[GroupIds, ...] = ()
+    dst_blocks: dict[str, bytes] = field(default_factory=dict)
     position_tokens: int = 0
     held_tokens: int = 0
     published: bool = False
@@ -65,7 +65,7 @@ class Handoff:
     dst_checked: int = 0
     """`EngineRecord.admitted` when the oldest ids were checked."""
     pair: PairPlan | None = None
-    """The plan that it was granted with."""
+    """The plan that it was granted with; None before the grant and after the end."""
     granted_s: float = 0.0
     grant_until_s: float = 0.0
     settle_until_s: float = 0.0
@@ -74,6 +74,8 @@ class Handoff:
     staged: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(destination rank, source rank) -> (address, bytes) of gathered runs."""
     bytes_read: int = 0
+    ended: bool = False
+    """Whether nothing can happen to it any more."""
     ended_s: float = 0.0
     asked: int = 0
     """Hash of D's demand, to know a repetition after the end."""
@@ -89,7 +91,7 @@ class Handoff:
     @property
     def granted(self) -> bool:
         """Whether ranks may be reading."""
-        return self.state is State.STAGING or self.state is State.READING
+        return self.pair is not None
 
     @property
     def complete(self) -> bool:
@@ -115,7 +117,9 @@ class Handoff:
         merged = dict(self.src_blocks)
         for group, first_block, data in chunk.blocks:
             engine.check_ids(group, data)
-            merged[group] = self._append(merged.get(group, b""), group, first_block, data)
+            if first_block or group in merged or len(data) > 4 * MAX_BLOCKS:
+                data = self._append(merged.get(group, b""), group, first_block, data)
+            merged[group] = data
         if self.final and (
             merged != self.src_blocks
             or (chunk.final and chunk.position_tokens != self.position_tokens)
@@ -132,8 +136,7 @@ class Handoff:
                     f"a final publication needs at least 1",
                     handoff=self.handoff_id,
                 )
-            for group in engine.forms:
-                engine.check_count(group, len(merged.get(group, b"")), chunk.position_tokens)
+            engine.check_counts(engine.block_tokens, merged, chunk.position_tokens)
         self.source = engine
         if not self.src_blocks:
             self.src_checked = engine.admitted
@@ -180,23 +183,23 @@ class Handoff:
         Raises a `PagesError`, `HandoffOwnedError` or `HandoffConflictError`; then nothing changed.
         """
         self.check_destination(engine)
-        if self.destination is not None:
-            if (wish.blocks, wish.held_tokens) != (self.dst_blocks, self.held_tokens):
-                raise self.asked_otherwise(engine)
-            return False
-        groups = set()
+        blocks: dict[str, bytes] = {}
         for group, data in wish.blocks:
             engine.check_ids(group, data)
-            if group in groups or len(data) > 4 * MAX_BLOCKS:
+            if group in blocks or len(data) > 4 * MAX_BLOCKS:
                 raise PagesError(
                     f"handoff {self.handoff_id}: group {group} is listed more than once, or has "
                     f"more than {MAX_BLOCKS} blocks",
                     handoff=self.handoff_id,
                     group=group,
                 )
-            groups.add(group)
+            blocks[group] = data
+        if self.destination is not None:
+            if blocks != self.dst_blocks or wish.held_tokens != self.held_tokens:
+                raise self.asked_otherwise(engine)
+            return False
         self.destination = engine
-        self.dst_blocks = wish.blocks
+        self.dst_blocks = blocks
         self.held_tokens = wish.held_tokens
         self.dst_checked = engine.admitted
         self.patience_until_s = now_s + wish.timeout_s
@@ -210,8 +213,11 @@ class Handoff:
         that are asked for now.
         """
         self.check_destination(engine)
-        if self.destination is not None and self.asked != wish_hash(wish.blocks, wish.held_tokens):
-            raise self.asked_otherwise(engine)
+        if self.destination is not None:
+            blocks = dict(wish.blocks)
+            repeated = len(blocks) == len(wish.blocks)
+            if not repeated or self.asked != wish_hash(blocks, wish.held_tokens):
+                raise self.asked_otherwise(engine)
 
     def asked_otherwise(self, engine: EngineRecord) -> HandoffConflictError:
         """What to answer to a second demand that differs from the first."""
@@ -225,7 +231,7 @@ class Handoff:
         """Keep of an ended handoff what its story needs."""
         self.asked = wish_hash(self.dst_blocks, self.held_tokens)
         self.src_blocks = {}
-        self.dst_blocks = ()
+        self.dst_blocks = {}
         self.staged = {}
         self.pair = None
 
@@ -252,7 +258,7 @@ class Handoff:
 
     def next_look_s(self) -> float:
         """When something happens even if nobody says a word."""
-        if self.granted:
+        if self.pair is not None:
             return self.settle_until_s
         look_s = self.lease_until_s or math.inf
         if 0 < self.patience_until_s < look_s:

@@ -39,34 +39,28 @@ class Ledger:
             raise HandoffUnknownError(f"handoff {handoff_id} is not known here", handoff=handoff_id)
         return handoff
 
-    def find_ended(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
-        """The ended handoff of that id in the engine's tenant."""
-        return self.ended.get((engine.key.tenant, handoff_id))
+    def look_up(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
+        """The handoff of that id in the engine's tenant, live or ended."""
+        key = (engine.key.tenant, handoff_id)
+        return self.live.get(key) or self.ended.get(key)
 
     def find_of(self, engine: EngineRecord, handoff_id: str) -> Handoff:
         """The handoff, live or ended, that the engine has a side of.
 
         Raises `HandoffUnknownError`.
         """
-        key = (engine.key.tenant, handoff_id)
-        handoff = self.live.get(key) or self.ended.get(key)
+        handoff = self.look_up(engine, handoff_id)
         if handoff is None or (engine is not handoff.source and engine is not handoff.destination):
             raise HandoffUnknownError(
                 f"engine {engine.key.engine_id} has no handoff {handoff_id}", handoff=handoff_id
             )
         return handoff
 
-    def find_or_make(
-        self, engine: EngineRecord, handoff_id: str, now_s: float
-    ) -> tuple[Handoff, bool]:
-        """The live handoff of that id, made if there is none, and whether it was made.
+    def make(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff:
+        """Begin a handoff of an id that is not known.
 
         Raises `RequestError` or `DirectoryFullError`.
         """
-        key = (engine.key.tenant, handoff_id)
-        handoff = self.live.get(key)
-        if handoff is not None:
-            return handoff, False
         if not 0 < len(handoff_id) <= MAX_ID_LENGTH:
             raise RequestError(
                 f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
@@ -75,11 +69,12 @@ class Ledger:
             raise DirectoryFullError(
                 f"the broker holds {len(self.live)} handoffs, as many as it may: try again later"
             )
-        handoff = Handoff(self._next_number, engine.key.tenant, handoff_id, now_s)
-        self._next_number += 1
-        self.live[key] = handoff
-        self.by_number[handoff.number] = handoff
-        return handoff, True
+        number, tenant = self._next_number, engine.key.tenant
+        self._next_number = number + 1
+        handoff = Handoff(number, tenant, handoff_id, now_s)
+        self.live[tenant, handoff_id] = handoff
+        self.by_number[number] = handoff
+        return handoff
 
     def unmake(self, handoff: Handoff) -> None:
         """Leave no trace of a handoff whose first call was refused."""
@@ -124,6 +119,7 @@ class Ledger:
         failure = handoff.failure
         actions = release_staging(handoff)
         handoff.state = State.DONE if failure is None else failure.state
+        handoff.ended = True
         handoff.ended_s = now_s
         handoff.note(now_s, "ended", handoff.state)
         key = (handoff.tenant, handoff.handoff_id)
@@ -145,13 +141,14 @@ class Ledger:
 def told(handoff: Handoff, engine: EngineRecord) -> TellEnded:
     """How the handoff ended, for one side."""
     failure = handoff.failure
+    reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
     transfer_s = handoff.ended_s - handoff.granted_s if handoff.granted_s else 0.0
     return TellEnded(
         engine.key,
         handoff.handoff_id,
         handoff.state,
-        failure.reason if failure else "",
-        failure.detail if failure else "",
+        reason,
+        detail,
         handoff.bytes_read,
         int(transfer_s * 1e6),
     )

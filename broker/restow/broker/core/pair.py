@@ -18,6 +18,8 @@ class PairPlan:
     """Source ranks that each destination rank reads from."""
     staging: dict[int, tuple[int, ...]]
     """Source ranks that gather for each destination rank."""
+    stages: bool
+    """Whether anything has to be gathered before it is read."""
     src_groups: frozenset[str]
     dst_groups: frozenset[str]
 
@@ -29,6 +31,7 @@ class PairPlan:
             programs={program.dst_rank: program for program in programs},
             sources={program.dst_rank: program.src_ranks for program in programs},
             staging={program.dst_rank: program.staging_ranks for program in programs},
+            stages=any(program.staging_ranks for program in programs),
             src_groups=frozenset(pair.src.group for pair in pairs),
             dst_groups=frozenset(pair.dst.group for pair in pairs),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,10 +17,10 @@ from restow.broker.errors import (
     PagesError,
 )
 from restow.broker.layout import Layout, RankLayout
-from restow.broker.planner.program import PageForm
 
 MAX_BLOCKS = 1 << 20
 MAX_ADDRESS = 1 << 63
+MAX_IDS = 1 << 31
 
 _UNSIGNED = np.dtype("<u4")
 
@@ -66,10 +66,12 @@ class EngineRecord:
     incarnation: str
     layout: Layout
     layout_digest: str
-    forms: dict[str, PageForm]
+    block_tokens: dict[str, int]
+    """Tokens that a block of each group holds; 0: it holds snapshots."""
     last_seen_s: float
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     block_limits: dict[str, int] = field(default_factory=dict)
+    """The first block id of each group that some connected rank has no memory for."""
     admitted: int = 0
     """How often an agent was admitted: ids checked before need another look afterwards."""
     handoffs: set[int] = field(default_factory=set)
@@ -82,12 +84,15 @@ class EngineRecord:
         cls, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
     ) -> EngineRecord:
         """A record of a checked layout."""
-        forms = {
-            region.group: PageForm(region.group, region.page_tokens or 0, region.pages_per_block)
+        block_tokens = {
+            region.group: (region.page_tokens or 0) * region.pages_per_block
             for rank in layout.ranks
             for region in rank.regions
         }
-        return cls(key, incarnation, layout, layout_digest, forms, now_s)
+        limits = dict.fromkeys(block_tokens, MAX_IDS)
+        return cls(
+            key, incarnation, layout, layout_digest, block_tokens, now_s, block_limits=limits
+        )
 
     @property
     def ranks(self) -> int:
@@ -149,35 +154,37 @@ class EngineRecord:
         return agent
 
     def _limits(self) -> dict[str, int]:
-        """The first block id of each group that some connected rank has no memory for."""
-        limits: dict[str, int] = {}
+        limits = dict.fromkeys(self.block_tokens, MAX_IDS)
         for layout in self.layout.ranks:
             agent = self.agents.get(layout.rank)
             if agent is None:
                 continue
             for region, memory in zip(layout.regions, agent.regions, strict=True):
                 limit = memory.page_count // region.pages_per_block
-                limits[region.group] = min(limit, limits.get(region.group, limit))
+                limits[region.group] = min(limit, limits[region.group])
         return limits
 
     def check_ids(self, group: str, data: bytes) -> None:
         """Raise a `PagesError` unless the ids are int32 inside the group's memory."""
-        if group not in self.forms:
+        limit = self.block_limits.get(group)
+        if limit is None:
             raise PagesError(
-                f"engine {self.key.engine_id} has no group {group!r}; it has {sorted(self.forms)}",
+                f"engine {self.key.engine_id} has no group {group!r}; it has "
+                f"{sorted(self.block_limits)}",
                 group=group,
             )
-        if len(data) % 4:
-            raise PagesError(f"group {group}: {len(data)} bytes are not int32 ids", group=group)
-        if not data:
-            return
+        size_bytes = len(data)
         # Seen as unsigned, a negative id is out of every range. A snapshot's one id needs no array.
-        limit = self.block_limits.get(group, 1 << 31)
-        if len(data) == 4:
-            fits = int.from_bytes(data, "little") < limit
+        if size_bytes == 4:
+            highest = int.from_bytes(data, "little")
+        elif size_bytes % 4:
+            raise PagesError(f"group {group}: {size_bytes} bytes are not int32 ids", group=group)
+        elif data:
+            ids = np.frombuffer(data, _UNSIGNED)
+            highest = ids.item(ids.argmax())
         else:
-            fits = np.maximum.reduce(np.frombuffer(data, _UNSIGNED)) < limit
-        if not fits:
+            return
+        if highest >= limit:
             ids = np.frombuffer(data, _UNSIGNED)
             wrong = int(np.frombuffer(data, "<i4")[int(np.argmax(ids >= limit))])
             raise PageRangeError(
@@ -189,26 +196,31 @@ class EngineRecord:
                 range=f"[0, {limit})",
             )
 
-    def check_count(self, group: str, size_bytes: int, position_tokens: int) -> None:
-        """Raise `PageCountError` unless a group's list holds a prompt up to the position."""
-        form, blocks = self.forms[group], size_bytes // 4
-        if form.page_tokens == 0:
-            if blocks != 1:
-                raise PageCountError(
-                    f"engine {self.key.engine_id}, group {group} holds snapshots: exactly one "
-                    f"block is needed, got {blocks}",
-                    group=group,
-                    count=blocks,
-                )
-            return
-        tokens = form.page_tokens * form.pages_per_block
-        if blocks * tokens < position_tokens:
-            raise PageCountError(
-                f"engine {self.key.engine_id}, group {group}: {blocks} blocks of {tokens} tokens "
-                f"do not hold {position_tokens} tokens",
+    def check_counts(
+        self, groups: Iterable[str], blocks: Mapping[str, bytes], position_tokens: int
+    ) -> None:
+        """Raise `PageCountError` unless each group's list holds a prompt up to the position."""
+        for group in groups:
+            tokens, count = self.block_tokens[group], len(blocks.get(group, b"")) // 4
+            if count != 1 if tokens == 0 else count * tokens < position_tokens:
+                raise self._miscounted(group, tokens, count, position_tokens)
+
+    def _miscounted(
+        self, group: str, tokens: int, count: int, position_tokens: int
+    ) -> PageCountError:
+        if tokens == 0:
+            return PageCountError(
+                f"engine {self.key.engine_id}, group {group} holds snapshots: exactly one "
+                f"block is needed, got {count}",
                 group=group,
-                count=blocks,
+                count=count,
             )
+        return PageCountError(
+            f"engine {self.key.engine_id}, group {group}: {count} blocks of {tokens} tokens "
+            f"do not hold {position_tokens} tokens",
+            group=group,
+            count=count,
+        )
 
 
 def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionMemory]) -> None:

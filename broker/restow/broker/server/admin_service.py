@@ -150,7 +150,7 @@ def _words(event: str, detail: object) -> str:
         case "requested", int(held):
             return f"holding {held} tokens"
         case "granted", float(seconds):
-            return f"for {seconds} s"
+            return f"for {seconds:.3f} s"
         case "staged", (int(src_rank), int(dst_rank)):
             return f"rank {src_rank} gathered for rank {dst_rank}"
         case "settled", (int(rank), int(size_bytes), int(elapsed_us)):

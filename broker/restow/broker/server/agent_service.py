@@ -108,7 +108,9 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         hub = self._hub
         now_s = hub.now_s()
         for message in messages:
-            hub.perform(self._apply(engine, agent, message, now_s))
+            actions = self._apply(engine, agent, message, now_s)
+            if actions:
+                hub.perform(actions)
 
     def _apply(
         self, engine: EngineRecord, agent: AgentRecord, message: pb.AgentMessage, now_s: float

@@ -118,7 +118,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         now_s = hub.now_s()
         for message in request.messages:
             try:
-                hub.perform(self._apply(engine, message, now_s))
+                actions = self._apply(engine, message, now_s)
+                if actions:
+                    hub.perform(actions)
             except RestowError as error:
                 outbox.open().events.add().refused.CopyFrom(_refused(message, error))
 
@@ -200,18 +202,20 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
 
     def _wish(self, demand: pb.Demand) -> Wish:
         limits = self._hub.directory.limits
-        if not 0 <= demand.timeout_ms <= limits.max_lease_s * 1000 or demand.held_tokens < 0:
+        timeout_ms, held_tokens = demand.timeout_ms, demand.held_tokens
+        if held_tokens < 0 or not 0 <= timeout_ms <= limits.max_lease_s * 1000:
             raise RequestError(
-                f"timeout_ms {demand.timeout_ms} and held_tokens {demand.held_tokens} must not be "
-                f"negative, nor a timeout above {int(limits.max_lease_s * 1000)}",
+                f"timeout_ms {timeout_ms} and held_tokens {held_tokens} must not be negative, nor "
+                f"a timeout above {int(limits.max_lease_s * 1000)}",
                 field="timeout_ms",
             )
-        if any([block_list.first_block for block_list in demand.blocks]):
-            raise RequestError("a demand names all blocks from 0 on", field="first_block")
-        timeout_s = demand.timeout_ms / 1000 if demand.timeout_ms else limits.timeout_s
-        return Wish(
-            tuple([(b.group, b.block_ids) for b in demand.blocks]), demand.held_tokens, timeout_s
-        )
+        blocks = []
+        for one in demand.blocks:
+            if one.first_block:
+                raise RequestError("a demand names all blocks from 0 on", field="first_block")
+            blocks.append((one.group, one.block_ids))
+        timeout_s = timeout_ms / 1000 if timeout_ms else limits.timeout_s
+        return Wish(tuple(blocks), held_tokens, timeout_s)
 
 
 def _checked_digest(layout: Any) -> str:

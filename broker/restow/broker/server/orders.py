@@ -23,8 +23,9 @@ def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
     """How a handoff ended."""
     ended.handoff_id = action.handoff_id
     ended.state = STATE_NUMBERS[action.state]
-    ended.reason = action.reason
-    ended.detail = action.detail
+    if action.reason:
+        ended.reason = action.reason
+        ended.detail = action.detail
     ended.bytes = action.bytes
     ended.transfer_us = action.transfer_us
 
@@ -88,8 +89,9 @@ def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:
         source = execute.sources.add()
         source.src_rank = run.src_rank
         source.agent_name = run.agent_name
-        source.staged_address = run.staged_address
-        source.staged_bytes = run.staged_bytes
+        if run.staged_bytes:
+            source.staged_address = run.staged_address
+            source.staged_bytes = run.staged_bytes
     execute.grant_ms = action.grant_ms
 
 
