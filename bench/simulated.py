@@ -16,6 +16,7 @@ import numpy as np
 
 from restow.broker import wire
 from restow.broker.client.channel import open_channel
+from restow.broker.client.session import MAX_BATCH
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,
@@ -51,7 +52,7 @@ class Tally:
 
 
 class Stream:
-    """A bidi stream whose queued messages leave as one batch."""
+    """A bidi stream whose queued messages leave in batches, as the client's do."""
 
     def __init__(self, call: grpc.aio.StreamStreamCall, make: type) -> None:  # type: ignore[type-arg]
         self._call = call
@@ -67,8 +68,10 @@ class Stream:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            batch, self._queue = self._queue, []
-            await self._call.write(self._make(messages=batch))
+            queue, self._queue = self._queue, []
+            for first in range(0, len(queue), MAX_BATCH):
+                batch = queue[first : first + MAX_BATCH]
+                await self._call.write(self._make(messages=batch))
 
     async def read(self) -> AsyncIterator[object]:
         while (response := await self._call.read()) is not grpc.aio.EOF:

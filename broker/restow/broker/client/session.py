@@ -25,7 +25,8 @@ from restow.v1 import broker_pb2_grpc
 
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0
-MAX_BATCH = 512
+MAX_BATCH = 128
+"""Messages in a batch: few enough that the broker works on one while the next is written."""
 MAX_BATCH_BYTES = 4 << 20
 RENEW_EVERY_S = 0.25
 UNREGISTER_TIMEOUT_S = 1.0
