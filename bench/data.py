@@ -24,6 +24,7 @@ from control import BROKER, listening
 from geometry import geometries
 from rows import Row, Yield, compared
 
+from restow.agents.async_agent import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import (
@@ -44,6 +45,7 @@ GEOMETRY = "nemotron3-nano-30b"
 PAIRS = ((1, 1), (2, 4), (4, 2))
 PAGES = (16, 64, 128)
 STAGING_BYTES = 256 << 20
+READ_THREADS = AgentSettings().read_threads
 RANK = [sys.executable, str(Path(__file__).with_name("rank.py"))]
 
 
@@ -58,17 +60,21 @@ class Case:
     page_tokens: int
     scattered: bool = True
     """Pages in random order, as after hours of serving; else in order, as after a start."""
+    read_threads: int = READ_THREADS
+    """That share out what is read; the reference is always one READ by one thread."""
 
     @property
     def name(self) -> str:
         conv = self.p_conv if self.p_conv is self.d_conv else f"{self.p_conv} to {self.d_conv}"
         order = "scattered" if self.scattered else "in order"
-        return f"P{self.p_tp} to D{self.d_tp}, {conv}, pages of {self.page_tokens} {order}"
+        threads = "" if self.read_threads == READ_THREADS else f", {self.read_threads} thread"
+        pages = f"pages of {self.page_tokens} {order}"
+        return f"P{self.p_tp} to D{self.d_tp}, {conv}, {pages}{threads}"
 
     @property
     def goal(self) -> float | None:
         """The ratio wanted: contiguous pieces at equal TP, smaller ones at unequal."""
-        if self.p_conv is not self.d_conv:
+        if self.p_conv is not self.d_conv or self.read_threads != READ_THREADS:
             return None
         if self.p_tp == self.d_tp:
             return 0.85 if self.page_tokens >= 64 else None
@@ -82,6 +88,8 @@ def cases() -> Iterator[Case]:
                 yield Case(p_tp, d_tp, conv, conv, page_tokens)
         yield Case(p_tp, d_tp, ConvLayout.SD, ConvLayout.DS, 64)
         yield Case(p_tp, d_tp, ConvLayout.DS, ConvLayout.DS, 64, scattered=False)
+        if READ_THREADS > 1:
+            yield Case(p_tp, d_tp, ConvLayout.DS, ConvLayout.DS, 64, read_threads=1)
 
 
 def run(put: Yield, repeats: int) -> None:
@@ -101,7 +109,8 @@ async def _measure(case: Case, index: int, broker: str, repeats: int) -> list[Ro
     plan = make_plan(layouts[0], layouts[1])
     size_bytes = plan.bytes_at(TOKENS)
     runs = _contiguous(plan)
-    async with _house(f"{index}", broker, layouts, runs) as house:
+    threads = {"layout": case.read_threads, "contiguous": 1}
+    async with _house(f"{index}", broker, layouts, runs, threads) as house:
         ours, contiguous, copies = [], [], []
         rng = np.random.default_rng(index)
         await house.hand_over("layout", "warm", rng, case)
@@ -188,7 +197,11 @@ class House:
 
 @asynccontextmanager
 async def _house(
-    prefix: str, broker: str, layouts: list[Layout], runs: list[Layout]
+    prefix: str,
+    broker: str,
+    layouts: list[Layout],
+    runs: list[Layout],
+    read_threads: dict[str, int],
 ) -> AsyncIterator[House]:
     page_tokens = max(region.page_tokens or 0 for region in layouts[0].ranks[0].regions)
     # Twice what a prompt needs, so that its pages lie scattered.
@@ -200,7 +213,9 @@ async def _house(
                 session = EngineSession(f"{side}{what}{prefix}", prefix, layout, broker)
                 house.sessions[side, what] = await stack.enter_async_context(session)
             house.workers[side] = [
-                stack.enter_context(_worker(broker, side, prefix, index, pair, page_counts))
+                stack.enter_context(
+                    _worker(broker, side, prefix, index, pair, page_counts, read_threads)
+                )
                 for index in range(len(pair[0].ranks))
             ]
         for worker in (*house.workers["P"], *house.workers["D"]):
@@ -218,6 +233,7 @@ def _worker(
     index: int,
     pair: tuple[Layout, Layout],
     page_counts: dict[str, int],
+    read_threads: dict[str, int],
 ) -> Iterator[subprocess.Popen[str]]:
     served = [
         {
@@ -229,6 +245,7 @@ def _worker(
                 for r in layout.ranks[index].regions
             ],
             "staging_bytes": STAGING_BYTES,
+            "read_threads": read_threads[what],
         }
         for what, layout in zip(("layout", "contiguous"), pair, strict=True)
     ]

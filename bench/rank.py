@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from restow.agents import Agent
+from restow.agents.async_agent import AgentSettings
 from restow.agents.memory import RegionMemory
 from restow.broker.logs import log_to_stderr
 
@@ -45,7 +46,10 @@ def main() -> None:
                         allocate(name, page_count, stride_bytes, stack)
                         for name, page_count, stride_bytes in served["regions"]
                     ],
-                    staging_bytes=served["staging_bytes"],
+                    settings=AgentSettings(
+                        staging_bytes=served["staging_bytes"],
+                        read_threads=served["read_threads"],
+                    ),
                 )
             )
         print("ready", flush=True)

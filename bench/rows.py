@@ -8,6 +8,7 @@ import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -83,8 +84,10 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 
 def write_json(rows: Sequence[Row], path: Path, about: str) -> None:
-    """Write all rows, with the machine."""
-    path.write_text(json.dumps({"machine": about, "rows": [asdict(row) for row in rows]}, indent=1))
+    """Write all rows, with the day and the machine."""
+    today = datetime.now(UTC).date().isoformat()
+    measured = {"date": today, "machine": about, "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(measured, indent=1))
 
 
 Yield = Callable[[Row], None]

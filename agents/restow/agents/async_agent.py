@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ REST_TICK_S = 0.1
 WORK_S = 150e-6  # an idle tick takes 2 to 80 microseconds, by the warmth of the caches
 
 
+def _read_threads() -> int:
+    return min(2, len(os.sched_getaffinity(0)))
+
+
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """How an agent works."""
@@ -42,6 +47,8 @@ class AgentSettings:
     """Size of the pool for gathering, and of the one for scattering. 0: neither can be done."""
     quarantine_s: float = 6.0
     """How long a read that failed may take to end by itself."""
+    read_threads: int = field(default_factory=_read_threads)
+    """Threads that copy a large read between processes of one host: two, or as many as cores."""
     transport: TransportSettings = field(default_factory=TransportSettings)
 
 
@@ -68,7 +75,9 @@ class AsyncAgent:
         self._scatter = staging_at(place, self._settings.staging_bytes)
         self._serving = self._open_transport(self._gather)
         self._reader = Reader(
-            lambda: self._open_transport(self._scatter), self._settings.quarantine_s
+            lambda: self._open_transport(self._scatter),
+            self._settings.quarantine_s,
+            threads=self._settings.read_threads,
         )
         self._executor = Executor(rank, self._regions, self._gather, self._scatter, self._reader)
         self._link = Link(broker_address(broker), self)

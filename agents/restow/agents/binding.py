@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,6 +35,8 @@ __all__ = [
 
 STAGING_ALIGN_BYTES = 16
 """Every row of a staged run begins at a multiple of this."""
+SPLIT_BYTES = 4096
+"""Reads are split at multiples of this from their beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,34 @@ class Descriptors:
     src_address: Int64s
     dst_address: Int64s
     length_bytes: Int64s
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all pieces."""
+        return int(self.length_bytes.sum())
+
+    def split(self, count: int) -> list[Descriptors]:
+        """The same bytes in ``count`` parts of about equal size; a piece may be cut in several."""
+        stops = np.cumsum(self.length_bytes)
+        cuts = self.size_bytes * np.arange(1, count) // count // SPLIT_BYTES * SPLIT_BYTES
+        bounds = [0, *cuts.tolist(), self.size_bytes]
+        return [self._part(stops, begin, end) for begin, end in pairwise(bounds)]
+
+    def _part(self, stops: Int64s, begin: int, end: int) -> Descriptors:
+        """Bytes ``[begin, end)`` of all."""
+        first, last = np.searchsorted(stops, begin, "right"), np.searchsorted(stops, end, "left")
+        pieces = slice(first, last + 1 if end > begin else first)
+        src, dst, length = (
+            column[pieces].copy()
+            for column in (self.src_address, self.dst_address, self.length_bytes)
+        )
+        if len(length):
+            skipped = begin - (stops[first] - length[0])
+            src[0] += skipped
+            dst[0] += skipped
+            length[0] -= skipped
+            length[-1] -= stops[last] - end
+        return Descriptors(src, dst, length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -16,16 +17,19 @@ from restow.broker.client.channel import broker_address
 
 
 def run_agent_daemon(
-    broker: str | None, socket_path: str | Path, settings: AgentSettings | None = None
+    broker: str | None, socket_path: str | Path, read_threads: int | None = None
 ) -> None:
     """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
 
     Raises `SocketInUseError`.
     """
+    settings = AgentSettings()
+    if read_threads is not None:
+        settings = replace(settings, read_threads=read_threads)
     uvloop.run(_serve(broker, Path(socket_path), settings))
 
 
-async def _serve(broker: str | None, socket_path: Path, settings: AgentSettings | None) -> None:
+async def _serve(broker: str | None, socket_path: Path, settings: AgentSettings) -> None:
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)

@@ -22,10 +22,11 @@ from restow.agents.binding import (
 )
 from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
+from restow.agents.lane import Read
 from restow.agents.memory import HOST, Place, RegionMemory, Staging, region_table
 from restow.agents.orders import ExecuteOrder, Peer, Source, StageOrder
 from restow.agents.program_check import CheckedProgram
-from restow.agents.reader import Read, Reader
+from restow.agents.reader import Reader
 from restow.agents.staging import ALIGN_BYTES, Run, StagingPool
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout.rows import Bools, Int64s
@@ -206,7 +207,7 @@ class Executor:
         finally:
             if run is not None:
                 self._scatter_pool.release(run)
-        return sum(int(read.descriptors.length_bytes.sum()) for read in reads)
+        return sum(read.descriptors.size_bytes for read in reads)
 
     async def _acquire(self, length_bytes: int, deadline_s: float) -> Run | None:
         if not length_bytes:

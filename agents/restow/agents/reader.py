@@ -9,6 +9,10 @@ A read that failed is first given ``quarantine_s`` to end by itself. If it does 
 stopped, not dead), the lane that it flew on is retired: it takes no new reads, and when its other
 reads have ended, its NIXL agent is closed. New reads get a new lane meanwhile. Nobody reads from a
 lane, so that closing one is nobody else's business.
+
+Between processes of one host the thread that posts a read copies all of it (CMA), so large reads
+are posted on threads of their own, and those from a peer that is known to be read so are shared
+out over several lanes: two copy nearly twice as fast as one (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -16,54 +20,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import structlog
 
-from restow.agents.binding import Descriptors
-from restow.agents.errors import AgentClosedError, AgentError, PeerLostError, ReadDeadlineError
-from restow.agents.memory import Place
+from restow.agents.errors import AgentClosedError, AgentError, PeerLostError
+from restow.agents.lane import Lane, Read, late
 from restow.agents.transport import Flight, NixlTransport
 
 SPIN_S = 0.002
 POLL_S = 0.001
+LARGE_BYTES = 1 << 20
+"""From here on a read may keep a thread for longer than an event loop should be kept."""
+SHARE_BYTES = 4 << 20
+"""What a lane must get for the share to be worth another thread."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Read:
-    """Pieces to read from one peer, all from one place to one place."""
-
-    peer: str
-    descriptors: Descriptors
-    src: Place
-    dst: Place
-
-
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """A NIXL agent that reads, and what flies on it."""
-
-    transport: NixlTransport
-    readers: int = 0
-    """Calls of `Reader.read` that have not given up on the lane."""
-    flying: set[Flight] = field(default_factory=set)
-    """Reads that may still write, those that were given up too."""
-    broken: set[str] = field(default_factory=set)
-    """Peers whose connection broke: to be added anew."""
-    retired: bool = False
-    closed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def flies_from(self, peer: str) -> bool:
-        """Whether a read of the peer may still write."""
-        return any(flight.peer == peer for flight in self.flying)
-
-    def close(self) -> None:
-        """Stop all writing."""
-        for flight in self.flying:
-            self.transport.release(flight)
-        self.flying.clear()
-        self.transport.close()
-        self.closed.set()
+_Posted = list[tuple[Lane, Flight]]
 
 
 class Reader:
@@ -74,14 +47,23 @@ class Reader:
         open_transport: Callable[[], NixlTransport],
         quarantine_s: float = 6.0,
         clock: Callable[[], float] = time.monotonic,
+        threads: int = 1,
     ) -> None:
-        """Open the first lane. ``open_transport`` registers what reads may land in."""
+        """Open the first lane; others, up to ``threads``, when they can help.
+
+        ``open_transport`` registers what reads may land in; it is called on other threads too.
+        """
         self._open_transport = open_transport
         self._quarantine_s = quarantine_s
         self._clock = clock
+        self._width = threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="restow-read")
         self._metadata: dict[str, bytes] = {}
-        self._lane: _Lane | None = _Lane(open_transport())
-        self._retired: list[_Lane] = []
+        self._lanes = [Lane(open_transport())]
+        self._opening: Future[NixlTransport] | None = None
+        self._retired: list[Lane] = []
+        self._copied: set[str] = set()
+        """Peers whose bytes are copied by the thread that posts."""
         self._closed = False
         self._log = structlog.get_logger("restow.agent")
 
@@ -90,6 +72,11 @@ class Reader:
         """Lanes that wait for their last reads."""
         return len(self._retired)
 
+    @property
+    def lanes(self) -> int:
+        """Lanes that take new reads."""
+        return len(self._lanes)
+
     def add_peer(self, peer: str, metadata: bytes) -> None:
         """Know a peer; it is connected by its first read."""
         self._metadata[peer] = metadata
@@ -97,8 +84,9 @@ class Reader:
     def forget_peer(self, peer: str) -> None:
         """A peer is gone: its reads in flight fail, new ones are refused. May be repeated."""
         self._metadata.pop(peer, None)
-        for lane in self._lanes():
-            self._disconnect(lane, peer)
+        self._copied.discard(peer)
+        for lane in (*self._lanes, *self._retired):
+            lane.forget_peer(peer)
 
     async def read(self, reads: Sequence[Read], deadline_s: float) -> None:
         """Read everything before ``deadline_s`` of the clock.
@@ -106,144 +94,175 @@ class Reader:
         Raises `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`, `TransportFailedError` and
         `AgentClosedError`.
         """
-        if self._lane is None:
-            self._lane = _Lane(self._open_transport())
-        lane = self._lane
-        lane.readers += 1
+        shares = self._share_out(reads)
+        lanes = [lane for lane, _ in shares]
+        for lane in lanes:
+            lane.readers += 1
         try:
-            failure, stuck = await self._fly(lane, reads, deadline_s)
+            failure, stuck = await self._fly(shares, deadline_s)
         finally:
-            self._leave(lane)
-        if stuck:
+            for lane in lanes:
+                self._leave(lane)
+        for lane in stuck:
             await lane.closed.wait()
         if failure is not None:
             raise failure
 
     def progress(self) -> None:
         """Let connections be made and broken while nothing is read."""
-        if self._lane is not None:
-            self._lane.transport.progress()
+        for lane in self._lanes:
+            lane.progress()
 
     def close(self) -> None:
-        """End all lanes: nothing lands any more."""
+        """End all lanes: nothing lands any more. Waits for threads that copy. May be repeated."""
         self._closed = True
-        for lane in self._lanes():
+        for lane in (*self._lanes, *self._retired):
             lane.close()
-        self._lane = None
+        self._threads.shutdown()
+        if self._opening is not None and self._opening.exception() is None:
+            self._opening.result().close()
+        self._opening = None
+        self._lanes.clear()
         self._retired.clear()
 
-    # -- inside -----------------------------------------------------------------------------------
+    # -- lanes ------------------------------------------------------------------------------------
 
-    def _lanes(self) -> list[_Lane]:
-        return [*self._retired, *([self._lane] if self._lane else [])]
-
-    async def _fly(
-        self, lane: _Lane, reads: Sequence[Read], deadline_s: float
-    ) -> tuple[AgentError | None, bool]:
-        """Post, and wait for the end of every read or of the quarantine.
-
-        Returns the failure, and whether a read may still write.
-        """
-        flying: list[Flight] = []
-        failure: AgentError | None = None
+    def _share_out(self, reads: Sequence[Read]) -> list[tuple[Lane, Sequence[Read]]]:
+        """Which lane reads what: shares of about equal bytes, if several lanes make it faster."""
+        if self._closed:
+            raise AgentClosedError("the agent is closed")
+        self._take_opened()
+        if not self._lanes:
+            self._lanes.append(Lane(self._open_transport()))
+        count = 1
+        if len(self._lanes) > 1 and all(read.peer in self._copied for read in reads):
+            size_bytes = sum(read.descriptors.size_bytes for read in reads)
+            count = max(1, min(len(self._lanes), size_bytes // SHARE_BYTES))
+        if count == 1:
+            return [(next((lane for lane in self._lanes if not lane.busy), self._lanes[0]), reads)]
+        shares: list[list[Read]] = [[] for _ in range(count)]
         for read in reads:
-            if self._clock() > deadline_s:
-                failure = _late()
-                break
-            try:
-                flying.append(self._post(lane, read))
-            except AgentError as error:
-                failure = error
-                break
-            await asyncio.sleep(0)
-        spin_until_s = self._clock() + SPIN_S
-        give_up_s = float("inf")
-        while True:
-            flying, broken = self._still_flying(lane, flying)
-            failure = failure or broken
-            if self._closed:
-                return AgentClosedError("the agent was closed during a read"), False
-            now_s = self._clock()
-            if failure is None:
-                failure = self._refusal(flying, now_s, deadline_s)
-            if not flying:
-                return failure, False
-            if failure is not None:
-                give_up_s = min(give_up_s, now_s + self._quarantine_s)
-            if now_s > give_up_s:
-                self._retire(lane, flying)
-                return failure, True
-            await asyncio.sleep(0 if now_s < spin_until_s else POLL_S)
+            for share, part in zip(shares, read.descriptors.split(count), strict=True):
+                if len(part.length_bytes):
+                    share.append(replace(read, descriptors=part))
+        return list(zip(self._lanes, shares, strict=False))
 
-    def _post(self, lane: _Lane, read: Read) -> Flight:
-        metadata = self._metadata.get(read.peer)
-        if metadata is None:
-            raise PeerLostError(f"agent {read.peer} is not known here", agent=read.peer)
-        if read.peer in lane.broken and not lane.flies_from(read.peer):
-            lane.transport.forget_peer(read.peer)
-            lane.broken.discard(read.peer)
-        try:
-            lane.transport.add_peer(read.peer, metadata)
-            flight = lane.transport.read(read.peer, read.descriptors, read.src, read.dst)
-        except PeerLostError:
-            lane.broken.add(read.peer)
-            raise
-        lane.flying.add(flight)
-        return flight
-
-    def _still_flying(
-        self, lane: _Lane, flying: list[Flight]
-    ) -> tuple[list[Flight], AgentError | None]:
-        """Poll all; those that have not ended, and the first failure."""
-        rest, failure = [], None
-        for flight in flying:
-            try:
-                ended = self._closed or lane.transport.poll(flight)
-            except AgentError as error:
-                failure = failure or error
-                lane.broken.add(flight.peer)
-                ended = True
-            if not ended:
-                rest.append(flight)
-                continue
-            lane.transport.release(flight)
-            lane.flying.discard(flight)
-            if flight.peer not in self._metadata:
-                self._disconnect(lane, flight.peer)
-        return rest, failure
-
-    def _refusal(
-        self, flying: Sequence[Flight], now_s: float, deadline_s: float
-    ) -> AgentError | None:
-        """Why reads that may still be well are not waited for."""
-        if now_s > deadline_s:
-            return _late()
-        for flight in flying:
-            if flight.peer not in self._metadata:
-                return PeerLostError(f"agent {flight.peer} is gone", agent=flight.peer)
-        return None
-
-    def _disconnect(self, lane: _Lane, peer: str) -> None:
-        """Forget a peer's metadata, unless a read of it may still land."""
-        if not lane.flies_from(peer) and not lane.closed.is_set():
-            lane.transport.forget_peer(peer)
-            lane.broken.discard(peer)
-
-    def _retire(self, lane: _Lane, stuck: Sequence[Flight]) -> None:
-        if lane.retired:
+    def _take_opened(self) -> None:
+        if self._opening is None or not self._opening.done():
             return
-        peers = sorted({flight.peer for flight in stuck})
-        self._log.warning("reads do not end, so their lane is given up", peers=peers)
-        lane.retired = True
-        self._retired.append(lane)
-        self._lane = None
+        opening, self._opening = self._opening, None
+        try:
+            self._lanes.append(Lane(opening.result()))
+        except AgentError as error:
+            self._log.warning("no further lane", reason=error.reason, detail=error.message)
+            self._width = len(self._lanes)
 
-    def _leave(self, lane: _Lane) -> None:
+    def _saw(self, read: Read, flight: Flight) -> None:
+        """A large read was posted: learn whether more threads would make such reads faster."""
+        if flight.done and self._width > 1 and read.peer in self._metadata:
+            self._copied.add(read.peer)
+            if len(self._lanes) < self._width and self._opening is None and not self._closed:
+                self._opening = self._threads.submit(self._open_transport)
+
+    def _retire(self, lane: Lane, peers: set[str]) -> None:
+        if not lane.retired:
+            self._log.warning("reads do not end: their lane is given up", peers=sorted(peers))
+            lane.retired = True
+            self._lanes.remove(lane)
+            self._retired.append(lane)
+
+    def _leave(self, lane: Lane) -> None:
         lane.readers -= 1
         if lane.retired and not lane.readers and not lane.closed.is_set():
             self._retired.remove(lane)
             lane.close()
 
+    # -- reads ------------------------------------------------------------------------------------
 
-def _late() -> ReadDeadlineError:
-    return ReadDeadlineError("the grant ended before the last byte was in place")
+    async def _fly(
+        self, shares: Sequence[tuple[Lane, Sequence[Read]]], deadline_s: float
+    ) -> tuple[AgentError | None, set[Lane]]:
+        """Post, and wait for the end of every read or of the quarantine.
+
+        Returns the failure, and the lanes on which a read may still write.
+        """
+        flying: _Posted = []
+        posts = [self._post_all(lane, reads, deadline_s, flying) for lane, reads in shares]
+        failures = await asyncio.gather(*posts)
+        failure = next((one for one in failures if one is not None), None)
+        spin_until_s = self._clock() + SPIN_S
+        give_up_s = float("inf")
+        while True:
+            flying, broken = self._still_flying(flying)
+            failure = failure or broken
+            if self._closed:
+                return AgentClosedError("the agent was closed during a read"), set()
+            now_s = self._clock()
+            if failure is None:
+                failure = self._refusal(flying, now_s, deadline_s)
+            if not flying:
+                return failure, set()
+            if failure is not None:
+                give_up_s = min(give_up_s, now_s + self._quarantine_s)
+            if now_s > give_up_s:
+                stuck = {lane for lane, _ in flying}
+                for lane in stuck:
+                    self._retire(lane, {flight.peer for on, flight in flying if on is lane})
+                return failure, stuck
+            await asyncio.sleep(0 if now_s < spin_until_s else POLL_S)
+
+    async def _post_all(
+        self, lane: Lane, reads: Sequence[Read], deadline_s: float, flying: _Posted
+    ) -> AgentError | None:
+        """Post one after the other onto a lane, until one fails."""
+        for read in reads:
+            try:
+                flying.append((lane, await self._post(lane, read, deadline_s)))
+            except AgentError as error:
+                return error
+        return None
+
+    async def _post(self, lane: Lane, read: Read, deadline_s: float) -> Flight:
+        metadata = self._metadata.get(read.peer)
+        if metadata is None:
+            raise PeerLostError(f"agent {read.peer} is not known here", agent=read.peer)
+        if self._clock() > deadline_s:
+            raise late()
+        if self._closed:
+            raise AgentClosedError("the agent was closed before a read")
+        large = read.descriptors.size_bytes >= LARGE_BYTES
+        if not large and not lane.busy:
+            flight = lane.post(read, metadata, deadline_s, self._clock)
+            await asyncio.sleep(0)
+            return flight
+        loop = asyncio.get_running_loop()
+        flight = await loop.run_in_executor(
+            self._threads, lane.post, read, metadata, deadline_s, self._clock
+        )
+        if large:
+            self._saw(read, flight)
+        return flight
+
+    def _still_flying(self, flying: _Posted) -> tuple[_Posted, AgentError | None]:
+        """Poll all; those that have not ended, and the first failure."""
+        rest: _Posted = []
+        failure: AgentError | None = None
+        for lane, flight in flying:
+            try:
+                if not lane.has_ended(flight):
+                    rest.append((lane, flight))
+                    continue
+            except AgentError as error:
+                failure = failure or error
+            if flight.peer not in self._metadata:
+                lane.forget_peer(flight.peer)
+        return rest, failure
+
+    def _refusal(self, flying: _Posted, now_s: float, deadline_s: float) -> AgentError | None:
+        """Why reads that may still be well are not waited for."""
+        if now_s > deadline_s:
+            return late()
+        for _, flight in flying:
+            if flight.peer not in self._metadata:
+                return PeerLostError(f"agent {flight.peer} is gone", agent=flight.peer)
+        return None

@@ -16,6 +16,15 @@ def agent(
         Path, typer.Option("--socket", help="Unix socket on which engines hand memory over.")
     ],
     broker: BrokerOption = None,
+    read_threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            envvar="RESTOW_READ_THREADS",
+            help="Threads that copy a large read between processes of one host. "
+            "Default: two, or as many as there are cores.",
+        ),
+    ] = None,
     log_format: LogFormatOption = "console",
 ) -> None:
     """Run an agent as a daemon of this host until SIGTERM or SIGINT."""
@@ -28,4 +37,4 @@ def agent(
             module=error.name,
         ) from None
     set_up_log(log_format)
-    run_agent_daemon(broker, socket)
+    run_agent_daemon(broker, socket, read_threads)

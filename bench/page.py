@@ -1,0 +1,99 @@
+"""Writes the tables of docs/benchmarks.md anew from docs/benchmarks.json.
+
+    python bench/page.py
+
+Each table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; the words around them are
+written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
+Rows = list[dict[str, Any]]
+
+
+def machine(about: str, rows: Rows) -> list[str]:
+    """What the figures were measured on."""
+    return [f"Measured on {about}."]
+
+
+def data(about: str, rows: Rows) -> list[str]:
+    """A line a case: ours, the contiguous READ, memcpy."""
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["suite"] == "data":
+            cases.setdefault(row["case"], {})[row["reference"]] = row
+    lines = _head("case", "MB", "ms", "contiguous READ, ms", "ratio", "goal", "of memcpy")
+    for case, by_reference in cases.items():
+        read, copy = by_reference["contiguous READ"], by_reference["memcpy, one thread"]
+        lines.append(
+            f"| {case} | {read['bytes'] / 1e6:.0f} | {read['seconds'] * 1e3:.1f} "
+            f"| {read['reference_seconds'] * 1e3:.1f} | {read['ratio']:.2f} | {_goal(read)} "
+            f"| {copy['ratio']:.2f} |"
+        )
+    return lines
+
+
+def control(about: str, rows: Rows) -> list[str]:
+    """A line a reference."""
+    lines = _head("case", "us", "reference", "us", "ratio", "goal")
+    for row in rows:
+        if row["suite"] == "control":
+            lines.append(
+                f"| {row['case']} ({row['note']}) | {row['seconds'] * 1e6:.0f} "
+                f"| {row['reference']} | {row['reference_seconds'] * 1e6:.0f} "
+                f"| {row['ratio']:.2f} | {_goal(row)} |"
+            )
+    return lines
+
+
+def planning(about: str, rows: Rows) -> list[str]:
+    """A line a geometry and a step."""
+    lines = _head("case", "ms", "budget, ms")
+    for row in rows:
+        if row["suite"] == "planning":
+            note = f" ({row['note']})" if row["note"] else ""
+            lines.append(
+                f"| {row['case']}{note} | {row['seconds'] * 1e3:.2f} "
+                f"| {row['reference_seconds'] * 1e3:.0f} |"
+            )
+    return lines
+
+
+def _head(*columns: str) -> list[str]:
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+
+
+def _goal(row: dict[str, Any]) -> str:
+    return "" if row["goal"] is None else f"{row['goal']:.2f}"
+
+
+TABLES: tuple[Callable[[str, Rows], list[str]], ...] = (machine, data, control, planning)
+
+
+def main() -> None:
+    """Rewrite the page."""
+    measured = json.loads((DOCS / "benchmarks.json").read_text())
+    page = (DOCS / "benchmarks.md").read_text()
+    for table in TABLES:
+        name = table.__name__
+        lines = "\n".join(table(f"{measured['date']}, {measured['machine']}", measured["rows"]))
+        page, found = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+            lambda match, lines=lines: f"{match[1]}{lines}\n{match[2]}",  # type: ignore[misc]
+            page,
+            flags=re.DOTALL,
+        )
+        if found != 1:
+            raise ValueError(f"docs/benchmarks.md has {found} places for {name}, not one")
+    (DOCS / "benchmarks.md").write_text(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A reader on transports whose reads end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import cast
+
+import numpy as np
+
+from agent_harness.waiting import until
+from restow.agents.binding import Descriptors
+from restow.agents.errors import AgentError
+from restow.agents.lane import Read
+from restow.agents.memory import HOST
+from restow.agents.reader import Reader
+from restow.agents.transport import Flight, NixlTransport
+
+NOTHING = np.array([1], np.int64)
+QUARANTINE_S = 10.0
+
+
+class FakeTransport:
+    """Reads fly until `end` or `fail`; writing on is what a closed transport must not do."""
+
+    def __init__(self) -> None:
+        self.peers: list[str] = []
+        self.added: list[str] = []
+        self.ends: dict[str, AgentError | None] = {}
+        self.closed = False
+        self.posted: list[Flight] = []
+        self.pieces: list[Descriptors] = []
+        self.threads: list[int] = []
+        self.copies = False
+        """Whether all is read when a post returns, as on CMA."""
+        self.go_on = threading.Event()
+        """Posts wait for it."""
+        self.go_on.set()
+
+    def add_peer(self, peer: str, metadata: bytes) -> None:
+        if peer not in self.peers:
+            self.peers.append(peer)
+            self.added.append(peer)
+
+    def forget_peer(self, peer: str) -> None:
+        if peer in self.peers:
+            assert all(f.peer != peer or f.handle is None for f in self.posted), "still flying"
+            self.peers.remove(peer)
+
+    def read(self, peer: str, descriptors: Descriptors, src: object, dst: object) -> Flight:
+        assert not self.closed
+        flight = Flight(peer, object(), self.copies)
+        self.threads.append(threading.get_ident())
+        self.pieces.append(descriptors)
+        self.posted.append(flight)
+        assert self.go_on.wait(10)
+        return flight
+
+    def poll(self, flight: Flight) -> bool:
+        assert not self.closed
+        if flight.done:
+            return True
+        if flight.peer not in self.ends:
+            return False
+        failure = self.ends[flight.peer]
+        if failure is not None:
+            raise failure
+        return True
+
+    def release(self, flight: Flight) -> None:
+        flight.handle = None
+
+    def close(self) -> None:
+        assert all(flight.handle is None for flight in self.posted), "a flight was not released"
+        self.closed = True
+
+    def progress(self) -> None:
+        return
+
+
+class Scene:
+    """A reader, its clock, and all transports that it opened."""
+
+    def __init__(self, threads: int = 1, copies: bool = False) -> None:
+        self.now_s = 100.0
+        self.copies = copies
+        self.lanes: list[FakeTransport] = []
+        self.reader = Reader(self._open, QUARANTINE_S, lambda: self.now_s, threads)
+        for peer in ("a", "b"):
+            self.reader.add_peer(peer, b"metadata")
+
+    def _open(self) -> NixlTransport:
+        self.lanes.append(FakeTransport())
+        self.lanes[-1].copies = self.copies
+        return cast(NixlTransport, self.lanes[-1])
+
+    async def begin(self, *peers: str, deadline_s: float = 101.0) -> asyncio.Task[None]:
+        """Reads in the air, one from each peer."""
+        before = sum(len(lane.posted) for lane in self.lanes)
+        descriptors = Descriptors(NOTHING, NOTHING, NOTHING)
+        reads = [Read(peer, descriptors, HOST, HOST) for peer in peers]
+        task = asyncio.create_task(self.reader.read(reads, deadline_s))
+        await until(lambda: sum(len(x.posted) for x in self.lanes) == before + len(peers))
+        return task
+
+    async def settle(self) -> None:
+        """Let every task see the present time and the present state."""
+        for _ in range(20):
+            await asyncio.sleep(0.001)
