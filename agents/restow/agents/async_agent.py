@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Coroutine, Sequence
@@ -19,6 +18,7 @@ from restow.agents.fences import RecentFences
 from restow.agents.link import Link
 from restow.agents.memory import RegionMemory, Staging, staging_at, staging_place
 from restow.agents.reader import Reader
+from restow.agents.ticker import Ticker
 from restow.agents.transport import NixlTransport, TransportSettings
 from restow.broker import wire
 from restow.broker.client.channel import broker_address
@@ -27,12 +27,6 @@ from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2
 
 MAX_ORDERS = 4096
-BUSY_TICK_S = 0.001
-BUSY_FOR_S = 0.2
-ALERT_TICK_S = 0.005
-ALERT_FOR_S = 10.0
-REST_TICK_S = 0.1
-WORK_S = 150e-6  # an idle tick takes 2 to 80 microseconds, by the warmth of the caches
 
 
 def _read_threads() -> int:
@@ -83,9 +77,7 @@ class AsyncAgent:
         self._link = Link(broker_address(broker), self)
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._fences = RecentFences()
-        self._ticker: asyncio.Task[None] | None = None
-        self._worked_s = -ALERT_FOR_S
-        self._ticked = asyncio.Event()
+        self._ticker = Ticker(self._progress)
         self._log = structlog.get_logger("restow.agent").bind(engine=engine_id, rank=rank)
 
     @property
@@ -95,7 +87,7 @@ class AsyncAgent:
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Wait until the broker knows the agent. Raises like `KeptStream.start`."""
-        self._ticker = asyncio.create_task(self._tick())
+        self._ticker.start()
         await self._link.start(timeout_s)
         self._log.info("agent is served", agent=self.name)
 
@@ -105,7 +97,7 @@ class AsyncAgent:
         Said again to a broker that forgot it, for as long as a lease commonly lasts.
         """
         self._fences.add(handoff_id)
-        self._expect_work()
+        self._ticker.expect_work()
         self._link.send(_fenced(handoff_id))
 
     async def close(self) -> None:
@@ -113,10 +105,7 @@ class AsyncAgent:
         await self._link.close()
         self._reader.close()
         await self._drain(kinds=("stage", "execute"))
-        if self._ticker is not None:
-            self._ticker.cancel()
-            await asyncio.gather(self._ticker, return_exceptions=True)
-            self._ticker = None
+        self._ticker.stop()
         self._serving.close()
 
     # -- what the link hears ----------------------------------------------------------------------
@@ -185,7 +174,7 @@ class AsyncAgent:
 
     async def _stage(self, message: pb.Stage) -> None:
         staged = pb.Staged(handoff=message.handoff, dst_rank=message.dst_rank)
-        self._expect_work()
+        self._ticker.expect_work()
         try:
             self._check_load()
             staged.address, staged.bytes = await self._executor.stage(
@@ -230,32 +219,9 @@ class AsyncAgent:
         if self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _tick(self) -> None:
-        """Serve peers that read over transports which need this side's help.
-
-        A tick that takes long has had work to do; then more is likely to come. A rank that has
-        fenced nothing for long is not being read: then ticks are rare, for a host has many ranks.
-        """
-        while True:
-            # Time on the processor: on a crowded host an idle tick may last long too.
-            began_s = time.thread_time()
-            self._serving.progress()
-            self._reader.progress()
-            if time.thread_time() - began_s > WORK_S:
-                self._expect_work()
-            self._ticked.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pause_s(time.monotonic())):
-                    await self._ticked.wait()
-
-    def _pause_s(self, now_s: float) -> float:
-        if now_s < self._worked_s + BUSY_FOR_S:
-            return BUSY_TICK_S
-        return ALERT_TICK_S if now_s < self._worked_s + ALERT_FOR_S else REST_TICK_S
-
-    def _expect_work(self) -> None:
-        self._worked_s = time.monotonic()
-        self._ticked.set()
+    def _progress(self) -> None:
+        self._serving.progress()
+        self._reader.progress()
 
 
 def _fenced(handoff_id: str) -> pb.AgentMessage:
