@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 
 from hypothesis import strategies as st
 
@@ -14,9 +15,16 @@ from restow.broker.families import (
     AttentionSpec,
     ConvLayout,
     EngineSettings,
+    GdnSpec,
+    KdaSpec,
     KvOrder,
+    LayerSpec,
+    LinearAttentionSpec,
+    Mamba1Spec,
     Mamba2Spec,
+    MlaSpec,
     ModelSpec,
+    ShortConvSpec,
     build_layout,
 )
 from restow.broker.layout import DType, Layout
@@ -32,7 +40,11 @@ _UP_TO_12 = st.integers(1, 12)
 _GROUPS = st.sampled_from([1, 1, 2, 3, 4, 6])
 _KV_HEADS = st.sampled_from([1, 2, 3, 4, 6, 8])
 _KERNELS = st.integers(2, 4)
-_LAYERS = st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam"])
+_LAYERS = st.one_of(
+    st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam"]),
+    st.text("al1mgkcr", min_size=1, max_size=3),
+)
+_GAPS = st.sampled_from([0, 0, 0, 1])
 _PICKS = st.integers(0, 7)
 _SEEDS = st.integers(0, 2**16)
 _GUARDS = st.sampled_from([64, 0])
@@ -44,6 +56,7 @@ _SETTINGS = {
         pages_per_block=st.integers(1, 3),
         conv_layout=st.sampled_from(ConvLayout),
         kv_order=st.sampled_from(KvOrder),
+        kv_packed=st.booleans(),
         conv_rows_extra=st.integers(0, 2),
         page_align_bytes=st.sampled_from([4, 64] if even else [1, 4, 64, 100]),
     )
@@ -74,13 +87,44 @@ class Case:
 
 @st.composite
 def model_specs(draw: st.DrawFn, casts: bool = False) -> ModelSpec:
-    """One to three layers: attention, Mamba2, in any order.
+    """One to three layers with state of any families, and perhaps layers without among them.
 
     Sizes are even where casts are to come: so every element lies at a multiple of its size.
     """
-    groups = draw(_GROUPS)
     sizes, dtypes = (_EVEN if casts else _SMALL), _DTYPES[casts]
-    mamba = Mamba2Spec(
+    layers: list[LayerSpec] = []
+    index = draw(_GAPS)
+    # Layers of one family are alike, so that the planner may know them again.
+    known: dict[str, LayerSpec] = {}
+    for kind in draw(_LAYERS):
+        if kind not in known:
+            known[kind] = _FAMILIES[kind](draw, sizes, dtypes)
+        layers.append(replace(known[kind], layer=index))
+        index += 1 + draw(_GAPS)
+    return ModelSpec("random", tuple(layers), layer_count=index + draw(_GAPS))
+
+
+Ints = st.SearchStrategy[int]
+DTypes = st.SearchStrategy[DType]
+Make = Callable[[st.DrawFn, Ints, DTypes], LayerSpec]
+
+
+def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes))
+
+
+def _mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    return MlaSpec(0, 2 * draw(sizes), draw(dtypes))
+
+
+def _mamba1(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    channels = 2 * draw(_UP_TO_12)
+    return Mamba1Spec(0, channels, draw(sizes), draw(_KERNELS), draw(dtypes), draw(dtypes))
+
+
+def _mamba2(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    groups = draw(_GROUPS)
+    return Mamba2Spec(
         layer=0,
         heads=groups * max(draw(_UP_TO_12) // groups, 1),
         head_dim=draw(sizes),
@@ -90,23 +134,63 @@ def model_specs(draw: st.DrawFn, casts: bool = False) -> ModelSpec:
         conv_dtype=draw(dtypes),
         ssm_dtype=draw(dtypes),
     )
-    attention = AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes))
-    layers = (
-        replace(mamba if kind == "m" else attention, layer=i)
-        for i, kind in enumerate(draw(_LAYERS))
-    )
-    return ModelSpec("random", tuple(layers))
 
 
-def allowed_tp(model: ModelSpec) -> list[int]:
-    """TP sizes that neither heads nor groups forbid."""
-    return [tp for tp in range(1, 9) if all(_allows(layer, tp) for layer in model.layers)]
+def _gdn(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    keys = draw(_KV_HEADS)
+    values = keys * draw(_SMALL)
+    kernel, types = draw(_KERNELS), (draw(dtypes), draw(dtypes))
+    return GdnSpec(0, keys, values, draw(sizes), draw(sizes), kernel, *types)
 
 
-def _allows(layer: AttentionSpec | Mamba2Spec, tp: int) -> bool:
-    if isinstance(layer, AttentionSpec):
-        return layer.kv_heads % tp == 0 or tp % layer.kv_heads == 0
-    return layer.heads % tp == 0 and (layer.groups % tp == 0 or tp % layer.groups == 0)
+def _kda(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    heads, dim = draw(_KV_HEADS), draw(sizes)
+    return KdaSpec(0, heads, dim, draw(_KERNELS), draw(dtypes), draw(dtypes))
+
+
+def _short_conv(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    channels, kernel = 2 * draw(_UP_TO_12), draw(_KERNELS)
+    return ShortConvSpec(0, channels, kernel, draw(dtypes), replicated=draw(st.booleans()))
+
+
+def _linear(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    return LinearAttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes))
+
+
+_FAMILIES: dict[str, Make] = {
+    "a": _attention,
+    "l": _mla,
+    "1": _mamba1,
+    "m": _mamba2,
+    "g": _gdn,
+    "k": _kda,
+    "c": _short_conv,
+    "r": _linear,
+}
+
+
+def allowed_tp(model: ModelSpec, casts: bool = False) -> list[int]:
+    """TP sizes that no layer forbids; with ``casts`` those after which all is aligned."""
+    return [tp for tp in range(1, 9) if all(_allows(layer, tp, casts) for layer in model.layers)]
+
+
+def _allows(layer: LayerSpec, tp: int, casts: bool) -> bool:
+    match layer:
+        case AttentionSpec():
+            return layer.kv_heads % tp == 0 or tp % layer.kv_heads == 0
+        case MlaSpec():
+            return True
+        case Mamba1Spec():
+            # The state follows the window: a rank's share of channels has to be even.
+            return layer.channels % (2 * tp if casts else tp) == 0
+        case Mamba2Spec():
+            return layer.heads % tp == 0 and (layer.groups % tp == 0 or tp % layer.groups == 0)
+        case GdnSpec():
+            return layer.key_heads % tp == 0
+        case ShortConvSpec():
+            return layer.replicated or layer.channels % tp == 0
+        case KdaSpec() | LinearAttentionSpec():
+            return layer.heads % tp == 0
 
 
 @st.composite
@@ -118,26 +202,41 @@ def prompts(draw: st.DrawFn) -> Tokens:
 
 
 @st.composite
-def family_cases(draw: st.DrawFn, engines: int = 2, casts: bool = False) -> Case:
+def family_cases(
+    draw: st.DrawFn, engines: int = 2, casts: bool = False, pipelines: bool = True
+) -> Case:
     """One model on ``engines`` engines; with ``casts`` each engine has float types of its own."""
     model = draw(model_specs(casts))
-    tps = allowed_tp(model)
+    tps = allowed_tp(model, casts)
     layouts = []
     for _ in range(engines):
         own = (
-            ModelSpec(model.name, tuple(map(draw, map(_recast, model.layers)))) if casts else model
+            replace(model, layers=tuple(map(draw, map(_recast, model.layers)))) if casts else model
         )
         tp = tps[draw(_PICKS) % len(tps)]
-        layouts.append(build_layout(own, replace(draw(_SETTINGS[casts]), tp=tp)))
+        pp = 1 + draw(_PICKS) % min(model.depth, 3) if pipelines else 1
+        stages = draw(_stages(model.depth, pp))
+        settings = replace(draw(_SETTINGS[casts]), tp=tp, pp=pp, layers_per_stage=stages)
+        layouts.append(build_layout(own, settings))
     return Case(tuple(layouts), draw(prompts()), casts, draw(_GUARDS), draw(_SEEDS))
 
 
 @st.composite
-def _recast(draw: st.DrawFn, layer: AttentionSpec | Mamba2Spec) -> AttentionSpec | Mamba2Spec:
-    dtypes = _DTYPES[True]
-    if isinstance(layer, AttentionSpec):
-        return replace(layer, dtype=draw(dtypes))
-    return replace(layer, conv_dtype=draw(dtypes), ssm_dtype=draw(dtypes))
+def _stages(draw: st.DrawFn, depth: int, pp: int) -> tuple[int, ...]:
+    """Unequal stages, or none given."""
+    if pp == 1 or draw(st.booleans()):
+        return ()
+    first = draw(st.integers(1, depth - pp + 1))
+    rest = depth - first
+    return (first, *(1 for _ in range(pp - 2)), rest - (pp - 2))
+
+
+@st.composite
+def _recast(draw: st.DrawFn, layer: LayerSpec) -> LayerSpec:
+    """The same layer in types of its own."""
+    types = [field.name for field in fields(layer) if field.name.endswith("dtype")]
+    own = {name: draw(_DTYPES[True]) for name in types}
+    return replace(layer, **own)  # type: ignore[arg-type]
 
 
 @st.composite

@@ -78,6 +78,12 @@ class TpSizeError(LayoutError):
     reason = "TP_SIZE_NOT_ALLOWED"
 
 
+class StageError(LayoutError):
+    """Pipeline stages that the model's layers can't be cut into."""
+
+    reason = "STAGES_NOT_ALLOWED"
+
+
 class UnknownModelError(LayoutError):
     """A model config of a type that no family describes."""
 

@@ -2,16 +2,33 @@
 
 from restow.broker.families.build import build_layout
 from restow.broker.families.hf_config import model_from_hf_config
+from restow.broker.families.recurrent import (
+    GdnSpec,
+    KdaSpec,
+    LinearAttentionSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    RecurrentSpec,
+    ShortConvSpec,
+)
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
-from restow.broker.families.specs import AttentionSpec, Mamba2Spec, ModelSpec
+from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec, ModelSpec
 
 __all__ = [
     "AttentionSpec",
     "ConvLayout",
     "EngineSettings",
+    "GdnSpec",
+    "KdaSpec",
     "KvOrder",
+    "LayerSpec",
+    "LinearAttentionSpec",
+    "Mamba1Spec",
     "Mamba2Spec",
+    "MlaSpec",
     "ModelSpec",
+    "RecurrentSpec",
+    "ShortConvSpec",
     "build_layout",
     "model_from_hf_config",
 ]

@@ -33,7 +33,8 @@ class EngineSettings:
     """The settings of one engine that its layout follows from.
 
     ``conv_rows_extra`` are rows for speculative tokens behind the live window; ``page_align_bytes``
-    rounds every page up, so that padding follows the last field.
+    rounds every page up, so that padding follows the last field. Without ``kv_packed`` keys and
+    values have regions of their own. ``layers_per_stage`` empty: as vLLM cuts.
     """
 
     tp: int = 1
@@ -43,16 +44,21 @@ class EngineSettings:
     kv_order: KvOrder = KvOrder.HND
     conv_rows_extra: int = 0
     page_align_bytes: int = 1
+    pp: int = 1
+    layers_per_stage: tuple[int, ...] = ()
+    kv_packed: bool = True
 
     def check(self) -> None:
         """Raise `LayoutFormError` that names a setting outside of its bounds."""
         for name, value, least in (
             ("tp", self.tp, 1),
+            ("pp", self.pp, 1),
+            ("tp * pp", self.tp * self.pp, 1),
             ("page_tokens", self.page_tokens, 1),
             ("pages_per_block", self.pages_per_block, 1),
             ("conv_rows_extra", self.conv_rows_extra, 0),
             ("page_align_bytes", self.page_align_bytes, 1),
         ):
-            most = MAX_RANKS if name == "tp" else MAX_PAGE_BYTES
+            most = MAX_RANKS if name in ("tp", "pp", "tp * pp") else MAX_PAGE_BYTES
             if not least <= value <= most:
                 raise LayoutFormError(f"{name} is {value}; it must be {least} to {most}")

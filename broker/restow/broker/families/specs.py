@@ -1,9 +1,10 @@
-"""What a model's state consists of, layer by layer, before any tensor parallelism."""
+"""What a model's state consists of, layer by layer, before any parallelism."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.layout import DType, Field, Kind, Model
 
 
@@ -26,65 +27,46 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Spec:
-    """A Mamba2 mixer: conv windows of x, B and C over ``conv_kernel - 1`` taps, and the SSM state.
+class MlaSpec:
+    """Multi-head latent attention: one vector a token, which every rank holds.
 
-    x has ``heads * head_dim`` channels, B and C have ``groups * state`` each; the SSM state is
-    ``[heads, head_dim, state]`` (vLLM `mamba_utils.py`, Mamba2).
+    ``latent_dim`` counts the compressed keys and values, and the rotary part behind them.
     """
 
     layer: int
-    heads: int
-    head_dim: int
-    state: int
-    groups: int
-    conv_kernel: int
-    conv_dtype: DType
-    ssm_dtype: DType
-
-    @property
-    def taps(self) -> int:
-        """Live rows of the conv state: ``conv_kernel - 1``."""
-        return self.conv_kernel - 1
-
-    @property
-    def channels(self) -> int:
-        """Channels of x."""
-        return self.heads * self.head_dim
+    latent_dim: int
+    dtype: DType
 
     def fields(self) -> tuple[Field, ...]:
-        """``conv.x``, ``conv.B``, ``conv.C`` and ``ssm``."""
-        prefix = f"layers.{self.layer}"
-        bc_axes, bc_shape = ("group", "state", "tap"), (self.groups, self.state, self.taps)
-        return (
-            Field(
-                f"{prefix}.conv.x", Kind.SNAPSHOT, ("channel", "tap"), (self.channels, self.taps)
-            ),
-            Field(f"{prefix}.conv.B", Kind.SNAPSHOT, bc_axes, bc_shape),
-            Field(f"{prefix}.conv.C", Kind.SNAPSHOT, bc_axes, bc_shape),
-            Field(
-                f"{prefix}.ssm",
-                Kind.SNAPSHOT,
-                ("head", "dim", "state"),
-                (self.heads, self.head_dim, self.state),
-            ),
-        )
+        """``latent``."""
+        name = f"layers.{self.layer}.latent"
+        return (Field(name, Kind.PER_TOKEN, ("dim",), (self.latent_dim,)),)
 
 
-LayerSpec = AttentionSpec | Mamba2Spec
+LayerSpec = AttentionSpec | MlaSpec | RecurrentSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model: its name and those of its layers that have state."""
+    """A model: its name and those of its layers that have state.
+
+    ``layer_count`` counts the other layers too, which pipeline stages are cut by; 0: the last
+    layer with state is the last of all.
+    """
 
     name: str
     layers: tuple[LayerSpec, ...]
+    layer_count: int = 0
+
+    @property
+    def depth(self) -> int:
+        """How many layers it has."""
+        return self.layer_count or 1 + max((layer.layer for layer in self.layers), default=-1)
 
     @property
     def recurrent(self) -> bool:
         """Whether it has recurrent state, so that the N-1 rule holds."""
-        return any(isinstance(layer, Mamba2Spec) for layer in self.layers)
+        return any(not isinstance(layer, AttentionSpec | MlaSpec) for layer in self.layers)
 
     def model(self) -> Model:
         """The fields, in the order of the layers."""

@@ -1,0 +1,291 @@
+"""What each ``model_type`` says of its layers' states: its names for the numbers, its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from restow.broker.errors import LayoutFormError
+from restow.broker.families.hf_keys import Keys, wrong
+from restow.broker.families.recurrent import (
+    GdnSpec,
+    KdaSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    RecurrentSpec,
+    ShortConvSpec,
+)
+from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
+from restow.broker.layout import DType
+
+Layers = list[tuple[LayerSpec, ...]]
+"""What each layer of a model keeps, those that keep nothing included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The types that were asked for; a recurrent state's may be left to the family."""
+
+    kv: DType
+    conv: DType
+    ssm: DType | None
+
+    def state(self, keys: Keys, key: str = "", unless_named: DType | None = None) -> DType:
+        """The type of recurrent states; vLLM's "auto" is that of the conv states."""
+        return self.ssm or keys.dtype(key, self.conv, unless_named)
+
+
+def _layers(
+    kinds: Sequence[str],
+    attention: AttentionSpec | MlaSpec | None,
+    recurrent: RecurrentSpec | None,
+) -> Layers:
+    """One of the two in each layer, or both, or neither."""
+    layers: Layers = []
+    for index, kind in enumerate(kinds):
+        specs: list[LayerSpec] = []
+        if attention is not None and kind in ("attention", "both"):
+            specs.append(replace(attention, layer=index))
+        if recurrent is not None and kind in ("recurrent", "both"):
+            specs.append(replace(recurrent, layer=index))
+        layers.append(tuple(specs))
+    return layers
+
+
+def _nemotron_h(keys: Keys, types: Types) -> Layers:
+    """Each layer is one of Mamba2, attention, MLP, experts: a pattern of letters, or a list."""
+    key = next(
+        (k for k in ("layers_block_type", "layer_types", "hybrid_override_pattern") if keys.has(k)),
+        None,
+    )
+    if key is not None:
+        kinds = keys.kinds(key)
+    elif keys.number("num_hidden_layers", 4) == 4:
+        kinds = ["recurrent", "none", "attention", "none"]  # the configuration class's default
+    else:
+        raise LayoutFormError(
+            "config: 'hybrid_override_pattern' or 'layers_block_type' is missing",
+            key="hybrid_override_pattern",
+        )
+    attention = AttentionSpec(
+        0,
+        keys.kv_heads(8),
+        keys.number("head_dim", keys.number("attention_head_dim", 128)),
+        types.kv,
+    )
+    mamba = Mamba2Spec(
+        0,
+        heads=keys.number("mamba_num_heads", 128),
+        head_dim=keys.number("mamba_head_dim", 64),
+        state=keys.number("ssm_state_size", 128),
+        groups=keys.number("mamba_n_groups", keys.number("n_groups", 8)),
+        conv_kernel=keys.number("mamba_d_conv", keys.number("conv_kernel", 4, least=2), least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys, "mamba_ssm_cache_dtype", DType.FLOAT32),
+    )
+    return _layers(kinds, attention, mamba)
+
+
+def _granite(keys: Keys, types: Types) -> Layers:
+    """Granite 4: Mamba2 layers with attention layers among them."""
+    kinds = keys.listed_kinds() or ["recurrent"] * keys.number("num_hidden_layers", 32)
+    return _mamba_names(keys, types, kinds, keys.kv_heads(None), _channels(keys))
+
+
+def _bamba(keys: Keys, types: Types) -> Layers:
+    """Bamba: as Granite, with the attention layers listed by number."""
+    listed = keys.config.get("attn_layer_indices") or []
+    if not isinstance(listed, list | tuple) or not all(isinstance(i, int) for i in listed):
+        raise wrong("attn_layer_indices", listed, "a list of layer numbers")
+    count = keys.number("num_hidden_layers", 32)
+    kinds = keys.listed_kinds() or [
+        "attention" if i in listed else "recurrent" for i in range(count)
+    ]
+    return _mamba_names(keys, types, kinds, keys.kv_heads(8), _channels(keys))
+
+
+def _falcon_h1(keys: Keys, types: Types) -> Layers:
+    """Falcon-H1: attention and Mamba2 side by side in every layer."""
+    kinds = ["both"] * keys.number("num_hidden_layers", 32)
+    unsized = "mamba_d_ssm" in keys.config and not keys.has("mamba_d_ssm")
+    channels = _channels(keys) if unsized else keys.number("mamba_d_ssm", 1024)
+    return _mamba_names(keys, types, kinds, keys.kv_heads(8), channels)
+
+
+def _channels(keys: Keys) -> int:
+    return keys.number("mamba_expand", 2) * keys.number("hidden_size", 4096)
+
+
+def _mamba_names(
+    keys: Keys, types: Types, kinds: list[str], kv_heads: int, channels: int
+) -> Layers:
+    """The names that Bamba, Granite and Falcon-H1 share."""
+    heads = keys.number("mamba_n_heads", 128)
+    mamba = Mamba2Spec(
+        0,
+        heads,
+        head_dim=keys.mamba_head_dim(channels, heads),
+        state=keys.number("mamba_d_state", 256),
+        groups=keys.number("mamba_n_groups", 1),
+        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+    )
+    return _layers(kinds, AttentionSpec(0, kv_heads, keys.head_dim(), types.kv), mamba)
+
+
+def _zamba2(keys: Keys, types: Types) -> Layers:
+    """Zamba2: Mamba2 everywhere, and in hybrid layers attention over twice the hidden size."""
+    kinds = keys.listed_kinds()
+    if kinds is None:
+        raise wrong("layers_block_type", None, "a list of layer types")
+    hidden, heads = keys.number("hidden_size", 2560), keys.number("num_attention_heads", 32)
+    mamba_heads = keys.number("n_mamba_heads", 8)
+    attention = AttentionSpec(
+        0,
+        keys.number("num_key_value_heads", heads),
+        keys.number("attention_head_dim", 2 * hidden // heads),
+        types.kv,
+    )
+    mamba = Mamba2Spec(
+        0,
+        mamba_heads,
+        head_dim=keys.number("mamba_expand", 2) * hidden // mamba_heads,
+        state=keys.number("mamba_d_state", 64),
+        groups=keys.number("mamba_ngroups", 1),
+        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+    )
+    return _layers(kinds, attention, mamba)
+
+
+def _mamba(keys: Keys, types: Types) -> Layers:
+    """Mamba: Mamba1 in every layer."""
+    hidden = keys.number("hidden_size", 768)
+    mamba = Mamba1Spec(
+        0,
+        channels=keys.number("intermediate_size", keys.number("expand", 2) * hidden),
+        state=keys.number("state_size", 16),
+        conv_kernel=keys.number("conv_kernel", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+    )
+    return _layers(["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
+
+
+def _mamba2(keys: Keys, types: Types) -> Layers:
+    """Mamba2 in every layer."""
+    mamba = Mamba2Spec(
+        0,
+        heads=keys.number("num_heads", 128),
+        head_dim=keys.number("head_dim", 64),
+        state=keys.number("state_size", 128),
+        groups=keys.number("n_groups", 8),
+        conv_kernel=keys.number("conv_kernel", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+    )
+    return _layers(["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
+
+
+def _jamba(keys: Keys, types: Types) -> Layers:
+    """Jamba: Mamba1, and attention in one layer of a period."""
+    period = keys.number("attn_layer_period", 8)
+    offset = keys.number("attn_layer_offset", 4, least=0)
+    count = keys.number("num_hidden_layers", 32)
+    kinds = ["attention" if i % period == offset else "recurrent" for i in range(count)]
+    mamba = Mamba1Spec(
+        0,
+        channels=_channels(keys),
+        state=keys.number("mamba_d_state", 16),
+        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+    )
+    attention = AttentionSpec(0, keys.kv_heads(8), keys.head_dim(), types.kv)
+    return _layers(keys.listed_kinds() or kinds, attention, mamba)
+
+
+def _qwen3_next(keys: Keys, types: Types) -> Layers:
+    """Qwen3-Next: gated delta nets, and full attention in every fourth layer."""
+    count, interval = (
+        keys.number("num_hidden_layers", 48),
+        keys.number("full_attention_interval", 4),
+    )
+    kinds = ["recurrent" if (i + 1) % interval else "attention" for i in range(count)]
+    gdn = GdnSpec(
+        0,
+        key_heads=keys.number("linear_num_key_heads", 16),
+        value_heads=keys.number("linear_num_value_heads", 32),
+        key_dim=keys.number("linear_key_head_dim", 128),
+        value_dim=keys.number("linear_value_head_dim", 128),
+        conv_kernel=keys.number("linear_conv_kernel_dim", 4, least=2),
+        conv_dtype=types.conv,
+        state_dtype=types.state(keys),
+    )
+    attention = AttentionSpec(0, keys.kv_heads(2), keys.number("head_dim", 256), types.kv)
+    return _layers(keys.listed_kinds() or kinds, attention, gdn)
+
+
+def _kimi_linear(keys: Keys, types: Types) -> Layers:
+    """Kimi-Linear: KDA in the layers that it lists (counted from 1), latent attention elsewhere."""
+    linear = Keys(keys.config.get("linear_attn_config") or {})
+    listed = linear.config.get("kda_layers") or []
+    if not isinstance(listed, list | tuple) or not all(isinstance(i, int) for i in listed):
+        raise wrong("linear_attn_config.kda_layers", listed, "a list of layer numbers")
+    count = keys.number("num_hidden_layers", 27)
+    kinds = ["recurrent" if i + 1 in listed else "attention" for i in range(count)]
+    kda = KdaSpec(
+        0,
+        heads=linear.number("num_heads", keys.number("num_attention_heads", 32)),
+        dim=linear.number("head_dim", 128),
+        conv_kernel=linear.number("short_conv_kernel_size", 4, least=2),
+        conv_dtype=types.conv,
+        state_dtype=types.state(keys, unless_named=DType.FLOAT32),
+    )
+    return _layers(kinds, _latent(keys, types), kda)
+
+
+def _lfm2(keys: Keys, types: Types) -> Layers:
+    """LFM2: short convolutions over the hidden size, and attention among them."""
+    kinds = keys.listed_kinds()
+    if kinds is None:
+        raise wrong("layer_types", None, "a list of layer types")
+    conv = ShortConvSpec(
+        0,
+        channels=keys.number("conv_dim", keys.number("hidden_size", 2560)),
+        conv_kernel=keys.number("conv_L_cache", 3, least=2),
+        conv_dtype=types.conv,
+    )
+    heads, hidden = keys.number("num_attention_heads", 32), keys.number("hidden_size", 2560)
+    head_dim = keys.number("head_dim", hidden // heads)
+    return _layers(kinds, AttentionSpec(0, keys.kv_heads(8), head_dim, types.kv), conv)
+
+
+def _deepseek(keys: Keys, types: Types) -> Layers:
+    """DeepSeek-V2 and V3: latent attention in every layer."""
+    count = keys.number("num_hidden_layers")
+    return _layers(["attention"] * count, _latent(keys, types), None)
+
+
+def _latent(keys: Keys, types: Types) -> MlaSpec:
+    rank, rope = keys.number("kv_lora_rank", 512), keys.number("qk_rope_head_dim", 64)
+    return MlaSpec(0, rank + rope, types.kv)
+
+
+MODELS: dict[str, Callable[[Keys, Types], Layers]] = {
+    "bamba": _bamba,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "falcon_h1": _falcon_h1,
+    "granitemoehybrid": _granite,
+    "jamba": _jamba,
+    "kimi_linear": _kimi_linear,
+    "lfm2": _lfm2,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "nemotron_h": _nemotron_h,
+    "qwen3_next": _qwen3_next,
+    "zamba2": _zamba2,
+}

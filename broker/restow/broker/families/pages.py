@@ -1,0 +1,147 @@
+"""The pages of one layer on one rank, as vLLM packs them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from restow.broker.families.cut import rank_span
+from restow.broker.families.recurrent import RecurrentSpec
+from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
+from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
+from restow.broker.layout import Box, Region, Shard, Span
+
+ATTENTION_GROUP = "attention"
+STATE_GROUP = "state"
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The regions of a layer, and what lies in a page of each."""
+
+    regions: tuple[Region, ...]
+    shards: tuple[Shard, ...]
+
+
+def layer_pages(layer: LayerSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+    """What a rank of a layer's stage holds of it. Raises `TpSizeError`."""
+    if isinstance(layer, AttentionSpec):
+        return _attention(layer, settings, tp_rank)
+    if isinstance(layer, MlaSpec):
+        return _latent(layer, settings)
+    return _recurrent(layer, settings, tp_rank)
+
+
+def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+    """``[head][token]`` (HND) or ``[token][head]``, each with K and V side by side or apart."""
+    heads = rank_span(layer.kv_heads, settings.tp, tp_rank, "head")
+    item = layer.dtype.itemsize_bytes
+    part_bytes = layer.head_dim * item
+    row_bytes = part_bytes * (2 if settings.kv_packed else 1)
+    if settings.kv_order is KvOrder.HND:
+        token_stride, head_stride = row_bytes, settings.page_tokens * row_bytes
+    else:
+        token_stride, head_stride = heads.size * row_bytes, row_bytes
+    page_bytes = settings.page_tokens * heads.size * row_bytes
+    prefix = f"layers.{layer.layer}"
+    names = ("kv",) if settings.kv_packed else ("k", "v")
+    regions = tuple(_token_region(f"{prefix}.{name}", page_bytes, settings) for name in names)
+    shards = tuple(
+        Shard(
+            field=f"{prefix}.{part}",
+            box=(heads, Span(0, layer.head_dim)),
+            dtype=layer.dtype,
+            region=regions[index % len(regions)].name,
+            offset_bytes=index * part_bytes if settings.kv_packed else 0,
+            strides_bytes=(head_stride, item),
+            token_stride_bytes=token_stride,
+        )
+        for index, part in enumerate(("k", "v"))
+    )
+    return Pages(regions, shards)
+
+
+def _latent(layer: MlaSpec, settings: EngineSettings) -> Pages:
+    """``[token][latent]``, the same on every rank."""
+    item = layer.dtype.itemsize_bytes
+    row_bytes = layer.latent_dim * item
+    name = f"layers.{layer.layer}.latent"
+    region = _token_region(name, settings.page_tokens * row_bytes, settings)
+    shard = Shard(
+        field=name,
+        box=(Span(0, layer.latent_dim),),
+        dtype=layer.dtype,
+        region=name,
+        offset_bytes=0,
+        strides_bytes=(item,),
+        token_stride_bytes=row_bytes,
+    )
+    return Pages((region,), (shard,))
+
+
+def _token_region(name: str, page_bytes: int, settings: EngineSettings) -> Region:
+    return Region(
+        name,
+        ATTENTION_GROUP,
+        _aligned(page_bytes, settings.page_align_bytes),
+        settings.page_tokens,
+        settings.pages_per_block,
+    )
+
+
+def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+    """The conv windows, their channels in the order of the parts, then the states, then padding."""
+    form = layer.recurrence()
+    prefix = f"layers.{layer.layer}"
+    name = f"{prefix}.{form.kind}"
+    windows = [(part, part.box(settings.tp, tp_rank)) for part in form.conv]
+    columns = sum(_size(box) for _, box in windows)
+    rows = form.taps + (settings.conv_rows_extra if form.speculates else 0)
+    item = form.conv_dtype.itemsize_bytes
+    if settings.conv_layout is ConvLayout.SD:
+        channel_stride, tap_stride = item, columns * item
+    else:
+        channel_stride, tap_stride = rows * item, item
+    shards: list[Shard] = []
+    first = 0
+    for part, box in windows:
+        shards.append(
+            Shard(
+                field=f"{prefix}.{part.name}",
+                box=(*box, Span(0, form.taps)),
+                dtype=form.conv_dtype,
+                region=name,
+                offset_bytes=first * channel_stride,
+                strides_bytes=(*_strides(box, channel_stride), tap_stride),
+            )
+        )
+        first += _size(box)
+    end = columns * rows * item
+    for part in form.states:
+        box = part.box(settings.tp, tp_rank)
+        shards.append(
+            Shard(
+                field=f"{prefix}.{part.name}",
+                box=box,
+                dtype=form.state_dtype,
+                region=name,
+                offset_bytes=end,
+                strides_bytes=_strides(box, form.state_dtype.itemsize_bytes),
+            )
+        )
+        end += _size(box) * form.state_dtype.itemsize_bytes
+    region = Region(name, STATE_GROUP, _aligned(end, settings.page_align_bytes), None)
+    return Pages((region,), tuple(shards))
+
+
+def _size(box: Box) -> int:
+    return math.prod(span.size for span in box)
+
+
+def _strides(box: Box, innermost_bytes: int) -> tuple[int, ...]:
+    """Of a box that lies there whole, the last axis innermost."""
+    return tuple(_size(box[axis + 1 :]) * innermost_bytes for axis in range(len(box)))
+
+
+def _aligned(size_bytes: int, align_bytes: int) -> int:
+    return -(-size_bytes // align_bytes) * align_bytes

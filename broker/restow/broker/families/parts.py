@@ -1,0 +1,84 @@
+"""Parts of a recurrent state, and which of them a rank holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from restow.broker.families.cut import rank_slice, rank_span
+from restow.broker.layout import Box, DType, Field, Kind, Span
+
+
+class Sharing(StrEnum):
+    """What becomes of a part when there are several ranks."""
+
+    CUT = "cut"
+    """Each rank has its slice."""
+    SHARED = "shared"
+    """As CUT, but ranks that are more than the units share them."""
+    WHOLE = "whole"
+    """Every rank holds all of it (vLLM `tp_replicated`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One field of a layer: ``shape`` over ``axes``, of which the first is cut.
+
+    That axis consists of ``units`` equal pieces, called ``unit`` (heads, groups), and no rank holds
+    half of one.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    unit: str
+    units: int
+    sharing: Sharing = Sharing.CUT
+
+    def box(self, tp: int, rank: int) -> Box:
+        """What ``rank`` of ``tp`` holds. Raises `TpSizeError`."""
+        return (self._span(tp, rank), *(Span(0, size) for size in self.shape[1:]))
+
+    def _span(self, tp: int, rank: int) -> Span:
+        if self.sharing is Sharing.WHOLE:
+            return Span(0, self.shape[0])
+        choose = rank_slice if self.sharing is Sharing.CUT else rank_span
+        units = choose(self.units, tp, rank, self.unit)
+        size = self.shape[0] // self.units
+        return Span(units.start * size, units.stop * size)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """What a recurrent layer keeps: conv windows of ``taps`` rows, then states, in this order.
+
+    ``kind`` names the region. Rows for speculative tokens follow the windows where the family
+    ``speculates`` (vLLM `mamba_utils.py`).
+    """
+
+    kind: str
+    taps: int
+    conv: tuple[Part, ...]
+    conv_dtype: DType
+    states: tuple[Part, ...]
+    state_dtype: DType
+    speculates: bool = True
+
+    def fields(self, layer: int) -> tuple[Field, ...]:
+        """Every part as a field of the model; windows have an axis ``tap``."""
+        prefix = f"layers.{layer}"
+        return (
+            *(
+                Field(
+                    f"{prefix}.{part.name}",
+                    Kind.SNAPSHOT,
+                    (*part.axes, "tap"),
+                    (*part.shape, self.taps),
+                )
+                for part in self.conv
+            ),
+            *(
+                Field(f"{prefix}.{part.name}", Kind.SNAPSHOT, part.axes, part.shape)
+                for part in self.states
+            ),
+        )
