@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from restow.broker.families import (
     ConvLayout,
     EngineSettings,
     KvOrder,
-    ModelSpec,
     build_layout,
     model_from_hf_config,
 )
@@ -34,9 +34,17 @@ def test_from_config_writes_the_layout_of_its_settings(config: Path, run: Run) -
         *("--page-align-bytes", 512, "--name", "mine"),
     )
     types = (DType.FLOAT8_E4M3FN, DType.FLOAT16, DType.FLOAT16)
-    model = ModelSpec("mine", model_from_hf_config(CONFIG, *types).layers)
+    model = replace(model_from_hf_config(CONFIG, *types), name="mine")
     settings = EngineSettings(4, 8, 2, ConvLayout.DS, KvOrder.NHD, 3, 512)
     assert layout_from_json(json.loads(out)) == build_layout(model, settings)
+
+
+def test_from_config_cuts_stages_and_keeps_keys_apart(config: Path, run: Run) -> None:
+    out = run("layout", "from-config", config, "--pp", 2, "--layers-per-stage", "2,6", "--kv-apart")
+    settings = EngineSettings(pp=2, layers_per_stage=(2, 6), kv_packed=False)
+    layout = layout_from_json(json.loads(out))
+    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
+    assert [len(rank.regions) for rank in layout.ranks] == [1, 7]
 
 
 def test_from_config_has_the_engines_defaults(config: Path, run: Run) -> None:

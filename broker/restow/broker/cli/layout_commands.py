@@ -20,6 +20,14 @@ DTypeOption = Literal[
 def from_config(
     config: JsonFile,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 1,
+    layers_per_stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Layers of each pipeline stage. Default: evenly, as vLLM cuts them.",
+        ),
+    ] = None,
     conv_layout: Annotated[
         Literal["SD", "DS"], typer.Option(help="Innermost axis of conv states: channels or taps.")
     ] = "SD",
@@ -28,6 +36,13 @@ def from_config(
     kv_order: Annotated[
         Literal["HND", "NHD"], typer.Option(help="Heads or tokens first in an attention page.")
     ] = "HND",
+    kv_packed: Annotated[
+        bool,
+        typer.Option(
+            "--kv-packed/--kv-apart",
+            help="Keys and values side by side, or in regions of their own.",
+        ),
+    ] = True,
     kv_dtype: Annotated[
         DTypeOption | None, typer.Option(help="Type of keys and values. Default: the model's.")
     ] = None,
@@ -50,13 +65,14 @@ def from_config(
     as_json: JsonOption = False,
 ) -> None:
     """Write the layout of a model with a Hugging Face config.json as JSON."""
+    from dataclasses import replace
+
     from restow.broker.cli.files import read_json
     from restow.broker.cli.output import print_json
     from restow.broker.families import (
         ConvLayout,
         EngineSettings,
         KvOrder,
-        ModelSpec,
         build_layout,
         model_from_hf_config,
     )
@@ -73,10 +89,22 @@ def from_config(
         kv_order=KvOrder(kv_order),
         conv_rows_extra=speculative_tokens,
         page_align_bytes=page_align_bytes,
+        pp=pp,
+        layers_per_stage=_counts(layers_per_stage),
+        kv_packed=kv_packed,
     )
-    layout = build_layout(ModelSpec(name or model.name, model.layers), settings)
+    layout = build_layout(replace(model, name=name or model.name), settings)
     check_layout(layout)
     print_json(layout_to_json(layout))
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers such as 12,14", param_hint="--layers-per-stage"
+        ) from None
 
 
 @app.command()

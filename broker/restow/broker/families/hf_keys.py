@@ -86,17 +86,24 @@ class Keys:
                 )
         return [_KINDS[name] for name in names]
 
-    def listed_kinds(self) -> list[str] | None:
-        """The kinds of all layers where the config lists them."""
+    def listed_kinds(self, default_count: int = 32) -> list[str] | None:
+        """The kinds of all layers where the config lists them; None where it does not."""
         key = next((k for k in ("layers_block_type", "layer_types") if self.has(k)), None)
         if key is None:
             return None
-        kinds, count = self.kinds(key), self.number("num_hidden_layers", 32)
+        kinds, count = self.kinds(key), self.number("num_hidden_layers", default_count)
         if len(kinds) != count:
             raise LayoutFormError(
                 f"config: {key} lists {len(kinds)} layers, num_hidden_layers says {count}", key=key
             )
         return kinds
+
+    def indices(self, key: str) -> list[int]:
+        """A list of layer numbers; empty where there is none."""
+        listed = self.config.get(key) or []
+        if not isinstance(listed, list | tuple) or not all(isinstance(i, int) for i in listed):
+            raise wrong(key, listed, "a list of layer numbers")
+        return list(listed)
 
     def kv_heads(self, default: int | None) -> int:
         """Without grouped queries each head has its own keys."""

@@ -94,9 +94,7 @@ def _granite(keys: Keys, types: Types) -> Layers:
 
 def _bamba(keys: Keys, types: Types) -> Layers:
     """Bamba: as Granite, with the attention layers listed by number."""
-    listed = keys.config.get("attn_layer_indices") or []
-    if not isinstance(listed, list | tuple) or not all(isinstance(i, int) for i in listed):
-        raise wrong("attn_layer_indices", listed, "a list of layer numbers")
+    listed = keys.indices("attn_layer_indices")
     count = keys.number("num_hidden_layers", 32)
     kinds = keys.listed_kinds() or [
         "attention" if i in listed else "recurrent" for i in range(count)
@@ -136,7 +134,7 @@ def _mamba_names(
 
 def _zamba2(keys: Keys, types: Types) -> Layers:
     """Zamba2: Mamba2 everywhere, and in hybrid layers attention over twice the hidden size."""
-    kinds = keys.listed_kinds()
+    kinds = keys.listed_kinds(54)
     if kinds is None:
         raise wrong("layers_block_type", None, "a list of layer types")
     hidden, heads = keys.number("hidden_size", 2560), keys.number("num_attention_heads", 32)
@@ -209,10 +207,8 @@ def _jamba(keys: Keys, types: Types) -> Layers:
 
 def _qwen3_next(keys: Keys, types: Types) -> Layers:
     """Qwen3-Next: gated delta nets, and full attention in every fourth layer."""
-    count, interval = (
-        keys.number("num_hidden_layers", 48),
-        keys.number("full_attention_interval", 4),
-    )
+    count = keys.number("num_hidden_layers", 48)
+    interval = keys.number("full_attention_interval", 4)
     kinds = ["recurrent" if (i + 1) % interval else "attention" for i in range(count)]
     gdn = GdnSpec(
         0,
@@ -225,42 +221,49 @@ def _qwen3_next(keys: Keys, types: Types) -> Layers:
         state_dtype=types.state(keys),
     )
     attention = AttentionSpec(0, keys.kv_heads(2), keys.number("head_dim", 256), types.kv)
-    return _layers(keys.listed_kinds() or kinds, attention, gdn)
+    return _layers(keys.listed_kinds(48) or kinds, attention, gdn)
 
 
 def _kimi_linear(keys: Keys, types: Types) -> Layers:
-    """Kimi-Linear: KDA in the layers that it lists (counted from 1), latent attention elsewhere."""
+    """Kimi-Linear: KDA, and latent attention in every fifth layer unless the layers are listed.
+
+    Checkpoints say it in ``linear_attn_config``, with layers counted from 1; transformers' own
+    class in keys beside the others.
+    """
     linear = Keys(keys.config.get("linear_attn_config") or {})
-    listed = linear.config.get("kda_layers") or []
-    if not isinstance(listed, list | tuple) or not all(isinstance(i, int) for i in listed):
-        raise wrong("linear_attn_config.kda_layers", listed, "a list of layer numbers")
     count = keys.number("num_hidden_layers", 27)
-    kinds = ["recurrent" if i + 1 in listed else "attention" for i in range(count)]
+    kinds = ["attention" if i and i % 4 == 0 else "recurrent" for i in range(count)]
+    if linear.has("kda_layers"):
+        listed = linear.indices("kda_layers")
+        kinds = ["recurrent" if i + 1 in listed else "attention" for i in range(count)]
     kda = KdaSpec(
         0,
-        heads=linear.number("num_heads", keys.number("num_attention_heads", 32)),
-        dim=linear.number("head_dim", 128),
-        conv_kernel=linear.number("short_conv_kernel_size", 4, least=2),
+        heads=linear.number("num_heads", keys.number("linear_num_heads", 32)),
+        dim=linear.number("head_dim", keys.number("linear_head_dim", 128)),
+        conv_kernel=linear.number(
+            "short_conv_kernel_size", keys.number("linear_conv_kernel_dim", 4), least=2
+        ),
         conv_dtype=types.conv,
         state_dtype=types.state(keys, unless_named=DType.FLOAT32),
     )
-    return _layers(kinds, _latent(keys, types), kda)
+    return _layers(keys.listed_kinds(27) or kinds, _latent(keys, types), kda)
 
 
 def _lfm2(keys: Keys, types: Types) -> Layers:
     """LFM2: short convolutions over the hidden size, and attention among them."""
-    kinds = keys.listed_kinds()
-    if kinds is None:
-        raise wrong("layer_types", None, "a list of layer types")
+    count = keys.number("num_hidden_layers", 32)
+    full = keys.indices("full_attn_idxs") if keys.has("full_attn_idxs") else range(count)
+    kinds = ["attention" if i in full else "recurrent" for i in range(count)]
+    heads, hidden = keys.number("num_attention_heads", 32), keys.number("hidden_size", 2560)
     conv = ShortConvSpec(
         0,
-        channels=keys.number("conv_dim", keys.number("hidden_size", 2560)),
+        channels=keys.number("conv_dim", hidden),
         conv_kernel=keys.number("conv_L_cache", 3, least=2),
         conv_dtype=types.conv,
     )
-    heads, hidden = keys.number("num_attention_heads", 32), keys.number("hidden_size", 2560)
     head_dim = keys.number("head_dim", hidden // heads)
-    return _layers(kinds, AttentionSpec(0, keys.kv_heads(8), head_dim, types.kv), conv)
+    attention = AttentionSpec(0, keys.kv_heads(8), head_dim, types.kv)
+    return _layers(keys.listed_kinds() or kinds, attention, conv)
 
 
 def _deepseek(keys: Keys, types: Types) -> Layers:

@@ -1,0 +1,197 @@
+"""Configs of further model types against their configuration classes, saved and bare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from restow.broker.errors import LayoutFormError
+from restow.broker.families import (
+    AttentionSpec,
+    GdnSpec,
+    KdaSpec,
+    LayerSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    MlaSpec,
+    ModelSpec,
+    ShortConvSpec,
+    model_from_hf_config,
+)
+from restow.broker.layout import DType
+
+BF16 = DType.BFLOAT16
+Expected = dict[str, Callable[[Any], LayerSpec]]
+
+
+def _gqa(head_dim: Callable[[Any], int]) -> Callable[[Any], LayerSpec]:
+    return lambda c: AttentionSpec(0, c.num_key_value_heads, head_dim(c), BF16)
+
+
+def _by_heads(config: Any) -> int:
+    return int(config.hidden_size // config.num_attention_heads)
+
+
+def _mla(config: Any) -> LayerSpec:
+    return MlaSpec(0, config.kv_lora_rank + config.qk_rope_head_dim, BF16)
+
+
+CASES: dict[str, tuple[str, list[dict[str, Any]], Expected]] = {
+    # class, changes to its defaults, what a layer of each type keeps
+    "mamba": (
+        "MambaConfig",
+        [{}, {"hidden_size": 64, "expand": 3, "state_size": 8, "num_hidden_layers": 2}],
+        {"": lambda c: Mamba1Spec(0, c.intermediate_size, c.state_size, c.conv_kernel, BF16, BF16)},
+    ),
+    "mamba2": (
+        "Mamba2Config",
+        [{}, {"num_heads": 16, "head_dim": 8, "hidden_size": 64, "n_groups": 2}],
+        {
+            "": lambda c: Mamba2Spec(
+                0, c.num_heads, c.head_dim, c.state_size, c.n_groups, c.conv_kernel, BF16, BF16
+            )
+        },
+    ),
+    "jamba": (
+        "JambaConfig",
+        [{}, {"attn_layer_period": 3, "attn_layer_offset": 0, "mamba_d_conv": 3}],
+        {
+            "mamba": lambda c: Mamba1Spec(
+                0,
+                c.mamba_expand * c.hidden_size,
+                c.mamba_d_state,
+                c.mamba_d_conv,
+                BF16,
+                BF16,
+            ),
+            "attention": _gqa(_by_heads),
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        [{}, {"num_hidden_layers": 6, "linear_num_key_heads": 4, "linear_key_head_dim": 8}],
+        {
+            "linear_attention": lambda c: GdnSpec(
+                0,
+                c.linear_num_key_heads,
+                c.linear_num_value_heads,
+                c.linear_key_head_dim,
+                c.linear_value_head_dim,
+                c.linear_conv_kernel_dim,
+                BF16,
+                BF16,
+            ),
+            "full_attention": _gqa(lambda c: int(c.head_dim)),
+        },
+    ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        [
+            {},
+            {
+                "num_hidden_layers": 4,
+                "linear_attn_config": {
+                    "kda_layers": [1, 2, 4],
+                    "full_attn_layers": [3],
+                    "num_heads": 4,
+                    "head_dim": 16,
+                    "short_conv_kernel_size": 3,
+                },
+            },
+        ],
+        {
+            "linear_attention": lambda c: KdaSpec(
+                0,
+                c.linear_num_heads,
+                c.linear_head_dim,
+                c.linear_conv_kernel_dim,
+                BF16,
+                DType.FLOAT32,
+            ),
+            "full_attention": _mla,
+        },
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        [{}, {"full_attn_idxs": [2, 5], "num_hidden_layers": 8, "conv_L_cache": 4}],
+        {
+            "conv": lambda c: ShortConvSpec(0, c.hidden_size, c.conv_L_cache, BF16),
+            "full_attention": _gqa(_by_heads),
+        },
+    ),
+    "deepseek_v3": ("DeepseekV3Config", [{"num_hidden_layers": 3}], {"": _mla}),
+}
+RUNS = [(name, changes) for name, (_, all_changes, _) in CASES.items() for changes in all_changes]
+
+
+@pytest.mark.parametrize(("model_type", "changes"), RUNS)
+def test_what_each_layer_keeps(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    name, _, expected = CASES[model_type]
+    config = getattr(transformers, name)(**changes)
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    kinds = getattr(config, "layers_block_type", None) if model_type == "jamba" else None
+    kinds = kinds or getattr(config, "layer_types", None)
+    if "" in expected or kinds is None:
+        kinds = [""] * config.num_hidden_layers
+    wanted = [type_and_numbers(expected[kind](config)) for kind in kinds]
+    for given in (saved, {**changes, "model_type": model_type}):
+        model = model_from_hf_config(given)
+        assert [type_and_numbers(layer) for layer in model.layers] == wanted
+        assert [layer.layer for layer in model.layers] == list(range(len(kinds)))
+        assert model.depth == config.num_hidden_layers
+
+
+def type_and_numbers(layer: LayerSpec) -> tuple[Any, ...]:
+    """A layer without its place in the model."""
+    numbers = {slot: getattr(layer, slot) for slot in layer.__slots__ if slot != "layer"}
+    return type(layer), numbers
+
+
+def test_zamba2_attends_over_twice_the_hidden_size(tmp_path: Path) -> None:
+    config = transformers.Zamba2Config()
+    config.save_pretrained(tmp_path)
+    model = model_from_hf_config(json.loads((tmp_path / "config.json").read_text()))
+    mamba = [layer for layer in model.layers if isinstance(layer, Mamba2Spec)]
+    attention = [layer for layer in model.layers if isinstance(layer, AttentionSpec)]
+    assert [layer.layer for layer in mamba] == list(range(config.num_hidden_layers))
+    assert [layer.layer for layer in attention] == config.hybrid_layer_ids
+    assert {(a.kv_heads, a.head_dim) for a in attention} == {
+        (config.num_key_value_heads, config.attention_head_dim)
+    }
+    (form,) = {(m.heads, m.head_dim, m.state, m.groups, m.conv_kernel) for m in mamba}
+    assert form == (
+        config.n_mamba_heads,
+        config.mamba_headdim,
+        config.mamba_d_state,
+        config.mamba_ngroups,
+        config.mamba_d_conv,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"model_type": "zamba2"}, "layers_block_type"),
+        ({"model_type": "deepseek_v3"}, "num_hidden_layers"),
+        ({"model_type": "lfm2", "full_attn_idxs": "all"}, "full_attn_idxs"),
+        ({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1.5]}}, "kda_layers"),
+        ({"model_type": "jamba", "attn_layer_period": 0}, "attn_layer_period"),
+        ({"model_type": "qwen3_next", "layer_types": ["conv"]}, "layer_types"),
+    ],
+)
+def test_a_config_that_means_nothing_names_its_key(config: dict[str, Any], key: str) -> None:
+    with pytest.raises(LayoutFormError, match=key):
+        model_from_hf_config(config)
+
+
+def test_types_that_are_asked_for_come_first() -> None:
+    types = (DType.FLOAT16, DType.FLOAT32, DType.FLOAT16)
+    model: ModelSpec = model_from_hf_config({"model_type": "kimi_linear"}, *types)
+    kda = next(layer for layer in model.layers if isinstance(layer, KdaSpec))
+    assert (kda.conv_dtype, kda.state_dtype) == (DType.FLOAT32, DType.FLOAT16)
