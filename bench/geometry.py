@@ -6,19 +6,29 @@ import json
 from pathlib import Path
 from typing import Any
 
-from restow.broker.families import AttentionSpec, Mamba2Spec, ModelSpec
+from restow.broker.families import (
+    AttentionSpec,
+    GdnSpec,
+    KdaSpec,
+    LayerSpec,
+    Mamba1Spec,
+    Mamba2Spec,
+    MlaSpec,
+    ModelSpec,
+    ShortConvSpec,
+)
 from restow.broker.layout import DType
 
 FILE = Path(__file__).with_name("geometries.json")
 
 
 def geometries() -> dict[str, ModelSpec]:
-    """The geometries of the families that Restow lays out: Mamba2 with attention."""
+    """All of them but those with a sliding window, which is not laid out yet."""
     table: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
     return {
         name: _spec(name, numbers)
         for name, numbers in table.items()
-        if not name.startswith("_") and numbers["family"] == "mamba2"
+        if not name.startswith("_") and "sliding_window" not in numbers
     }
 
 
@@ -29,27 +39,34 @@ def fifty_two_layers() -> ModelSpec:
 
 
 def _spec(name: str, numbers: dict[str, Any]) -> ModelSpec:
-    recurrent = [
-        Mamba2Spec(
-            layer,
-            numbers["heads"],
-            numbers["mamba_head_dim"],
-            numbers["state"],
-            numbers["groups"],
-            numbers["conv_kernel"],
-            DType.parse(numbers["conv_dtype"]),
-            DType.parse(numbers["ssm_dtype"]),
-        )
-        for layer in range(numbers["recurrent_layers"])
-    ]
     first = numbers["recurrent_layers"]
-    attention = [
-        AttentionSpec(
-            first + layer,
-            numbers["kv_heads"],
-            numbers["head_dim"],
-            DType.parse(numbers["kv_dtype"]),
-        )
-        for layer in range(numbers["attention_layers"])
-    ]
+    recurrent = (_recurrent(layer, numbers) for layer in range(first))
+    attention = (_attention(first + layer, numbers) for layer in range(numbers["attention_layers"]))
     return ModelSpec(name, (*recurrent, *attention))
+
+
+def _attention(layer: int, numbers: dict[str, Any]) -> LayerSpec:
+    dtype = DType.parse(numbers["kv_dtype"])
+    if numbers.get("attention") == "mla":
+        return MlaSpec(layer, numbers["latent_dim"], dtype)
+    return AttentionSpec(layer, numbers["kv_heads"], numbers["head_dim"], dtype)
+
+
+def _recurrent(layer: int, numbers: dict[str, Any]) -> LayerSpec:
+    n = numbers
+    kernel, conv = n["conv_kernel"], DType.parse(n["conv_dtype"])
+    if n["family"] == "short_conv":
+        return ShortConvSpec(layer, n["channels"], kernel, conv)
+    ssm = DType.parse(n["ssm_dtype"])
+    match n["family"]:
+        case "mamba1":
+            return Mamba1Spec(layer, n["channels"], n["state"], kernel, conv, ssm)
+        case "mamba2":
+            heads, dim = n["heads"], n["mamba_head_dim"]
+            return Mamba2Spec(layer, heads, dim, n["state"], n["groups"], kernel, conv, ssm)
+        case "gdn":
+            keys, values = (n["key_heads"], n["key_dim"]), (n["value_heads"], n["value_dim"])
+            return GdnSpec(layer, keys[0], values[0], keys[1], values[1], kernel, conv, ssm)
+        case "kda":
+            return KdaSpec(layer, n["heads"], n["dim"], kernel, conv, ssm)
+    raise ValueError(f"family {n['family']!r} is unknown")
