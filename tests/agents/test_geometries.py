@@ -1,0 +1,208 @@
+"""Real models' sizes over real NIXL: every pair of TP sizes that the model allows, byte by byte.
+
+Layers of one kind are alike, so each geometry has two recurrent layers and two of attention, of
+their real size; prompts are short. Each pair is tried with every entry of `SIDES`, where page sizes,
+orders and stages differ between the two; strategies take turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from geometry import geometries
+
+from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
+from restow.agents.binding import (
+    Blocks,
+    Descriptors,
+    RegionTable,
+    Tokens,
+    bind_gather,
+    bind_reads,
+    bind_scatter,
+    staged_bytes,
+)
+from restow.agents.copying import run_copies
+from restow.agents.memory import HOST
+from restow.agents.transport import NixlTransport
+from restow.broker.errors import TpSizeError
+from restow.broker.families import (
+    ConvLayout,
+    EngineSettings,
+    KvOrder,
+    LayerSpec,
+    ModelSpec,
+    build_layout,
+)
+from restow.broker.layout import Layout, check_layout
+from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.program import Column
+
+TP_SIZES = (1, 2, 3, 4, 8)
+TOKENS = 37
+CPU = torch.device("cpu")
+SIDES = (
+    # P's settings, and D's
+    (EngineSettings(page_tokens=16), EngineSettings(page_tokens=16)),
+    (
+        EngineSettings(page_tokens=16, conv_layout=ConvLayout.SD),
+        EngineSettings(page_tokens=12, conv_layout=ConvLayout.DS, page_align_bytes=512),
+    ),
+    (
+        EngineSettings(page_tokens=8, conv_layout=ConvLayout.DS, kv_order=KvOrder.NHD, pp=2),
+        EngineSettings(page_tokens=32, conv_layout=ConvLayout.SD, conv_rows_extra=2),
+    ),
+    (
+        EngineSettings(page_tokens=16, kv_packed=False, conv_rows_extra=1),
+        EngineSettings(page_tokens=20, pp=2, layers_per_stage=(1, 3)),
+    ),
+)
+STRATEGIES = (Strategy.SLICES, Strategy.PACK, Strategy.AUTO)
+
+
+def shortened(model: ModelSpec) -> ModelSpec:
+    """Two layers of each kind."""
+    kinds: dict[type, list[LayerSpec]] = {}
+    for layer in model.layers:
+        kinds.setdefault(type(layer), []).append(layer)
+    layers = (layer for alike in kinds.values() for layer in alike[:2])
+    return ModelSpec(model.name, tuple(replace(one, layer=i) for i, one in enumerate(layers)))
+
+
+def tp_sizes(model: ModelSpec) -> list[int]:
+    """The sizes that the model allows."""
+    sizes = []
+    for tp in TP_SIZES:
+        try:
+            check_layout(build_layout(model, EngineSettings(tp)))
+        except TpSizeError:
+            continue
+        sizes.append(tp)
+    return sizes
+
+
+class Engine:
+    """All ranks of an engine in one piece of memory, under one NIXL agent."""
+
+    def __init__(self, name: str, layout: Layout, data: Bytes, transport: NixlTransport) -> None:
+        self.name, self.layout, self.transport = name, layout, transport
+        rng = np.random.default_rng(len(name))
+        pages = {r.group: r.page_tokens for rank in layout.ranks for r in rank.regions}
+        self.ids = {
+            group: tuple(
+                int(i) + 1 for i in rng.permutation(-(-TOKENS // tokens) if tokens else 2)
+            )[: None if tokens else 1]
+            for group, tokens in pages.items()
+        }
+        self.memory: dict[int, RankMemory] = {}
+        used = 0
+        for rank in layout.ranks:
+            memory = RankMemory(rank, self.ids, data[used:])
+            self.memory[rank.rank] = memory
+            used += memory.size_bytes
+            used += -used % GUARD_BYTES
+
+    @property
+    def blocks(self) -> Blocks:
+        return blocks(self.ids)
+
+    def regions(self, rank: int) -> RegionTable:
+        regions = self.memory[rank].regions
+        columns = zip(
+            *((r.base_address, r.page_stride_bytes, r.page_count) for r in regions), strict=True
+        )
+        return RegionTable(*(np.array(column, np.int64) for column in columns))
+
+
+class Wire:
+    """Two NIXL agents, each over its half of a large piece of memory; and a place to stage."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.source, self.destination = NixlTransport("P"), NixlTransport("D")
+        self.arenas = [np.empty(size_bytes, np.uint8) for _ in range(2)]
+        self.staging = [np.empty(size_bytes // 2, np.uint8) for _ in range(2)]
+        sides = zip((self.source, self.destination), self.arenas, self.staging, strict=True)
+        for transport, *pieces in sides:
+            for piece in pieces:
+                transport.register(piece.ctypes.data, piece.nbytes, HOST)
+        self.destination.add_peer(self.source.name, self.source.metadata())
+
+    def read(self, descriptors: Descriptors) -> None:
+        if not len(descriptors.length_bytes):
+            return
+        flight = self.destination.read(self.source.name, descriptors, HOST, HOST)
+        while not self.destination.poll(flight):
+            self.source.progress()
+        self.destination.release(flight)
+
+    def close(self) -> None:
+        self.destination.close()
+        self.source.close()
+
+
+def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -> None:
+    """What agents do with a program: READ; GATHER, READ, SCATTER."""
+    tokens, pairs = Tokens(0, TOKENS), program.group_pairs
+    here = destination.regions(program.dst_rank)
+    for src_rank in program.src_ranks:
+        there = source.regions(src_rank)
+        rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
+        wire.read(bind_reads(rows, pairs, there, here, source.blocks, destination.blocks, tokens))
+        rows = program.packed[program.packed[:, Column.SRC_RANK] == src_rank]
+        size = staged_bytes(rows, pairs, tokens)
+        if size == 0:
+            continue
+        runs = [piece.ctypes.data for piece in wire.staging]
+        run_copies(bind_gather(rows, pairs, there, source.blocks, tokens, runs[0]), CPU)
+        wire.read(Descriptors(*(np.array([value], np.int64) for value in (*runs, size))))
+        run_copies(bind_scatter(rows, pairs, here, destination.blocks, tokens, runs[1]), CPU)
+
+
+def cases(model: ModelSpec) -> Iterator[tuple[Layout, Layout, Strategy]]:
+    sizes = tp_sizes(model)
+    every = itertools.product(sizes, sizes, SIDES)
+    for (p_tp, d_tp, sides), strategy in zip(every, itertools.cycle(STRATEGIES), strict=False):
+        source, destination = (
+            build_layout(model, replace(side, tp=tp))
+            for side, tp in zip(sides, (p_tp, d_tp), strict=True)
+        )
+        yield source, destination, strategy
+
+
+def size_of(layout: Layout) -> int:
+    """Enough bytes for all ranks, five pages of each region."""
+    return sum(
+        8 * region.page_stride_bytes + 8 * GUARD_BYTES
+        for rank in layout.ranks
+        for region in rank.regions
+    )
+
+
+@pytest.mark.parametrize("name", geometries())
+def test_every_pair_of_tp_sizes(name: str) -> None:
+    model = shortened(geometries()[name])
+    fields = {field.name: field for field in model.model().fields}
+    every = list(cases(model))
+    assert len(every) >= 36
+    wire = Wire(max(size_of(layout) for case in every for layout in case[:2]))
+    try:
+        for source_layout, destination_layout, strategy in every:
+            source = Engine("P", source_layout, wire.arenas[0], wire.source)
+            destination = Engine("DD", destination_layout, wire.arenas[1], wire.destination)
+            for memory in source.memory.values():
+                memory.write(fields, TOKENS)
+            plan = make_plan(source_layout, destination_layout)
+            for program in compile_programs(plan, strategy):
+                execute(program, wire, source, destination)
+            case = f"{name}: P{len(source_layout.ranks)} to D{len(destination_layout.ranks)}"
+            for rank, memory in destination.memory.items():
+                wrong = np.flatnonzero(memory.data != memory.expected(fields, TOKENS))
+                assert not len(wrong), f"{case}, {strategy}, rank {rank}: {len(wrong)} wrong bytes"
+                assert (memory.data == POISON).any()
+    finally:
+        wire.close()
