@@ -1,8 +1,8 @@
 """Real models' sizes over real NIXL: every pair of TP sizes that the model allows, byte by byte.
 
 Layers of one kind are alike, so each geometry has two recurrent layers and two of attention, of
-their real size; prompts are short. Each pair is tried with every entry of `SIDES`, where page sizes,
-orders and stages differ between the two; strategies take turns.
+their real size; prompts are short. Each pair is tried with every entry of `SIDES`, where page
+sizes, orders and stages differ between the two; strategies take turns.
 """
 
 from __future__ import annotations
