@@ -23,12 +23,10 @@ FILE = Path(__file__).with_name("geometries.json")
 
 
 def geometries() -> dict[str, ModelSpec]:
-    """All of them but those with a sliding window, which is not laid out yet."""
+    """All of them, by name."""
     table: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
     return {
-        name: _spec(name, numbers)
-        for name, numbers in table.items()
-        if not name.startswith("_") and "sliding_window" not in numbers
+        name: _spec(name, numbers) for name, numbers in table.items() if not name.startswith("_")
     }
 
 
@@ -39,17 +37,21 @@ def fifty_two_layers() -> ModelSpec:
 
 
 def _spec(name: str, numbers: dict[str, Any]) -> ModelSpec:
-    first = numbers["recurrent_layers"]
-    recurrent = (_recurrent(layer, numbers) for layer in range(first))
-    attention = (_attention(first + layer, numbers) for layer in range(numbers["attention_layers"]))
-    return ModelSpec(name, (*recurrent, *attention))
+    layers: list[LayerSpec] = []
+    for _ in range(numbers.get("recurrent_layers", 0)):
+        layers.append(_recurrent(len(layers), numbers))
+    for _ in range(numbers.get("sliding_window_layers", 0)):
+        layers.append(_attention(len(layers), numbers, numbers["sliding_window"]))
+    for _ in range(numbers["attention_layers"]):
+        layers.append(_attention(len(layers), numbers))
+    return ModelSpec(name, tuple(layers))
 
 
-def _attention(layer: int, numbers: dict[str, Any]) -> LayerSpec:
+def _attention(layer: int, numbers: dict[str, Any], window_tokens: int = 0) -> LayerSpec:
     dtype = DType.parse(numbers["kv_dtype"])
     if numbers.get("attention") == "mla":
         return MlaSpec(layer, numbers["latent_dim"], dtype)
-    return AttentionSpec(layer, numbers["kv_heads"], numbers["head_dim"], dtype)
+    return AttentionSpec(layer, numbers["kv_heads"], numbers["head_dim"], dtype, window_tokens)
 
 
 def _recurrent(layer: int, numbers: dict[str, Any]) -> LayerSpec:

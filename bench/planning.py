@@ -54,8 +54,14 @@ def _bind_row(name: str, spec: ModelSpec, layouts: list[Layout], repeats: int) -
     rows = program.direct[program.direct[:, Column.SRC_RANK] == program.src_ranks[0]]
     blocks = -(-TOKENS // PAGE_TOKENS)
     rng = np.random.default_rng(0)
+    groups = {region.group: region.page_tokens for region in source.ranks[0].regions}
     ids = [
-        Blocks({"attention": rng.permutation(4 * blocks)[:blocks], "state": np.array([3])})
+        Blocks(
+            {
+                group: rng.permutation(4 * blocks)[:blocks] if page_tokens else np.array([3])
+                for group, page_tokens in groups.items()
+            }
+        )
         for _ in range(2)
     ]
     src, dst = (_memory(layout, 4 * blocks) for layout in layouts)

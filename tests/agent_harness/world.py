@@ -139,7 +139,8 @@ class RankMemory:
             if field.kind is Kind.SNAPSHOT:
                 self._view(image, region, shard, self.ids[region.group][0], 0)[...] = part
                 continue
-            for token in range(tokens):
+            first = tokens - field.window_tokens if field.window_tokens else 0
+            for token in range(max(first, 0), tokens):
                 index, in_page = divmod(token, region.page_tokens or 1)
                 page = self.ids[region.group][index]
                 self._view(image, region, shard, page, in_page)[...] = part[token]

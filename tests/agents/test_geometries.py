@@ -32,6 +32,7 @@ from restow.agents.memory import HOST
 from restow.agents.transport import NixlTransport
 from restow.broker.errors import TpSizeError
 from restow.broker.families import (
+    AttentionSpec,
     ConvLayout,
     EngineSettings,
     KvOrder,
@@ -45,6 +46,7 @@ from restow.broker.planner.program import Column
 
 TP_SIZES = (1, 2, 3, 4, 8)
 TOKENS = 37
+WINDOW_TOKENS = 18
 CPU = torch.device("cpu")
 SIDES = (
     # P's settings, and D's
@@ -66,10 +68,13 @@ STRATEGIES = (Strategy.SLICES, Strategy.PACK, Strategy.AUTO)
 
 
 def shortened(model: ModelSpec) -> ModelSpec:
-    """Two layers of each kind."""
-    kinds: dict[type, list[LayerSpec]] = {}
+    """Two layers of each kind; windows are shorter than the prompt."""
+    kinds: dict[object, list[LayerSpec]] = {}
     for layer in model.layers:
-        kinds.setdefault(type(layer), []).append(layer)
+        window = getattr(layer, "window_tokens", 0)
+        if isinstance(layer, AttentionSpec) and window:
+            layer = replace(layer, window_tokens=WINDOW_TOKENS)
+        kinds.setdefault((type(layer), window), []).append(layer)
     layers = (layer for alike in kinds.values() for layer in alike[:2])
     return ModelSpec(model.name, tuple(replace(one, layer=i) for i, one in enumerate(layers)))
 
@@ -93,12 +98,7 @@ class Engine:
         self.name, self.layout, self.transport = name, layout, transport
         rng = np.random.default_rng(len(name))
         pages = {r.group: r.page_tokens for rank in layout.ranks for r in rank.regions}
-        self.ids = {
-            group: tuple(
-                int(i) + 1 for i in rng.permutation(-(-TOKENS // tokens) if tokens else 2)
-            )[: None if tokens else 1]
-            for group, tokens in pages.items()
-        }
+        self.ids = {group: _block_ids(group, tokens, rng) for group, tokens in pages.items()}
         self.memory: dict[int, RankMemory] = {}
         used = 0
         for rank in layout.ranks:
@@ -117,6 +117,17 @@ class Engine:
             *((r.base_address, r.page_stride_bytes, r.page_count) for r in regions), strict=True
         )
         return RegionTable(*(np.array(column, np.int64) for column in columns))
+
+
+def _block_ids(group: str, page_tokens: int | None, rng: np.random.Generator) -> tuple[int, ...]:
+    """Scattered ids from 1 on; the null block, 0, where a window has left a block behind."""
+    if page_tokens is None:
+        return (int(rng.integers(2)) + 1,)
+    ids = [int(i) + 1 for i in rng.permutation(-(-TOKENS // page_tokens))]
+    if group.startswith("window"):
+        left = (TOKENS - WINDOW_TOKENS) // page_tokens
+        ids[:left] = [0] * left
+    return tuple(ids)
 
 
 class Wire:

@@ -111,6 +111,8 @@ def test_a_strided_row_is_not_read_into_place() -> None:
         GroupPair(PageForm("a", 0, 1), PageForm("b", 4, 1)),
         GroupPair(PageForm("a", -1, 1), PageForm("b", -1, 1)),
         GroupPair(PageForm("a", 4, 0), PageForm("b", 4, 1)),
+        GroupPair(PageForm("a", 4, 1), PageForm("b", 4, 1), window_tokens=-1),
+        GroupPair(PageForm("a", 0, 1), PageForm("b", 0, 1), window_tokens=4),
     ],
 )
 def test_lists_that_do_not_go_together_are_refused(pair: GroupPair) -> None:

@@ -124,6 +124,16 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], Expected]] = {
             "full_attention": _gqa(_by_heads),
         },
     ),
+    "gemma3_text": (
+        "Gemma3TextConfig",
+        [{}, {"num_hidden_layers": 7, "sliding_window": 512, "head_dim": 32}],
+        {
+            "sliding_attention": lambda c: AttentionSpec(
+                0, c.num_key_value_heads, c.head_dim, BF16, c.sliding_window
+            ),
+            "full_attention": _gqa(lambda c: int(c.head_dim)),
+        },
+    ),
     "deepseek_v3": ("DeepseekV3Config", [{"num_hidden_layers": 3}], {"": _mla}),
 }
 RUNS = [(name, changes) for name, (_, all_changes, _) in CASES.items() for changes in all_changes]
@@ -186,6 +196,10 @@ def test_zamba2_attends_over_twice_the_hidden_size(tmp_path: Path) -> None:
         ({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1.5]}}, "kda_layers"),
         ({"model_type": "jamba", "attn_layer_period": 0}, "attn_layer_period"),
         ({"model_type": "qwen3_next", "layer_types": ["conv"]}, "layer_types"),
+        (
+            {"model_type": "jamba", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
+            "layer 0",
+        ),
     ],
 )
 def test_a_config_that_means_nothing_names_its_key(config: dict[str, Any], key: str) -> None:

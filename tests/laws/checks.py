@@ -67,12 +67,10 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     source, destination = case.layouts
     plan = make_plan(source, destination)
     count = case.tokens.stop - case.tokens.start
-    needed = needed_bytes(destination, count)
+    needed, counts = needed_bytes(destination, count), entry_counts(destination, count)
     assert plan.bytes_at(count) == sum(needed.values()), "the plan reads more than is needed"
     for rank, size in needed.items():
-        mine = sum(
-            m.bytes * (count if m.per_token else 1) for m in plan.moves if m.dst_rank == rank
-        )
+        mine = sum(m.bytes * counts[m.field] for m in plan.moves if m.dst_rank == rank)
         assert mine == size, f"rank {rank} reads {mine} bytes and needs {size}"
     traffic = check_cover(case, strategy)
     read: dict[int, int] = defaultdict(int)
@@ -85,17 +83,22 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
 
 def needed_bytes(layout: Layout, tokens: int) -> dict[int, int]:
     """What each rank lacks."""
-    kinds = {field.name: field.kind for field in layout.model.fields}
-    needed = {}
-    for rank in layout.ranks:
-        sizes = (
-            volume(s.box)
-            * s.dtype.itemsize_bytes
-            * (tokens if kinds[s.field] is Kind.PER_TOKEN else 1)
-            for s in rank.shards
+    counts = entry_counts(layout, tokens)
+    return {
+        rank.rank: sum(
+            volume(s.box) * s.dtype.itemsize_bytes * counts[s.field] for s in rank.shards
         )
-        needed[rank.rank] = sum(sizes)
-    return needed
+        for rank in layout.ranks
+    }
+
+
+def entry_counts(layout: Layout, tokens: int) -> dict[str, int]:
+    """How many entries of each field are needed."""
+    counts = {}
+    for field in layout.model.fields:
+        per_token = min(tokens, field.window_tokens or tokens)
+        counts[field.name] = per_token if field.kind is Kind.PER_TOKEN else 1
+    return counts
 
 
 def check_disjoint(plan: Plan) -> None:

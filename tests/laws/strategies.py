@@ -44,6 +44,7 @@ _LAYERS = st.one_of(
     st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam"]),
     st.text("al1mgkcr", min_size=1, max_size=3),
 )
+_WINDOWS = st.sampled_from([0, 0, 1, 3, 6, 100])
 _GAPS = st.sampled_from([0, 0, 0, 1])
 _PICKS = st.integers(0, 7)
 _SEEDS = st.integers(0, 2**16)
@@ -110,7 +111,8 @@ Make = Callable[[st.DrawFn, Ints, DTypes], LayerSpec]
 
 
 def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
-    return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes))
+    window = draw(_WINDOWS)
+    return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes), window_tokens=window)
 
 
 def _mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:

@@ -19,7 +19,7 @@ from restow.agents.binding import Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import Column, GroupPair
 
 SLICES, PACK = Strategy.SLICES, Strategy.PACK
 
@@ -135,6 +135,13 @@ def test_one_rank_shifted_by_one_element(monkeypatch: pytest.MonkeyPatch, side: 
     monkeypatch.setattr(world, "make_plan", changed_plan(shift))
     bites(cover(SLICES), any_cases())
     bites(cover(PACK), any_cases())
+
+
+def test_a_window_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens are read, from the null block too."""
+    monkeypatch.setattr(GroupPair, "first_token", lambda pair, start, stop: start)
+    bites(cover(SLICES), family_cases())
+    bites(cover(PACK), family_cases())
 
 
 def test_the_wrong_group_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:

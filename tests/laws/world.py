@@ -7,7 +7,7 @@ code with the planner or the binding.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,6 +40,8 @@ class Engine:
             for region in rank.regions:
                 if region.group not in self._ids:
                     self._choose_ids(region, tokens, rng)
+        for group, window in _windows(layout).items():
+            self._leave_behind(group, tokens - window)
         self.offsets = {
             (rank.rank, region.name): arena.allocate(self._region_bytes(region), guard_bytes)
             for rank in layout.ranks
@@ -53,6 +55,13 @@ class Engine:
         needed = -(-tokens // per_block) if per_block else 1
         self._block_count[region.group] = needed + 3
         self._ids[region.group] = rng.sample(range(1, needed + 3), needed)
+
+    def _leave_behind(self, group: str, first_token: int) -> None:
+        """Put the null block where a block lies wholly before the window."""
+        region = next(r for rank in self.layout.ranks for r in rank.regions if r.group == group)
+        per_block = (region.page_tokens or 0) * region.pages_per_block
+        for index in range(max(first_token, 0) // per_block):
+            self._ids[group][index] = 0
 
     def _region_bytes(self, region: Region) -> int:
         return self._page_count(region) * region.page_stride_bytes
@@ -74,8 +83,12 @@ class Engine:
         )
 
     def write(self, memory: Bytes, state: GlobalState, tokens: Tokens) -> None:
-        """Write every rank's slices of ``state`` into ``memory``, an image of the arena."""
+        """Write every rank's slices of ``state`` into ``memory``, an image of the arena.
+
+        Of a field with a window nothing lies before it: those pages are null blocks.
+        """
         tensors: dict[tuple[str, DType], Patterns] = {}
+        windows = {field.name: field.window_tokens for field in self.layout.model.fields}
         for rank in self.layout.ranks:
             for shard in rank.shards:
                 whole = tensors.get((shard.field, shard.dtype))
@@ -88,7 +101,8 @@ class Engine:
                     page = self._ids[region.group][0] * region.pages_per_block
                     self._view(memory, rank, region, shard, page)[...] = part[0][..., None]
                     continue
-                for token in range(tokens.start, tokens.stop):
+                window = windows[shard.field] or tokens.stop
+                for token in range(max(tokens.start, tokens.stop - window), tokens.stop):
                     page, in_page = self._page_of(region, region.page_tokens, token)
                     view = self._view(memory, rank, region, shard, page)
                     view[..., in_page] = part[token]
@@ -136,6 +150,17 @@ class Engine:
         )
         inside = at - self.offsets.get((rank, name), self.start)
         return f"{count} wrong bytes, the first at byte {inside} of rank {rank}, region {name}"
+
+
+def _windows(layout: Layout) -> dict[str, int]:
+    """The window of every group that has one."""
+    fields = {field.name: field.window_tokens for field in layout.model.fields}
+    found: dict[str, set[int]] = defaultdict(set)
+    for rank in layout.ranks:
+        groups = {region.name: region.group for region in rank.regions}
+        for shard in rank.shards:
+            found[groups[shard.region]].add(fields[shard.field])
+    return {group: max(some) for group, some in found.items() if all(some)}
 
 
 @dataclass(slots=True)

@@ -255,7 +255,8 @@ def _bind_staged(
             stretches = cut(pair, (side,), tokens, whole)
             lines = Lines.of(part, regions, side)
             memory = lines.addresses(pages, side.form(pair), stretches)
-            moved = stretches.first - (tokens.start if pair.per_token else 0)
+            first = pair.first_token(tokens.start, tokens.stop) if pair.per_token else 0
+            moved = stretches.first - first
             staged = staging_address + begin + moved[:, None] * (count * item)
             counts = count * stretches.count[:, None] if whole else count
             both = (
@@ -270,8 +271,11 @@ def _bind_staged(
 
 def _staging(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tuple[Int64s, int]:
     """Where each row begins in the run, and the run's length."""
-    per_token = np.array([pair.per_token for pair in pairs], bool)
-    repeats = np.where(per_token[rows[:, Column.GROUP_PAIR]], tokens.stop - tokens.start, 1)
+    entries = [
+        tokens.stop - pair.first_token(tokens.start, tokens.stop) if pair.per_token else 1
+        for pair in pairs
+    ]
+    repeats = np.array(entries, np.int64)[rows[:, Column.GROUP_PAIR]]
     lengths = rows[:, Column.COUNT] * ITEM_BYTES[_wire_dtypes(rows)] * repeats
     lengths = -(-lengths // STAGING_ALIGN_BYTES) * STAGING_ALIGN_BYTES
     ends = np.cumsum(lengths)

@@ -148,6 +148,8 @@ def _check_forms(program: Program) -> None:
             why = "one list is of snapshots, the other one of tokens"
         elif any(form.page_tokens < 0 or form.pages_per_block < 1 for form in forms):
             why = "page_tokens is negative or pages_per_block is below 1"
+        elif pair.window_tokens < 0 or (pair.window_tokens and not pair.per_token):
+            why = "window_tokens is negative, or given for snapshots"
         else:
             continue
         raise ProgramInvalidError(

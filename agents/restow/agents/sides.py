@@ -108,6 +108,7 @@ def cut(pair: GroupPair, sides: Sequence[Side], tokens: Tokens, whole: bool) -> 
     """Stretches inside pages of the given sides, or single tokens; one for a snapshot."""
     if not pair.per_token:
         return SNAPSHOT
+    tokens = Tokens(pair.first_token(tokens.start, tokens.stop), tokens.stop)
     if not whole:
         return cut_tokens(tokens, (1,))
     return cut_tokens(tokens, [side.form(pair).page_tokens for side in sides])

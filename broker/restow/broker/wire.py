@@ -38,7 +38,11 @@ def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
             name=layout.model.name,
             fields=[
                 layout_pb2.Field(
-                    name=f.name, kind=_KIND_NUMBERS[f.kind], axes=f.axes, shape=f.shape
+                    name=f.name,
+                    kind=_KIND_NUMBERS[f.kind],
+                    axes=f.axes,
+                    shape=f.shape,
+                    window_tokens=f.window_tokens,
                 )
                 for f in layout.model.fields
             ],
@@ -87,7 +91,8 @@ def _field(message: layout_pb2.Field) -> Field:
         raise LayoutFormError(
             f"field {message.name!r}: name and kind are needed", field=message.name
         )
-    return Field(message.name, kind, tuple(message.axes), tuple(message.shape))
+    axes, shape = tuple(message.axes), tuple(message.shape)
+    return Field(message.name, kind, axes, shape, message.window_tokens)
 
 
 def _rank(message: layout_pb2.RankLayout) -> RankLayout:
@@ -136,7 +141,11 @@ def program_to_proto(program: Program, src_rank: int | None = None) -> program_p
         program_id=program.program_id if src_rank is None else program.gather_id(src_rank),
         dst_rank=program.dst_rank,
         group_pairs=[
-            program_pb2.GroupPair(src=_form_to_proto(pair.src), dst=_form_to_proto(pair.dst))
+            program_pb2.GroupPair(
+                src=_form_to_proto(pair.src),
+                dst=_form_to_proto(pair.dst),
+                window_tokens=pair.window_tokens,
+            )
             for pair in program.group_pairs
         ],
         direct_rows=program.direct.astype("<i8").tobytes() if src_rank is None else b"",
@@ -156,7 +165,8 @@ def program_from_proto(message: program_pb2.Program) -> Program:
         program_id=message.program_id,
         dst_rank=message.dst_rank,
         group_pairs=tuple(
-            GroupPair(_form(pair.src), _form(pair.dst)) for pair in message.group_pairs
+            GroupPair(_form(pair.src), _form(pair.dst), pair.window_tokens)
+            for pair in message.group_pairs
         ),
         direct=_table(message.direct_rows),
         packed=_table(message.packed_rows),

@@ -79,10 +79,15 @@ class Field(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     AXES_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the model, for example "layers.7.conv.x". Empty is refused."""
     kind: Global___FieldKind.ValueType
     """How it grows. Unspecified is refused."""
+    window_tokens: builtins.int
+    """Only so many tokens before the position are needed (sliding window). 0: all. For per-token
+    fields.
+    """
     @property
     def axes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of its axes; the token axis of a per-token field is left out. May be empty (a scalar)."""
@@ -98,8 +103,9 @@ class Field(google.protobuf.message.Message):
         kind: Global___FieldKind.ValueType = ...,
         axes: collections.abc.Iterable[builtins.str] | None = ...,
         shape: collections.abc.Iterable[builtins.int] | None = ...,
+        window_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["axes", b"axes", "kind", b"kind", "name", b"name", "shape", b"shape"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["axes", b"axes", "kind", b"kind", "name", b"name", "shape", b"shape", "window_tokens", b"window_tokens"]) -> None: ...
 
 Global___Field: typing_extensions.TypeAlias = Field
 

@@ -52,6 +52,9 @@ class GroupPair(google.protobuf.message.Message):
 
     SRC_FIELD_NUMBER: builtins.int
     DST_FIELD_NUMBER: builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: builtins.int
+    window_tokens: builtins.int
+    """Only so many tokens before the last one are moved. 0: all."""
     @property
     def src(self) -> Global___PageForm:
         """The source's side. Required."""
@@ -65,9 +68,10 @@ class GroupPair(google.protobuf.message.Message):
         *,
         src: Global___PageForm | None = ...,
         dst: Global___PageForm | None = ...,
+        window_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["dst", b"dst", "src", b"src"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dst", b"dst", "src", b"src"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dst", b"dst", "src", b"src", "window_tokens", b"window_tokens"]) -> None: ...
 
 Global___GroupPair: typing_extensions.TypeAlias = GroupPair
 

@@ -17,6 +17,7 @@ _KINDS = {
     "*": "attention",
     "attention": "attention",
     "full_attention": "attention",
+    "sliding_attention": "sliding",
     "-": "none",
     "mlp": "none",
     "E": "none",

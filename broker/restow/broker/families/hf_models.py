@@ -39,15 +39,26 @@ def _layers(
     kinds: Sequence[str],
     attention: AttentionSpec | MlaSpec | None,
     recurrent: RecurrentSpec | None,
+    sliding: AttentionSpec | None = None,
 ) -> Layers:
-    """One of the two in each layer, or both, or neither."""
+    """What each layer keeps, by its kind. Raises `LayoutFormError` for one that the model lacks."""
+    by_kind: dict[str, tuple[LayerSpec | None, ...]] = {
+        "attention": (attention,),
+        "recurrent": (recurrent,),
+        "both": (attention, recurrent),
+        "sliding": (sliding,),
+        "none": (),
+    }
     layers: Layers = []
     for index, kind in enumerate(kinds):
         specs: list[LayerSpec] = []
-        if attention is not None and kind in ("attention", "both"):
-            specs.append(replace(attention, layer=index))
-        if recurrent is not None and kind in ("recurrent", "both"):
-            specs.append(replace(recurrent, layer=index))
+        for spec in by_kind[kind]:
+            if spec is None:
+                raise LayoutFormError(
+                    f"config: layer {index}: this model type has no layers of that kind ({kind})",
+                    key="layer_types",
+                )
+            specs.append(replace(spec, layer=index))
         layers.append(tuple(specs))
     return layers
 
@@ -266,6 +277,19 @@ def _lfm2(keys: Keys, types: Types) -> Layers:
     return _layers(keys.listed_kinds() or kinds, attention, conv)
 
 
+def _gemma3(keys: Keys, types: Types) -> Layers:
+    """Gemma 3: sliding windows, and full attention in every sixth layer."""
+    text = Keys(keys.config.get("text_config") or keys.config)
+    count, pattern = (
+        text.number("num_hidden_layers", 26),
+        text.number("sliding_window_pattern", 6),
+    )
+    kinds = ["sliding" if (i + 1) % pattern else "attention" for i in range(count)]
+    attention = AttentionSpec(0, text.kv_heads(4), text.number("head_dim", 256), types.kv)
+    sliding = replace(attention, window_tokens=text.number("sliding_window", 4096))
+    return _layers(text.listed_kinds(26) or kinds, attention, None, sliding)
+
+
 def _deepseek(keys: Keys, types: Types) -> Layers:
     """DeepSeek-V2 and V3: latent attention in every layer."""
     count = keys.number("num_hidden_layers")
@@ -282,6 +306,8 @@ MODELS: dict[str, Callable[[Keys, Types], Layers]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "falcon_h1": _falcon_h1,
+    "gemma3": _gemma3,
+    "gemma3_text": _gemma3,
     "granitemoehybrid": _granite,
     "jamba": _jamba,
     "kimi_linear": _kimi_linear,

@@ -45,7 +45,11 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
     page_bytes = settings.page_tokens * heads.size * row_bytes
     prefix = f"layers.{layer.layer}"
     names = ("kv",) if settings.kv_packed else ("k", "v")
-    regions = tuple(_token_region(f"{prefix}.{name}", page_bytes, settings) for name in names)
+    # Engines free the pages that a window has left behind: its lists are not those of the others.
+    group = f"window.{layer.window_tokens}" if layer.window_tokens else ATTENTION_GROUP
+    regions = tuple(
+        _token_region(f"{prefix}.{name}", group, page_bytes, settings) for name in names
+    )
     shards = tuple(
         Shard(
             field=f"{prefix}.{part}",
@@ -66,7 +70,8 @@ def _latent(layer: MlaSpec, settings: EngineSettings) -> Pages:
     item = layer.dtype.itemsize_bytes
     row_bytes = layer.latent_dim * item
     name = f"layers.{layer.layer}.latent"
-    region = _token_region(name, settings.page_tokens * row_bytes, settings)
+    page_bytes = settings.page_tokens * row_bytes
+    region = _token_region(name, ATTENTION_GROUP, page_bytes, settings)
     shard = Shard(
         field=name,
         box=(Span(0, layer.latent_dim),),
@@ -79,10 +84,10 @@ def _latent(layer: MlaSpec, settings: EngineSettings) -> Pages:
     return Pages((region,), (shard,))
 
 
-def _token_region(name: str, page_bytes: int, settings: EngineSettings) -> Region:
+def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettings) -> Region:
     return Region(
         name,
-        ATTENTION_GROUP,
+        group,
         _aligned(page_bytes, settings.page_align_bytes),
         settings.page_tokens,
         settings.pages_per_block,

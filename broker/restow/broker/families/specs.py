@@ -10,18 +10,28 @@ from restow.broker.layout import DType, Field, Kind, Model
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token."""
+    """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token.
+
+    With ``window_tokens`` the next token sees only so many before it (sliding window); 0: all.
+    """
 
     layer: int
     kv_heads: int
     head_dim: int
     dtype: DType
+    window_tokens: int = 0
 
     def fields(self) -> tuple[Field, ...]:
         """``k`` and ``v``, each ``[head, dim]`` a token."""
         shape = (self.kv_heads, self.head_dim)
         return tuple(
-            Field(f"layers.{self.layer}.{name}", Kind.PER_TOKEN, ("head", "dim"), shape)
+            Field(
+                f"layers.{self.layer}.{name}",
+                Kind.PER_TOKEN,
+                ("head", "dim"),
+                shape,
+                self.window_tokens,
+            )
             for name in ("k", "v")
         )
 

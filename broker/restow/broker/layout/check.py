@@ -13,7 +13,7 @@ from restow.broker.errors import LayoutFormError, RanksDisagreeError
 from restow.broker.layout.check_boxes import check_boxes
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES, PageChecker
 from restow.broker.layout.span import Box
-from restow.broker.layout.values import Field, Layout
+from restow.broker.layout.values import Field, Kind, Layout
 
 MAX_RANKS = 1024
 MAX_RANK_NUMBER = 2**31 - 1
@@ -86,6 +86,12 @@ def _check_field(field: Field) -> None:
         raise LayoutFormError(
             f"field {field.name}: {len(field.axes)} axes and {len(field.shape)} sizes; as many of "
             f"each are needed, at most {MAX_AXES}",
+            field=field.name,
+        )
+    if field.window_tokens < 0 or (field.window_tokens and field.kind is Kind.SNAPSHOT):
+        raise LayoutFormError(
+            f"field {field.name}: window_tokens is {field.window_tokens}; it must not be negative, "
+            f"and a snapshot has none",
             field=field.name,
         )
     if double := _double(field.axes):

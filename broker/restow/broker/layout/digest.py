@@ -20,7 +20,9 @@ def digest(layout: Layout) -> str:
 def _lines(layout: Layout) -> Iterator[str]:
     yield ascii(("layout", layout.model.name))
     for field in layout.model.fields:
-        yield ascii(("field", field.name, field.kind.value, field.axes, field.shape))
+        yield ascii(
+            ("field", field.name, field.kind.value, field.axes, field.shape, field.window_tokens)
+        )
     for rank in layout.ranks:
         yield ascii(("rank", rank.rank))
         for region in rank.regions:

@@ -28,6 +28,7 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
                     "kind": f.kind.value,
                     "axes": list(f.axes),
                     "shape": list(f.shape),
+                    "window_tokens": f.window_tokens,
                 }
                 for f in layout.model.fields
             ],
@@ -112,6 +113,7 @@ def _field(data: object, where: str) -> Field:
         kind=_kind(item, where),
         axes=_texts(_get(item, "axes", where), f"{where}.axes"),
         shape=_ints(_get(item, "shape", where), f"{where}.shape"),
+        window_tokens=_int(item.get("window_tokens", 0), f"{where}.window_tokens"),
     )
 
 

@@ -22,13 +22,22 @@ class Kind(StrEnum):
 class Field:
     """One logical tensor of the state, independent of tensor parallelism.
 
-    ``shape`` has one size an axis; the token axis of a per-token field is left out.
+    ``shape`` has one size an axis; the token axis of a per-token field is left out. Of a per-token
+    field with ``window_tokens`` only so many tokens before the position are needed (sliding
+    window); 0: all.
     """
 
     name: str
     kind: Kind
     axes: tuple[str, ...]
     shape: tuple[int, ...]
+    window_tokens: int = 0
+
+    def entries(self, tokens: int) -> int:
+        """How many entries a handoff of ``tokens`` moves."""
+        if self.kind is Kind.SNAPSHOT:
+            return 1
+        return min(tokens, self.window_tokens) if self.window_tokens else tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,12 @@ def _worth_packing(
     return small
 
 
+def token_counts(pairs: tuple[GroupPair, ...], tokens: int) -> Int64s:
+    """How often the rows of each pair repeat for a prompt of ``tokens``."""
+    counts = [tokens - pair.first_token(0, tokens) if pair.per_token else 1 for pair in pairs]
+    return np.array(counts, np.int64)
+
+
 def row_costs(rows: Int64s, pairs: tuple[GroupPair, ...], tokens: int) -> tuple[Int64s, Int64s]:
     """Descriptors and bytes of each row when read one by one for a prompt of ``tokens``.
 
@@ -110,7 +116,7 @@ def row_costs(rows: Int64s, pairs: tuple[GroupPair, ...], tokens: int) -> tuple[
     page_tokens = np.array([[p.src.page_tokens, p.dst.page_tokens] for p in pairs], np.int64)
     page_tokens = page_tokens.reshape(-1, 2)[rows[:, Column.GROUP_PAIR]]
     per_token = page_tokens[:, 0] > 0
-    repeats = np.where(per_token, tokens, 1)
+    repeats = token_counts(pairs, tokens)[rows[:, Column.GROUP_PAIR]]
     row_bytes = rows[:, Column.COUNT] * ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
     item = ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
     contiguous = rows[:, Column.SRC_STEP_BYTES] == item
@@ -120,7 +126,7 @@ def row_costs(rows: Int64s, pairs: tuple[GroupPair, ...], tokens: int) -> tuple[
     joined = per_token & (rows[:, Column.SRC_TOKEN_STRIDE_BYTES] == length)
     joined &= rows[:, Column.DST_TOKEN_STRIDE_BYTES] == length
     sizes = np.maximum(page_tokens, 1)
-    edges = -(-tokens // sizes)
-    stretches = edges.sum(axis=1) - -(-tokens // np.lcm(sizes[:, 0], sizes[:, 1]))
+    edges = -(-repeats[:, None] // sizes)
+    stretches = edges.sum(axis=1) - -(-repeats // np.lcm(sizes[:, 0], sizes[:, 1]))
     pieces = np.where(contiguous, 1, rows[:, Column.COUNT])
     return pieces * np.where(joined, stretches, repeats), row_bytes * repeats

@@ -15,7 +15,7 @@ import numpy as np
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.compile import Draft, draft_programs, row_costs
+from restow.broker.planner.compile import Draft, draft_programs, row_costs, token_counts
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair
@@ -130,13 +130,14 @@ def explain(
         except StrategyRefusedError as error:
             others[other] = error.message
     replicas = _replicas(plan)
+    entries = {field.name: field.entries(tokens) for field in plan.source.model.fields}
     lines = []
     for index, draft in enumerate(drafts):
         by_strategy = {
             other: made if isinstance(made, str) else _cost_or_reason(made[index], pairs, tokens)
             for other, made in others.items()
         }
-        lines.append(_rank_lines(draft, pairs, tokens, by_strategy, replicas))
+        lines.append(_rank_lines(draft, pairs, tokens, by_strategy, replicas, entries))
     return tuple(lines)
 
 
@@ -158,9 +159,9 @@ def _cost(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost:
 
 def _wire_bytes(rows: Int64s, pairs: tuple[GroupPair, ...], tokens: int) -> Int64s:
     """Bytes that packed rows send: the narrower of two types travels."""
-    per_token = np.array([pair.per_token for pair in pairs], bool)[rows[:, Column.GROUP_PAIR]]
+    counts = token_counts(pairs, tokens)[rows[:, Column.GROUP_PAIR]]
     items = ITEM_BYTES[rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]].min(axis=1)
-    sizes: Int64s = rows[:, Column.COUNT] * items * np.where(per_token, tokens, 1)
+    sizes: Int64s = rows[:, Column.COUNT] * items * counts
     return sizes
 
 
@@ -170,6 +171,7 @@ def _rank_lines(
     tokens: int,
     by_strategy: dict[Strategy, Cost | str],
     replicas: dict[str, dict[Box, tuple[int, ...]]],
+    entries: dict[str, int],
 ) -> RankLines:
     moves = draft.moves
     bytes_from: Counter[int] = Counter()
@@ -184,7 +186,7 @@ def _rank_lines(
     return RankLines(
         dst_rank=draft.dst_rank,
         bytes=sum(bytes_from.values()),
-        bytes_at_tokens=sum(m.bytes * (tokens if m.per_token else 1) for m in moves),
+        bytes_at_tokens=sum(move.bytes * entries[move.field] for move in moves),
         bytes_from=dict(sorted(bytes_from.items())),
         classes_from={src: tuple(found) for src, found in sorted(classes.items())},
         strategy={name: _one_way(found) for name, found in by_class.items()},

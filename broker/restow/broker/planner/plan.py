@@ -43,7 +43,8 @@ class Plan:
 
     def bytes_at(self, tokens: int) -> int:
         """Bytes read for a prompt of ``tokens``."""
-        return sum(move.bytes * (tokens if move.per_token else 1) for move in self.moves)
+        fields = {field.name: field for field in self.source.model.fields}
+        return sum(move.bytes * fields[move.field].entries(tokens) for move in self.moves)
 
 
 def make_plan(source: Layout, destination: Layout) -> Plan:
@@ -118,7 +119,8 @@ def _describe(field: Field | None) -> str:
     if field is None:
         return "none"
     sizes = (f"{axis} {size}" for axis, size in zip(field.axes, field.shape, strict=True))
-    return ", ".join([field.kind.value, *sizes])
+    window = [f"a window of {field.window_tokens} tokens"] if field.window_tokens else []
+    return ", ".join([field.kind.value, *sizes, *window])
 
 
 Held: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]

@@ -45,15 +45,23 @@ class PageForm:
 
 @dataclass(frozen=True, slots=True)
 class GroupPair:
-    """A list of page ids on each side that rows use together."""
+    """A list of page ids on each side that rows use together.
+
+    With ``window_tokens`` rows repeat for so many tokens before the last one; 0: for all.
+    """
 
     src: PageForm
     dst: PageForm
+    window_tokens: int = 0
 
     @property
     def per_token(self) -> bool:
         """Whether rows of this pair repeat for every token."""
         return self.src.page_tokens > 0
+
+    def first_token(self, start: int, stop: int) -> int:
+        """Where the tokens that move begin, of ``[start, stop)``."""
+        return max(start, stop - self.window_tokens) if self.window_tokens else start
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,18 +36,20 @@ class Cutter:
         """Number all pairs of page lists, so that every program of the plan has the same."""
         self._sources = {rank.rank: _indexed(rank) for rank in plan.source.ranks}
         self._destinations = {rank.rank: _indexed(rank) for rank in plan.destination.ranks}
-        self._numbers: dict[tuple[PageForm, PageForm], int] = {}
+        self._windows = {field.name: field.window_tokens for field in plan.source.model.fields}
+        self._numbers: dict[GroupPair, int] = {}
         self._cuts: dict[object, Rows] = {}
         self._pieces = 0
         for move in plan.moves:
             _, _, src_form = self._sources[move.src_rank][move.src.region]
             _, _, dst_form = self._destinations[move.dst_rank][move.dst.region]
-            self._numbers.setdefault((src_form, dst_form), len(self._numbers))
+            pair = GroupPair(src_form, dst_form, self._windows[move.field])
+            self._numbers.setdefault(pair, len(self._numbers))
 
     @property
     def pairs(self) -> tuple[GroupPair, ...]:
         """The pairs of page lists, in the order of their numbers."""
-        return tuple(GroupPair(src, dst) for src, dst in self._numbers)
+        return tuple(self._numbers)
 
     def table(self, moves: Sequence[Move]) -> Table:
         """The rows of moves to one rank.
@@ -87,7 +89,7 @@ class Cutter:
             cut, raw = cut.elements(), True
         first = (
             move.src_rank,
-            self._numbers[src_form, dst_form],
+            self._numbers[GroupPair(src_form, dst_form, self._windows[move.field])],
             src_index,
             src.offset_bytes,
             dst_index,
