@@ -34,10 +34,10 @@ P_BLOCKS = {"attention": [1, 2, 3], "state": [4]}
 D_BLOCKS = {"attention": [11, 12, 13], "state": [14]}
 
 
-def model_layout(tp: int = 1, name: str = "m") -> Layout:
+def model_layout(tp: int = 1, name: str = "m", ssm_dtype: DType = DType.FLOAT32) -> Layout:
     """A hybrid model of one layer of each kind."""
     dtype = DType.BFLOAT16
-    layers = (Mamba2Spec(0, 8, 16, 16, 2, 4, dtype, DType.FLOAT32), AttentionSpec(1, 2, 16, dtype))
+    layers = (Mamba2Spec(0, 8, 16, 16, 2, 4, dtype, ssm_dtype), AttentionSpec(1, 2, 16, dtype))
     return build_layout(ModelSpec(name, layers), EngineSettings(tp=tp, page_tokens=16))
 
 

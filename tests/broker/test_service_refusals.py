@@ -22,6 +22,7 @@ from restow.broker import wire
 from restow.broker.client import BrokerCallError, EngineSession
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import PagesError, RestowError
+from restow.broker.layout import DType
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc, layout_pb2
@@ -116,6 +117,22 @@ async def test_two_models_that_differ() -> None:
             both.p.publish("h", P_BLOCKS, POSITION)
             ended = await x.request("h", D_BLOCKS)
             assert (ended.state, ended.reason) == ("FAILED", "MODEL_MISMATCH")
+        await both.hand_over("next")
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_states_that_would_be_rounded(allowed: bool) -> None:
+    narrow = model_layout(1, ssm_dtype=DType.BFLOAT16)
+    async with broker(allow_narrowing=allowed) as running, pair(running.address) as both:
+        async with engine(running.address, "x", layout=narrow) as (x, _):
+            both.p.publish("h", P_BLOCKS, POSITION)
+            for agent in both.p_agents:
+                await agent.fence("h")
+            ended = await x.request("h", D_BLOCKS)
+            expected = ("DONE", "") if allowed else ("FAILED", "NARROWING_NOT_ALLOWED")
+            assert (ended.state, ended.reason) == expected
+            if not allowed:
+                assert "layers.0.ssm: P holds float32, D wants bfloat16" in ended.detail
         await both.hand_over("next")
 
 

@@ -111,9 +111,21 @@ def test_another_model_is_refused(
 
 def test_a_strategy_that_can_not_serve(pair: Pair, layout_file: LayoutFile, fail: Fail) -> None:
     other = layout_file("other", "--ssm-dtype", "bfloat16")
-    outcome = fail("plan", pair[0], other, "--strategy", "slices", "--json")
+    outcome = fail("plan", pair[0], other, "--allow-narrowing", *("--strategy", "slices", "--json"))
     assert outcome.code == 1
     assert outcome.json["error"]["reason"] == "STRATEGY_REFUSED"
+
+
+def test_rounding_needs_the_operators_word(
+    pair: Pair, layout_file: LayoutFile, run: Run, fail: Fail
+) -> None:
+    other = layout_file("other", "--ssm-dtype", "bfloat16")
+    error = fail("plan", pair[0], other, "--json").json["error"]
+    assert (error["status"], error["reason"]) == ("FAILED_PRECONDITION", "NARROWING_NOT_ALLOWED")
+    assert error["subject"]["field"].endswith(".ssm")
+    assert "--allow-narrowing" in error["message"]
+    assert json.loads(run("plan", pair[0], other, "--allow-narrowing", "--json"))["moves"]
+    assert json.loads(run("plan", other, pair[0], "--json"))["moves"], "widening is exact"
 
 
 def test_a_broken_layout_is_named_by_its_file(pair: Pair, fail: Fail) -> None:

@@ -109,6 +109,12 @@ class CastUnsupportedError(PlanError):
     reason = "CAST_UNSUPPORTED"
 
 
+class NarrowingError(PlanError):
+    """A field whose type on D rounds what P's can hold, and the operator has not allowed it."""
+
+    reason = "NARROWING_NOT_ALLOWED"
+
+
 class TooManyPiecesError(PlanError):
     """Two layouts between which a plan would fall into more pieces than can be handled."""
 

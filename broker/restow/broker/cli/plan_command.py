@@ -24,6 +24,9 @@ def plan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Every field: boxes, replicas, pieces, costs.")
     ] = False,
+    allow_narrowing: Annotated[
+        bool, typer.Option("--allow-narrowing", help="Plan though D's types round P's values.")
+    ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt to count with.")] = 8192,
     as_json: JsonOption = False,
 ) -> None:
@@ -31,10 +34,12 @@ def plan(
     from restow.broker.cli.files import read_layout
     from restow.broker.cli.output import print_json
     from restow.broker.cli.plan_view import show_plan
-    from restow.broker.planner import Strategy, make_plan
+    from restow.broker.planner import Strategy, check_exact, make_plan
     from restow.broker.planner.explain import explain as explain_plan
 
     made = make_plan(read_layout(source), read_layout(destination))
+    if not allow_narrowing:
+        check_exact(made)
     ranks = explain_plan(made, Strategy(strategy), tokens)
     if as_json:
         print_json(plan_json(made, ranks, tokens, with_fields=explain))

@@ -19,6 +19,14 @@ def serve(
         Literal["auto", "slices", "pack"] | None,
         typer.Option(help="How states travel. Default: auto."),
     ] = None,
+    allow_narrowing: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-narrowing",
+            help="Round states to D's type where it is narrower than P's, for example float32 to "
+            "bfloat16. Default: such pairs are refused.",
+        ),
+    ] = None,
     lease_s: Annotated[
         float | None, typer.Option(help="Lease of publications that name none. Default: 30.")
     ] = None,
@@ -62,6 +70,7 @@ def serve(
     given: dict[str, Any] = {
         "listen": listen,
         "strategy": strategy,
+        "allow_narrowing": allow_narrowing,
         "lease_s": lease_s,
         "timeout_s": timeout_s,
         "grant_s": grant_s,

@@ -37,6 +37,14 @@ class DType(IntEnum):
         """Whether its elements may be turned into another castable type on the way."""
         return self in (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
 
+    def holds(self, other: DType) -> bool:
+        """Whether every value of ``other`` is a value of this type.
+
+        >>> DType.FLOAT32.holds(DType.BFLOAT16), DType.FLOAT16.holds(DType.BFLOAT16)
+        (True, False)
+        """
+        return self is other or (self is DType.FLOAT32 and other.castable)
+
     @classmethod
     def parse(cls, name: str) -> DType:
         """Read a dtype's name; `LayoutFormError` lists the known ones."""

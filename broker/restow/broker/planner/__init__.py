@@ -4,6 +4,7 @@ The only place that reasons over shards. Imports no torch, no grpc, no NIXL.
 """
 
 from restow.broker.planner.compile import compile_programs
+from restow.broker.planner.exactness import check_exact
 from restow.broker.planner.move import Move, Place
 from restow.broker.planner.plan import Plan, make_plan
 from restow.broker.planner.program import GroupPair, PageForm, Program
@@ -17,6 +18,7 @@ __all__ = [
     "Plan",
     "Program",
     "Strategy",
+    "check_exact",
     "compile_programs",
     "make_plan",
 ]

@@ -15,7 +15,7 @@ from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.errors import PlanError, RestowError
 from restow.broker.layout import Layout
-from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.planner import Strategy, check_exact, compile_programs, make_plan
 from restow.broker.server import orders
 from restow.broker.server.outbox import Outbox
 from restow.v1 import agent_link_pb2, broker_pb2
@@ -39,11 +39,13 @@ class Hub:
         strategy: Strategy,
         max_queue: int,
         now_s: Callable[[], float] = time.monotonic,
+        allow_narrowing: bool = False,
     ) -> None:
         """Start with an empty directory and a new epoch."""
         # Numbers of another life must not be taken for one of this: an agent may still report them.
         self.directory = Directory(limits, first_number=(1 + secrets.randbits(20)) << 32)
         self.strategy = strategy
+        self.allow_narrowing = allow_narrowing
         self.epoch = secrets.token_hex(8)
         self.now_s = now_s
         self.started_s = now_s()
@@ -167,7 +169,7 @@ class Hub:
     async def _plan(self, action: act.MakePlan) -> PairOutcome:
         started_s = self.now_s()
         outcome = await asyncio.to_thread(
-            plan_pair, action.source, action.destination, self.strategy
+            plan_pair, action.source, action.destination, self.strategy, self.allow_narrowing
         )
         self._log.info(
             "planned",
@@ -192,9 +194,14 @@ class Hub:
         self.perform(self.directory.plan_made(pair, outcome, self.now_s()))
 
 
-def plan_pair(source: Layout, destination: Layout, strategy: Strategy) -> PairOutcome:
+def plan_pair(
+    source: Layout, destination: Layout, strategy: Strategy, allow_narrowing: bool = False
+) -> PairOutcome:
     """Plan between two layouts, or say why not."""
     try:
-        return PairPlan.of(compile_programs(make_plan(source, destination), strategy))
+        plan = make_plan(source, destination)
+        if not allow_narrowing:
+            check_exact(plan)
+        return PairPlan.of(compile_programs(plan, strategy))
     except RestowError as error:
         return PairRefused(error)

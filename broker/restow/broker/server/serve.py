@@ -64,7 +64,12 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
 
     Raises `ListenError`.
     """
-    hub = Hub(settings.limits(), settings.strategy, settings.max_queue)
+    hub = Hub(
+        settings.limits(),
+        settings.strategy,
+        settings.max_queue,
+        allow_narrowing=settings.allow_narrowing,
+    )
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
     broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
     agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), server)

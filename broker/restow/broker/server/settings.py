@@ -21,6 +21,7 @@ class BrokerSettings(BaseSettings):
 
     listen: Annotated[str, Field(pattern=r"^(unix:.+|.+:\d+)$")] = "127.0.0.1:7350"
     strategy: Strategy = Strategy.AUTO
+    allow_narrowing: bool = False
     lease_s: Seconds = 30.0
     timeout_s: Seconds = 30.0
     grant_s: Seconds = 10.0
