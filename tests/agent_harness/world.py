@@ -41,7 +41,8 @@ class Case:
 def make_case(name: str) -> Case:
     """``wide``: P2 to D4 with other pages and conv layout. ``cast``: and other SSM dtype.
 
-    ``big``: enough bytes to be caught in the middle.
+    ``big``: enough bytes to be caught in the middle. ``stages``: pipelines of different cuts, and
+    ranks of P that hold nothing, because the last layer has no state.
     """
     head_dim, layers = (64, 4) if name == "big" else (8, 2)
     spec = _model(head_dim, layers, DType.FLOAT32)
@@ -56,6 +57,12 @@ def make_case(name: str) -> Case:
             tp=4, page_tokens=2 * page_tokens, conv_layout=ConvLayout.SD, page_align_bytes=64
         ),
     )
+    if name == "stages":
+        staged = replace(spec, layer_count=3)
+        source = build_layout(staged, EngineSettings(tp=2, pp=3, page_tokens=page_tokens))
+        destination = build_layout(
+            staged, EngineSettings(pp=2, layers_per_stage=(1, 2), page_tokens=2 * page_tokens)
+        )
     tokens = 4096 if name == "big" else 21
     return Case(
         source,

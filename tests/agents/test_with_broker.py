@@ -21,13 +21,21 @@ from restow.broker.server.settings import BrokerSettings
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [("wide", Strategy.SLICES), ("wide", Strategy.PACK), ("cast", Strategy.AUTO)],
+    [
+        ("wide", Strategy.SLICES),
+        ("wide", Strategy.PACK),
+        ("cast", Strategy.AUTO),
+        ("stages", Strategy.SLICES),
+        ("stages", Strategy.PACK),
+    ],
 )
 async def test_a_request_ends_with_every_byte_in_place(name: str, strategy: Strategy) -> None:
     case = make_case(name)
     fields = {field.name: field for field in case.destination.model.fields}
     memory = destination_memory(case)
-    settings = BrokerSettings(listen="127.0.0.1:0", strategy=strategy)
+    settings = BrokerSettings(
+        listen="127.0.0.1:0", strategy=strategy, allow_narrowing=name == "cast"
+    )
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(running_broker(settings))
         source = await stack.enter_async_context(
