@@ -157,3 +157,40 @@ def test_from_config_refuses(
 def test_wrong_usage_is_2(arguments: list[str], config: Path, fail: Fail) -> None:
     given = [str(config) if argument == "CONFIG" else argument for argument in arguments]
     assert fail(*given).code == 2
+
+
+def test_diff_says_in_what_two_layouts_differ(layout_file: LayoutFile, fail: Fail) -> None:
+    left = layout_file("left", "--tp", 2)
+    right = layout_file("right", "--tp", 4, "--conv-layout", "DS", "--ssm-dtype", "float16")
+    outcome = fail("layout", "diff", left, right, "--json")
+    assert outcome.code == 4
+    assert outcome.json["equal"] is False
+    found = {
+        (one["subject"].rsplit("}.", 1)[-1], one["aspect"]): (one["left"], one["right"])
+        for one in outcome.json["differences"]
+    }
+    assert found["engine", "ranks"] == ("2", "4")
+    assert found["ssm", "type"] == ("float32", "float16")
+    assert found["conv.x", "order"] == ("tap channel", "channel tap")
+    assert found["conv.B", "cut"] == ("2 parts", "2 parts, 2 copies")
+    assert ("k", "page") not in found
+    text = fail("layout", "diff", left, right)
+    assert text.code == 4
+    assert "float32" in text.out
+
+
+def test_diff_of_a_layout_with_itself(layout_file: LayoutFile, run: Run) -> None:
+    file = layout_file("one", "--tp", 2)
+    assert run("layout", "diff", file, file) == "equal\n"
+    assert json.loads(run("layout", "diff", file, file, "--json")) == {
+        "equal": True,
+        "differences": [],
+    }
+
+
+def test_diff_of_a_broken_layout_is_no_answer(layout_file: LayoutFile, fail: Fail) -> None:
+    good, bad = layout_file("good"), layout_file("bad")
+    change(bad, lambda data: data["ranks"][0]["shards"].pop())
+    outcome = fail("layout", "diff", good, bad, "--json")
+    assert outcome.code == 1
+    assert outcome.json["error"]["reason"] == "LAYOUT_HOLE"

@@ -19,7 +19,9 @@ MODULES = [
     "restow.broker.layout.dtype",
     "restow.broker.layout.check_boxes",
     "restow.broker.families.cut",
-    "restow.broker.planner.explain",
+    "restow.broker.layout.difference",
+    "restow.broker.layout.names",
+    "restow.broker.families.stages",
     "restow.agents.paging",
 ]
 SPANS = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(lambda p: Span(p[0], p[0] + p[1]))

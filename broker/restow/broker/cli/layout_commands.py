@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-app = typer.Typer(help="Make and check layouts.", no_args_is_help=True)
+DIFFERENT = 4
+
+app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
 JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSON file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
@@ -131,3 +133,22 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
         print_json(summary)
     else:
         show_layout(layout, ranks)
+
+
+@app.command()
+def diff(left: JsonFile, right: JsonFile, as_json: JsonOption = False) -> None:
+    """Say in what two layouts differ. Exits with 0 if in nothing, with 4 if in something."""
+    from dataclasses import asdict
+
+    from restow.broker.cli.files import read_layout
+    from restow.broker.cli.output import print_json
+    from restow.broker.cli.plan_view import show_differences
+    from restow.broker.layout.difference import differences
+
+    found = differences(read_layout(left), read_layout(right))
+    if as_json:
+        print_json({"equal": not found, "differences": [asdict(one) for one in found]})
+    else:
+        show_differences(found, left.name, right.name)
+    if found:
+        raise typer.Exit(DIFFERENT)

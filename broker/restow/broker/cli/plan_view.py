@@ -9,6 +9,7 @@ from rich.table import Table
 
 from restow.broker.cli.output import size_text
 from restow.broker.layout import Box, Layout, digest
+from restow.broker.layout.difference import Difference
 from restow.broker.layout.summary import RankSummary
 from restow.broker.planner import Plan
 from restow.broker.planner.explain import Cost, FieldLine, RankLines
@@ -33,6 +34,18 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
             f"{rank.bytes_per_snapshot:,}",
             f"{rank.padding_bytes:,}",
         )
+    console.print(table)
+
+
+def show_differences(found: Sequence[Difference], left: str, right: str) -> None:
+    """Print in what two layouts differ."""
+    console = Console(highlight=False)
+    if not found:
+        console.print("equal")
+        return
+    table = _table("of", "aspect", left, right)
+    for one in found:
+        table.add_row(one.subject, one.aspect, one.left, one.right)
     console.print(table)
 
 

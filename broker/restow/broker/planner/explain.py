@@ -5,15 +5,15 @@ Pure: a model of what is shown. The CLI only draws it.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box
+from restow.broker.layout.names import field_class, joined_name
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.compile import Draft, draft_programs, row_costs, token_counts
 from restow.broker.planner.move import Move
@@ -21,8 +21,6 @@ from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair
 from restow.broker.planner.strategy import CostModel, Strategy
 from restow.broker.planner.table import ITEM_BYTES, split_rows, strided
-
-_LAYER = re.compile(r"(.*\blayers)\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +85,6 @@ class RankLines:
     cost_by_strategy: dict[Strategy, Cost | str]
     """What each strategy would cost, or why it can't serve."""
     fields: tuple[FieldLine, ...]
-
-
-def field_class(name: str) -> str:
-    """A field's name without its layer.
-
-    >>> field_class("layers.7.conv.x"), field_class("embedding")
-    ('conv.x', 'embedding')
-    """
-    found = _LAYER.fullmatch(name)
-    return found[3] if found else name
-
-
-def joined_name(names: Sequence[str]) -> str:
-    """One word for the same field of several layers.
-
-    >>> joined_name(["layers.0.k", "layers.2.k", "layers.4.k", "layers.6.k"])
-    'layers.{0,2,4..}.k'
-    """
-    found = [_LAYER.fullmatch(name) for name in names]
-    layers = [match[2] for match in found if match]
-    if len(layers) != len(names) or len(layers) == 1:
-        return ", ".join(names)
-    first = found[0]
-    prefix = first[1] if first else ""
-    shown = ",".join(layers[:3]) + (".." if len(layers) > 3 else "")
-    return f"{prefix}.{{{shown}}}.{field_class(names[0])}"
 
 
 def explain(
