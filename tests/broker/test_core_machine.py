@@ -284,7 +284,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
 TestBrokerMachine = BrokerMachine.TestCase
 TestBrokerMachine.settings = settings(
-    max_examples=150 * int(os.environ.get("RESTOW_LAW_TIMES", "1")),
+    max_examples=int(os.environ.get("RESTOW_HISTORIES", "150")),
     stateful_step_count=50,
     deadline=None,
     derandomize="CI" in os.environ,

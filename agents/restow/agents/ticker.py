@@ -27,9 +27,9 @@ class Ticker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        """Tick on the running event loop."""
-        self._loop = asyncio.get_running_loop()
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Tick on ``loop``, or on the running one."""
+        self._loop = loop or asyncio.get_running_loop()
         self._plan()
 
     def stop(self) -> None:
