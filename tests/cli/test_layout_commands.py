@@ -47,6 +47,12 @@ def test_from_config_cuts_stages_and_keeps_keys_apart(config: Path, run: Run) ->
     assert [len(rank.regions) for rank in layout.ranks] == [1, 7]
 
 
+def test_stages_in_words_are_wrong_usage(config: Path, fail: Fail) -> None:
+    outcome = fail("layout", "from-config", config, "--pp", 2, "--layers-per-stage", "2,many")
+    assert outcome.code == 2
+    assert "12,14" in outcome.err
+
+
 def test_from_config_has_the_engines_defaults(config: Path, run: Run) -> None:
     layout = layout_from_json(json.loads(run("layout", "from-config", config)))
     assert layout == build_layout(model_from_hf_config(CONFIG), EngineSettings())
