@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+import pytest
 
 from restow.broker.client import EngineSession
 from restow.broker.client.channel import open_channel
@@ -209,3 +210,17 @@ class Pair:
         ended = await self.d.request(name, D_BLOCKS)
         assert ended.done, ended
         assert await released == ended
+
+
+def called(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
+    """A queue that gets an entry whenever a method has run."""
+    queue: asyncio.Queue[None] = asyncio.Queue()
+    method = getattr(owner, name)
+
+    def run(*given: Any, **more: Any) -> Any:
+        result = method(*given, **more)
+        queue.put_nowait(None)
+        return result
+
+    monkeypatch.setattr(owner, name, run)
+    return queue

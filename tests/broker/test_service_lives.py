@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 
 from broker.fakes import (
@@ -13,25 +10,12 @@ from broker.fakes import (
     POSITION,
     FakeAgent,
     broker,
+    called,
     model_layout,
     pair,
 )
 from restow.broker.client import BrokerUnreachableError, EngineSession
 from restow.broker.errors import ListenError, RestowError
-
-
-def called(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
-    """A queue that gets an entry whenever a method has run."""
-    queue: asyncio.Queue[None] = asyncio.Queue()
-    method = getattr(owner, name)
-
-    def run(*given: Any, **more: Any) -> Any:
-        result = method(*given, **more)
-        queue.put_nowait(None)
-        return result
-
-    monkeypatch.setattr(owner, name, run)
-    return queue
 
 
 async def test_a_session_lives_through_a_restart_of_the_broker(

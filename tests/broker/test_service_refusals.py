@@ -13,6 +13,7 @@ from broker.fakes import (
     PAGES,
     POSITION,
     broker,
+    called,
     engine,
     model_layout,
     pair,
@@ -217,11 +218,13 @@ async def test_d_asks_twice() -> None:
             await both.d.request("h", {"attention": [21, 22, 23], "state": [24]})
 
 
-async def test_another_engine_may_not_take_a_side() -> None:
+async def test_another_engine_may_not_take_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker() as running, pair(running.address) as both:
         address = running.address
         async with engine(address, "other", 1) as (other, agents):
+            published = called(running.hub.directory, "publish", monkeypatch)
             both.p.publish("h", P_BLOCKS, POSITION)
+            await published.get()
             with pytest.raises(BrokerCallError) as caught:
                 await other.publish("h", P_BLOCKS, POSITION)
             assert caught.value.reason == "HANDOFF_OWNED"
@@ -236,9 +239,11 @@ async def test_another_engine_may_not_take_a_side() -> None:
 # -- agents that die, lie or stay silent ----------------------------------------------------------
 
 
-async def test_a_dead_agent() -> None:
+async def test_a_dead_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker() as running, pair(running.address, 1, 2) as both:
+        lost = called(running.hub.directory.members, "remove_agent", monkeypatch)
         await both.d_agents[1].drop()
+        await lost.get()
         both.p.publish("h", P_BLOCKS, POSITION)
         await both.p_agents[0].fence("h")
         ended = await both.d.request("h", D_BLOCKS, timeout_ms=500)

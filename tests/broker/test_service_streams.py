@@ -16,6 +16,7 @@ from broker.fakes import (
     POSITION,
     FakeAgent,
     broker,
+    called,
     engine,
     model_layout,
     pair,
@@ -37,20 +38,6 @@ async def end_of(call: Any) -> RestowError | None:
     except grpc.aio.AioRpcError as error:
         return from_rpc_error(error, "broker")
     return None
-
-
-def called(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
-    """A queue that gets an entry whenever a method has run."""
-    queue: asyncio.Queue[None] = asyncio.Queue()
-    method = getattr(owner, name)
-
-    def run(*given: Any, **more: Any) -> Any:
-        result = method(*given, **more)
-        queue.put_nowait(None)
-        return result
-
-    monkeypatch.setattr(owner, name, run)
-    return queue
 
 
 async def batches(*given: Any) -> AsyncIterator[Any]:
