@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import uvloop
+from bare import bare
 from control import BROKER, listening
 from geometry import geometries
 from rows import Row, Yield, compared
@@ -110,19 +111,24 @@ async def _measure(case: Case, index: int, broker: str, repeats: int) -> list[Ro
     size_bytes = plan.bytes_at(TOKENS)
     runs = _contiguous(plan)
     threads = {"layout": case.read_threads, "contiguous": 1}
-    async with _house(f"{index}", broker, layouts, runs, threads) as house:
-        ours, contiguous, copies = [], [], []
+    async with AsyncExitStack() as stack:
+        house = await stack.enter_async_context(_house(f"{index}", broker, layouts, runs, threads))
+        ours, contiguous, copies, alone = [], [], [], []
         rng = np.random.default_rng(index)
+        nixl = stack.enter_context(bare(plan, TOKENS, house.page_counts))
         await house.hand_over("layout", "warm", rng, case)
         await house.hand_over("contiguous", "warm", rng, case)
         source, destination = (np.ones(size_bytes, np.uint8) for _ in range(2))
         for repeat in range(repeats):
             ours.append(await house.hand_over("layout", f"{repeat}", rng, case))
             contiguous.append(await house.hand_over("contiguous", f"{repeat}", rng, case))
+            if nixl.complete:
+                lists = [house.blocks("layout", rng, case) for _ in range(2)]
+                alone.append(nixl.read(*lists))
             begun_s = time.perf_counter()
             np.copyto(destination, source)
             copies.append(time.perf_counter() - begun_s)
-    return [
+    rows = [
         compared(
             "data",
             case.name,
@@ -134,6 +140,10 @@ async def _measure(case: Case, index: int, broker: str, repeats: int) -> list[Ro
         ),
         compared("data", case.name, ours, "memcpy, one thread", copies, size_bytes=size_bytes),
     ]
+    if alone:
+        what = "NIXL alone, the same pieces"
+        rows.append(compared("data", case.name, ours, what, alone, size_bytes=size_bytes))
+    return rows
 
 
 def _contiguous(plan: Plan) -> list[Layout]:
@@ -174,7 +184,7 @@ class House:
     async def hand_over(self, what: str, name: str, rng: np.random.Generator, case: Case) -> float:
         """One handoff; seconds from grant to the last rank's report."""
         handoff_id = f"{what}-{self.prefix}-{name}"
-        blocks = [self._blocks(what, rng, case) for _ in range(2)]
+        blocks = [self.blocks(what, rng, case) for _ in range(2)]
         for worker in self.workers["P"]:
             command = {"engine_id": f"P{what}{self.prefix}", "fence": handoff_id}
             _say(worker, command)
@@ -184,7 +194,8 @@ class House:
             raise RuntimeError(f"{handoff_id}: {ended.reason}: {ended.detail}")
         return ended.transfer_us / 1e6
 
-    def _blocks(self, what: str, rng: np.random.Generator, case: Case) -> dict[str, list[int]]:
+    def blocks(self, what: str, rng: np.random.Generator, case: Case) -> dict[str, list[int]]:
+        """A prompt's blocks in a pool of twice as many."""
         if what == "contiguous":
             # One of two, as the pages of a layout are drawn from twice as many.
             return {"state": [int(rng.integers(2))]}

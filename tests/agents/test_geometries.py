@@ -29,6 +29,7 @@ from restow.agents.binding import (
 )
 from restow.agents.copying import run_copies
 from restow.agents.memory import HOST
+from restow.agents.spans import bind_extract, bind_spans, staged_spans
 from restow.agents.transport import NixlTransport
 from restow.broker.errors import TpSizeError
 from restow.broker.families import (
@@ -42,7 +43,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import Layout, check_layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import Column, SpanColumn
 
 TP_SIZES = (1, 2, 3, 4, 8)
 TOKENS = 37
@@ -64,7 +65,7 @@ SIDES = (
         EngineSettings(page_tokens=20, pp=2, layers_per_stage=(1, 3)),
     ),
 )
-STRATEGIES = (Strategy.SLICES, Strategy.PACK, Strategy.AUTO)
+STRATEGIES = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Strategy.AUTO)
 
 
 def shortened(model: ModelSpec) -> ModelSpec:
@@ -157,9 +158,17 @@ class Wire:
 
 
 def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -> None:
-    """What agents do with a program: READ; GATHER, READ, SCATTER."""
-    tokens, pairs = Tokens(0, TOKENS), program.group_pairs
+    """What agents do with a program: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
+    tokens, pairs, spans = Tokens(0, TOKENS), program.group_pairs, program.spans
     here = destination.regions(program.dst_rank)
+    staged, size = staged_spans(spans, pairs, tokens, wire.staging[1].ctypes.data)
+    for src_rank in program.src_ranks:
+        mine = spans[:, SpanColumn.SRC_RANK] == src_rank
+        there = source.regions(src_rank)
+        wire.read(bind_spans(spans, mine, pairs, there, staged, source.blocks, tokens))
+    if size:
+        rows = program.extracted
+        run_copies(bind_extract(rows, pairs, staged, here, destination.blocks, tokens), CPU)
     for src_rank in program.src_ranks:
         there = source.regions(src_rank)
         rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
@@ -177,7 +186,8 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
 def cases(model: ModelSpec) -> Iterator[tuple[Layout, Layout, Strategy]]:
     sizes = tp_sizes(model)
     every = itertools.product(sizes, sizes, SIDES)
-    for (p_tp, d_tp, sides), strategy in zip(every, itertools.cycle(STRATEGIES), strict=False):
+    for index, (p_tp, d_tp, sides) in enumerate(every):
+        strategy = STRATEGIES[(index + index // len(SIDES)) % len(STRATEGIES)]
         source, destination = (
             build_layout(model, replace(side, tp=tp))
             for side, tp in zip(sides, (p_tp, d_tp), strict=True)

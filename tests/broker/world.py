@@ -20,7 +20,7 @@ from restow.broker.core.pair import PairOutcome, PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import Program
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import no_rows, no_spans
 
 PAGES = 100
 BLOCK_TOKENS = 16
@@ -45,10 +45,13 @@ def packed(ids: Sequence[int]) -> bytes:
 
 def pair_plan(src_ranks: int, dst_ranks: int, staged: bool) -> PairPlan:
     """Every destination rank reads from every source rank, through staging if ``staged``."""
-    none = np.zeros((0, len(Column)), np.int64)
+    none = no_rows()
     sources = tuple(range(src_ranks))
     return PairPlan(
-        programs={d: Program(f"program/{d}", d, (), none, none) for d in range(dst_ranks)},
+        programs={
+            d: Program(f"program/{d}", d, (), none, none, no_spans(), none)
+            for d in range(dst_ranks)
+        },
         sources=dict.fromkeys(range(dst_ranks), sources),
         staging=dict.fromkeys(range(dst_ranks), sources if staged else ()),
         stages=staged,

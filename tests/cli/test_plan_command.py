@@ -49,19 +49,19 @@ def test_the_json_form(pair: Pair, run: Run) -> None:
     }
     for rank in data["ranks"]:
         assert rank["strategy"].keys() == {"conv.x", "conv.B", "conv.C", "ssm", "k", "v"}
-        assert set(rank["strategy"].values()) <= {"slices", "pack", "mixed"}
-        assert rank["strategies"].keys() == {"auto", "slices", "pack"}
+        assert set(rank["strategy"].values()) <= {"slices", "whole", "pack", "mixed"}
+        assert rank["strategies"].keys() == {"auto", "slices", "whole", "pack"}
         assert {"dst_rank", "bytes", "reads", "launches"} <= rank.keys()
 
 
-@pytest.mark.parametrize("strategy", ["slices", "pack"])
-def test_a_strategy_that_is_asked_for(pair: Pair, run: Run, strategy: str) -> None:
+@pytest.mark.parametrize(("strategy", "launches"), [("slices", 0), ("whole", 1), ("pack", 2)])
+def test_a_strategy_that_is_asked_for(pair: Pair, run: Run, strategy: str, launches: int) -> None:
     data = json.loads(run("plan", *pair, "--strategy", strategy, "--json"))
     for rank in data["ranks"]:
         assert set(rank["strategy"].values()) == {strategy}
         cost = {"reads": rank["reads"], "launches": rank["launches"]}
         assert cost.items() <= rank["strategies"][strategy].items()
-        assert rank["launches"] == (2 if strategy == "pack" else 0)
+        assert rank["launches"] == launches
 
 
 def test_the_table(pair: Pair, run: Run) -> None:

@@ -141,6 +141,8 @@ def check_determinism(case: Case, strategy: Strategy) -> None:
         assert left.group_pairs == right.group_pairs
         assert np.array_equal(left.direct, right.direct)
         assert np.array_equal(left.packed, right.packed)
+        assert np.array_equal(left.spans, right.spans)
+        assert np.array_equal(left.extracted, right.extracted)
     if source != destination:
         assert digest(source) != digest(destination)
     assert digest(_nudged(source)) != digest(source)

@@ -255,7 +255,7 @@ def test_descriptors_joined_that_continue_on_one_side_only(
         merged[0] = src.ravel()[first]
         return merged
 
-    change_function(monkeypatch, binding, "_merged", by_destination)
+    change_function(monkeypatch, binding, "merged", by_destination)
     bites(cover(SLICES), any_cases())
 
 

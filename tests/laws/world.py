@@ -15,13 +15,15 @@ import numpy.typing as npt
 
 from laws.executor import Arena
 from laws.values import POISON, GlobalState, Patterns
-from restow.agents import binding
+from restow.agents import binding, spans
 from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import Column, SpanColumn
 
 _UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4])
+"""Bytes of an element by `DType` number."""
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -191,6 +193,7 @@ def transfer(
             _read_direct(program, source, src, destination, rank, tokens, traffic)
             if src_rank in program.staging_ranks:
                 _read_packed(program, source, src, destination, rank, tokens, traffic)
+        _read_spans(program, source, destination, rank, tokens, traffic)
     return traffic
 
 
@@ -243,8 +246,40 @@ def _read_packed(
     dst_regions, dst_blocks = destination.regions(dst), destination.blocks
     scatter = binding.bind_scatter(rows, pairs, dst_regions, dst_blocks, tokens, here)
     arena.copy(scatter)
-    items = np.array([0, 1, 1, 1, 1, 2, 2, 4])
-    traffic.read_bytes[src.rank, dst.rank] += int((gather.count * items[gather.src_dtype]).sum())
+    traffic.read_bytes[src.rank, dst.rank] += int((gather.count * ITEMS[gather.src_dtype]).sum())
     traffic.wire_bytes[src.rank, dst.rank] += size
     traffic.reads += 1
     traffic.launches += 2
+
+
+def _read_spans(
+    program: Program,
+    source: Engine,
+    destination: Engine,
+    dst: RankLayout,
+    tokens: Tokens,
+    traffic: Traffic,
+) -> None:
+    """READ spans of pages as they are, then copy what is wanted out of them."""
+    arena, pairs, table = source.arena, program.group_pairs, program.spans
+    _, size = spans.staged_spans(table, pairs, tokens, 0)
+    if size == 0:
+        return
+    here = arena.address(arena.allocate(size, 16))
+    staged, _ = spans.staged_spans(table, pairs, tokens, here)
+    for src in source.layout.ranks:
+        mine = table[:, SpanColumn.SRC_RANK] == src.rank
+        regions = source.regions(src)
+        descriptors = spans.bind_spans(table, mine, pairs, regions, staged, source.blocks, tokens)
+        arena.read(descriptors)
+        traffic.wire_bytes[src.rank, dst.rank] += int(descriptors.length_bytes.sum())
+        traffic.reads += len(descriptors.length_bytes)
+        rows = program.extracted[program.extracted[:, Column.SRC_RANK] == src.rank]
+        copies = spans.bind_extract(
+            rows, pairs, staged, destination.regions(dst), destination.blocks, tokens
+        )
+        arena.copy(copies)
+        traffic.read_bytes[src.rank, dst.rank] += int(
+            (copies.count * ITEMS[copies.src_dtype]).sum()
+        )
+    traffic.launches += 1

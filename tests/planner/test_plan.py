@@ -21,6 +21,7 @@ from restow.broker.families import (
     AttentionSpec,
     ConvLayout,
     EngineSettings,
+    KvOrder,
     Mamba2Spec,
     ModelSpec,
     build_layout,
@@ -39,8 +40,8 @@ from restow.broker.layout import (
     check_layout,
 )
 from restow.broker.planner import Strategy, compile_programs, make_plan
-from restow.broker.planner.compile import row_costs
-from restow.broker.planner.program import Column
+from restow.broker.planner.costs import row_costs
+from restow.broker.planner.program import Column, SpanColumn
 from restow.broker.planner.strategy import CostModel
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
@@ -121,7 +122,7 @@ def test_slices_can_not_cast() -> None:
     with pytest.raises(StrategyRefusedError, match="slices can't turn float32 into bfloat16"):
         compile_programs(plan, Strategy.SLICES)
     (program,) = compile_programs(plan, Strategy.AUTO)
-    assert (program.packed[:, Column.SRC_DTYPE] == F32).any()
+    assert (program.extracted[:, Column.SRC_DTYPE] == F32).any()
 
 
 def test_a_rank_without_shards_has_an_empty_program() -> None:
@@ -142,22 +143,35 @@ def test_equal_names_of_programs_mean_equal_rows() -> None:
         *compile_programs(plan, costs=free),
         *(p for strategy in Strategy for p in compile_programs(plan, strategy)),
     ]
-    by_name: dict[str, tuple[bytes, bytes]] = {}
+    by_name: dict[str, tuple[bytes, ...]] = {}
     for program in programs:
-        rows = program.direct.tobytes(), program.packed.tobytes()
+        tables = (program.direct, program.packed, program.spans, program.extracted)
+        rows = tuple(table.tobytes() for table in tables)
         assert by_name.setdefault(program.program_id, rows) == rows
     assert len(set(by_name.values())) == len(by_name)
 
 
-def test_auto_packs_many_small_pieces_and_reads_large_ones() -> None:
+def test_auto_takes_small_pieces_out_of_a_span_and_reads_large_ones() -> None:
     spec = ModelSpec("m", (Mamba2Spec(0, 64, 64, 128, 8, 4, BF16, F32),))
     source = build_layout(spec, EngineSettings())
     destination = build_layout(spec, EngineSettings(conv_layout=ConvLayout.DS))
     (program,) = compile_programs(make_plan(source, destination))
-    assert (program.packed[:, Column.SRC_DTYPE] == BF16).all()
-    assert len(program.packed)
+    assert (program.extracted[:, Column.SRC_DTYPE] == BF16).all()
+    (span,) = program.spans
+    assert span[SpanColumn.LENGTH_BYTES] == (64 * 64 + 2 * 8 * 128) * 3 * 2
     (ssm,) = program.direct
     assert ssm[Column.COUNT] == 64 * 64 * 128 * 4
+
+
+def test_auto_packs_small_pieces_that_lie_far_apart() -> None:
+    layers = tuple(AttentionSpec(layer, 64, 16, BF16) for layer in range(4))
+    spec = ModelSpec("m", layers)
+    source = build_layout(spec, EngineSettings(kv_order=KvOrder.NHD))
+    destination = build_layout(spec, EngineSettings(tp=64, kv_order=KvOrder.NHD))
+    for program in compile_programs(make_plan(source, destination)):
+        assert len(program.packed) == len(layers)
+        assert not len(program.direct)
+        assert not len(program.spans)
 
 
 @pytest.mark.parametrize("pages", [(16, 16), (16, 24), (5, 3), (1, 4)])
@@ -226,7 +240,8 @@ def test_slices_of_too_many_single_elements_are_refused() -> None:
     with pytest.raises(TooManyPiecesError, match="use pack or auto"):
         compile_programs(plan, Strategy.SLICES)
     (program,) = compile_programs(plan, Strategy.AUTO)
-    assert len(program.packed) == 2048
+    assert len(program.extracted) == 2048
+    assert len(program.spans) == 1
 
 
 def test_planning_large_models_takes_a_moment() -> None:

@@ -52,6 +52,15 @@ class Descriptors:
         """Bytes of all pieces."""
         return int(self.length_bytes.sum())
 
+    @classmethod
+    def joined(cls, parts: Sequence[Descriptors]) -> Descriptors:
+        """All pieces of all parts."""
+        return cls(
+            np.concatenate([part.src_address for part in parts]),
+            np.concatenate([part.dst_address for part in parts]),
+            np.concatenate([part.length_bytes for part in parts]),
+        )
+
     def split(self, count: int) -> list[Descriptors]:
         """The same bytes in ``count`` parts of about equal size; a piece may be cut in several."""
         stops = np.cumsum(self.length_bytes)
@@ -147,7 +156,7 @@ class Reads:
             dst_address = part.dst.addresses(dst_pages, pair.dst, stretches)
             repeats = stretches.count if part.whole else np.ones_like(stretches.count)
             lengths = part.length_bytes * repeats[:, None]
-            tables.append(_merged(src_address, dst_address, lengths))
+            tables.append(merged(src_address, dst_address, lengths))
         return Descriptors(*np.concatenate(tables, axis=1))
 
 
@@ -176,8 +185,8 @@ def _by_region(rows: Int64s) -> Iterator[Int64s]:
         yield rows[first[counts == count, None] + np.arange(count)]
 
 
-def _merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Int64s:
-    """Join what continues on both sides: ``[regions, stretches, rows]`` to ``[3, descriptors]``.
+def merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Int64s:
+    """Join what continues on both sides: ``[regions, ...]`` to ``[3, descriptors]``.
 
     Never from one region into the next: a READ must not leave the registration it begins in, even
     where two lie side by side.
@@ -190,9 +199,9 @@ def _merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Int64s
     first = np.flatnonzero(begins)
     if len(first) == begins.size:
         return table
-    merged = table[:, first]
-    merged[2] = np.add.reduceat(table[2], first)
-    return merged
+    joined = table[:, first]
+    joined[2] = np.add.reduceat(table[2], first)
+    return joined
 
 
 def staged_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> int:
@@ -210,7 +219,7 @@ def bind_gather(
 ) -> Copies:
     """Copies from pages to the run at ``staging_address``: rows in order, tokens in order."""
     memory, staged = _bind_staged(rows, pairs, src, src_blocks, tokens, staging_address, SRC)
-    return _copies(memory, staged)
+    return copies_of(memory, staged)
 
 
 def bind_scatter(
@@ -223,10 +232,10 @@ def bind_scatter(
 ) -> Copies:
     """Copies from the run at ``staging_address`` to pages: the inverse of `bind_gather`."""
     memory, staged = _bind_staged(rows, pairs, dst, dst_blocks, tokens, staging_address, DST)
-    return _copies(staged, memory)
+    return copies_of(staged, memory)
 
 
-def _copies(src: Int64s, dst: Int64s) -> Copies:
+def copies_of(src: Int64s, dst: Int64s) -> Copies:
     """From the ends of all copies: int64 ``[4, copies]`` each, address, count, step, dtype."""
     return Copies(src[0], dst[0], src[1], src[2], dst[2], src[3], dst[3])
 
@@ -240,7 +249,7 @@ def _bind_staged(
     staging_address: int,
     side: Side,
 ) -> tuple[Int64s, Int64s]:
-    """The ends of all copies in memory and in the run, in the form that `_copies` takes."""
+    """The ends of all copies in memory and in the run, in the form that `copies_of` takes."""
     begins, _ = _staging(rows, pairs, tokens)
     extended = np.column_stack([rows, begins, _wire_dtypes(rows)])
     ends = [np.empty((2, 4, 0), np.int64)]

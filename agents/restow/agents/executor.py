@@ -13,13 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.binding import (
-    Descriptors,
-    Reads,
-    bind_gather,
-    bind_scatter,
-    staged_bytes,
-)
+from restow.agents.arrivals import Arrivals, joined_reads
+from restow.agents.binding import Reads, bind_gather, bind_scatter, staged_bytes
 from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
 from restow.agents.lane import Read
@@ -27,7 +22,7 @@ from restow.agents.memory import HOST, Place, RegionMemory, Staging, region_tabl
 from restow.agents.orders import ExecuteOrder, Peer, Source, StageOrder
 from restow.agents.program_check import CheckedProgram
 from restow.agents.reader import Reader
-from restow.agents.staging import ALIGN_BYTES, Run, StagingPool
+from restow.agents.staging import Run, StagingPool
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, Program
@@ -177,32 +172,28 @@ class Executor:
         missing = set(whole.src_ranks) - {source.src_rank for source in order.sources}
         if missing:
             raise OrderInvalidError(f"no source is given for ranks {sorted(missing)}")
-        packed = [
-            whole.packed[whole.packed[:, Column.SRC_RANK] == source.src_rank]
-            for source in order.sources
-        ]
-        lengths = [staged_bytes(rows, whole.group_pairs, order.tokens) for rows in packed]
-        for rows in (whole.direct, whole.packed):
+        peers = [self._peer(source) for source in order.sources]
+        for source, peer in zip(order.sources, peers, strict=True):
+            program.check_source(source.src_rank, peer.page_strides_bytes)
+        program.check_spans_size(order.tokens)
+        for rows in (whole.direct, whole.packed, whole.extracted):
             program.check_size(rows, order.tokens)
-        place = self._place_of(whole.packed[:, Column.DST_REGION])
-        run = await self._acquire(sum(map(_aligned, lengths)), deadline_s)
-        begin = self._scatter_staging.address + (run.offset_bytes if run else 0)
-        addresses = [begin + sum(map(_aligned, lengths[:i])) for i in range(len(lengths))]
+        staged = np.concatenate([whole.packed, whole.extracted])
+        place = self._place_of(staged[:, Column.DST_REGION])
+        arrivals = Arrivals(whole, order)
+        run = await self._acquire(arrivals.length_bytes, deadline_s)
+        if run is not None:
+            arrivals.put_at(self._scatter_staging.address + run.offset_bytes)
         # The run may be given back whatever happens: nothing lands after the end of a read. Only a
         # cancelled task (the agent ends) leaves before; then there is no next user.
         try:
             reads: list[Read] = []
-            for source, address, length in zip(order.sources, addresses, lengths, strict=True):
-                peer = self._peer(source)
-                program.check_source(source.src_rank, peer.page_strides_bytes)
+            for source, peer in zip(order.sources, peers, strict=True):
                 reads += self._direct_reads(whole, order, source, peer)
-                if length:
-                    reads.append(_staged_read(source, peer, address, length, place))
+                reads += arrivals.reads(source, peer, place)
+            reads = joined_reads(reads)
             await self._reader.read(reads, deadline_s)
-            for rows, address in zip(packed, addresses, strict=True):
-                copies = bind_scatter(
-                    rows, whole.group_pairs, self._memory, order.dst_blocks, order.tokens, address
-                )
+            for copies in arrivals.copies(self._memory):
                 run_copies(copies, place.device)
         finally:
             if run is not None:
@@ -270,7 +261,7 @@ class Executor:
         Per-token pages are never read beyond the tokens that their request has computed.
         """
         per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
-        rows = np.concatenate([program.direct, program.packed])
+        rows = np.concatenate([program.direct, program.packed, program.extracted])
         rows = rows[~per_token[rows[:, Column.GROUP_PAIR]]]
         # Page ids that were refused name nothing that could be cleared.
         with contextlib.suppress(PagesError):
@@ -282,20 +273,5 @@ class Executor:
                 zero_destinations(copies, self._places[region].device)
 
 
-def _staged_read(source: Source, peer: Peer, address: int, length: int, place: Place) -> Read:
-    if source.staged_bytes != length or source.staged_address < 1:
-        raise OrderInvalidError(
-            f"rank {source.src_rank} staged {source.staged_bytes} bytes, but the program packs "
-            f"{length}",
-            rank=source.src_rank,
-        )
-    one = (np.array([value], np.int64) for value in (source.staged_address, address, length))
-    return Read(peer.agent_name, Descriptors(*one), peer.staging_place, place)
-
-
 def _are_at(places: Sequence[Place], place: Place) -> Bools:
     return np.array([one == place for one in places], np.bool_)
-
-
-def _aligned(length_bytes: int) -> int:
-    return -(-length_bytes // ALIGN_BYTES) * ALIGN_BYTES

@@ -6,6 +6,8 @@ inside a page of a region that is registered for it.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,8 +16,10 @@ from restow.agents.copying import cast_known
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, PageForm, Program
+from restow.broker.planner.program import Column, PageForm, Program, SpanColumn
 from restow.broker.planner.table import ITEM_BYTES
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 MAX_DESCRIPTORS = 4_000_000
 _SOURCE = (
@@ -52,8 +56,9 @@ class CheckedProgram:
         self.program = program
         self._passed: set[tuple[int | None, tuple[int, ...]]] = set()
         _check_forms(program)
-        for rows in (program.direct, program.packed):
+        for rows in (program.direct, program.packed, program.extracted):
             self._check_rows(rows)
+        self._check_spans()
         direct = program.direct
         raw = (direct[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] == DType.UINT8).all(axis=1)
         raw &= (direct[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] == 1).all(axis=1)
@@ -76,17 +81,53 @@ class CheckedProgram:
         columns = _SOURCE if source else _DESTINATION
         page_tokens = np.array([max(form.page_tokens, 1) for form in forms], np.int64)
         strides = np.array(page_strides_bytes, np.int64)
-        for table in (self.program.direct, self.program.packed):
+        if src_rank is not None:
+            self._check_span_ends(src_rank, strides)
+        tables = [self.program.direct, self.program.packed]
+        # In its source's pages an extracted row can't leave its span, which was checked.
+        for table in tables if source else [*tables, self.program.extracted]:
             rows = table[table[:, Column.SRC_RANK] == src_rank] if source else table
-            region, offset, step, token_stride, dtype = (rows[:, column] for column in columns)
+            region = rows[:, columns[0]]
             self._refuse(rows, region >= len(strides), "names a region that is not there")
-            # Floats can't wrap around, and every sum below a page's length is exact in them.
-            tokens = page_tokens[rows[:, Column.GROUP_PAIR]].astype(float)
-            end = offset.astype(float) + (tokens - 1) * token_stride
-            end += (rows[:, Column.COUNT].astype(float) - 1) * step + ITEM_BYTES[dtype]
             side = "source" if source else "destination"
-            self._refuse(rows, end > strides[region], f"leaves its {side} page")
+            outside = self._ends(rows, columns, page_tokens) > strides[region]
+            self._refuse(rows, outside, f"leaves its {side} page")
         self._passed.add(key)
+
+    @staticmethod
+    def _ends(rows: Int64s, columns: tuple[Column, ...], page_tokens: Int64s) -> Floats:
+        """One past the last byte that each row touches in a page.
+
+        Floats can't wrap around, and every sum below a page's length is exact in them.
+        """
+        _, offset, step, token_stride, dtype = (rows[:, column] for column in columns)
+        tokens = page_tokens[rows[:, Column.GROUP_PAIR]].astype(float)
+        ends: Floats = offset.astype(float) + (tokens - 1) * token_stride
+        ends += (rows[:, Column.COUNT].astype(float) - 1) * step + ITEM_BYTES[dtype]
+        return ends
+
+    def _check_spans(self) -> None:
+        """Check that spans are runs of bytes, and that extracted rows stay inside of theirs."""
+        program, spans, rows = self.program, self.program.spans, self.program.extracted
+        pairs = len(program.group_pairs)
+        bad = (spans < 0).any(axis=1) | (spans[:, SpanColumn.GROUP_PAIR] >= pairs)
+        self._refuse(spans, bad | (spans[:, SpanColumn.LENGTH_BYTES] < 1), "is no run of bytes")
+        index = rows[:, Column.SRC_REGION]
+        self._refuse(rows, index >= len(spans), "names a span that is not there")
+        mine = spans[index]
+        same = mine[:, SpanColumn.SRC_RANK] == rows[:, Column.SRC_RANK]
+        same &= mine[:, SpanColumn.GROUP_PAIR] == rows[:, Column.GROUP_PAIR]
+        self._refuse(rows, ~same, "has a span of another rank or pair of lists")
+        page_tokens = [max(pair.src.page_tokens, 1) for pair in program.group_pairs]
+        ends = self._ends(rows, _SOURCE, np.array(page_tokens, np.int64))
+        self._refuse(rows, ends > mine[:, SpanColumn.LENGTH_BYTES], "leaves its span")
+
+    def _check_span_ends(self, src_rank: int, strides: Int64s) -> None:
+        spans = self.program.spans[self.program.spans[:, SpanColumn.SRC_RANK] == src_rank]
+        region = spans[:, SpanColumn.SRC_REGION]
+        self._refuse(spans, region >= len(strides), "names a region that is not there")
+        ends = spans[:, SpanColumn.OFFSET_BYTES].astype(float) + spans[:, SpanColumn.LENGTH_BYTES]
+        self._refuse(spans, ends > strides[region], "leaves its source page")
 
     def check_size(self, rows: Int64s, tokens: Tokens) -> None:
         """Refuse to make more descriptors than fit. Raises `OrderTooLargeError`."""
@@ -108,11 +149,20 @@ class CheckedProgram:
             (Column.DST_STEP_BYTES, Column.DST_TOKEN_STRIDE_BYTES),
         ):
             joined &= rows[:, stride] == rows[:, Column.COUNT] * rows[:, step]
-        total = int(np.where(per_token & ~joined, count, pages).sum())
-        if total > MAX_DESCRIPTORS:
+        self._refuse_more(int(np.where(per_token & ~joined, count, pages).sum()), tokens)
+
+    def check_spans_size(self, tokens: Tokens) -> None:
+        """Refuse to read more pages than fit. Raises `OrderTooLargeError`."""
+        counts = [len(p.src_pages(tokens.start, tokens.stop)) for p in self.program.group_pairs]
+        pages = np.array(counts, np.int64)[self.program.spans[:, SpanColumn.GROUP_PAIR]]
+        self._refuse_more(int(pages.sum()), tokens)
+
+    def _refuse_more(self, descriptors: int, tokens: Tokens) -> None:
+        if descriptors > MAX_DESCRIPTORS:
             raise OrderTooLargeError(
-                f"program {self.program.program_id} needs about {total} descriptors for {count} "
-                f"tokens, an agent makes at most {MAX_DESCRIPTORS}: use the strategy pack",
+                f"program {self.program.program_id} needs about {descriptors} descriptors for "
+                f"{tokens.stop - tokens.start} tokens, an agent makes at most {MAX_DESCRIPTORS}: "
+                f"use the strategy pack",
                 program=self.program.program_id,
             )
 
@@ -134,9 +184,10 @@ class CheckedProgram:
     def _refuse(self, rows: Int64s, bad: npt.NDArray[np.bool_], why: str) -> None:
         if bad.any():
             row = rows[int(np.argmax(bad))]
-            shown = ", ".join(f"{column.name} {row[column]}" for column in Column)
+            kind, columns = ("row", Column) if len(row) == len(Column) else ("span", SpanColumn)
+            shown = ", ".join(f"{column.name} {row[column]}" for column in columns)
             raise ProgramInvalidError(
-                f"program {self.program.program_id}: a row {why}: {shown}",
+                f"program {self.program.program_id}: a {kind} {why}: {shown}",
                 program=self.program.program_id,
             )
 

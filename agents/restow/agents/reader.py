@@ -12,7 +12,7 @@ lane, so that closing one is nobody else's business.
 
 Between processes of one host the thread that posts a read copies all of it (CMA), so large reads
 are posted on threads of their own, and those from a peer that is known to be read so are shared
-out over several lanes: two copy nearly twice as fast as one (docs/benchmarks.md).
+out over several lanes, while there are cores for them (`restow.agents.spreading`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import structlog
 
 from restow.agents.errors import AgentClosedError, AgentError, PeerLostError
 from restow.agents.lane import Lane, Read, late
+from restow.agents.spreading import Spreading
 from restow.agents.transport import Flight, NixlTransport
 
 SPIN_S = 0.002
@@ -64,6 +65,7 @@ class Reader:
         self._retired: list[Lane] = []
         self._copied: set[str] = set()
         """Peers whose bytes are copied by the thread that posts."""
+        self._spreading = Spreading()
         self._closed = False
         self._log = structlog.get_logger("restow.agent")
 
@@ -138,7 +140,7 @@ class Reader:
         if len(self._lanes) > 1 and all(read.peer in self._copied for read in reads):
             size_bytes = sum(read.descriptors.size_bytes for read in reads)
             count = max(1, min(len(self._lanes), size_bytes // SHARE_BYTES))
-        if count == 1:
+        if count == 1 or not self._spreading.allows():
             return [(next((lane for lane in self._lanes if not lane.busy), self._lanes[0]), reads)]
         shares: list[list[Read]] = [[] for _ in range(count)]
         for read in reads:
@@ -187,7 +189,8 @@ class Reader:
         Returns the failure, and the lanes on which a read may still write.
         """
         flying: _Posted = []
-        posts = [self._post_all(lane, reads, deadline_s, flying) for lane, reads in shares]
+        shared = len(shares) > 1
+        posts = [self._post_all(lane, reads, deadline_s, flying, shared) for lane, reads in shares]
         failures = await asyncio.gather(*posts)
         failure = next((one for one in failures if one is not None), None)
         spin_until_s = self._clock() + SPIN_S
@@ -212,17 +215,22 @@ class Reader:
             await asyncio.sleep(0 if now_s < spin_until_s else POLL_S)
 
     async def _post_all(
-        self, lane: Lane, reads: Sequence[Read], deadline_s: float, flying: _Posted
+        self,
+        lane: Lane,
+        reads: Sequence[Read],
+        deadline_s: float,
+        flying: _Posted,
+        shared: bool,
     ) -> AgentError | None:
         """Post one after the other onto a lane, until one fails."""
         for read in reads:
             try:
-                flying.append((lane, await self._post(lane, read, deadline_s)))
+                flying.append((lane, await self._post(lane, read, deadline_s, shared)))
             except AgentError as error:
                 return error
         return None
 
-    async def _post(self, lane: Lane, read: Read, deadline_s: float) -> Flight:
+    async def _post(self, lane: Lane, read: Read, deadline_s: float, shared: bool) -> Flight:
         metadata = self._metadata.get(read.peer)
         if metadata is None:
             raise PeerLostError(f"agent {read.peer} is not known here", agent=read.peer)
@@ -236,12 +244,22 @@ class Reader:
             await asyncio.sleep(0)
             return flight
         loop = asyncio.get_running_loop()
-        flight = await loop.run_in_executor(
-            self._threads, lane.post, read, metadata, deadline_s, self._clock
+        flight, ran_s, elapsed_s = await loop.run_in_executor(
+            self._threads, self._timed_post, lane, read, metadata, deadline_s
         )
         if large:
             self._saw(read, flight)
+            if flight.done and shared:
+                self._spreading.saw(ran_s, elapsed_s)
         return flight
+
+    def _timed_post(
+        self, lane: Lane, read: Read, metadata: bytes, deadline_s: float
+    ) -> tuple[Flight, float, float]:
+        """Post, and for how long this thread ran, of how long."""
+        began_s, ran_s = time.perf_counter(), time.thread_time()
+        flight = lane.post(read, metadata, deadline_s, self._clock)
+        return flight, time.thread_time() - ran_s, time.perf_counter() - began_s
 
     def _still_flying(self, flying: _Posted) -> tuple[_Posted, AgentError | None]:
         """Poll all; those that have not ended, and the first failure."""

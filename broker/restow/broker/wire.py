@@ -19,7 +19,7 @@ from restow.broker.layout import (
     Span,
 )
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, GroupPair, PageForm, Program
+from restow.broker.planner.program import Column, GroupPair, PageForm, Program, SpanColumn
 from restow.v1 import broker_pb2, layout_pb2, program_pb2
 
 MAX_BLOCKS = 1 << 20
@@ -148,8 +148,10 @@ def program_to_proto(program: Program, src_rank: int | None = None) -> program_p
             )
             for pair in program.group_pairs
         ],
-        direct_rows=program.direct.astype("<i8").tobytes() if src_rank is None else b"",
-        packed_rows=packed.astype("<i8").tobytes(),
+        direct_rows=_bytes(program.direct) if src_rank is None else b"",
+        packed_rows=_bytes(packed),
+        spans=_bytes(program.spans) if src_rank is None else b"",
+        extracted_rows=_bytes(program.extracted) if src_rank is None else b"",
     )
 
 
@@ -170,6 +172,8 @@ def program_from_proto(message: program_pb2.Program) -> Program:
         ),
         direct=_table(message.direct_rows),
         packed=_table(message.packed_rows),
+        spans=_table(message.spans, len(SpanColumn)),
+        extracted=_table(message.extracted_rows),
     )
 
 
@@ -177,10 +181,14 @@ def _form(message: program_pb2.PageForm) -> PageForm:
     return PageForm(message.group, message.page_tokens, message.pages_per_block)
 
 
-def _table(data: bytes) -> Int64s:
-    if len(data) % (8 * len(Column)):
-        raise PlanError(f"{len(data)} bytes are not rows of {len(Column)} int64")
-    return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, len(Column))
+def _bytes(table: Int64s) -> bytes:
+    return table.astype("<i8").tobytes()
+
+
+def _table(data: bytes, columns: int = len(Column)) -> Int64s:
+    if len(data) % (8 * columns):
+        raise PlanError(f"{len(data)} bytes are not rows of {columns} int64")
+    return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, columns)
 
 
 def block_list(

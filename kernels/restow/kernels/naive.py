@@ -24,6 +24,8 @@ from restow.kernels.slot_table import SlotTable
 
 MEMMOVE_BYTES = 256 * 1024  # a memmove call costs 0.3 us against 30 us of copying
 SCATTERED_MEMMOVE_BYTES = 32 * 1024  # measured break-even with a copy through a temporary
+FEW_ROWS = 1024  # as many memmove calls cost less than sorting rows into classes
+FEW_ROWS_BYTES = 512  # at least, in every one of them
 CHUNK_BYTES = 256 * 1024  # a temporary that stays in L2
 CHUNK_ELEMS = 16 * 1024
 LONG_STRIDED_ELEMS = 1024  # a row of its own: 1.5 us of overhead against 1 us and more
@@ -36,6 +38,11 @@ DTYPES = [*((raw, raw) for raw in RAW.values()), (F32, BF16), (BF16, F32), (F32,
 
 def copy_pieces(table: PieceTable) -> None:
     """Execute the table's rows on host memory."""
+    if len(table.rows) <= FEW_ROWS:
+        lengths = _run_lengths(table.rows)
+        if lengths is not None:
+            memmove_rows(table.rows[:, 0], table.rows[:, 1], lengths)
+            return
     rows = table.lengthen().rows
     dense = contiguous(rows)
     some = rows[:, Column.COUNT] > 0
@@ -57,6 +64,12 @@ def copy_pieces(table: PieceTable) -> None:
         _copy_long(*row)
     for same in classes(rest[~long]):
         _copy_strided(same)
+
+
+def _run_lengths(rows: Int64s) -> Int64s | None:
+    """Bytes of every row, if all are runs that are worth a call each."""
+    lengths: Int64s = rows[:, Column.COUNT] * SRC_BYTES[rows[:, Column.CODE]]
+    return lengths if contiguous(rows).all() and (lengths >= FEW_ROWS_BYTES).all() else None
 
 
 def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:

@@ -91,6 +91,8 @@ class Program(google.protobuf.message.Message):
     GROUP_PAIRS_FIELD_NUMBER: builtins.int
     DIRECT_ROWS_FIELD_NUMBER: builtins.int
     PACKED_ROWS_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
+    EXTRACTED_ROWS_FIELD_NUMBER: builtins.int
     program_id: builtins.str
     """Name of the program; equal layouts, rank and strategy give equal names."""
     dst_rank: builtins.int
@@ -100,6 +102,15 @@ class Program(google.protobuf.message.Message):
     packed_rows: builtins.bytes
     """Rows that the sources gather into staging, in the order in which they lie there; every row
     begins at a multiple of 16 bytes. Empty: none. A source's agent gets its own rows only.
+    """
+    spans: builtins.bytes
+    """Spans of source pages that are read into staging as they are, as packed little-endian int64,
+    5 a span: SRC_RANK, GROUP_PAIR, SRC_REGION, OFFSET_BYTES in the page, LENGTH_BYTES. Every page
+    that holds tokens is read. Empty: none. Left out for a source's agent.
+    """
+    extracted_rows: builtins.bytes
+    """Rows copied out of those spans: SRC_REGION is the index of a span, SRC_OFFSET_BYTES counts from
+    its beginning. Empty: none. Left out for a source's agent.
     """
     @property
     def group_pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupPair]:
@@ -113,7 +124,9 @@ class Program(google.protobuf.message.Message):
         group_pairs: collections.abc.Iterable[Global___GroupPair] | None = ...,
         direct_rows: builtins.bytes = ...,
         packed_rows: builtins.bytes = ...,
+        spans: builtins.bytes = ...,
+        extracted_rows: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "group_pairs", b"group_pairs", "packed_rows", b"packed_rows", "program_id", b"program_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "packed_rows", b"packed_rows", "program_id", b"program_id", "spans", b"spans"]) -> None: ...
 
 Global___Program: typing_extensions.TypeAlias = Program

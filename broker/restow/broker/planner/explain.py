@@ -14,12 +14,12 @@ import numpy as np
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box
 from restow.broker.layout.names import field_class, joined_name
-from restow.broker.layout.rows import Int64s
-from restow.broker.planner.compile import Draft, draft_programs, row_costs, token_counts
+from restow.broker.planner.compile import Draft, draft_programs
+from restow.broker.planner.costs import page_counts, row_costs, wire_bytes
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.strategy import CostModel, Strategy
+from restow.broker.planner.program import Column, GroupPair, SpanColumn
+from restow.broker.planner.strategy import WAYS, CostModel, Strategy
 from restow.broker.planner.table import ITEM_BYTES, split_rows, strided
 
 
@@ -121,20 +121,17 @@ def _cost_or_reason(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> 
 
 
 def _cost(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost:
-    direct = split_rows(draft.table.rows[~draft.packed])
-    packed = draft.table.rows[draft.packed]
-    descriptors, sizes = row_costs(direct, pairs, tokens)
+    packed, spans = draft.rows(Strategy.PACK), draft.spans.table
+    pieces, sizes = row_costs(split_rows(draft.rows(Strategy.SLICES)), pairs, tokens)
+    pages = page_counts(pairs, tokens)[spans[:, SpanColumn.GROUP_PAIR]]
     stages = len(np.unique(packed[:, Column.SRC_RANK]))
-    size = int(sizes.sum()) + int(_wire_bytes(packed, pairs, tokens).sum())
-    return Cost(size, int(descriptors.sum()) + stages, 2 * stages)
-
-
-def _wire_bytes(rows: Int64s, pairs: tuple[GroupPair, ...], tokens: int) -> Int64s:
-    """Bytes that packed rows send: the narrower of two types travels."""
-    counts = token_counts(pairs, tokens)[rows[:, Column.GROUP_PAIR]]
-    items = ITEM_BYTES[rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]].min(axis=1)
-    sizes: Int64s = rows[:, Column.COUNT] * items * counts
-    return sizes
+    return Cost(
+        bytes=int(sizes.sum())
+        + int(wire_bytes(packed, pairs, tokens).sum())
+        + int((pages * spans[:, SpanColumn.LENGTH_BYTES]).sum()),
+        reads=int(pieces.sum()) + stages + int(pages.sum()),
+        launches=2 * stages + bool(len(spans)),
+    )
 
 
 def _rank_lines(
@@ -170,12 +167,11 @@ def _rank_lines(
 
 def _ways(draft: Draft) -> list[str]:
     """How each move travels."""
-    packed: list[set[bool]] = [set() for _ in draft.moves]
-    piece_packed = draft.packed[draft.table.piece_row].tolist()
-    for index, one in zip(draft.table.piece_move.tolist(), piece_packed, strict=True):
-        packed[index].add(one)
-    names = {True: Strategy.PACK.value, False: Strategy.SLICES.value}
-    return [_one_way(names[one] for one in found) for found in packed]
+    found: list[set[str]] = [set() for _ in draft.moves]
+    piece_way = draft.ways[draft.table.piece_row].tolist()
+    for index, way in zip(draft.table.piece_move.tolist(), piece_way, strict=True):
+        found[index].add(WAYS[way].value)
+    return [_one_way(ways) for ways in found]
 
 
 def _one_way(ways: Iterable[str]) -> str:

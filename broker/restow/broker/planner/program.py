@@ -34,6 +34,16 @@ class Column(IntEnum):
     DST_DTYPE = 12
 
 
+class SpanColumn(IntEnum):
+    """Columns of a program's spans (int64)."""
+
+    SRC_RANK = 0
+    GROUP_PAIR = 1
+    SRC_REGION = 2
+    OFFSET_BYTES = 3
+    LENGTH_BYTES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class PageForm:
     """How a side's list of block ids addresses tokens; ``page_tokens`` 0 means snapshots."""
@@ -63,14 +73,32 @@ class GroupPair:
         """Where the tokens that move begin, of ``[start, stop)``."""
         return max(start, stop - self.window_tokens) if self.window_tokens else start
 
+    def src_pages(self, start: int, stop: int) -> range:
+        """Which of the source's pages, counted from token 0, hold what moves of ``[start, stop)``.
+
+        >>> GroupPair(PageForm("kv", 16, 1), PageForm("kv", 8, 1)).src_pages(20, 50)
+        range(1, 4)
+        """
+        if not self.per_token:
+            return range(1)
+        if start >= stop:
+            return range(0)
+        size = self.src.page_tokens
+        return range(self.first_token(start, stop) // size, -(-stop // size))
+
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the agent of ``dst_rank`` does: READ the direct rows, then the packed ones via staging.
+    """What the agent of ``dst_rank`` does: rows that travel in three ways.
 
-    ``direct`` and ``packed`` are int64 ``[rows, len(Column)]``; regions are indices into the
-    regions of the rank's layout. The agents of the source ranks that occur in ``packed`` GATHER
-    their rows first.
+    - ``direct`` rows are read into place.
+    - ``packed`` rows are gathered by the agents of their source ranks, read as one run, scattered.
+    - ``spans`` of source pages are read into staging as they are, and ``extracted`` rows are copied
+      out of them: these take their ``SRC_REGION`` from the index of a span, a page of which is
+      its length, and their ``SRC_OFFSET_BYTES`` from its beginning.
+
+    Rows are int64 ``[rows, len(Column)]``, spans ``[spans, len(SpanColumn)]``; other regions are
+    indices into the regions of the rank's layout.
     """
 
     program_id: str
@@ -78,11 +106,19 @@ class Program:
     group_pairs: tuple[GroupPair, ...]
     direct: Int64s
     packed: Int64s
+    spans: Int64s
+    extracted: Int64s
 
     @property
     def src_ranks(self) -> tuple[int, ...]:
         """All ranks that are read from."""
-        ranks = np.concatenate([self.direct[:, Column.SRC_RANK], self.packed[:, Column.SRC_RANK]])
+        ranks = np.concatenate(
+            [
+                self.direct[:, Column.SRC_RANK],
+                self.packed[:, Column.SRC_RANK],
+                self.spans[:, SpanColumn.SRC_RANK],
+            ]
+        )
         return tuple(int(rank) for rank in np.unique(ranks))
 
     def gather_id(self, src_rank: int) -> str:
@@ -93,3 +129,13 @@ class Program:
     def staging_ranks(self) -> tuple[int, ...]:
         """The ranks that gather for this destination."""
         return tuple(int(rank) for rank in np.unique(self.packed[:, Column.SRC_RANK]))
+
+
+def no_rows() -> Int64s:
+    """A table without rows."""
+    return np.zeros((0, len(Column)), np.int64)
+
+
+def no_spans() -> Int64s:
+    """A table without spans."""
+    return np.zeros((0, len(SpanColumn)), np.int64)

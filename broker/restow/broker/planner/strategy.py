@@ -1,4 +1,4 @@
-"""How the rows of a program travel: which are read into place, which through staging."""
+"""How the rows of a program travel, and what the ways cost."""
 
 from __future__ import annotations
 
@@ -13,31 +13,37 @@ class Strategy(StrEnum):
     """Row by row, whatever the cost model says is quicker."""
     SLICES = "slices"
     """One READ for each contiguous piece, straight into place."""
+    WHOLE = "whole"
+    """One READ for each source page, of all between the first and the last byte that is needed;
+    the destination takes out what it wants."""
     PACK = "pack"
     """The source gathers into one run, one READ, the destination scatters."""
+
+
+WAYS = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK)
+"""The ways between which `Strategy.AUTO` chooses."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """What the ways cost, in seconds: fitted on CMA between two processes of one host.
 
-    A descriptor of a READ costs ``seconds_per_descriptor`` above its bytes; packing moves each byte
-    twice more (gather and scatter) at ``pack_bytes_per_second`` and asks the source once
-    (``seconds_per_stage``). docs/benchmarks.md has the measurements behind the defaults.
+    A descriptor of a READ costs ``seconds_per_descriptor`` above its bytes, which travel at
+    ``read_bytes_per_second``. GATHER and SCATTER cost ``seconds_per_launch`` each however little
+    they copy, ``seconds_per_copy`` for each piece, and copy at ``copy_bytes_per_second``; asking a
+    source to gather costs ``seconds_per_stage``. docs/benchmarks.md has the measurements behind
+    the defaults.
     """
 
-    seconds_per_descriptor: float = 1.3e-6
-    pack_bytes_per_second: float = 3.0e9
+    seconds_per_descriptor: float = 3.3e-6
+    read_bytes_per_second: float = 6.0e9
+    copy_bytes_per_second: float = 3.0e9
+    seconds_per_launch: float = 0.5e-3
+    seconds_per_copy: float = 0.5e-6
     seconds_per_stage: float = 0.5e-3
     nominal_tokens: int = 4096
 
-    def packs(self, descriptors: float, size_bytes: float) -> bool:
-        """Whether packing pieces of that number and total size beats reading them one by one."""
-        return descriptors * self.seconds_per_descriptor > (
-            2 * size_bytes / self.pack_bytes_per_second
-        )
-
-    def pays_stage(self, descriptors: float, size_bytes: float) -> bool:
-        """Whether what packing saves also pays for asking the source."""
-        saved = descriptors * self.seconds_per_descriptor
-        return saved > 2 * size_bytes / self.pack_bytes_per_second + self.seconds_per_stage
+    @property
+    def gap_bytes(self) -> int:
+        """So many bytes that nobody needs cost as much to read as one descriptor more."""
+        return int(self.seconds_per_descriptor * self.read_bytes_per_second)

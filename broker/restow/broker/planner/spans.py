@@ -1,0 +1,79 @@
+"""Spans of source pages that are read as they are: from the first to the last byte that is needed.
+
+One descriptor a page then stands for many, and costs the bytes between, which nobody needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from restow.broker.layout.rows import Bools, Int64s
+from restow.broker.planner.program import Column, GroupPair, SpanColumn, no_rows, no_spans
+from restow.broker.planner.table import ITEM_BYTES
+
+SPAN_ALIGN_BYTES = 16
+"""Every span begins at a multiple of this, so that elements in staging lie at multiples of their
+size as they do in their page."""
+
+_SAME_PAGE = [Column.SRC_RANK, Column.GROUP_PAIR, Column.SRC_REGION]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """``table`` is int64 ``[spans, len(SpanColumn)]``; row ``i`` lies in span ``span_of[i]``."""
+
+    table: Int64s
+    span_of: Int64s
+
+    @classmethod
+    def of(cls, rows: Int64s, pairs: Sequence[GroupPair], max_gap_bytes: int | None) -> Spans:
+        """Cover ``rows``; more than ``max_gap_bytes`` between two of them begin a new span.
+
+        Without that there is one span for each region of a source rank.
+        """
+        if not len(rows):
+            return cls(no_spans(), np.zeros(0, np.int64))
+        order = np.lexsort((rows[:, Column.SRC_OFFSET_BYTES], *rows[:, _SAME_PAGE].T[::-1]))
+        rows = rows[order]
+        start = rows[:, Column.SRC_OFFSET_BYTES] // SPAN_ALIGN_BYTES * SPAN_ALIGN_BYTES
+        stop = _stops(rows, pairs)
+        begins = np.ones(len(rows), np.bool_)
+        begins[1:] = (rows[1:, _SAME_PAGE] != rows[:-1, _SAME_PAGE]).any(axis=1)
+        if max_gap_bytes is not None:
+            begins[1:] |= start[1:] - _reached(stop, begins)[:-1] > max_gap_bytes
+        first = np.flatnonzero(begins)
+        length = np.maximum.reduceat(stop, first) - start[first]
+        span_of = np.empty(len(rows), np.int64)
+        span_of[order] = np.cumsum(begins) - 1
+        table = np.column_stack([rows[first][:, _SAME_PAGE], start[first], length])
+        return cls(table.astype(np.int64), span_of)
+
+    def extracted(self, rows: Int64s) -> Int64s:
+        """The rows as they lie in their spans, those of one span together."""
+        if not len(rows):
+            return no_rows()
+        rows = rows.copy()
+        rows[:, Column.SRC_REGION] = self.span_of
+        rows[:, Column.SRC_OFFSET_BYTES] -= self.table[self.span_of, SpanColumn.OFFSET_BYTES]
+        return rows[np.argsort(self.span_of, kind="stable")]
+
+
+def _stops(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
+    """One past the last byte that each row touches in a page."""
+    page_tokens = np.array([max(pair.src.page_tokens, 1) for pair in pairs], np.int64)
+    tokens = page_tokens[rows[:, Column.GROUP_PAIR]]
+    stops: Int64s = rows[:, Column.SRC_OFFSET_BYTES] + ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
+    stops += (tokens - 1) * rows[:, Column.SRC_TOKEN_STRIDE_BYTES]
+    stops += (rows[:, Column.COUNT] - 1) * rows[:, Column.SRC_STEP_BYTES]
+    return stops
+
+
+def _reached(stop: Int64s, begins: Bools) -> Int64s:
+    """The furthest ``stop`` so far, counted anew wherever a page ``begins``."""
+    values, rank = np.unique(stop, return_inverse=True)
+    page = (np.cumsum(begins) - 1) * len(values)
+    reached: Int64s = values[np.maximum.accumulate(rank + page) - page]
+    return reached
