@@ -68,6 +68,12 @@ class Bare:
         """Whether all is read straight out of pages: what is gathered first can't be shown."""
         return not any(len(program.packed) for program in self._programs)
 
+    def rest(self) -> None:
+        """All are connected: leave the cores to others."""
+        for rank in (*self._sources.values(), *self._readers.values()):
+            rank.ask("rest")
+            rank.hear()
+
     def read(self, src_ids: BlockIds, dst_ids: BlockIds) -> float:
         """Read everything once; seconds until the last rank has all its bytes."""
         src_blocks, dst_blocks = _blocks(src_ids), _blocks(dst_ids)
@@ -155,9 +161,10 @@ def main() -> None:
         }
     )
     reads: list[tuple[str, Descriptors]] = []
+    pause_s = 0.001  # connections are made by both sides
     while True:
         transport.progress()
-        if not select.select([sys.stdin], [], [], 0.01)[0]:
+        if not select.select([sys.stdin], [], [], pause_s)[0]:
             continue
         line = sys.stdin.readline()
         if not line:
@@ -165,6 +172,8 @@ def main() -> None:
         told = json.loads(line)
         if told == "go":
             _read(transport, reads)
+        elif told == "rest":
+            pause_s = 0.1
         elif "peers" in told:
             for name, metadata in told["peers"]:
                 transport.add_peer(name, base64.b64decode(metadata))

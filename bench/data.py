@@ -118,6 +118,9 @@ async def _measure(case: Case, index: int, broker: str, repeats: int) -> list[Ro
         nixl = stack.enter_context(bare(plan, TOKENS, house.page_counts))
         await house.hand_over("layout", "warm", rng, case)
         await house.hand_over("contiguous", "warm", rng, case)
+        if nixl.complete:
+            nixl.read(*(house.blocks("layout", rng, case) for _ in range(2)))
+        nixl.rest()
         source, destination = (np.ones(size_bytes, np.uint8) for _ in range(2))
         for repeat in range(repeats):
             ours.append(await house.hand_over("layout", f"{repeat}", rng, case))

@@ -81,8 +81,8 @@ async def on_stage(name: str, tls: str | None = None) -> AsyncIterator[Stage]:
 @pytest.mark.parametrize(
     ("name", "strategies"),
     [
-        ("wide", (Strategy.SLICES, Strategy.PACK, Strategy.AUTO)),
-        ("cast", (Strategy.PACK, Strategy.AUTO)),
+        ("wide", (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Strategy.AUTO)),
+        ("cast", (Strategy.WHOLE, Strategy.PACK, Strategy.AUTO)),
     ],
 )
 async def test_every_byte_arrives_and_no_other_changes(
@@ -108,7 +108,7 @@ async def test_every_byte_arrives_over_tcp(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     async with on_stage("big", tls="tcp,self") as stage:
         await stage.enter(1)
-        for handoff, strategy in enumerate((Strategy.SLICES, Strategy.AUTO)):
+        for handoff, strategy in enumerate((Strategy.SLICES, Strategy.WHOLE, Strategy.AUTO)):
             stage.memory[1].data[:] = POISON
             program = programs(stage.case, strategy)[1]
             settled = await hand_over(stage.fake, stage.case, program, handoff)

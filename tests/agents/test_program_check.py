@@ -14,7 +14,7 @@ from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.program_check import CheckedProgram
 from restow.broker.layout import DType
 from restow.broker.planner import GroupPair, PageForm, Program, Strategy
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import Column, SpanColumn
 
 CASE = make_case("wide")
 SRC_STRIDES = tuple(r.page_stride_bytes for r in CASE.source.ranks[0].regions)
@@ -31,7 +31,8 @@ def _check(program: Program) -> CheckedProgram:
 
 def _program(strategy: Strategy) -> Program:
     program = programs(CASE, strategy)[0]
-    return replace(program, direct=program.direct.copy(), packed=program.packed.copy())
+    names = ("direct", "packed", "spans", "extracted")
+    return replace(program, **{name: getattr(program, name).copy() for name in names})
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
@@ -63,14 +64,54 @@ def test_what_the_planner_makes_is_accepted(strategy: Strategy) -> None:
         (Column.DST_DTYPE, DType.FLOAT8_E5M2),
     ],
 )
-@pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.PACK])
+@pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.WHOLE, Strategy.PACK])
 def test_a_row_with_one_wrong_number_is_refused(
     column: Column, value: int, strategy: Strategy
 ) -> None:
     program = _program(strategy)
-    rows = program.direct if len(program.direct) else program.packed
+    rows = max(program.direct, program.packed, program.extracted, key=len)
     rows[len(rows) // 2, column] = value
     with pytest.raises(ProgramInvalidError, match="a row"):
+        _check(program)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (SpanColumn.SRC_RANK, -1),
+        (SpanColumn.SRC_RANK, 1),
+        (SpanColumn.GROUP_PAIR, -1),
+        (SpanColumn.GROUP_PAIR, 7),
+        (SpanColumn.SRC_REGION, -1),
+        (SpanColumn.SRC_REGION, 99),
+        (SpanColumn.OFFSET_BYTES, -1),
+        (SpanColumn.OFFSET_BYTES, HUGE),
+        (SpanColumn.LENGTH_BYTES, 0),
+        (SpanColumn.LENGTH_BYTES, 1),
+        (SpanColumn.LENGTH_BYTES, -8),
+        (SpanColumn.LENGTH_BYTES, 2 * HUGE - 1),
+    ],
+)
+def test_a_span_with_one_wrong_number_is_refused(column: SpanColumn, value: int) -> None:
+    program = _program(Strategy.WHOLE)
+    program.spans[0, column] = value
+    with pytest.raises(ProgramInvalidError, match=r"a span|has a span|leaves its span"):
+        _check(program)
+
+
+def test_a_row_stays_inside_its_span_and_a_span_inside_its_page() -> None:
+    program = _program(Strategy.WHOLE)
+    region = program.spans[0, SpanColumn.SRC_REGION]
+    program.spans[0, SpanColumn.OFFSET_BYTES] = (
+        SRC_STRIDES[region] - program.spans[0, SpanColumn.LENGTH_BYTES]
+    )
+    _check(program)
+    program.spans[0, SpanColumn.OFFSET_BYTES] += 1
+    with pytest.raises(ProgramInvalidError, match="a span leaves its source page"):
+        _check(program)
+    program = _program(Strategy.WHOLE)
+    program.spans[0, SpanColumn.LENGTH_BYTES] -= 1
+    with pytest.raises(ProgramInvalidError, match="a row leaves its span"):
         _check(program)
 
 
@@ -123,10 +164,10 @@ def test_lists_that_do_not_go_together_are_refused(pair: GroupPair) -> None:
 
 def test_an_order_for_more_descriptors_than_fit_is_refused_before_they_are_made() -> None:
     checked = _check(_program(Strategy.SLICES))
-    rows = checked.program.direct
-    checked.check_size(rows, Tokens(0, 21))
-    with pytest.raises(OrderTooLargeError):
-        checked.check_size(rows, Tokens(0, 2**31 - 1))
+    for _ in range(2):
+        checked.check_size(Tokens(0, 21))
+        with pytest.raises(OrderTooLargeError):
+            checked.check_size(Tokens(0, 2**31 - 1))
 
 
 def test_every_source_rank_is_held_to_its_own_pages() -> None:

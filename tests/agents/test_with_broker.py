@@ -23,9 +23,11 @@ from restow.broker.server.settings import BrokerSettings
     ("name", "strategy"),
     [
         ("wide", Strategy.SLICES),
+        ("wide", Strategy.WHOLE),
         ("wide", Strategy.PACK),
         ("cast", Strategy.AUTO),
         ("stages", Strategy.SLICES),
+        ("stages", Strategy.WHOLE),
         ("stages", Strategy.PACK),
     ],
 )

@@ -91,7 +91,10 @@ class House:
 
 @pytest.fixture(
     scope="module",
-    params=list(itertools.product((Strategy.SLICES, Strategy.PACK), ("embedded", "daemon"))),
+    params=[
+        *itertools.product((Strategy.SLICES, Strategy.PACK), ("embedded", "daemon")),
+        (Strategy.WHOLE, "embedded"),
+    ],
     ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def house(

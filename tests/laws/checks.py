@@ -9,7 +9,7 @@ import numpy as np
 
 from laws.executor import Arena
 from laws.strategies import Case
-from laws.world import Engine, Traffic, transfer
+from laws.world import Engine, Traffic, group_windows, transfer
 from restow.agents.binding import Tokens
 from restow.broker.layout import Box, Kind, Layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
@@ -79,6 +79,24 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     assert {r: n for r, n in read.items() if n} == {r: n for r, n in needed.items() if n}
     check_disjoint(plan)
     check_shared(plan)
+    page_bytes = bytes_of_pages(source, case.tokens)
+    for (src_rank, _), size in traffic.span_bytes.items():
+        assert size <= page_bytes[src_rank], "spans of pages without a needed byte are read"
+
+
+def bytes_of_pages(layout: Layout, tokens: Tokens) -> dict[int, int]:
+    """Length of all the pages that hold something of ``tokens``, by rank."""
+    windows = group_windows(layout)
+    found = {}
+    for rank in layout.ranks:
+        total = 0
+        for region in rank.regions:
+            size = region.page_tokens
+            first = max(tokens.start, tokens.stop - windows.get(region.group, tokens.stop))
+            pages = -(-tokens.stop // size) - first // size if size else 1
+            total += max(pages, 0) * region.page_stride_bytes
+        found[rank.rank] = total
+    return found
 
 
 def needed_bytes(layout: Layout, tokens: int) -> dict[int, int]:

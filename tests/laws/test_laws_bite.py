@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,10 @@ from restow.agents.binding import Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner import spans as planner_spans
+from restow.broker.planner.program import Column, GroupPair, SpanColumn
 
-SLICES, PACK = Strategy.SLICES, Strategy.PACK
+SLICES, WHOLE, PACK = Strategy.SLICES, Strategy.WHOLE, Strategy.PACK
 
 Law = Callable[[Case], object]
 
@@ -32,6 +32,10 @@ def cover(strategy: Strategy) -> Law:
 
 def minimality(case: Case) -> None:
     check_minimality(case, SLICES)
+
+
+def minimality_of_spans(case: Case) -> None:
+    check_minimality(case, WHOLE)
 
 
 def composition(case: Case) -> None:
@@ -196,11 +200,11 @@ def test_strided_bytes_taken_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def change_function(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, change: Callable[..., Any]
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, change: Callable[..., Any]
 ) -> None:
     """Replace ``name`` by ``change``, which gets the right function first."""
-    right = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *args, **kw: change(right, *args, **kw))
+    right = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **kw: change(right, *args, **kw))
 
 
 @pytest.mark.parametrize("strategy", [SLICES, PACK])
@@ -257,6 +261,30 @@ def test_descriptors_joined_that_continue_on_one_side_only(
 
     change_function(monkeypatch, binding, "merged", by_destination)
     bites(cover(SLICES), any_cases())
+
+
+def test_rows_of_a_span_counted_from_their_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_in_the_page(right: Any, self: Any, rows: Any) -> Any:
+        moved = right(self, rows)
+        begins = self.table[moved[:, Column.SRC_REGION], SpanColumn.OFFSET_BYTES]
+        moved[:, Column.SRC_OFFSET_BYTES] += begins
+        return moved
+
+    change_function(monkeypatch, planner_spans.Spans, "extracted", as_in_the_page)
+    bites(cover(WHOLE), any_cases())
+
+
+def test_a_span_that_ends_a_byte_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    change_function(monkeypatch, planner_spans, "_stops", lambda right, *args: right(*args) - 1)
+    bites(cover(WHOLE), any_cases())
+
+
+def test_pages_before_the_first_token_are_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_the_first(right: Any, pair: Any, start: int, stop: int) -> Any:
+        return range(right(pair, start, stop).stop)
+
+    change_function(monkeypatch, GroupPair, "src_pages", from_the_first)
+    bites(minimality_of_spans, any_cases())
 
 
 def test_staged_rows_one_byte_too_close(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ class Engine:
             for region in rank.regions:
                 if region.group not in self._ids:
                     self._choose_ids(region, tokens, rng)
-        for group, window in _windows(layout).items():
+        for group, window in group_windows(layout).items():
             self._leave_behind(group, tokens - window)
         self.offsets = {
             (rank.rank, region.name): arena.allocate(self._region_bytes(region), guard_bytes)
@@ -154,7 +154,7 @@ class Engine:
         return f"{count} wrong bytes, the first at byte {inside} of rank {rank}, region {name}"
 
 
-def _windows(layout: Layout) -> dict[str, int]:
+def group_windows(layout: Layout) -> dict[str, int]:
     """The window of every group that has one."""
     fields = {field.name: field.window_tokens for field in layout.model.fields}
     found: dict[str, set[int]] = defaultdict(set)
@@ -172,6 +172,8 @@ class Traffic:
     read_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Bytes of state that (source rank, destination rank) took out of source pages."""
     wire_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    span_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Of these, what was read as spans of pages."""
     reads: int = 0
     launches: int = 0
 
@@ -272,7 +274,9 @@ def _read_spans(
         regions = source.regions(src)
         descriptors = spans.bind_spans(table, mine, pairs, regions, staged, source.blocks, tokens)
         arena.read(descriptors)
-        traffic.wire_bytes[src.rank, dst.rank] += int(descriptors.length_bytes.sum())
+        read_bytes = int(descriptors.length_bytes.sum())
+        traffic.wire_bytes[src.rank, dst.rank] += read_bytes
+        traffic.span_bytes[src.rank, dst.rank] += read_bytes
         traffic.reads += len(descriptors.length_bytes)
         rows = program.extracted[program.extracted[:, Column.SRC_RANK] == src.rank]
         copies = spans.bind_extract(

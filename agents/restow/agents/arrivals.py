@@ -22,9 +22,10 @@ class Arrivals:
     def __init__(self, program: Program, order: ExecuteOrder) -> None:
         """Lay the run out, at address 0 for now."""
         self._program, self._order = program, order
+        packed, sources = program.packed, order.sources if len(program.packed) else ()
         self._packed = {
-            source.src_rank: program.packed[program.packed[:, Column.SRC_RANK] == source.src_rank]
-            for source in order.sources
+            source.src_rank: packed[packed[:, Column.SRC_RANK] == source.src_rank]
+            for source in sources
         }
         self._lengths = {
             rank: staged_bytes(rows, program.group_pairs, order.tokens)
@@ -47,15 +48,14 @@ class Arrivals:
 
     def reads(self, source: Source, peer: Peer, place: Place) -> Iterator[Read]:
         """What is read from one source into the run, which is at ``place``."""
-        length = self._lengths[source.src_rank]
+        length = self._lengths.get(source.src_rank, 0)
         if length:
             yield _staged_read(source, peer, self._begins[source.src_rank], length, place)
         spans = self._program.spans
         mine = spans[:, SpanColumn.SRC_RANK] == source.src_rank
         if not mine.any():
             return
-        for src in set(peer.places):
-            at = np.array([one == src for one in peer.places], np.bool_)
+        for src, at in peer.regions_at.items():
             chosen = mine.copy()
             chosen[mine] = at[spans[mine, SpanColumn.SRC_REGION]]
             descriptors = bind_spans(

@@ -110,13 +110,13 @@ class Executor:
         program.check_source(self._rank, self._strides)
         packed = program.program.packed
         rows = packed[packed[:, Column.SRC_RANK] == self._rank]
-        program.check_size(rows, order.tokens)
+        program.check_size(order.tokens, self._rank)
         pairs = program.program.group_pairs
         length = staged_bytes(rows, pairs, order.tokens)
         held = self._staged.get(order.handoff, {}).get(order.dst_rank)
         if held is not None:
             return self._gather_staging.address + held[0].offset_bytes, held[1]
-        place = self._place_of(rows[:, Column.SRC_REGION])
+        place = self._place_of(np.unique(rows[:, Column.SRC_REGION]).tolist())
         run = await self._gather_pool.acquire(length)
         try:
             address = self._gather_staging.address + run.offset_bytes
@@ -169,17 +169,14 @@ class Executor:
     async def _fill(self, program: CheckedProgram, order: ExecuteOrder, deadline_s: float) -> int:
         """READ, then SCATTER. Returns the bytes read."""
         whole = program.program
-        missing = set(whole.src_ranks) - {source.src_rank for source in order.sources}
+        missing = program.src_ranks - {source.src_rank for source in order.sources}
         if missing:
             raise OrderInvalidError(f"no source is given for ranks {sorted(missing)}")
         peers = [self._peer(source) for source in order.sources]
         for source, peer in zip(order.sources, peers, strict=True):
             program.check_source(source.src_rank, peer.page_strides_bytes)
-        program.check_spans_size(order.tokens)
-        for rows in (whole.direct, whole.packed, whole.extracted):
-            program.check_size(rows, order.tokens)
-        staged = np.concatenate([whole.packed, whole.extracted])
-        place = self._place_of(staged[:, Column.DST_REGION])
+        program.check_size(order.tokens)
+        place = self._place_of(program.staged_regions)
         arrivals = Arrivals(whole, order)
         run = await self._acquire(arrivals.length_bytes, deadline_s)
         if run is not None:
@@ -248,11 +245,11 @@ class Executor:
                 if len(part):
                     yield src, dst, part
 
-    def _place_of(self, regions: Int64s) -> Place:
-        """The one place where packed rows' regions are."""
-        places = {self._places[region] for region in np.unique(regions)}
+    def _place_of(self, regions: Sequence[int]) -> Place:
+        """The one place where the regions of staged rows are."""
+        places = {self._places[region] for region in regions}
         if len(places) > 1:
-            raise ProgramInvalidError("packed rows touch the memory of several devices")
+            raise ProgramInvalidError("staged rows touch the memory of several devices")
         return places.pop() if places else HOST
 
     def _clear(self, program: Program, order: ExecuteOrder) -> None:

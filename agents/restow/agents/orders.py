@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
 from restow.agents.memory import MemoryKind, Place, RegionMemory, staging_place
 from restow.broker import wire
-from restow.broker.layout.rows import Int64s
+from restow.broker.layout.rows import Bools, Int64s
 from restow.v1 import agent_link_pb2 as pb
 
 _KIND_NUMBERS = {
@@ -23,7 +24,7 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Peer:
     """An agent to read from, and the memory of its regions."""
 
@@ -33,10 +34,18 @@ class Peer:
     regions: RegionTable
     places: tuple[Place, ...]
 
-    @property
+    @cached_property
     def page_strides_bytes(self) -> tuple[int, ...]:
         """Bytes from page to page of each region."""
         return tuple(self.regions.page_stride_bytes.tolist())
+
+    @cached_property
+    def regions_at(self) -> dict[Place, Bools]:
+        """For every place that has any: the mask of the regions there."""
+        return {
+            place: np.array([one == place for one in self.places], np.bool_)
+            for place in set(self.places)
+        }
 
     @property
     def staging_place(self) -> Place:

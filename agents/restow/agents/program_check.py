@@ -16,7 +16,7 @@ from restow.agents.copying import cast_known
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, PageForm, Program, SpanColumn
+from restow.broker.planner.program import Column, GroupPair, PageForm, Program, SpanColumn
 from restow.broker.planner.table import ITEM_BYTES
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -54,6 +54,12 @@ class CheckedProgram:
     def __init__(self, program: Program) -> None:
         """Check what needs no memory. Raises `ProgramInvalidError`."""
         self.program = program
+        self.src_ranks = frozenset(program.src_ranks)
+        staged = np.concatenate([program.packed, program.extracted])
+        self.staged_regions = tuple(np.unique(staged[:, Column.DST_REGION]).tolist())
+        """Regions of the destination that are filled from staging."""
+        self._small: dict[int | None, int] = {}
+        """How many tokens each source's rows, or all rows, were found to be few enough for."""
         self._passed: set[tuple[int | None, tuple[int, ...]]] = set()
         _check_forms(program)
         for rows in (program.direct, program.packed, program.extracted):
@@ -129,39 +135,50 @@ class CheckedProgram:
         ends = spans[:, SpanColumn.OFFSET_BYTES].astype(float) + spans[:, SpanColumn.LENGTH_BYTES]
         self._refuse(spans, ends > strides[region], "leaves its source page")
 
-    def check_size(self, rows: Int64s, tokens: Tokens) -> None:
-        """Refuse to make more descriptors than fit. Raises `OrderTooLargeError`."""
+    def check_size(self, tokens: Tokens, src_rank: int | None = None) -> None:
+        """Refuse to make more descriptors than fit, of one source's packed rows or of all.
+
+        Raises `OrderTooLargeError`.
+        """
         count = tokens.stop - tokens.start
+        if count <= self._small.get(src_rank, -1):
+            return
+        program = self.program
+        tables: tuple[Int64s, ...] = (program.direct, program.packed, program.extracted)
+        if src_rank is not None:
+            tables = (program.packed[program.packed[:, Column.SRC_RANK] == src_rank],)
+        for rows in tables:
+            self._refuse_more(self._descriptors(rows, count), count)
+        pages = np.array([self._pages(pair, count) for pair in program.group_pairs], np.int64)
+        self._refuse_more(int(pages[program.spans[:, SpanColumn.GROUP_PAIR]].sum()), count)
+        self._small[src_rank] = count
+
+    def _descriptors(self, rows: Int64s, count: int) -> int:
+        """At least as many as binding makes of ``rows`` for ``count`` tokens."""
         pairs = self.program.group_pairs
         per_token = np.array([pair.per_token for pair in pairs], bool)[rows[:, Column.GROUP_PAIR]]
-        pages = np.array(
-            [
-                2 + sum(count // form.page_tokens for form in (pair.src, pair.dst))
-                if pair.per_token
-                else 1
-                for pair in pairs
-            ],
-            np.int64,
-        )[rows[:, Column.GROUP_PAIR]]
+        pages = np.array([self._pages(pair, count) for pair in pairs], np.int64)
         joined = np.ones(len(rows), bool)
         for step, stride in (
             (Column.SRC_STEP_BYTES, Column.SRC_TOKEN_STRIDE_BYTES),
             (Column.DST_STEP_BYTES, Column.DST_TOKEN_STRIDE_BYTES),
         ):
             joined &= rows[:, stride] == rows[:, Column.COUNT] * rows[:, step]
-        self._refuse_more(int(np.where(per_token & ~joined, count, pages).sum()), tokens)
+        each = np.where(per_token & ~joined, count, pages[rows[:, Column.GROUP_PAIR]])
+        return int(each.sum())
 
-    def check_spans_size(self, tokens: Tokens) -> None:
-        """Refuse to read more pages than fit. Raises `OrderTooLargeError`."""
-        counts = [len(p.src_pages(tokens.start, tokens.stop)) for p in self.program.group_pairs]
-        pages = np.array(counts, np.int64)[self.program.spans[:, SpanColumn.GROUP_PAIR]]
-        self._refuse_more(int(pages.sum()), tokens)
+    @staticmethod
+    def _pages(pair: GroupPair, count: int) -> int:
+        """At least as many stretches as pages of both sides cut ``count`` tokens into."""
+        if not pair.per_token:
+            return 1
+        return 2 + sum(count // form.page_tokens for form in (pair.src, pair.dst))
 
-    def _refuse_more(self, descriptors: int, tokens: Tokens) -> None:
+    def _refuse_more(self, descriptors: int, count: int) -> None:
         if descriptors > MAX_DESCRIPTORS:
             raise OrderTooLargeError(
                 f"program {self.program.program_id} needs about {descriptors} descriptors for "
-                f"{tokens.stop - tokens.start} tokens, an agent makes at most {MAX_DESCRIPTORS}: "
+                f"{count} tokens, an agent makes at most {MAX_DESCRIPTORS}: "
                 f"use the strategy pack",
                 program=self.program.program_id,
             )
