@@ -24,20 +24,26 @@ def machine(about: str, rows: Rows) -> list[str]:
 
 
 def data(about: str, rows: Rows) -> list[str]:
-    """A line a case: ours, the contiguous READ, memcpy."""
+    """A line a case: ours, the contiguous READ, NIXL alone (not where a source gathers), memcpy."""
     cases: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         if row["suite"] == "data":
             cases.setdefault(row["case"], {})[row["reference"]] = row
-    lines = _head("case", "MB", "ms", "contiguous READ, ms", "ratio", "goal", "of memcpy")
+    columns = ("case", "MB", "ms", "contiguous READ, ms", "ratio", "goal", "NIXL alone, ms")
+    lines = _head(*columns, "of memcpy")
     for case, by_reference in cases.items():
         read, copy = by_reference["contiguous READ"], by_reference["memcpy, one thread"]
         lines.append(
             f"| {case} | {read['bytes'] / 1e6:.0f} | {read['seconds'] * 1e3:.1f} "
             f"| {read['reference_seconds'] * 1e3:.1f} | {read['ratio']:.2f} | {_goal(read)} "
-            f"| {copy['ratio']:.2f} |"
+            f"| {_alone(by_reference)} | {copy['ratio']:.2f} |"
         )
     return lines
+
+
+def _alone(by_reference: dict[str, dict[str, Any]]) -> str:
+    row = by_reference.get("NIXL alone, the same pieces")
+    return "" if row is None else f"{row['reference_seconds'] * 1e3:.1f}"
 
 
 def control(about: str, rows: Rows) -> list[str]:
