@@ -54,7 +54,11 @@ def make_case(name: str) -> Case:
     destination = build_layout(
         casted,
         EngineSettings(
-            tp=4, page_tokens=2 * page_tokens, conv_layout=ConvLayout.SD, page_align_bytes=64
+            tp=4,
+            page_tokens=2 * page_tokens,
+            conv_layout=ConvLayout.SD,
+            page_align_bytes=64,
+            conv_rows_extra=2,
         ),
     )
     if name == "stages":
@@ -151,6 +155,14 @@ class RankMemory:
                 index, in_page = divmod(token, region.page_tokens or 1)
                 page = self.ids[region.group][index]
                 self._view(image, region, shard, page, in_page)[...] = part[token]
+
+        for scratch in self.layout.scratch:
+            region = self.layout.region(scratch.region)
+            start = self.offsets[region.name]
+            start += self.ids[region.group][0] * region.page_stride_bytes + scratch.offset_bytes
+            kind = _UINTS[scratch.dtype.itemsize_bytes]
+            sizes, strides = scratch.sizes, scratch.strides_bytes
+            np.ndarray(sizes, kind, image.data, start, strides)[...] = 0
 
     def expected(self, fields: Mapping[str, Field], tokens: int) -> Bytes:
         """What all of the memory must be after the handoff."""

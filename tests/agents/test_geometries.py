@@ -27,7 +27,7 @@ from restow.agents.binding import (
     bind_scatter,
     staged_bytes,
 )
-from restow.agents.copying import run_copies
+from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.memory import HOST
 from restow.agents.spans import bind_extract, bind_spans, staged_spans
 from restow.agents.transport import NixlTransport
@@ -169,6 +169,8 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
     if size:
         rows = program.extracted
         run_copies(bind_extract(rows, pairs, staged, here, destination.blocks, tokens), CPU)
+    cleared = bind_scatter(program.cleared, pairs, here, destination.blocks, tokens, 0)
+    zero_destinations(cleared, CPU)
     for src_rank in program.src_ranks:
         there = source.regions(src_rank)
         rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]

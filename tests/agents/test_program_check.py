@@ -31,7 +31,7 @@ def _check(program: Program) -> CheckedProgram:
 
 def _program(strategy: Strategy) -> Program:
     program = programs(CASE, strategy)[0]
-    names = ("direct", "packed", "spans", "extracted")
+    names = ("direct", "packed", "spans", "extracted", "cleared")
     return replace(program, **{name: getattr(program, name).copy() for name in names})
 
 
@@ -96,6 +96,25 @@ def test_a_span_with_one_wrong_number_is_refused(column: SpanColumn, value: int)
     program = _program(Strategy.WHOLE)
     program.spans[0, column] = value
     with pytest.raises(ProgramInvalidError, match=r"a span|has a span|leaves its span"):
+        _check(program)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (Column.GROUP_PAIR, 7),
+        (Column.DST_REGION, 99),
+        (Column.DST_OFFSET_BYTES, -1),
+        (Column.DST_OFFSET_BYTES, HUGE),
+        (Column.COUNT, HUGE),
+        (Column.DST_STEP_BYTES, 0),
+    ],
+)
+def test_a_cleared_row_with_one_wrong_number_is_refused(column: Column, value: int) -> None:
+    program = _program(Strategy.SLICES)
+    assert len(program.cleared)
+    program.cleared[0, column] = value
+    with pytest.raises(ProgramInvalidError, match="a row"):
         _check(program)
 
 

@@ -49,7 +49,7 @@ def pair_plan(src_ranks: int, dst_ranks: int, staged: bool) -> PairPlan:
     sources = tuple(range(src_ranks))
     return PairPlan(
         programs={
-            d: Program(f"program/{d}", d, (), none, none, no_spans(), none)
+            d: Program(f"program/{d}", d, (), none, none, no_spans(), none, none)
             for d in range(dst_ranks)
         },
         sources=dict.fromkeys(range(dst_ranks), sources),

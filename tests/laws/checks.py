@@ -161,6 +161,7 @@ def check_determinism(case: Case, strategy: Strategy) -> None:
         assert np.array_equal(left.packed, right.packed)
         assert np.array_equal(left.spans, right.spans)
         assert np.array_equal(left.extracted, right.extracted)
+        assert np.array_equal(left.cleared, right.cleared)
     if source != destination:
         assert digest(source) != digest(destination)
     assert digest(_nudged(source)) != digest(source)

@@ -75,6 +75,16 @@ class Arena:
             cast = to_bits(to_floats(patterns, src_dtype), dst_dtype)
             self.data[dst] = cast[:, None].view(np.uint8)
 
+    def zero(self, copies: Copies) -> None:
+        """Zero what the copies would write."""
+        for at, count, step, number in zip(
+            copies.dst_address, copies.count, copies.dst_step_bytes, copies.dst_dtype, strict=True
+        ):
+            item = DType(int(number)).itemsize_bytes
+            dst = self._elements(int(at), int(count), int(step), item).ravel()
+            self._count(self.writes, dst)
+            self.data[dst] = 0
+
     def _elements(self, address: int, count: int, step: int, item: int) -> Int64s:
         assert count > 0, "a copy of no elements"
         assert count == 1 or step >= item, f"step {step} folds elements of {item} bytes"

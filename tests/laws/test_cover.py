@@ -1,6 +1,7 @@
 """Law: every destination element is written exactly once, with the value of the global tensor.
 
-Padding, other pages, neighbours, guard bytes and rows for speculative tokens stay untouched.
+Rows for speculative tokens are zeroed; padding, other pages, neighbours and guard bytes stay
+untouched.
 """
 
 from __future__ import annotations

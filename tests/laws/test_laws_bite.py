@@ -18,6 +18,7 @@ from restow.agents.binding import Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
+from restow.broker.planner import compile as compiling
 from restow.broker.planner import spans as planner_spans
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
 
@@ -272,6 +273,21 @@ def test_rows_of_a_span_counted_from_their_page(monkeypatch: pytest.MonkeyPatch)
 
     change_function(monkeypatch, planner_spans.Spans, "extracted", as_in_the_page)
     bites(cover(WHOLE), any_cases())
+
+
+def test_scratch_memory_that_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    change_function(monkeypatch, compiling, "cleared_rows", lambda right, *args: right(*args)[:0])
+    bites(cover(SLICES), family_cases())
+
+
+def test_scratch_memory_cleared_an_element_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def further(right: Any, *args: Any) -> Any:
+        rows = right(*args)
+        rows[:, Column.DST_OFFSET_BYTES] += 2
+        return rows
+
+    change_function(monkeypatch, compiling, "cleared_rows", further)
+    bites(cover(SLICES), family_cases())
 
 
 def test_a_span_that_ends_a_byte_early(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,8 @@ class Engine:
     def write(self, memory: Bytes, state: GlobalState, tokens: Tokens) -> None:
         """Write every rank's slices of ``state`` into ``memory``, an image of the arena.
 
-        Of a field with a window nothing lies before it: those pages are null blocks.
+        Of a field with a window nothing lies before it: those pages are null blocks. Scratch memory
+        is zero.
         """
         tensors: dict[tuple[str, DType], Patterns] = {}
         windows = {field.name: field.window_tokens for field in self.layout.model.fields}
@@ -108,6 +109,19 @@ class Engine:
                     page, in_page = self._page_of(region, region.page_tokens, token)
                     view = self._view(memory, rank, region, shard, page)
                     view[..., in_page] = part[token]
+
+        for rank in self.layout.ranks:
+            for scratch in rank.scratch:
+                region = rank.region(scratch.region)
+                page = self._ids[region.group][0]
+                start = self.offsets[rank.rank, region.name] + page * region.page_stride_bytes
+                np.ndarray(
+                    scratch.sizes,
+                    _UINTS[scratch.dtype.itemsize_bytes],
+                    memory.data,
+                    start + scratch.offset_bytes,
+                    scratch.strides_bytes,
+                )[...] = 0
 
     def _page_of(self, region: Region, page_tokens: int, token: int) -> tuple[int, int]:
         block, in_block = divmod(token, page_tokens * region.pages_per_block)
@@ -196,6 +210,15 @@ def transfer(
             if src_rank in program.staging_ranks:
                 _read_packed(program, source, src, destination, rank, tokens, traffic)
         _read_spans(program, source, destination, rank, tokens, traffic)
+        cleared = binding.bind_scatter(
+            program.cleared,
+            program.group_pairs,
+            destination.regions(rank),
+            destination.blocks,
+            tokens,
+            0,
+        )
+        destination.arena.zero(cleared)
     return traffic
 
 

@@ -30,6 +30,7 @@ from restow.broker.layout import (
     Layout,
     Model,
     Region,
+    Scratch,
     Shard,
     Span,
     check_layout,
@@ -42,7 +43,8 @@ MODEL = ModelSpec(
         AttentionSpec(1, 4, 4, DType.BFLOAT16),
     ),
 )
-GOOD = build_layout(MODEL, EngineSettings(tp=4))
+GOOD = build_layout(MODEL, EngineSettings(tp=4, page_align_bytes=32))
+SIZE = GOOD.ranks[0].regions[0].page_stride_bytes
 X, B, C, SSM, K, V = range(6)
 """Where the shards of a rank are in its list."""
 
@@ -79,6 +81,12 @@ def with_field(index: int, **changes: Any) -> Layout:
 
 def shard(rank: int, index: int) -> Shard:
     return GOOD.ranks[rank].shards[index]
+
+
+def with_scratch(**changes: Any) -> Layout:
+    """The good layout with two bytes of scratch memory behind the state of rank 1, changed."""
+    good = Scratch("layers.0.mamba", DType.BFLOAT16, SIZE - 2, (1, 1), (2, 2))
+    return with_rank(1, scratch=(replace(good, **changes),))
 
 
 REFUSED: dict[str, tuple[Layout, type[LayoutError], dict[str, str]]] = {
@@ -234,6 +242,41 @@ REFUSED: dict[str, tuple[Layout, type[LayoutError], dict[str, str]]] = {
         LayoutFormError,
         {"ranks": "0", "region": "layers.0.mamba"},
     ),
+    "scratch memory nowhere": (
+        with_scratch(region="nowhere"),
+        LayoutFormError,
+        {"region": "nowhere", "ranks": "1"},
+    ),
+    "scratch memory among tokens": (
+        with_scratch(region="layers.1.kv"),
+        LayoutFormError,
+        {"region": "layers.1.kv", "ranks": "1"},
+    ),
+    "scratch memory of no size": (
+        with_scratch(sizes=(1, 0)),
+        LayoutFormError,
+        {"region": "layers.0.mamba", "ranks": "1"},
+    ),
+    "scratch memory with a stride too few": (
+        with_scratch(strides_bytes=(2,)),
+        LayoutFormError,
+        {"region": "layers.0.mamba", "ranks": "1"},
+    ),
+    "scratch memory behind the page": (
+        with_scratch(offset_bytes=SIZE - 1),
+        LayoutStrideError,
+        {"region": "layers.0.mamba", "ranks": "1"},
+    ),
+    "scratch memory that folds": (
+        with_scratch(offset_bytes=0, sizes=(2, 2), strides_bytes=(2, 2)),
+        LayoutStrideError,
+        {"ranks": "1"},
+    ),
+    "scratch memory over state": (
+        with_scratch(offset_bytes=SIZE - 26),
+        LayoutMemoryError,
+        {"region": "layers.0.mamba", "ranks": "1"},
+    ),
     "negative rank": (with_rank(0, rank=-1), LayoutFormError, {"ranks": "-1"}),
     "no ranks": (replace(GOOD, ranks=()), LayoutFormError, {}),
     "no fields": (replace(GOOD, model=Model("m", ())), LayoutFormError, {}),
@@ -242,6 +285,7 @@ REFUSED: dict[str, tuple[Layout, type[LayoutError], dict[str, str]]] = {
 
 def test_the_good_layout_is_good() -> None:
     check_layout(GOOD)
+    check_layout(with_scratch())
 
 
 @pytest.mark.parametrize("name", REFUSED)

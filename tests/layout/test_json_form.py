@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from restow.broker import wire
 from restow.broker.errors import LayoutFormError
 from restow.broker.families import (
     AttentionSpec,
@@ -16,7 +18,7 @@ from restow.broker.families import (
     ModelSpec,
     build_layout,
 )
-from restow.broker.layout import DType, check_layout
+from restow.broker.layout import DType, check_layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 
 MODEL = ModelSpec(
@@ -26,7 +28,9 @@ MODEL = ModelSpec(
         AttentionSpec(1, 2, 4, DType.BFLOAT16),
     ),
 )
-LAYOUT = build_layout(MODEL, EngineSettings(tp=2, pages_per_block=2, page_align_bytes=64))
+LAYOUT = build_layout(
+    MODEL, EngineSettings(tp=2, pages_per_block=2, page_align_bytes=64, conv_rows_extra=2)
+)
 
 
 def as_json() -> dict[str, Any]:
@@ -38,7 +42,29 @@ def test_round_trip() -> None:
     assert layout_from_json(as_json()) == LAYOUT
 
 
+def test_round_trip_as_a_message() -> None:
+    assert wire.layout_from_proto(wire.layout_to_proto(LAYOUT)) == LAYOUT
+
+
+def test_a_layout_without_scratch_memory_need_not_say_so() -> None:
+    data = as_json()
+    for rank in data["ranks"]:
+        del rank["scratch"]
+    ranks = tuple(replace(rank, scratch=()) for rank in LAYOUT.ranks)
+    assert layout_from_json(data) == replace(LAYOUT, ranks=ranks)
+    assert digest(layout_from_json(data)) != digest(LAYOUT)
+
+
 def test_the_form_that_scripts_rely_on() -> None:
+    assert as_json()["ranks"][1]["scratch"] == [
+        {
+            "region": "layers.0.mamba",
+            "dtype": "bfloat16",
+            "offset_bytes": 60,
+            "sizes": [10, 2],
+            "strides_bytes": [2, 20],
+        }
+    ]
     shard = as_json()["ranks"][1]["shards"][0]
     assert shard == {
         "field": "layers.0.conv.x",
@@ -95,6 +121,13 @@ MALFORMED: list[tuple[str, object, str]] = [
     ("ranks[1].regions[1].page_tokens", 1.0, "ranks[1].regions[1].page_tokens"),
     ("ranks[1].regions[1].pages_per_block", [], "ranks[1].regions[1].pages_per_block"),
     ("ranks[0].shards", "none", "ranks[0].shards"),
+    ("ranks[0].scratch", 3, "ranks[0].scratch"),
+    ("ranks[0].scratch[0]", [], "ranks[0].scratch[0]"),
+    ("ranks[0].scratch[0].region", 3, "ranks[0].scratch[0].region"),
+    ("ranks[0].scratch[0].dtype", "float17", "ranks[0].scratch[0].dtype"),
+    ("ranks[0].scratch[0].offset_bytes", None, "ranks[0].scratch[0].offset_bytes"),
+    ("ranks[0].scratch[0].sizes", [1.5], "ranks[0].scratch[0].sizes[0]"),
+    ("ranks[0].scratch[0].strides_bytes", {}, "ranks[0].scratch[0].strides_bytes"),
     (SHARD, None, SHARD),
     (f"{SHARD}.field", 9, f"{SHARD}.field"),
     (f"{SHARD}.kind", "perhaps", f"{SHARD}.kind"),

@@ -192,6 +192,7 @@ class Executor:
             await self._reader.read(reads, deadline_s)
             for copies in arrivals.copies(self._memory):
                 run_copies(copies, place.device)
+            self._zero(whole.cleared, whole, order)
         finally:
             if run is not None:
                 self._scatter_pool.release(run)
@@ -258,16 +259,22 @@ class Executor:
         Per-token pages are never read beyond the tokens that their request has computed.
         """
         per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
-        rows = np.concatenate([program.direct, program.packed, program.extracted])
+        tables = (program.direct, program.packed, program.extracted, program.cleared)
+        rows = np.concatenate(tables)
         rows = rows[~per_token[rows[:, Column.GROUP_PAIR]]]
         # Page ids that were refused name nothing that could be cleared.
         with contextlib.suppress(PagesError):
-            for region in np.unique(rows[:, Column.DST_REGION]):
-                part = rows[rows[:, Column.DST_REGION] == region]
-                copies = bind_scatter(
-                    part, program.group_pairs, self._memory, order.dst_blocks, order.tokens, 0
-                )
-                zero_destinations(copies, self._places[region].device)
+            self._zero(rows, program, order)
+
+    def _zero(self, rows: Int64s, program: Program, order: ExecuteOrder) -> None:
+        if not len(rows):
+            return
+        for place in set(self._places):
+            part = rows[_are_at(self._places, place)[rows[:, Column.DST_REGION]]]
+            copies = bind_scatter(
+                part, program.group_pairs, self._memory, order.dst_blocks, order.tokens, 0
+            )
+            zero_destinations(copies, place.device)
 
 
 def _are_at(places: Sequence[Place], place: Place) -> Bools:

@@ -62,7 +62,7 @@ class CheckedProgram:
         """How many tokens each source's rows, or all rows, were found to be few enough for."""
         self._passed: set[tuple[int | None, tuple[int, ...]]] = set()
         _check_forms(program)
-        for rows in (program.direct, program.packed, program.extracted):
+        for rows in (program.direct, program.packed, program.extracted, program.cleared):
             self._check_rows(rows)
         self._check_spans()
         direct = program.direct
@@ -91,7 +91,9 @@ class CheckedProgram:
             self._check_span_ends(src_rank, strides)
         tables = [self.program.direct, self.program.packed]
         # In its source's pages an extracted row can't leave its span, which was checked.
-        for table in tables if source else [*tables, self.program.extracted]:
+        if not source:
+            tables += [self.program.extracted, self.program.cleared]
+        for table in tables:
             rows = table[table[:, Column.SRC_RANK] == src_rank] if source else table
             region = rows[:, columns[0]]
             self._refuse(rows, region >= len(strides), "names a region that is not there")

@@ -15,6 +15,7 @@ from restow.broker.layout import (
     Model,
     RankLayout,
     Region,
+    Scratch,
     Shard,
     Span,
 )
@@ -76,6 +77,16 @@ def _rank_to_proto(rank: RankLayout) -> layout_pb2.RankLayout:
             )
             for shard in rank.shards
         ],
+        scratch=[
+            layout_pb2.Scratch(
+                region=scratch.region,
+                dtype=layout_pb2.DataType.ValueType(scratch.dtype),
+                offset_bytes=scratch.offset_bytes,
+                sizes=scratch.sizes,
+                strides_bytes=scratch.strides_bytes,
+            )
+            for scratch in rank.scratch
+        ],
     )
 
 
@@ -109,22 +120,34 @@ def _rank(message: layout_pb2.RankLayout) -> RankLayout:
             for region in message.regions
         ),
         shards=tuple(_shard(shard, message.rank) for shard in message.shards),
+        scratch=tuple(
+            Scratch(
+                region=scratch.region,
+                dtype=_dtype(scratch.dtype, message.rank, region=scratch.region),
+                offset_bytes=scratch.offset_bytes,
+                sizes=tuple(scratch.sizes),
+                strides_bytes=tuple(scratch.strides_bytes),
+            )
+            for scratch in message.scratch
+        ),
     )
 
 
-def _shard(message: layout_pb2.Shard, rank: int) -> Shard:
+def _dtype(number: int, rank: int, **owner: str) -> DType:
     try:
-        dtype = DType(message.dtype)
+        return DType(number)
     except ValueError:
+        ((kind, name),) = owner.items()
         raise LayoutFormError(
-            f"rank {rank}, field {message.field}: dtype {message.dtype} is unknown",
-            field=message.field,
-            ranks=rank,
+            f"rank {rank}, {kind} {name}: dtype {number} is unknown", ranks=rank, **owner
         ) from None
+
+
+def _shard(message: layout_pb2.Shard, rank: int) -> Shard:
     return Shard(
         field=message.field,
         box=tuple(Span(span.start, span.stop) for span in message.box),
-        dtype=dtype,
+        dtype=_dtype(message.dtype, rank, field=message.field),
         region=message.region,
         offset_bytes=message.offset_bytes,
         strides_bytes=tuple(message.strides_bytes),
@@ -152,6 +175,7 @@ def program_to_proto(program: Program, src_rank: int | None = None) -> program_p
         packed_rows=_bytes(packed),
         spans=_bytes(program.spans) if src_rank is None else b"",
         extracted_rows=_bytes(program.extracted) if src_rank is None else b"",
+        cleared_rows=_bytes(program.cleared) if src_rank is None else b"",
     )
 
 
@@ -174,6 +198,7 @@ def program_from_proto(message: program_pb2.Program) -> Program:
         packed=_table(message.packed_rows),
         spans=_table(message.spans, len(SpanColumn)),
         extracted=_table(message.extracted_rows),
+        cleared=_table(message.cleared_rows),
     )
 
 

@@ -238,6 +238,46 @@ class Shard(google.protobuf.message.Message):
 Global___Shard: typing_extensions.TypeAlias = Shard
 
 @typing.final
+class Scratch(google.protobuf.message.Message):
+    """Memory inside a page of snapshots that is no state, and is zeroed when a state arrives, such as
+    rows of a conv window that are kept for speculative tokens.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REGION_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: builtins.int
+    SIZES_FIELD_NUMBER: builtins.int
+    STRIDES_BYTES_FIELD_NUMBER: builtins.int
+    region: builtins.str
+    """Name of the region, one of the rank's. Its pages must hold snapshots."""
+    dtype: Global___DataType.ValueType
+    """Type of the elements. Unspecified is refused."""
+    offset_bytes: builtins.int
+    """Bytes from the page's beginning to the first element. 0 is the beginning."""
+    @property
+    def sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Elements along each axis. Zero or less is refused."""
+
+    @property
+    def strides_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Bytes from one element to the next along each axis, as of a shard."""
+
+    def __init__(
+        self,
+        *,
+        region: builtins.str = ...,
+        dtype: Global___DataType.ValueType = ...,
+        offset_bytes: builtins.int = ...,
+        sizes: collections.abc.Iterable[builtins.int] | None = ...,
+        strides_bytes: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "offset_bytes", b"offset_bytes", "region", b"region", "sizes", b"sizes", "strides_bytes", b"strides_bytes"]) -> None: ...
+
+Global___Scratch: typing_extensions.TypeAlias = Scratch
+
+@typing.final
 class RankLayout(google.protobuf.message.Message):
     """All that one rank holds."""
 
@@ -246,6 +286,7 @@ class RankLayout(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     REGIONS_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
+    SCRATCH_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Number of the rank, from 0. Numbers need not be dense."""
     @property
@@ -256,14 +297,19 @@ class RankLayout(google.protobuf.message.Message):
     def shards(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Shard]:
         """Its shards. Empty is allowed (a pipeline rank without state)."""
 
+    @property
+    def scratch(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Scratch]:
+        """Memory that is zeroed when a state arrives. Empty: none."""
+
     def __init__(
         self,
         *,
         rank: builtins.int = ...,
         regions: collections.abc.Iterable[Global___Region] | None = ...,
         shards: collections.abc.Iterable[Global___Shard] | None = ...,
+        scratch: collections.abc.Iterable[Global___Scratch] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rank", b"rank", "regions", b"regions", "shards", b"shards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rank", b"rank", "regions", b"regions", "scratch", b"scratch", "shards", b"shards"]) -> None: ...
 
 Global___RankLayout: typing_extensions.TypeAlias = RankLayout
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17restow/v1/program.proto\x12\trestow.v1\"G\n\x08PageForm\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fpages_per_block\x18\x03 \x01(\x05\"f\n\tGroupPair\x12 \n\x03src\x18\x01 \x01(\x0b\x32\x13.restow.v1.PageForm\x12 \n\x03\x64st\x18\x02 \x01(\x0b\x32\x13.restow.v1.PageForm\x12\x15\n\rwindow_tokens\x18\x03 \x01(\x05\"\xab\x01\n\x07Program\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x10\n\x08\x64st_rank\x18\x02 \x01(\x05\x12)\n\x0bgroup_pairs\x18\x03 \x03(\x0b\x32\x14.restow.v1.GroupPair\x12\x13\n\x0b\x64irect_rows\x18\x04 \x01(\x0c\x12\x13\n\x0bpacked_rows\x18\x05 \x01(\x0c\x12\r\n\x05spans\x18\x06 \x01(\x0c\x12\x16\n\x0e\x65xtracted_rows\x18\x07 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17restow/v1/program.proto\x12\trestow.v1\"G\n\x08PageForm\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fpages_per_block\x18\x03 \x01(\x05\"f\n\tGroupPair\x12 \n\x03src\x18\x01 \x01(\x0b\x32\x13.restow.v1.PageForm\x12 \n\x03\x64st\x18\x02 \x01(\x0b\x32\x13.restow.v1.PageForm\x12\x15\n\rwindow_tokens\x18\x03 \x01(\x05\"\xc1\x01\n\x07Program\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x10\n\x08\x64st_rank\x18\x02 \x01(\x05\x12)\n\x0bgroup_pairs\x18\x03 \x03(\x0b\x32\x14.restow.v1.GroupPair\x12\x13\n\x0b\x64irect_rows\x18\x04 \x01(\x0c\x12\x13\n\x0bpacked_rows\x18\x05 \x01(\x0c\x12\r\n\x05spans\x18\x06 \x01(\x0c\x12\x16\n\x0e\x65xtracted_rows\x18\x07 \x01(\x0c\x12\x14\n\x0c\x63leared_rows\x18\x08 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,5 +36,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GROUPPAIR']._serialized_start=111
   _globals['_GROUPPAIR']._serialized_end=213
   _globals['_PROGRAM']._serialized_start=216
-  _globals['_PROGRAM']._serialized_end=387
+  _globals['_PROGRAM']._serialized_end=409
 # @@protoc_insertion_point(module_scope)

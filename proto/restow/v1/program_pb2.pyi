@@ -93,6 +93,7 @@ class Program(google.protobuf.message.Message):
     PACKED_ROWS_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
     EXTRACTED_ROWS_FIELD_NUMBER: builtins.int
+    CLEARED_ROWS_FIELD_NUMBER: builtins.int
     program_id: builtins.str
     """Name of the program; equal layouts, rank and strategy give equal names."""
     dst_rank: builtins.int
@@ -112,6 +113,10 @@ class Program(google.protobuf.message.Message):
     """Rows copied out of those spans: SRC_REGION is the index of a span, SRC_OFFSET_BYTES counts from
     its beginning. Empty: none. Left out for a source's agent.
     """
+    cleared_rows: builtins.bytes
+    """Rows of the destination that are zeroed: what speaks of a source means nothing. Empty: none.
+    Left out for a source's agent.
+    """
     @property
     def group_pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupPair]:
         """The pairs of block lists, numbered by GROUP_PAIR."""
@@ -126,7 +131,8 @@ class Program(google.protobuf.message.Message):
         packed_rows: builtins.bytes = ...,
         spans: builtins.bytes = ...,
         extracted_rows: builtins.bytes = ...,
+        cleared_rows: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "packed_rows", b"packed_rows", "program_id", b"program_id", "spans", b"spans"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cleared_rows", b"cleared_rows", "direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "packed_rows", b"packed_rows", "program_id", b"program_id", "spans", b"spans"]) -> None: ...
 
 Global___Program: typing_extensions.TypeAlias = Program

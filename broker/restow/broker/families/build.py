@@ -38,4 +38,5 @@ def _rank(
         rank,
         tuple(region for one in pages for region in one.regions),
         tuple(shard for one in pages for shard in one.shards),
+        tuple(scratch for one in pages for scratch in one.scratch),
     )

@@ -9,7 +9,7 @@ from restow.broker.families.cut import rank_span
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
 from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
-from restow.broker.layout import Box, Region, Shard, Span
+from restow.broker.layout import Box, Region, Scratch, Shard, Span
 
 ATTENTION_GROUP = "attention"
 STATE_GROUP = "state"
@@ -21,6 +21,7 @@ class Pages:
 
     regions: tuple[Region, ...]
     shards: tuple[Shard, ...]
+    scratch: tuple[Scratch, ...] = ()
 
 
 def layer_pages(layer: LayerSpec, settings: EngineSettings, tp_rank: int) -> Pages:
@@ -95,7 +96,10 @@ def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettin
 
 
 def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """The conv windows, their channels in the order of the parts, then the states, then padding."""
+    """The conv windows, their channels in the order of the parts, then the states, then padding.
+
+    A window's rows for speculative tokens follow its live ones.
+    """
     form = layer.recurrence()
     prefix = f"layers.{layer.layer}"
     name = f"{prefix}.{form.kind}"
@@ -121,6 +125,14 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
             )
         )
         first += _size(box)
+    extra = rows - form.taps
+    scratch = Scratch(
+        name,
+        form.conv_dtype,
+        form.taps * tap_stride,
+        (columns, extra),
+        (channel_stride, tap_stride),
+    )
     end = columns * rows * item
     for part in form.states:
         box = part.box(settings.tp, tp_rank)
@@ -136,7 +148,7 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
         )
         end += _size(box) * form.state_dtype.itemsize_bytes
     region = Region(name, STATE_GROUP, _aligned(end, settings.page_align_bytes), None)
-    return Pages((region,), tuple(shards))
+    return Pages((region,), tuple(shards), (scratch,) if extra and columns else ())
 
 
 def _size(box: Box) -> int:

@@ -14,6 +14,7 @@ from restow.broker.layout.values import (
     Model,
     RankLayout,
     Region,
+    Scratch,
     Shard,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "Model",
     "RankLayout",
     "Region",
+    "Scratch",
     "Shard",
     "Span",
     "check_layout",

@@ -11,14 +11,13 @@ from collections.abc import Iterable
 
 from restow.broker.errors import LayoutFormError, RanksDisagreeError
 from restow.broker.layout.check_boxes import check_boxes
-from restow.broker.layout.check_pages import MAX_PAGE_BYTES, PageChecker
+from restow.broker.layout.check_pages import MAX_AXES, MAX_PAGE_BYTES, PageChecker
 from restow.broker.layout.span import Box
 from restow.broker.layout.values import Field, Kind, Layout
 
 MAX_RANKS = 1024
 MAX_RANK_NUMBER = 2**31 - 1
 MAX_SHARDS = 1 << 20
-MAX_AXES = 16
 MAX_AXIS_SIZE = MAX_PAGE_BYTES * MAX_RANKS
 
 
@@ -53,7 +52,7 @@ def _check_size(layout: Layout) -> None:
         raise LayoutFormError("the model has no fields: there is no state to hand over")
     if not 0 < len(layout.ranks) <= MAX_RANKS:
         raise LayoutFormError(f"{len(layout.ranks)} ranks; 1 to {MAX_RANKS} are allowed")
-    shards = sum(len(rank.shards) for rank in layout.ranks)
+    shards = sum(len(rank.shards) + len(rank.scratch) for rank in layout.ranks)
     if max(shards, len(layout.model.fields)) > MAX_SHARDS:
         raise LayoutFormError(
             f"{len(layout.model.fields)} fields and {shards} shards; at most {MAX_SHARDS} of each "

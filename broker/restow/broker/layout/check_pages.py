@@ -8,9 +8,11 @@ import numpy as np
 
 from restow.broker.errors import LayoutFormError, LayoutMemoryError, LayoutStrideError
 from restow.broker.layout.rows import Int64s, count_rows, cut_rows
-from restow.broker.layout.values import Field, Kind, RankLayout, Region, Shard
+from restow.broker.layout.span import Span
+from restow.broker.layout.values import Field, Kind, RankLayout, Region, Scratch, Shard
 
 MAX_PAGE_BYTES = 1 << 36
+MAX_AXES = 16
 MAX_PAGES_PER_BLOCK = 1 << 20
 MAX_RUNS = 1 << 21
 """Runs of bytes that all pages of different form fall into, together."""
@@ -31,6 +33,11 @@ class PageChecker:
         for region in rank.regions:
             _check_region(rank.rank, region)
         by_region: dict[str, list[Shard]] = defaultdict(list)
+        fields = dict(self._fields)
+        for number, scratch in enumerate(rank.scratch):
+            field, shard = _as_shard(rank.rank, scratch, number, regions)
+            fields[field.name] = field
+            by_region[shard.region].append(shard)
         for shard in rank.shards:
             if shard.field not in self._fields:
                 raise LayoutFormError(
@@ -51,7 +58,7 @@ class PageChecker:
             form = _form(regions[name], shards)
             if form not in self._checked:
                 for shard in shards:
-                    _check_strides(rank.rank, shard, self._fields[shard.field], regions[name])
+                    _check_strides(rank.rank, shard, fields[shard.field], regions[name])
                 self._count_runs(rank.rank, regions[name], shards)
                 _check_memory(rank.rank, regions[name], shards)
                 self._checked.add(form)
@@ -68,6 +75,34 @@ class PageChecker:
                     region=region.name,
                     ranks=rank,
                 )
+
+
+def _as_shard(
+    rank: int, scratch: Scratch, number: int, regions: dict[str, Region]
+) -> tuple[Field, Shard]:
+    """Scratch memory as a shard of a field of its own: the same must hold of its place."""
+    region = regions.get(scratch.region)
+    sizes, strides = scratch.sizes, scratch.strides_bytes
+    wrong = ""
+    if region is None:
+        wrong = "the region is not listed"
+    elif region.page_tokens is not None:
+        wrong = "only pages of snapshots have scratch memory"
+    elif len(sizes) != len(strides) or len(sizes) > MAX_AXES:
+        wrong = f"{len(sizes)} sizes and {len(strides)} strides; at most {MAX_AXES} of each"
+    elif any(not 0 < size <= MAX_PAGE_BYTES for size in sizes):
+        wrong = f"sizes {list(sizes)} are not all 1 to {MAX_PAGE_BYTES}"
+    if wrong:
+        raise LayoutFormError(
+            f"rank {rank}, scratch memory of region {scratch.region}: {wrong}",
+            region=scratch.region,
+            ranks=rank,
+        )
+    name = f"(scratch {number})"
+    axes = tuple(f"scratch axis {axis}" for axis in range(len(sizes)))
+    box = tuple(Span(0, size) for size in sizes)
+    shard = Shard(name, box, scratch.dtype, scratch.region, scratch.offset_bytes, strides)
+    return Field(name, Kind.SNAPSHOT, axes, sizes), shard
 
 
 def _form(region: Region, shards: list[Shard]) -> object:

@@ -49,3 +49,14 @@ def _lines(layout: Layout) -> Iterator[str]:
                     shard.token_stride_bytes,
                 )
             )
+        for one in rank.scratch:
+            yield ascii(
+                (
+                    "scratch",
+                    one.region,
+                    one.dtype.label,
+                    one.offset_bytes,
+                    one.sizes,
+                    one.strides_bytes,
+                )
+            )

@@ -11,7 +11,16 @@ from typing import Any
 from restow.broker.errors import LayoutFormError
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box, Span
-from restow.broker.layout.values import Field, Kind, Layout, Model, RankLayout, Region, Shard
+from restow.broker.layout.values import (
+    Field,
+    Kind,
+    Layout,
+    Model,
+    RankLayout,
+    Region,
+    Scratch,
+    Shard,
+)
 
 Json = Mapping[str, Any]
 
@@ -38,6 +47,7 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
                 "rank": rank.rank,
                 "regions": [_region_to_json(region) for region in rank.regions],
                 "shards": [_shard_to_json(shard, fields[shard.field]) for shard in rank.shards],
+                "scratch": [_scratch_to_json(scratch) for scratch in rank.scratch],
             }
             for rank in layout.ranks
         ],
@@ -70,6 +80,16 @@ def _shard_to_json(shard: Shard, field: Field) -> dict[str, Any]:
         "offset_bytes": shard.offset_bytes,
         "strides_bytes": list(shard.strides_bytes),
         "token_stride_bytes": shard.token_stride_bytes,
+    }
+
+
+def _scratch_to_json(scratch: Scratch) -> dict[str, Any]:
+    return {
+        "region": scratch.region,
+        "dtype": scratch.dtype.label,
+        "offset_bytes": scratch.offset_bytes,
+        "sizes": list(scratch.sizes),
+        "strides_bytes": list(scratch.strides_bytes),
     }
 
 
@@ -125,6 +145,21 @@ def _rank(data: object, where: str, found: dict[str, Field]) -> RankLayout:
         rank=_int(_get(item, "rank", where), f"{where}.rank"),
         regions=tuple(_region(region, place) for place, region in regions),
         shards=tuple(_shard(shard, place, found) for place, shard in shards),
+        scratch=tuple(
+            _scratch(scratch, place)
+            for place, scratch in _items(item.get("scratch", ()), f"{where}.scratch")
+        ),
+    )
+
+
+def _scratch(data: object, where: str) -> Scratch:
+    item = _mapping(data, where)
+    return Scratch(
+        region=_text(item, "region", where),
+        dtype=_dtype(item, where),
+        offset_bytes=_int(_get(item, "offset_bytes", where), f"{where}.offset_bytes"),
+        sizes=_ints(_get(item, "sizes", where), f"{where}.sizes"),
+        strides_bytes=_ints(_get(item, "strides_bytes", where), f"{where}.strides_bytes"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from restow.broker.layout.span import volume
@@ -33,6 +34,7 @@ def summarize(rank: RankLayout) -> RankSummary:
             per_snapshot += size
         else:
             per_token += size
+    used += sum(math.prod(s.sizes) * s.dtype.itemsize_bytes for s in rank.scratch)
     pages = sum(region.page_stride_bytes for region in rank.regions)
     counts = len(rank.regions), len(rank.shards)
     return RankSummary(rank.rank, *counts, per_token, per_snapshot, pages - used)

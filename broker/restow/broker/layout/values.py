@@ -83,12 +83,28 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory inside a page of snapshots that is no state, and is zeroed when a state arrives.
+
+    Such as the rows of a conv window that are kept for speculative tokens. Element ``(i, j, ...)``
+    of ``sizes`` is at ``offset_bytes + i * strides_bytes[0] + j * strides_bytes[1] + ...``.
+    """
+
+    region: str
+    dtype: DType
+    offset_bytes: int
+    sizes: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankLayout:
-    """All regions and shards of one rank."""
+    """All regions and shards of one rank, and what it keeps beside them."""
 
     rank: int
     regions: tuple[Region, ...]
     shards: tuple[Shard, ...]
+    scratch: tuple[Scratch, ...] = ()
 
     def region(self, name: str) -> Region:
         """The region of that name (`check_layout` has made sure that it exists)."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.choice import choose_ways
+from restow.broker.planner.clearing import cleared_rows
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.program import GroupPair, Program
+from restow.broker.planner.program import GroupPair, Program, no_rows
 from restow.broker.planner.spans import Spans
 from restow.broker.planner.strategy import WAYS, CostModel, Strategy
 from restow.broker.planner.table import Cutter, Table, split_rows
@@ -28,6 +29,7 @@ class Draft:
     table: Table
     ways: Int64s
     spans: Spans
+    cleared: Int64s
 
     def rows(self, way: Strategy) -> Int64s:
         """The rows that travel in this way."""
@@ -62,7 +64,8 @@ def draft_programs(
         ways = choose_ways(table.rows, cutter.pairs, strategy, costs)
         whole = table.rows[ways == WAYS.index(Strategy.WHOLE)]
         spans = Spans.of(whole, cutter.pairs, None if forced else costs.gap_bytes)
-        drafts.append(Draft(rank.rank, moves, table, ways, spans))
+        cleared = cleared_rows(rank, cutter.pairs) if moves else no_rows()
+        drafts.append(Draft(rank.rank, moves, table, ways, spans, cleared))
     return cutter.pairs, drafts
 
 
@@ -72,6 +75,7 @@ def _program(draft: Draft, pairs: tuple[GroupPair, ...]) -> Program:
         "packed": draft.rows(Strategy.PACK),
         "spans": draft.spans.table,
         "extracted": draft.spans.extracted(draft.rows(Strategy.WHOLE)),
+        "cleared": draft.cleared,
     }
     shapes = [rows.shape for rows in tables.values()]
     content = hashlib.sha256(repr((draft.dst_rank, pairs, shapes)).encode())

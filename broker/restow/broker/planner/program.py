@@ -97,6 +97,8 @@ class Program:
       out of them: these take their ``SRC_REGION`` from the index of a span, a page of which is
       its length, and their ``SRC_OFFSET_BYTES`` from its beginning.
 
+    ``cleared`` rows are zeroed; what they say of a source means nothing.
+
     Rows are int64 ``[rows, len(Column)]``, spans ``[spans, len(SpanColumn)]``; other regions are
     indices into the regions of the rank's layout.
     """
@@ -108,6 +110,7 @@ class Program:
     packed: Int64s
     spans: Int64s
     extracted: Int64s
+    cleared: Int64s
 
     @property
     def src_ranks(self) -> tuple[int, ...]:
