@@ -15,14 +15,16 @@ from restow.agents import Agent
 STAGING_BYTES = 8 << 20
 
 
-def serve_source(pipe: Connection, case_name: str, broker: str) -> None:
+def serve_source(
+    pipe: Connection, case_name: str, broker: str, staging_bytes: int = STAGING_BYTES
+) -> None:
     case = make_case(case_name)
     fields = {field.name: field for field in case.source.model.fields}
     memories = {rank.rank: RankMemory(rank, case.src_ids) for rank in case.source.ranks}
     for memory in memories.values():
         memory.write(fields, case.tokens)
     agents = [
-        Agent(broker, "P", "life-1", rank, memory.regions, staging_bytes=STAGING_BYTES)
+        Agent(broker, "P", "life-1", rank, memory.regions, staging_bytes=staging_bytes)
         for rank, memory in memories.items()
     ]
     for agent in agents:

@@ -1,0 +1,107 @@
+"""A hundred handoffs at once through staging pools that fit three."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from agent_harness.handover import programs
+from agent_harness.processes import child
+from agent_harness.source_main import serve_source
+from agent_harness.waiting import WAIT_S
+from agent_harness.world import POISON, Case, RankMemory, make_case
+from restow.agents.arrivals import Arrivals
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.binding import Blocks, Tokens, staged_bytes
+from restow.agents.orders import ExecuteOrder, Source
+from restow.agents.staging import ALIGN_BYTES
+from restow.broker.client import EngineSession
+from restow.broker.core.actions import State
+from restow.broker.planner import Program, Strategy
+from restow.broker.planner.program import Column
+from restow.broker.server.serve import running_broker
+from restow.broker.server.settings import BrokerSettings
+
+HANDOFFS = 100
+FIT = 3
+
+
+def aligned(length_bytes: int) -> int:
+    return -(-length_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def gathered_bytes(case: Case, strategy: Strategy) -> int:
+    """What one handoff stages at the busiest rank of P."""
+    found: Counter[int] = Counter()
+    for program in programs(case, strategy).values():
+        for rank in program.staging_ranks:
+            rows = program.packed[program.packed[:, Column.SRC_RANK] == rank]
+            size = staged_bytes(rows, program.group_pairs, Tokens(0, case.tokens))
+            found[rank] += aligned(size)
+    return max(found.values(), default=ALIGN_BYTES)
+
+
+def arriving_bytes(case: Case, program: Program) -> int:
+    """What one handoff stages at a rank of D."""
+    sources = tuple(Source(rank, "", 0, 0) for rank in program.src_ranks)
+    none = Blocks({})
+    order = ExecuteOrder(0, "", none, none, Tokens(0, case.tokens), sources, 1.0)
+    return aligned(Arrivals(program, order).length_bytes)
+
+
+def ids_of(case: Case, number: int) -> dict[str, tuple[int, ...]]:
+    """D's blocks of one of the handoffs."""
+    return {
+        group: tuple(1 + number * len(ids) + index for index in range(len(ids)))
+        for group, ids in case.dst_ids.items()
+    }
+
+
+@pytest.mark.parametrize("strategy", [Strategy.WHOLE, Strategy.PACK])
+async def test_a_hundred_handoffs_through_pools_for_three(strategy: Strategy) -> None:
+    case = make_case("wide")
+    fields = {field.name: field for field in case.destination.model.fields}
+    last = ids_of(case, HANDOFFS - 1)
+    memory = {rank.rank: RankMemory(rank, last) for rank in case.destination.ranks}
+    arriving = [arriving_bytes(case, one) for one in programs(case, strategy).values()]
+    settings = BrokerSettings(listen="127.0.0.1:0", strategy=strategy)
+    names = [f"h{number}" for number in range(HANDOFFS)]
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        broker = await enter(running_broker(settings))
+        source = await enter(EngineSession("P", "life-1", case.source, broker.address))
+        destination = await enter(EngineSession("D", "life-1", case.destination, broker.address))
+        pool_bytes = FIT * gathered_bytes(case, strategy)
+        process = await enter(child(serve_source, "wide", broker.address, pool_bytes))
+        agents = []
+        for rank, own in memory.items():
+            sizes = AgentSettings(staging_bytes=FIT * max(arriving))
+            agent = AsyncAgent(broker.address, "D", "life-1", rank, own.regions, sizes)
+            await agent.start()
+            stack.push_async_callback(agent.close)
+            agents.append(agent)
+        free = [agent._executor.free_staging_bytes for agent in agents]
+        released = [source.publish(name, case.src_ids, case.tokens) for name in names]
+        asked = [destination.request(n, ids_of(case, i)) for i, n in enumerate(names)]
+        for name in names:
+            process.tell(name)
+        ended = asyncio.gather(*asked)
+        most_at_once = 0
+        while not ended.done():
+            states = Counter(h.state for h in broker.hub.directory.ledger.live.values())
+            most_at_once = max(most_at_once, states[State.STAGING] + states[State.READING])
+            await asyncio.wait([ended], timeout=0.002)
+        assert all(one.done for one in await asyncio.wait_for(ended, WAIT_S))
+        assert all(one.done for one in await asyncio.wait_for(asyncio.gather(*released), WAIT_S))
+        assert most_at_once > FIT, "they did not meet"
+        assert [agent._executor.free_staging_bytes for agent in agents] == free
+    for rank, own in memory.items():
+        image = np.full_like(own.data, POISON)
+        for number in range(HANDOFFS):
+            own.ids = ids_of(case, number)
+            own.write(fields, case.tokens, image)
+        assert (own.data == image).all(), f"rank {rank}"
