@@ -118,6 +118,15 @@ def test_a_cleared_row_with_one_wrong_number_is_refused(column: Column, value: i
         _check(program)
 
 
+def test_pages_of_tokens_are_not_cleared() -> None:
+    program = _program(Strategy.SLICES)
+    per_token = [pair.per_token for pair in program.group_pairs].index(True)
+    program.cleared[0, [Column.GROUP_PAIR, Column.SRC_TOKEN_STRIDE_BYTES]] = per_token, 1
+    program.cleared[0, Column.DST_TOKEN_STRIDE_BYTES] = 1
+    with pytest.raises(ProgramInvalidError, match="a row clears pages of tokens"):
+        _check(program)
+
+
 def test_a_row_stays_inside_its_span_and_a_span_inside_its_page() -> None:
     program = _program(Strategy.WHOLE)
     region = program.spans[0, SpanColumn.SRC_REGION]

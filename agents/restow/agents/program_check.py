@@ -65,6 +65,9 @@ class CheckedProgram:
         for rows in (program.direct, program.packed, program.extracted, program.cleared):
             self._check_rows(rows)
         self._check_spans()
+        per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
+        tokens = per_token[program.cleared[:, Column.GROUP_PAIR]]
+        self._refuse(program.cleared, tokens, "clears pages of tokens")
         direct = program.direct
         raw = (direct[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] == DType.UINT8).all(axis=1)
         raw &= (direct[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] == 1).all(axis=1)
