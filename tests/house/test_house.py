@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,13 @@ def modules_after(*statements: str) -> set[str]:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("page", sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]))
+def test_tests_that_a_page_names_are_there(page: Path) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+        assert (ROOT / file).is_file(), f"{page.name} names {file}"
+        assert f"def {name}(" in (ROOT / file).read_text() or not name, f"{page.name}: {name}"
 
 
 @pytest.mark.parametrize("root", SOURCE_ROOTS)

@@ -58,7 +58,7 @@ _SETTINGS = {
         conv_layout=st.sampled_from(ConvLayout),
         kv_order=st.sampled_from(KvOrder),
         kv_packed=st.booleans(),
-        conv_rows_extra=st.integers(0, 2),
+        conv_rows_extra=st.integers(0, 3),
         page_align_bytes=st.sampled_from([4, 64] if even else [1, 4, 64, 100]),
     )
     for even in (False, True)

@@ -7,6 +7,7 @@ untouched.
 from __future__ import annotations
 
 from hypothesis import given
+from hypothesis import strategies as st
 
 from laws.checks import check_cover
 from laws.rounds import CASES, tried
@@ -32,9 +33,9 @@ def test_outright_shards(case: Case, strategy: Strategy) -> None:
 
 
 @tried("cover, casts")
-@given(cast_cases())
-def test_casts(case: Case) -> None:
-    check_cover(case, Strategy.PACK)
+@given(cast_cases(), st.sampled_from([Strategy.WHOLE, Strategy.PACK, Strategy.AUTO]))
+def test_casts(case: Case, strategy: Strategy) -> None:
+    check_cover(case, strategy)
 
 
 def test_the_laws_are_tried_often_enough() -> None:

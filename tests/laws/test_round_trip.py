@@ -18,6 +18,6 @@ def test_round_trip(case: Case, there: Strategy, back: Strategy) -> None:
 
 
 @tried("round trip, casts")
-@given(cast_cases(), st.sampled_from([Strategy.PACK, Strategy.AUTO]))
+@given(cast_cases(), st.sampled_from([Strategy.WHOLE, Strategy.PACK, Strategy.AUTO]))
 def test_round_trip_of_numbers_that_every_type_holds(case: Case, strategy: Strategy) -> None:
     check_round_trip(case, strategy, strategy)

@@ -10,7 +10,7 @@ BUSY_SHARE = 0.7
 """A copying thread that ran for less of the time than this waited for a core."""
 SHORT_S = 0.002
 """A share that took no longer tells nothing."""
-FIRST_PAUSE_READS = 8
+FIRST_PAUSE_READS = 2
 LAST_PAUSE_READS = 64
 
 
