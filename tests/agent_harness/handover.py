@@ -34,6 +34,11 @@ def introduction(layout: Layout, stream: AgentStream) -> pb.AgentOrder:
     )
 
 
+def part(program: Program, src_rank: int) -> pb.StagePart:
+    """What ``src_rank`` gathers for the program's rank."""
+    return pb.StagePart(program_id=program.gather_id(src_rank), dst_rank=program.dst_rank)
+
+
 async def stage(
     fake: FakeBroker, case: Case, program: Program, handoff: int, engine_id: str = "P"
 ) -> dict[int, pb.Staged]:
@@ -46,10 +51,9 @@ async def stage(
             pb.AgentOrder(
                 stage=pb.Stage(
                     handoff=handoff,
-                    program_id=program.gather_id(src_rank),
+                    parts=[part(program, src_rank)],
                     src_blocks=wire.block_lists(case.src_ids),
                     stop_token=case.tokens,
-                    dst_rank=program.dst_rank,
                 )
             )
         )

@@ -16,13 +16,13 @@ from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
 from restow.agents.arrivals import Arrivals
 from restow.agents.async_agent import AgentSettings, AsyncAgent
-from restow.agents.binding import Blocks, Tokens, staged_bytes
+from restow.agents.binding import Blocks, Tokens
+from restow.agents.gathering import Share
 from restow.agents.orders import ExecuteOrder, Source
 from restow.agents.staging import ALIGN_BYTES
 from restow.broker.client import EngineSession
 from restow.broker.core.actions import State
 from restow.broker.planner import Program, Strategy
-from restow.broker.planner.program import Column
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 
@@ -39,9 +39,8 @@ def gathered_bytes(case: Case, strategy: Strategy) -> int:
     found: Counter[int] = Counter()
     for program in programs(case, strategy).values():
         for rank in program.staging_ranks:
-            rows = program.packed[program.packed[:, Column.SRC_RANK] == rank]
-            size = staged_bytes(rows, program.group_pairs, Tokens(0, case.tokens))
-            found[rank] += aligned(size)
+            share = Share.of(program, rank, program.dst_rank, Tokens(0, case.tokens))
+            found[rank] += aligned(share.length_bytes)
     return max(found.values(), default=ALIGN_BYTES)
 
 
@@ -61,7 +60,7 @@ def ids_of(case: Case, number: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-@pytest.mark.parametrize("strategy", [Strategy.WHOLE, Strategy.PACK])
+@pytest.mark.parametrize("strategy", [Strategy.WHOLE, Strategy.PACK, Strategy.INTERLEAVE])
 async def test_a_hundred_handoffs_through_pools_for_three(strategy: Strategy) -> None:
     case = make_case("wide")
     fields = {field.name: field for field in case.destination.model.fields}

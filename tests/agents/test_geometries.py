@@ -27,6 +27,7 @@ from restow.agents.binding import (
     bind_scatter,
     staged_bytes,
 )
+from restow.agents.chunks import bind_interleave, bind_restore
 from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.memory import HOST
 from restow.agents.spans import bind_extract, bind_spans, staged_spans
@@ -41,8 +42,9 @@ from restow.broker.families import (
     ModelSpec,
     build_layout,
 )
-from restow.broker.layout import Layout, check_layout
+from restow.broker.layout import Kind, Layout, check_layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.interleave import chunk_bytes
 from restow.broker.planner.program import Column, SpanColumn
 
 TP_SIZES = (1, 2, 3, 4, 8)
@@ -65,7 +67,6 @@ SIDES = (
         EngineSettings(page_tokens=20, pp=2, layers_per_stage=(1, 3)),
     ),
 )
-STRATEGIES = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Strategy.AUTO)
 
 
 def shortened(model: ModelSpec) -> ModelSpec:
@@ -175,21 +176,30 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
         there = source.regions(src_rank)
         rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
         wire.read(bind_reads(rows, pairs, there, here, source.blocks, destination.blocks, tokens))
-        rows = program.packed[program.packed[:, Column.SRC_RANK] == src_rank]
-        size = staged_bytes(rows, pairs, tokens)
+        interleaved, rows, restored = (
+            table[table[:, Column.SRC_RANK] == src_rank]
+            for table in (program.interleaved, program.packed, program.restored)
+        )
+        chunk = chunk_bytes(restored)
+        size = chunk + staged_bytes(rows, pairs, tokens)
         if size == 0:
             continue
         runs = [piece.ctypes.data for piece in wire.staging]
-        run_copies(bind_gather(rows, pairs, there, source.blocks, tokens, runs[0]), CPU)
+        behind = [run + chunk for run in runs]
+        run_copies(bind_interleave(interleaved, pairs, there, source.blocks, runs[0]), CPU)
+        run_copies(bind_gather(rows, pairs, there, source.blocks, tokens, behind[0]), CPU)
         wire.read(Descriptors(*(np.array([value], np.int64) for value in (*runs, size))))
-        run_copies(bind_scatter(rows, pairs, here, destination.blocks, tokens, runs[1]), CPU)
+        run_copies(bind_restore(restored, pairs, here, destination.blocks, runs[1]), CPU)
+        run_copies(bind_scatter(rows, pairs, here, destination.blocks, tokens, behind[1]), CPU)
 
 
 def cases(model: ModelSpec) -> Iterator[tuple[Layout, Layout, Strategy]]:
     sizes = tp_sizes(model)
+    snapshots = any(field.kind is Kind.SNAPSHOT for field in model.model().fields)
+    strategies = [one for one in Strategy if snapshots or one is not Strategy.INTERLEAVE]
     every = itertools.product(sizes, sizes, SIDES)
     for index, (p_tp, d_tp, sides) in enumerate(every):
-        strategy = STRATEGIES[(index + index // len(SIDES)) % len(STRATEGIES)]
+        strategy = strategies[(index + index // len(SIDES)) % len(strategies)]
         source, destination = (
             build_layout(model, replace(side, tp=tp))
             for side, tp in zip(sides, (p_tp, d_tp), strict=True)

@@ -64,7 +64,7 @@ def test_what_the_planner_makes_is_accepted(strategy: Strategy) -> None:
         (Column.DST_DTYPE, DType.FLOAT8_E5M2),
     ],
 )
-@pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.WHOLE, Strategy.PACK])
+@pytest.mark.parametrize("strategy", [one for one in Strategy if one is not Strategy.AUTO])
 def test_a_row_with_one_wrong_number_is_refused(
     column: Column, value: int, strategy: Strategy
 ) -> None:

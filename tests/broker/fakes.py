@@ -66,7 +66,7 @@ class FakeAgent:
             staging_bytes=1 << 20,
         )
         self.address = session.address
-        self.answers: Callable[[link.AgentOrder], link.AgentMessage | None] = answer_at_once
+        self.answers: Callable[[link.AgentOrder], list[link.AgentMessage]] = answer_at_once
         self.orders: list[link.AgentOrder] = []
         self.end: RestowError | None = None
         self.ended = asyncio.Event()
@@ -116,9 +116,7 @@ class FakeAgent:
             async for response in self._call:
                 for order in response.orders:
                     self.orders.append(order)
-                    answer = self.answers(order)
-                    if answer is not None:
-                        waiting.append(answer)
+                    waiting += self.answers(order)
                 if waiting:
                     await self.say(*waiting)
                     waiting.clear()
@@ -134,22 +132,22 @@ class FakeAgent:
                 self._heard.notify_all()
 
 
-def answer_at_once(order: link.AgentOrder) -> link.AgentMessage | None:
+def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
     """What an agent says whose reads and gathers take no time."""
     if order.WhichOneof("body") == "execute":
-        return link.AgentMessage(settled=link.Settled(handoff=order.execute.handoff, bytes=100))
-    if order.WhichOneof("body") == "stage":
-        stage = order.stage
-        return link.AgentMessage(
-            staged=link.Staged(
-                handoff=stage.handoff, dst_rank=stage.dst_rank, address=4096, bytes=64
-            )
+        return [link.AgentMessage(settled=link.Settled(handoff=order.execute.handoff, bytes=100))]
+    number = order.stage.handoff
+    return [
+        link.AgentMessage(
+            staged=link.Staged(handoff=number, dst_rank=part.dst_rank, address=4096, bytes=64)
         )
-    return None
+        for part in order.stage.parts
+    ]
 
 
-def silent(order: link.AgentOrder) -> None:
+def silent(order: link.AgentOrder) -> list[link.AgentMessage]:
     """An agent that never answers."""
+    return []
 
 
 @contextlib.asynccontextmanager

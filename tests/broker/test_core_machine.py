@@ -87,7 +87,8 @@ class BrokerMachine(RuleBasedStateMachine):
             elif isinstance(action, act.SendStage):
                 assert action.handoff not in model.ended
                 side = world.sides[action.agent.engine]
-                model.staging.append((side, action.agent.rank, action.handoff, action.dst_rank))
+                for part in action.parts:
+                    model.staging.append((side, action.agent.rank, action.handoff, part.dst_rank))
             elif isinstance(action, act.SendUnstage):
                 model.runs.pop((action.agent, action.handoff), None)
             elif isinstance(action, act.TellEnded):

@@ -7,6 +7,10 @@ import pytest
 from broker.world import Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
+from restow.broker.core.pair import Gather, PairPlan
+from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
+from restow.broker.layout import DType
+from restow.broker.planner import Strategy, compile_programs, make_plan
 
 
 def reading(world: World, src_ranks: int = 1, dst_ranks: int = 2) -> tuple[Side, Side, int]:
@@ -136,3 +140,29 @@ def test_staged_runs_are_released_exactly_once(outcome: str) -> None:
     assert not world.directory.ledger.live
     gone = {"p lost": [0], "p gone": []}
     assert unstaged(world) == gone.get(outcome, [0, 1])
+
+
+def test_a_state_is_interleaved_for_all_its_readers_at_once() -> None:
+    mamba = Mamba2Spec(0, 4, 2, 2, 2, 4, DType.BFLOAT16, DType.BFLOAT16)
+    two, four = (build_layout(ModelSpec("m", (mamba,)), EngineSettings(tp=tp)) for tp in (2, 4))
+    for strategy, gathers in (
+        (Strategy.INTERLEAVE, (Gather(0, (0, 1)), Gather(1, (2, 3)))),
+        (Strategy.PACK, (Gather(0, (0,)), Gather(0, (1,)), Gather(1, (2,)), Gather(1, (3,)))),
+        (Strategy.SLICES, ()),
+    ):
+        assert PairPlan.of(compile_programs(make_plan(two, four), strategy)).gathers == gathers
+
+
+def test_one_order_names_all_readers_and_each_reads_when_its_run_is_staged() -> None:
+    world = World(staged=True, together=True)
+    p, d, number = reading(world, 1, 2)
+    (order,) = world.orders(act.SendStage)
+    assert isinstance(order, act.SendStage)
+    assert [part.dst_rank for part in order.parts] == [0, 1]
+    assert len({part.program_id for part in order.parts}) == 2
+    assert len(world.orders(act.SendProgram)) == 2
+    stage_all(world, p, number, 2)
+    for rank in range(2):
+        world.settle(d, number, rank)
+    assert ends(p) == ends(d) == [("DONE", "")]
+    assert unstaged(world) == [0]

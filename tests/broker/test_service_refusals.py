@@ -283,13 +283,13 @@ async def test_an_agent_that_stays_silent_is_not_waited_for_longer_than_its_gran
 
 
 async def test_a_rank_that_reports_a_failure() -> None:
-    def fail(order: link.AgentOrder) -> link.AgentMessage | None:
+    def fail(order: link.AgentOrder) -> list[link.AgentMessage]:
         if order.WhichOneof("body") != "execute":
-            return None
+            return []
         words = link.Settled(
             handoff=order.execute.handoff, reason="TRANSFER_FAILED", detail="x" * 10_000
         )
-        return link.AgentMessage(settled=words)
+        return [link.AgentMessage(settled=words)]
 
     async with broker() as running, pair(running.address) as both:
         answers, both.d_agents[0].answers = both.d_agents[0].answers, fail

@@ -16,7 +16,7 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.events import Chunk, Failure, Settlement, Wish
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairOutcome, PairPlan
+from restow.broker.core.pair import Gather, PairOutcome, PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import Program
@@ -43,18 +43,25 @@ def packed(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, "<i4").tobytes()
 
 
-def pair_plan(src_ranks: int, dst_ranks: int, staged: bool) -> PairPlan:
-    """Every destination rank reads from every source rank, through staging if ``staged``."""
+def pair_plan(src_ranks: int, dst_ranks: int, staged: bool, together: bool) -> PairPlan:
+    """Every destination rank reads from every source rank, through staging if ``staged``.
+
+    ``together``: a source gathers for all of them in one launch.
+    """
     none = no_rows()
-    sources = tuple(range(src_ranks))
+    sources, readers = tuple(range(src_ranks)), tuple(range(dst_ranks))
     return PairPlan(
         programs={
-            d: Program(f"program/{d}", d, (), none, none, no_spans(), none, none)
+            d: Program(f"program/{d}", d, (), none, none, no_spans(), none, none, none, none)
             for d in range(dst_ranks)
         },
         sources=dict.fromkeys(range(dst_ranks), sources),
         staging=dict.fromkeys(range(dst_ranks), sources if staged else ()),
-        stages=staged,
+        gathers=tuple(
+            Gather(src_rank, served)
+            for src_rank in (sources if staged else ())
+            for served in ([readers] if together else [(d,) for d in readers])
+        ),
         src_groups=frozenset({"kv", "state"}),
         dst_groups=frozenset({"kv", "state"}),
     )
@@ -72,10 +79,12 @@ class Side:
 class World:
     """Drives a `Directory`."""
 
-    def __init__(self, *, staged: bool = False, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, *, staged: bool = False, together: bool = False, limits: Limits = LIMITS
+    ) -> None:
         self.directory = Directory(limits)
         self.now_s = 1000.0
-        self.staged_plans = staged
+        self.staged_plans, self.together = staged, together
         self.plans_at_once = True
         self.outcome: PairOutcome | None = None
         self.sides: dict[act.EngineKey, Side] = {}
@@ -200,7 +209,10 @@ class World:
         """Answer the oldest question for a plan."""
         asked = self.asked_plans.pop(0)
         plan = self.outcome or pair_plan(
-            len(asked.source.ranks), len(asked.destination.ranks), self.staged_plans
+            len(asked.source.ranks),
+            len(asked.destination.ranks),
+            self.staged_plans,
+            self.together,
         )
         return self.run(lambda now_s: self.directory.plan_made(asked.pair, plan, now_s))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from laws.executor import Arena
 from laws.strategies import Case
-from laws.world import Engine, Traffic, group_windows, transfer
+from laws.world import Engine, Traffic, group_windows, served, transfer
 from restow.agents.binding import Tokens
 from restow.broker.layout import Box, Kind, Layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
@@ -153,7 +153,9 @@ def check_determinism(case: Case, strategy: Strategy) -> None:
     one, two = make_plan(source, destination), make_plan(*again)
     assert one == two
     for left, right in zip(
-        compile_programs(one, strategy), compile_programs(two, strategy), strict=True
+        compile_programs(one, served(one, strategy)),
+        compile_programs(two, served(one, strategy)),
+        strict=True,
     ):
         assert left.program_id == right.program_id
         assert left.group_pairs == right.group_pairs
@@ -162,6 +164,8 @@ def check_determinism(case: Case, strategy: Strategy) -> None:
         assert np.array_equal(left.spans, right.spans)
         assert np.array_equal(left.extracted, right.extracted)
         assert np.array_equal(left.cleared, right.cleared)
+        assert np.array_equal(left.interleaved, right.interleaved)
+        assert np.array_equal(left.restored, right.restored)
     if source != destination:
         assert digest(source) != digest(destination)
     assert digest(_nudged(source)) != digest(source)

@@ -7,11 +7,10 @@ untouched.
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import strategies as st
 
 from laws.checks import check_cover
 from laws.rounds import CASES, tried
-from laws.strategies import STRATEGIES, Case, cast_cases, family_cases, outright_cases
+from laws.strategies import CASTING, STRATEGIES, Case, cast_cases, family_cases, outright_cases
 from restow.broker.layout import check_layout
 from restow.broker.planner import Strategy
 
@@ -33,7 +32,7 @@ def test_outright_shards(case: Case, strategy: Strategy) -> None:
 
 
 @tried("cover, casts")
-@given(cast_cases(), st.sampled_from([Strategy.WHOLE, Strategy.PACK, Strategy.AUTO]))
+@given(cast_cases(), CASTING)
 def test_casts(case: Case, strategy: Strategy) -> None:
     check_cover(case, strategy)
 

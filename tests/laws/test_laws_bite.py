@@ -17,12 +17,13 @@ from restow.agents import binding, sides
 from restow.agents.binding import Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
-from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
+from restow.broker.planner import Move, Place, Plan, Strategy, interleave, make_plan, plan, table
 from restow.broker.planner import compile as compiling
 from restow.broker.planner import spans as planner_spans
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
 
 SLICES, WHOLE, PACK = Strategy.SLICES, Strategy.WHOLE, Strategy.PACK
+INTERLEAVE = Strategy.INTERLEAVE
 
 Law = Callable[[Case], object]
 
@@ -310,3 +311,42 @@ def test_staged_rows_one_byte_too_close(monkeypatch: pytest.MonkeyPatch) -> None
 
     change_function(monkeypatch, binding, "_staging", closer)
     bites(cover(PACK), any_cases())
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_a_chunk_that_only_one_side_fills_row_by_row(
+    monkeypatch: pytest.MonkeyPatch, half: int
+) -> None:
+    """One side takes the chunk for tap after tap, the other for channel after channel."""
+
+    def tap_major(place: Place, move: Move) -> Place:
+        strides, size_bytes = [], place.dtype.itemsize_bytes
+        for span in move.box:
+            strides.append(size_bytes)
+            size_bytes *= span.size
+        return replace(place, strides_bytes=tuple(strides))
+
+    def one_half(right: Any, self: Any, moves: Any, places: Any) -> Any:
+        turned = [tap_major(place, move) for place, move in zip(places, moves, strict=True)]
+        halves = [right(self, moves, places), right(self, moves, turned)]
+        return halves[half][0], halves[1 - half][1]
+
+    change_function(monkeypatch, table.Cutter, "through", one_half)
+    bites(cover(INTERLEAVE), family_cases())
+
+
+def test_fields_that_lie_in_a_chunk_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(right: Any, self: Any, moves: Any, places: Any) -> Any:
+        there, _ = right(self, moves, places)
+        other = interleave.chunk_places(moves[::-1])[::-1]
+        return there, right(self, moves, other)[1]
+
+    change_function(monkeypatch, table.Cutter, "through", backwards)
+    bites(cover(INTERLEAVE), family_cases())
+
+
+def test_packed_rows_that_begin_inside_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk's length is taken for that of its first field."""
+    shorter = lambda right, rows, *side: right(rows[:1], *side)  # noqa: E731
+    change_function(monkeypatch, world, "chunk_bytes", shorter)
+    bites(cover(INTERLEAVE), family_cases())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import strategies as st
 
 from laws.checks import check_round_trip
 from laws.rounds import tried
-from laws.strategies import STRATEGIES, Case, any_cases, cast_cases
+from laws.strategies import CASTING, STRATEGIES, Case, any_cases, cast_cases
 from restow.broker.planner import Strategy
 
 
@@ -18,6 +17,6 @@ def test_round_trip(case: Case, there: Strategy, back: Strategy) -> None:
 
 
 @tried("round trip, casts")
-@given(cast_cases(), st.sampled_from([Strategy.WHOLE, Strategy.PACK, Strategy.AUTO]))
+@given(cast_cases(), CASTING)
 def test_round_trip_of_numbers_that_every_type_holds(case: Case, strategy: Strategy) -> None:
     check_round_trip(case, strategy, strategy)

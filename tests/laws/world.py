@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from laws.executor import Arena
 from laws.values import POISON, GlobalState, Patterns
-from restow.agents import binding, spans
+from restow.agents import binding, chunks, spans
 from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.interleave import INTERLEAVED_TO, chunk_bytes
 from restow.broker.planner.program import Column, SpanColumn
 
 _UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -202,7 +203,7 @@ def transfer(
     """Plan, compile, bind and execute with the reference executor."""
     plan = plan or make_plan(source.layout, destination.layout)
     traffic = Traffic()
-    for program in compile_programs(plan, strategy):
+    for program in compile_programs(plan, served(plan, strategy)):
         rank = next(r for r in destination.layout.ranks if r.rank == program.dst_rank)
         for src_rank in program.src_ranks:
             src = next(r for r in source.layout.ranks if r.rank == src_rank)
@@ -220,6 +221,13 @@ def transfer(
         )
         destination.arena.zero(cleared)
     return traffic
+
+
+def served(plan: Plan, strategy: Strategy) -> Strategy:
+    """The strategy, or ``pack`` where interleave would refuse for want of a snapshot."""
+    if strategy is Strategy.INTERLEAVE and all(move.per_token for move in plan.moves):
+        return Strategy.PACK
+    return strategy
 
 
 def _read_direct(
@@ -257,21 +265,35 @@ def _read_packed(
     tokens: Tokens,
     traffic: Traffic,
 ) -> None:
-    """GATHER at the source, one READ of the whole run, SCATTER at the destination."""
+    """GATHER at the source, one READ of the whole run, SCATTER at the destination.
+
+    The run begins with the chunk of what is interleaved.
+    """
     arena, pairs = source.arena, program.group_pairs
-    rows = program.packed[program.packed[:, Column.SRC_RANK] == src.rank]
-    size = binding.staged_bytes(rows, pairs, tokens)
+    interleaved, packed, restored = (
+        rows[rows[:, Column.SRC_RANK] == src.rank]
+        for rows in (program.interleaved, program.packed, program.restored)
+    )
+    chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
+    assert chunk == chunk_bytes(restored), "the two sides see chunks of other lengths"
+    size = chunk + binding.staged_bytes(packed, pairs, tokens)
     if size == 0:
         return
     there, here = (arena.address(arena.allocate(size, 16)) for _ in range(2))
-    gather = binding.bind_gather(rows, pairs, source.regions(src), source.blocks, tokens, there)
-    arena.copy(gather)
+    regions, blocks = source.regions(src), source.blocks
+    gathers = (
+        chunks.bind_interleave(interleaved, pairs, regions, blocks, there),
+        binding.bind_gather(packed, pairs, regions, blocks, tokens, there + chunk),
+    )
+    for gather in gathers:
+        arena.copy(gather)
+        moved = int((gather.count * ITEMS[gather.src_dtype]).sum())
+        traffic.read_bytes[src.rank, dst.rank] += moved
     run = (np.array([value], np.int64) for value in (there, here, size))
     arena.read(binding.Descriptors(*run))
-    dst_regions, dst_blocks = destination.regions(dst), destination.blocks
-    scatter = binding.bind_scatter(rows, pairs, dst_regions, dst_blocks, tokens, here)
-    arena.copy(scatter)
-    traffic.read_bytes[src.rank, dst.rank] += int((gather.count * ITEMS[gather.src_dtype]).sum())
+    regions, blocks = destination.regions(dst), destination.blocks
+    arena.copy(chunks.bind_restore(restored, pairs, regions, blocks, here))
+    arena.copy(binding.bind_scatter(packed, pairs, regions, blocks, tokens, here + chunk))
     traffic.wire_bytes[src.rank, dst.rank] += size
     traffic.reads += 1
     traffic.launches += 2

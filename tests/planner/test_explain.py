@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from laws.checks import needed_bytes
 from laws.executor import Arena
 from laws.strategies import STRATEGIES, Case, any_cases
-from laws.world import Engine, transfer
+from laws.world import Engine, served, transfer
 from restow.agents.binding import Tokens
 from restow.broker.families import (
     AttentionSpec,
@@ -43,7 +43,7 @@ def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None
     """
     source, destination = case.layouts
     plan = make_plan(source, destination)
-    count = case.tokens.stop
+    strategy, count = served(plan, strategy), case.tokens.stop
     ranks = explain(plan, strategy, count)
     assert {r.dst_rank: r.bytes_at_tokens for r in ranks} == needed_bytes(destination, count)
     assert sum(rank.bytes for rank in ranks) == plan.bytes

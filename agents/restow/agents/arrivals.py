@@ -7,28 +7,31 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from restow.agents.binding import Copies, Descriptors, RegionTable, bind_scatter, staged_bytes
+from restow.agents.chunks import bind_restore
 from restow.agents.errors import OrderInvalidError
 from restow.agents.lane import Read
 from restow.agents.memory import Place
 from restow.agents.orders import ExecuteOrder, Peer, Source
 from restow.agents.spans import bind_extract, bind_spans, staged_spans
 from restow.agents.staging import ALIGN_BYTES
+from restow.broker.planner.interleave import chunk_bytes
 from restow.broker.planner.program import Column, Program, SpanColumn
 
 
 class Arrivals:
-    """One run of staging: first what each source packed, then the spans."""
+    """One run of staging: first what each source gathered, then the spans."""
 
     def __init__(self, program: Program, order: ExecuteOrder) -> None:
         """Lay the run out, at address 0 for now."""
         self._program, self._order = program, order
-        packed, sources = program.packed, order.sources if len(program.packed) else ()
-        self._packed = {
-            source.src_rank: packed[packed[:, Column.SRC_RANK] == source.src_rank]
-            for source in sources
-        }
+        ranks = program.staging_ranks
+        self._packed, self._restored = (
+            {rank: rows[rows[:, Column.SRC_RANK] == rank] for rank in ranks}
+            for rows in (program.packed, program.restored)
+        )
+        self._chunks = {rank: chunk_bytes(rows) for rank, rows in self._restored.items()}
         self._lengths = {
-            rank: staged_bytes(rows, program.group_pairs, order.tokens)
+            rank: self._chunks[rank] + staged_bytes(rows, program.group_pairs, order.tokens)
             for rank, rows in self._packed.items()
         }
         self._begins: dict[int, int] = {}
@@ -73,9 +76,12 @@ class Arrivals:
     def copies(self, memory: RegionTable) -> Iterator[Copies]:
         """What is copied from the run to own pages."""
         order, pairs = self._order, self._program.group_pairs
-        for rank, rows in self._packed.items():
+        for rank, begin in self._begins.items():
+            rows = self._restored[rank]
             if len(rows):
-                begin = self._begins[rank]
+                yield bind_restore(rows, pairs, memory, order.dst_blocks, begin)
+            rows, begin = self._packed[rank], begin + self._chunks[rank]
+            if len(rows):
                 yield bind_scatter(rows, pairs, memory, order.dst_blocks, order.tokens, begin)
         rows = self._program.extracted
         if len(rows):

@@ -141,7 +141,8 @@ class AsyncAgent:
                 self._executor.forget_peer(order.forget.agent_name)
             elif body == "stage":
                 stage = order.stage
-                self._begin(("stage", stage.handoff, stage.dst_rank), self._stage(stage))
+                first = stage.parts[0].dst_rank if stage.parts else 0
+                self._begin(("stage", stage.handoff, first), self._stage(stage))
             elif body == "execute":
                 execute = order.execute
                 self._begin(("execute", execute.handoff, 0), self._execute(execute))
@@ -173,16 +174,21 @@ class AsyncAgent:
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def _stage(self, message: pb.Stage) -> None:
-        staged = pb.Staged(handoff=message.handoff, dst_rank=message.dst_rank)
+        answers = {
+            part.dst_rank: pb.Staged(handoff=message.handoff, dst_rank=part.dst_rank)
+            for part in message.parts
+        }
         self._ticker.expect_work()
         try:
             self._check_load()
-            staged.address, staged.bytes = await self._executor.stage(
-                orders.stage_from_proto(message)
-            )
+            for run in await self._executor.stage(orders.stage_from_proto(message)):
+                answer = answers[run.dst_rank]
+                answer.address, answer.bytes = run.address, run.length_bytes
         except RestowError as error:
-            self._refuse(staged, error, message.handoff)
-        self._link.send(pb.AgentMessage(staged=staged))
+            for answer in answers.values():
+                self._refuse(answer, error, message.handoff)
+        for answer in answers.values():
+            self._link.send(pb.AgentMessage(staged=answer))
 
     async def _execute(self, message: pb.Execute) -> None:
         settled = pb.Settled(handoff=message.handoff)

@@ -8,7 +8,7 @@ token ``t``. Nothing here loops over pages, tokens or rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -99,6 +99,14 @@ class Copies:
     dst_step_bytes: Int64s
     src_dtype: Int64s
     dst_dtype: Int64s
+
+    @classmethod
+    def joined(cls, parts: Sequence[Copies]) -> Copies:
+        """All copies of all parts, for one launch."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = ([getattr(part, column.name) for part in parts] for column in fields(cls))
+        return cls(*(np.concatenate(arrays) for arrays in columns))
 
 
 @dataclass(frozen=True, slots=True)

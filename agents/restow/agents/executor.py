@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.agents.arrivals import Arrivals, joined_reads
-from restow.agents.binding import Reads, bind_gather, bind_scatter, staged_bytes
+from restow.agents.binding import Reads, bind_scatter
 from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
+from restow.agents.gathering import Gathering, StagedRun
 from restow.agents.lane import Read
-from restow.agents.memory import HOST, Place, RegionMemory, Staging, region_table
+from restow.agents.memory import Place, RegionMemory, Staging, one_place, region_table
 from restow.agents.orders import ExecuteOrder, Peer, Source, StageOrder
 from restow.agents.program_check import CheckedProgram
 from restow.agents.reader import Reader
@@ -57,8 +58,8 @@ class Executor:
         self._memory = region_table(regions)
         self._places = tuple(region.place for region in regions)
         self._strides = tuple(region.page_stride_bytes for region in regions)
-        self._gather_staging, self._scatter_staging = gather_staging, scatter_staging
-        self._gather_pool = StagingPool(gather_staging.size_bytes)
+        self._gathering = Gathering(rank, self._memory, self._places, gather_staging)
+        self._scatter_staging = scatter_staging
         self._scatter_pool = StagingPool(scatter_staging.size_bytes)
         self._reader = reader
         self._clock = clock
@@ -66,12 +67,11 @@ class Executor:
         self._peers: dict[str, Peer] = {}
         self._reads: dict[tuple[str, int, str], list[tuple[Place, Place, Reads]]] = {}
         """By program, source rank and peer: what binding a handoff need not do again."""
-        self._staged: dict[int, dict[int, tuple[Run, int]]] = {}
 
     @property
     def free_staging_bytes(self) -> tuple[int, int]:
         """Bytes free for gathering, and for scattering."""
-        return self._gather_pool.free_bytes, self._scatter_pool.free_bytes
+        return self._gathering.free_bytes, self._scatter_pool.free_bytes
 
     def load(self, program: Program) -> None:
         """Take a program; one that is invalid refuses the orders that name it."""
@@ -96,44 +96,24 @@ class Executor:
         """Drop all programs, peers and staged runs; nothing may be executing."""
         for name in list(self._peers):
             self.forget_peer(name)
-        for handoff in list(self._staged):
-            self.unstage(handoff)
+        self._gathering.reset()
         self._programs.clear()
         self._reads.clear()
 
-    async def stage(self, order: StageOrder) -> tuple[int, int]:
-        """Gather the packed rows; address and length of the run. Repeating it changes nothing.
+    async def stage(self, order: StageOrder) -> list[StagedRun]:
+        """Gather for some readers; where each one's run is. Repeating it changes nothing.
 
-        Raises `OrderInvalidError`, `ProgramInvalidError`, `PagesError`, `StagingExhaustedError`.
+        Raises `OrderInvalidError`, `OrderTooLargeError`, `ProgramInvalidError`, `PagesError`,
+        `StagingExhaustedError`.
         """
-        program = self._program(order.program_id)
-        program.check_source(self._rank, self._strides)
-        packed = program.program.packed
-        rows = packed[packed[:, Column.SRC_RANK] == self._rank]
-        program.check_size(order.tokens, self._rank)
-        pairs = program.program.group_pairs
-        length = staged_bytes(rows, pairs, order.tokens)
-        held = self._staged.get(order.handoff, {}).get(order.dst_rank)
-        if held is not None:
-            return self._gather_staging.address + held[0].offset_bytes, held[1]
-        place = self._place_of(np.unique(rows[:, Column.SRC_REGION]).tolist())
-        run = await self._gather_pool.acquire(length)
-        try:
-            address = self._gather_staging.address + run.offset_bytes
-            run_copies(
-                bind_gather(rows, pairs, self._memory, order.src_blocks, order.tokens, address),
-                place.device,
-            )
-        except RestowError:
-            self._gather_pool.release(run)
-            raise
-        self._staged.setdefault(order.handoff, {})[order.dst_rank] = (run, length)
-        return address, length
+        programs = [self._program(part.program_id) for part in order.parts]
+        for program in programs:
+            program.check_source(self._rank, self._strides)
+        return await self._gathering.stage(order, programs)
 
     def unstage(self, handoff: int) -> None:
         """Give a handoff's staged runs back. May be repeated."""
-        for run, _ in self._staged.pop(handoff, {}).values():
-            self._gather_pool.release(run)
+        self._gathering.unstage(handoff)
 
     async def execute(self, order: ExecuteOrder) -> ReadReport:
         """Fill own pages from the sources, or zero the snapshots that a failed order would fill.
@@ -176,7 +156,7 @@ class Executor:
         for source, peer in zip(order.sources, peers, strict=True):
             program.check_source(source.src_rank, peer.page_strides_bytes)
         program.check_size(order.tokens)
-        place = self._place_of(program.staged_regions)
+        place = one_place(self._places, program.staged_regions)
         arrivals = Arrivals(whole, order)
         run = await self._acquire(arrivals.length_bytes, deadline_s)
         if run is not None:
@@ -246,20 +226,19 @@ class Executor:
                 if len(part):
                     yield src, dst, part
 
-    def _place_of(self, regions: Sequence[int]) -> Place:
-        """The one place where the regions of staged rows are."""
-        places = {self._places[region] for region in regions}
-        if len(places) > 1:
-            raise ProgramInvalidError("staged rows touch the memory of several devices")
-        return places.pop() if places else HOST
-
     def _clear(self, program: Program, order: ExecuteOrder) -> None:
         """CLEAR: a failed handoff leaves no snapshot behind, neither half of one nor an older one.
 
         Per-token pages are never read beyond the tokens that their request has computed.
         """
         per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
-        tables = (program.direct, program.packed, program.extracted, program.cleared)
+        tables = (
+            program.direct,
+            program.packed,
+            program.extracted,
+            program.restored,
+            program.cleared,
+        )
         rows = np.concatenate(tables)
         rows = rows[~per_token[rows[:, Column.GROUP_PAIR]]]
         # Page ids that were refused name nothing that could be cleared.

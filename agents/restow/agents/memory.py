@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from restow.agents.binding import RegionTable
-from restow.agents.errors import RegionInvalidError
+from restow.agents.errors import ProgramInvalidError, RegionInvalidError
 
 SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 
@@ -44,6 +44,14 @@ class Place:
 
 
 HOST = Place()
+
+
+def one_place(places: Sequence[Place], regions: Sequence[int]) -> Place:
+    """The one place where all of these regions are. Raises `ProgramInvalidError`."""
+    found = {places[region] for region in regions}
+    if len(found) > 1:
+        raise ProgramInvalidError("staged rows touch the memory of several devices")
+    return found.pop() if found else HOST
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,14 +54,21 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePart:
+    """What is gathered for one destination rank."""
+
+    program_id: str
+    dst_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class StageOrder:
-    """Gather the packed rows of a program for one destination rank."""
+    """Gather what programs pack and interleave, all in one launch."""
 
     handoff: int
-    program_id: str
+    parts: tuple[StagePart, ...]
     src_blocks: Blocks
     tokens: Tokens
-    dst_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +129,14 @@ def peer_from_proto(message: pb.Peer) -> Peer:
 
 def stage_from_proto(message: pb.Stage) -> StageOrder:
     """An order to gather. Raises `PagesError` and `OrderInvalidError`."""
+    parts = {part.dst_rank: StagePart(part.program_id, part.dst_rank) for part in message.parts}
+    if not parts or len(parts) < len(message.parts):
+        raise OrderInvalidError("an order to gather for nobody, or twice for one rank")
     return StageOrder(
         message.handoff,
-        message.program_id,
+        tuple(parts.values()),
         Blocks(wire.blocks_from_proto(message.src_blocks)),
         _tokens(message.first_token, message.stop_token),
-        message.dst_rank,
     )
 
 

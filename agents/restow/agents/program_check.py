@@ -15,6 +15,7 @@ from restow.agents.binding import Tokens
 from restow.agents.copying import cast_known
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.broker.layout import DType
+from restow.broker.layout.check_pages import MAX_PAGE_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair, PageForm, Program, SpanColumn
 from restow.broker.planner.table import ITEM_BYTES
@@ -55,19 +56,24 @@ class CheckedProgram:
         """Check what needs no memory. Raises `ProgramInvalidError`."""
         self.program = program
         self.src_ranks = frozenset(program.src_ranks)
-        staged = np.concatenate([program.packed, program.extracted])
+        staged = np.concatenate([program.packed, program.extracted, program.restored])
         self.staged_regions = tuple(np.unique(staged[:, Column.DST_REGION]).tolist())
         """Regions of the destination that are filled from staging."""
         self._small: dict[int | None, int] = {}
         """How many tokens each source's rows, or all rows, were found to be few enough for."""
         self._passed: set[tuple[int | None, tuple[int, ...]]] = set()
         _check_forms(program)
-        for rows in (program.direct, program.packed, program.extracted, program.cleared):
+        for rows in _tables(program):
             self._check_rows(rows)
         self._check_spans()
         per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
-        tokens = per_token[program.cleared[:, Column.GROUP_PAIR]]
-        self._refuse(program.cleared, tokens, "clears pages of tokens")
+        for rows, why in (
+            (program.cleared, "clears pages of tokens"),
+            (program.interleaved, "interleaves tokens"),
+            (program.restored, "restores tokens"),
+        ):
+            self._refuse(rows, per_token[rows[:, Column.GROUP_PAIR]], why)
+        self._check_chunks()
         direct = program.direct
         raw = (direct[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] == DType.UINT8).all(axis=1)
         raw &= (direct[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] == 1).all(axis=1)
@@ -94,8 +100,10 @@ class CheckedProgram:
             self._check_span_ends(src_rank, strides)
         tables = [self.program.direct, self.program.packed]
         # In its source's pages an extracted row can't leave its span, which was checked.
-        if not source:
-            tables += [self.program.extracted, self.program.cleared]
+        if source:
+            tables += [self.program.interleaved]
+        else:
+            tables += [self.program.extracted, self.program.restored, self.program.cleared]
         for table in tables:
             rows = table[table[:, Column.SRC_RANK] == src_rank] if source else table
             region = rows[:, columns[0]]
@@ -116,6 +124,16 @@ class CheckedProgram:
         ends: Floats = offset.astype(float) + (tokens - 1) * token_stride
         ends += (rows[:, Column.COUNT].astype(float) - 1) * step + ITEM_BYTES[dtype]
         return ends
+
+    def _check_chunks(self) -> None:
+        """Check that no chunk is longer than a page may be."""
+        one = np.ones(len(self.program.group_pairs), np.int64)
+        for rows, columns in (
+            (self.program.interleaved, _DESTINATION),
+            (self.program.restored, _SOURCE),
+        ):
+            ends = self._ends(rows, columns, one)
+            self._refuse(rows, ends > MAX_PAGE_BYTES, "leaves any chunk that there may be")
 
     def _check_spans(self) -> None:
         """Check that spans are runs of bytes, and that extracted rows stay inside of theirs."""
@@ -212,6 +230,17 @@ class CheckedProgram:
                 f"program {self.program.program_id}: a {kind} {why}: {shown}",
                 program=self.program.program_id,
             )
+
+
+def _tables(program: Program) -> tuple[Int64s, ...]:
+    return (
+        program.direct,
+        program.packed,
+        program.extracted,
+        program.cleared,
+        program.interleaved,
+        program.restored,
+    )
 
 
 def _check_forms(program: Program) -> None:

@@ -157,9 +157,12 @@ def _shard(message: layout_pb2.Shard, rank: int) -> Shard:
 
 def program_to_proto(program: Program, src_rank: int | None = None) -> program_pb2.Program:
     """The program for its destination's agent, or the part that ``src_rank`` gathers."""
-    packed = program.packed
+    packed, interleaved = program.packed, program.interleaved[:0]
     if src_rank is not None:
-        packed = packed[packed[:, Column.SRC_RANK] == src_rank]
+        packed, interleaved = (
+            rows[rows[:, Column.SRC_RANK] == src_rank]
+            for rows in (program.packed, program.interleaved)
+        )
     return program_pb2.Program(
         program_id=program.program_id if src_rank is None else program.gather_id(src_rank),
         dst_rank=program.dst_rank,
@@ -176,6 +179,8 @@ def program_to_proto(program: Program, src_rank: int | None = None) -> program_p
         spans=_bytes(program.spans) if src_rank is None else b"",
         extracted_rows=_bytes(program.extracted) if src_rank is None else b"",
         cleared_rows=_bytes(program.cleared) if src_rank is None else b"",
+        interleaved_rows=_bytes(interleaved),
+        restored_rows=_bytes(program.restored) if src_rank is None else b"",
     )
 
 
@@ -199,6 +204,8 @@ def program_from_proto(message: program_pb2.Program) -> Program:
         spans=_table(message.spans, len(SpanColumn)),
         extracted=_table(message.extracted_rows),
         cleared=_table(message.cleared_rows),
+        interleaved=_table(message.interleaved_rows),
+        restored=_table(message.restored_rows),
     )
 
 

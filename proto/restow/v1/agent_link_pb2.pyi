@@ -349,42 +349,64 @@ class Forget(google.protobuf.message.Message):
 Global___Forget: typing_extensions.TypeAlias = Forget
 
 @typing.final
+class StagePart(google.protobuf.message.Message):
+    """What of a Stage is gathered for one destination rank."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROGRAM_ID_FIELD_NUMBER: builtins.int
+    DST_RANK_FIELD_NUMBER: builtins.int
+    program_id: builtins.str
+    """The program, sent before on this stream."""
+    dst_rank: builtins.int
+    """The destination rank."""
+    def __init__(
+        self,
+        *,
+        program_id: builtins.str = ...,
+        dst_rank: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dst_rank", b"dst_rank", "program_id", b"program_id"]) -> None: ...
+
+Global___StagePart: typing_extensions.TypeAlias = StagePart
+
+@typing.final
 class Stage(google.protobuf.message.Message):
-    """Gather the packed rows of a program for one destination rank, and answer Staged."""
+    """Gather the packed and the interleaved rows of programs, all in one launch, and answer Staged for
+    each part.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HANDOFF_FIELD_NUMBER: builtins.int
-    PROGRAM_ID_FIELD_NUMBER: builtins.int
     SRC_BLOCKS_FIELD_NUMBER: builtins.int
     FIRST_TOKEN_FIELD_NUMBER: builtins.int
     STOP_TOKEN_FIELD_NUMBER: builtins.int
-    DST_RANK_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
-    program_id: builtins.str
-    """The program, sent before on this stream."""
     first_token: builtins.int
     """First token of per-token rows. 0: from the beginning."""
     stop_token: builtins.int
     """One past the last token of per-token rows."""
-    dst_rank: builtins.int
-    """The destination rank."""
     @property
     def src_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[restow.v1.broker_pb2.BlockList]:
         """Own blocks."""
+
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StagePart]:
+        """For whom. Empty is refused."""
 
     def __init__(
         self,
         *,
         handoff: builtins.int = ...,
-        program_id: builtins.str = ...,
         src_blocks: collections.abc.Iterable[restow.v1.broker_pb2.BlockList] | None = ...,
         first_token: builtins.int = ...,
         stop_token: builtins.int = ...,
-        dst_rank: builtins.int = ...,
+        parts: collections.abc.Iterable[Global___StagePart] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dst_rank", b"dst_rank", "first_token", b"first_token", "handoff", b"handoff", "program_id", b"program_id", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_token", b"first_token", "handoff", b"handoff", "parts", b"parts", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
 
 Global___Stage: typing_extensions.TypeAlias = Stage
 

@@ -94,6 +94,8 @@ class Program(google.protobuf.message.Message):
     SPANS_FIELD_NUMBER: builtins.int
     EXTRACTED_ROWS_FIELD_NUMBER: builtins.int
     CLEARED_ROWS_FIELD_NUMBER: builtins.int
+    INTERLEAVED_ROWS_FIELD_NUMBER: builtins.int
+    RESTORED_ROWS_FIELD_NUMBER: builtins.int
     program_id: builtins.str
     """Name of the program; equal layouts, rank and strategy give equal names."""
     dst_rank: builtins.int
@@ -117,6 +119,16 @@ class Program(google.protobuf.message.Message):
     """Rows of the destination that are zeroed: what speaks of a source means nothing. Empty: none.
     Left out for a source's agent.
     """
+    interleaved_rows: builtins.bytes
+    """Rows that the sources copy into the chunk that a staged run begins with, before the packed rows:
+    DST_OFFSET_BYTES counts from the chunk's beginning, DST_REGION means nothing. A chunk ends at
+    the first multiple of 16 bytes behind its last element. Empty: no chunk. A source's agent gets
+    its own rows only, a destination's agent none.
+    """
+    restored_rows: builtins.bytes
+    """Rows copied from the chunk of the row's source rank to pages: SRC_OFFSET_BYTES counts from the
+    chunk's beginning, SRC_REGION means nothing. Empty: no chunk. Left out for a source's agent.
+    """
     @property
     def group_pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupPair]:
         """The pairs of block lists, numbered by GROUP_PAIR."""
@@ -132,7 +144,9 @@ class Program(google.protobuf.message.Message):
         spans: builtins.bytes = ...,
         extracted_rows: builtins.bytes = ...,
         cleared_rows: builtins.bytes = ...,
+        interleaved_rows: builtins.bytes = ...,
+        restored_rows: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cleared_rows", b"cleared_rows", "direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "packed_rows", b"packed_rows", "program_id", b"program_id", "spans", b"spans"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cleared_rows", b"cleared_rows", "direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "interleaved_rows", b"interleaved_rows", "packed_rows", b"packed_rows", "program_id", b"program_id", "restored_rows", b"restored_rows", "spans", b"spans"]) -> None: ...
 
 Global___Program: typing_extensions.TypeAlias = Program

@@ -19,6 +19,8 @@ TenantOption = Annotated[
     str | None, typer.Option("--tenant", help="Whose handoffs and engines. Default: default.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
+StrategyName = Literal["auto", "slices", "whole", "pack", "interleave"]
+"""The strategies by name: the planner is imported when one is used."""
 LogFormatOption = Annotated[
     Literal["console", "json"], typer.Option("--log-format", help="Form of the log on stderr.")
 ]

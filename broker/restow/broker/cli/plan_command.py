@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from restow.broker.cli.layout_commands import JsonFile, JsonOption
+from restow.broker.cli.options import StrategyName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 def plan(
     source: JsonFile,
     destination: JsonFile,
-    strategy: Annotated[
-        Literal["auto", "slices", "whole", "pack"], typer.Option(help="How the pieces travel.")
-    ] = "auto",
+    strategy: Annotated[StrategyName, typer.Option(help="How the pieces travel.")] = "auto",
     explain: Annotated[
         bool, typer.Option("--explain", help="Every field: boxes, replicas, pieces, costs.")
     ] = False,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from restow.broker.cli.options import LogFormatOption, set_up_log
+from restow.broker.cli.options import LogFormatOption, StrategyName, set_up_log
 
 
 def serve(
@@ -16,7 +16,7 @@ def serve(
         typer.Option(metavar="HOST:PORT", help="Where to listen. Default: 127.0.0.1:7350."),
     ] = None,
     strategy: Annotated[
-        Literal["auto", "slices", "whole", "pack"] | None,
+        StrategyName | None,
         typer.Option(help="How states travel. Default: auto."),
     ] = None,
     allow_narrowing: Annotated[

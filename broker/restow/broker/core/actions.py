@@ -101,16 +101,22 @@ class SendForget(NamedTuple):
     agent_name: str
 
 
+class StagePart(NamedTuple):
+    """What is gathered for one destination rank."""
+
+    program_id: str
+    dst_rank: int
+
+
 class SendStage(NamedTuple):
-    """Have a source's agent gather for one destination rank."""
+    """Have a source's agent gather for some destination ranks, all in one launch."""
 
     agent: AgentKey
     handoff: int
-    program_id: str
+    parts: tuple[StagePart, ...]
     blocks: tuple[GroupIds, ...]
     first_token: int
     stop_token: int
-    dst_rank: int
 
 
 class SourceRun(NamedTuple):

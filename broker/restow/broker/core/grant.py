@@ -11,12 +11,13 @@ from restow.broker.core.actions import (
     SendStage,
     SendUnstage,
     SourceRun,
+    StagePart,
     State,
 )
 from restow.broker.core.events import Failure
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairPlan
+from restow.broker.core.pair import Gather, PairPlan
 from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import PagesError
 
@@ -47,12 +48,12 @@ def open_grant(
     handoff.grant_until_s = end_s
     handoff.settle_until_s = end_s + limits.settle_grace_s
     handoff.unsettled = set(pair.programs)
-    handoff.state = State.STAGING if pair.stages else State.READING
+    handoff.state = State.STAGING if pair.gathers else State.READING
     handoff.note(now_s, "granted", end_s - now_s)
     actions: list[Action] = []
+    for gather in pair.gathers:
+        actions += _stage(handoff, source, pair, gather)
     for dst_rank, staging in pair.staging.items():
-        for src_rank in staging:
-            actions += _stage(handoff, source, pair, dst_rank, src_rank)
         if not staging:
             actions += execute(handoff, pair, dst_rank, now_s)
     return actions
@@ -82,25 +83,25 @@ def _check_blocks(
     return None
 
 
-def _stage(
-    handoff: Handoff, source: EngineRecord, pair: PairPlan, dst_rank: int, src_rank: int
-) -> list[Action]:
-    program = pair.programs[dst_rank]
-    agent = source.agents[src_rank]
-    program_id = program.gather_id(src_rank)
+def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gather) -> list[Action]:
+    agent = source.agents[gather.src_rank]
     actions: list[Action] = []
-    if program_id not in agent.programs:
-        agent.programs.add(program_id)
-        actions.append(SendProgram(agent.key, program, src_rank))
+    parts = []
+    for dst_rank in gather.dst_ranks:
+        program = pair.programs[dst_rank]
+        program_id = program.gather_id(gather.src_rank)
+        if program_id not in agent.programs:
+            agent.programs.add(program_id)
+            actions.append(SendProgram(agent.key, program, gather.src_rank))
+        parts.append(StagePart(program_id, dst_rank))
     actions.append(
         SendStage(
             agent.key,
             handoff.number,
-            program_id,
+            tuple(parts),
             _needed(handoff.src_blocks, pair.src_groups),
             handoff.held_tokens,
             handoff.position_tokens,
-            dst_rank,
         )
     )
     return actions

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from restow.broker.errors import RestowError
 from restow.broker.planner import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """What a source rank gathers in one launch, and for whom."""
+
+    src_rank: int
+    dst_ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +27,8 @@ class PairPlan:
     """Source ranks that each destination rank reads from."""
     staging: dict[int, tuple[int, ...]]
     """Source ranks that gather for each destination rank."""
-    stages: bool
-    """Whether anything has to be gathered before it is read."""
+    gathers: tuple[Gather, ...]
+    """Everything that has to be gathered before it is read."""
     src_groups: frozenset[str]
     dst_groups: frozenset[str]
 
@@ -31,10 +40,24 @@ class PairPlan:
             programs={program.dst_rank: program for program in programs},
             sources={program.dst_rank: program.src_ranks for program in programs},
             staging={program.dst_rank: program.staging_ranks for program in programs},
-            stages=any(program.staging_ranks for program in programs),
+            gathers=tuple(_gathers(programs)),
             src_groups=frozenset(pair.src.group for pair in pairs),
             dst_groups=frozenset(pair.dst.group for pair in pairs),
         )
+
+
+def _gathers(programs: Sequence[Program]) -> Iterator[Gather]:
+    """A state that is interleaved is permuted for all its readers at once."""
+    together: dict[int, list[int]] = defaultdict(list)
+    for program in programs:
+        interleaving = program.interleaving_ranks
+        for src_rank in program.staging_ranks:
+            if src_rank in interleaving:
+                together[src_rank].append(program.dst_rank)
+            else:
+                yield Gather(src_rank, (program.dst_rank,))
+    for src_rank, dst_ranks in together.items():
+        yield Gather(src_rank, tuple(dst_ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from restow.broker.errors import StrategyRefusedError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Bools, Int64s
-from restow.broker.planner.costs import page_counts, row_costs, wire_bytes
+from restow.broker.planner.costs import (
+    Seconds,
+    copy_seconds,
+    page_counts,
+    row_costs,
+    wire_bytes,
+)
+from restow.broker.planner.interleave import Chunks
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
 from restow.broker.planner.spans import Spans
 from restow.broker.planner.strategy import WAYS, CostModel, Strategy
 
-Seconds: TypeAlias = npt.NDArray[np.float64]
-_SLICES, _WHOLE, _PACK = (WAYS.index(way) for way in WAYS)
+_SLICES, _WHOLE, _PACK, _INTERLEAVE = (WAYS.index(way) for way in WAYS)
 
 
 def choose_ways(
     rows: Int64s, pairs: Sequence[GroupPair], strategy: Strategy, costs: CostModel
 ) -> Int64s:
-    """For each row the index of its way in `WAYS`.
+    """For each row the index of its way in `WAYS`; ``interleave`` is left to `interleaves`.
 
-    Raises `StrategyRefusedError` where ``slices`` would have to change a dtype.
+    Raises `StrategyRefusedError` where ``slices`` would have to change a dtype, or where
+    ``interleave`` finds no snapshot.
     """
     casts: Bools = rows[:, Column.SRC_DTYPE] != rows[:, Column.DST_DTYPE]
     if strategy is Strategy.AUTO:
@@ -38,7 +43,36 @@ def choose_ways(
             f"{DType(row[Column.DST_DTYPE]).label}: use whole, pack or auto",
             strategy=strategy,
         )
+    if strategy is Strategy.INTERLEAVE:
+        if all(pair.per_token for pair in pairs):
+            raise StrategyRefusedError(
+                "interleave permutes states, and nothing that is moved is one: use pack or auto",
+                strategy=strategy,
+            )
+        return np.where(snapshots(rows, pairs), _INTERLEAVE, _PACK)
     return np.full(len(rows), WAYS.index(strategy), np.int64)
+
+
+def snapshots(rows: Int64s, pairs: Sequence[GroupPair]) -> Bools:
+    """Mask of the rows that are copied once, however long the prompt."""
+    per_token = np.array([pair.per_token for pair in pairs], np.bool_)
+    mask: Bools = ~per_token[rows[:, Column.GROUP_PAIR]]
+    return mask
+
+
+def interleaves(
+    rows: Int64s, chunks: Chunks, pairs: Sequence[GroupPair], readers: int, costs: CostModel
+) -> bool:
+    """Whether ``rows`` that would be packed for each of ``readers`` cost less through ``chunks``.
+
+    A source gathers for one reader after the other, and the last one waits for all.
+    """
+    packed_s, there_s, back_s = (
+        float(copy_seconds(table, pairs, costs.nominal_tokens, costs).sum())
+        for table in (rows, chunks.interleaved, chunks.restored)
+    )
+    once_s = costs.seconds_per_launch
+    return once_s + readers * there_s + back_s < readers * (once_s + packed_s) + packed_s
 
 
 def _cheapest(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: CostModel) -> Int64s:
@@ -65,12 +99,12 @@ def _seconds(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: Cost
     """What each row costs by each way, ``[len(WAYS), rows]``."""
     descriptors, sizes = row_costs(rows, pairs, costs.nominal_tokens)
     reading = sizes / costs.read_bytes_per_second
-    copying = sizes / costs.copy_bytes_per_second + descriptors * costs.seconds_per_copy
+    copying = copy_seconds(rows, pairs, costs.nominal_tokens, costs)
     alone = descriptors * costs.seconds_per_descriptor + reading
     sent = wire_bytes(rows, pairs, costs.nominal_tokens) / costs.read_bytes_per_second
     table = np.empty((len(WAYS), len(rows)))
     table[_SLICES] = np.where(casts, np.inf, alone)
-    table[_WHOLE] = np.inf
+    table[[_WHOLE, _INTERLEAVE]] = np.inf
     table[_PACK] = sent + 2 * copying
     # A piece so large that copying it once costs more than its descriptor is read in place.
     small = np.flatnonzero(casts | (alone > reading + copying))

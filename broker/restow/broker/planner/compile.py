@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.choice import choose_ways
+from restow.broker.planner.choice import choose_ways, interleaves, snapshots
 from restow.broker.planner.clearing import cleared_rows
+from restow.broker.planner.interleave import Chunks, whole_moves
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import GroupPair, Program, no_rows
@@ -21,7 +25,8 @@ from restow.broker.planner.table import Cutter, Table, split_rows
 class Draft:
     """A program before it is written down: its moves, their rows, and how each of these travels.
 
-    ``ways`` are indices into `WAYS`, one a row; ``spans`` cover the rows that go ``whole``.
+    ``ways`` are indices into `WAYS`, one a row; ``spans`` cover the rows that go ``whole``, and
+    ``chunks`` hold what goes by ``interleave``.
     """
 
     dst_rank: int
@@ -29,6 +34,7 @@ class Draft:
     table: Table
     ways: Int64s
     spans: Spans
+    chunks: Chunks
     cleared: Int64s
 
     def rows(self, way: Strategy) -> Int64s:
@@ -42,7 +48,7 @@ def compile_programs(
 ) -> tuple[Program, ...]:
     """One program for each destination rank, in their order.
 
-    Raises `StrategyRefusedError` where ``slices`` would have to change a dtype.
+    Raises `StrategyRefusedError` where a strategy can't serve the plan.
     """
     pairs, drafts = draft_programs(plan, strategy, costs)
     return tuple(_program(draft, pairs) for draft in drafts)
@@ -57,16 +63,54 @@ def draft_programs(
     by_rank: dict[int, list[Move]] = defaultdict(list)
     for move in plan.moves:
         by_rank[move.dst_rank].append(move)
+    readers = _readers(plan)
     drafts = []
     for rank in plan.destination.ranks:
         moves = tuple(by_rank[rank.rank])
         table = cutter.table(moves)
         ways = choose_ways(table.rows, cutter.pairs, strategy, costs)
+        if strategy is Strategy.AUTO:
+            _interleave_packed(moves, table, ways, cutter, readers, costs)
+        mixed = ways[table.piece_row] == WAYS.index(Strategy.INTERLEAVE)
+        through = [moves[index] for index in np.unique(table.piece_move[mixed]).tolist()]
         whole = table.rows[ways == WAYS.index(Strategy.WHOLE)]
         spans = Spans.of(whole, cutter.pairs, None if forced else costs.gap_bytes)
         cleared = cleared_rows(rank, cutter.pairs) if moves else no_rows()
-        drafts.append(Draft(rank.rank, moves, table, ways, spans, cleared))
+        chunks = Chunks.of(through, cutter)
+        drafts.append(Draft(rank.rank, moves, table, ways, spans, chunks, cleared))
     return cutter.pairs, drafts
+
+
+def _readers(plan: Plan) -> dict[int, int]:
+    """How many destination ranks read from each source rank."""
+    pairs = {(move.src_rank, move.dst_rank) for move in plan.moves}
+    return Counter(src_rank for src_rank, _ in pairs)
+
+
+def _interleave_packed(
+    moves: Sequence[Move],
+    table: Table,
+    ways: Int64s,
+    cutter: Cutter,
+    readers: dict[int, int],
+    costs: CostModel,
+) -> None:
+    """Have states that were to be packed for one reader after the other permuted for all at once.
+
+    Changes ``ways``, where that costs less.
+    """
+    candidates = ways == WAYS.index(Strategy.PACK)
+    candidates &= snapshots(table.rows, cutter.pairs)
+    if not candidates.any():
+        return
+    chosen = whole_moves(table, candidates)
+    rows = np.unique(table.piece_row[chosen[table.piece_move]])
+    through = [moves[index] for index in np.flatnonzero(chosen).tolist()]
+    most = max((readers[move.src_rank] for move in through), default=1)
+    if most > 1 and interleaves(
+        table.rows[rows], Chunks.of(through, cutter), cutter.pairs, most, costs
+    ):
+        ways[rows] = WAYS.index(Strategy.INTERLEAVE)
 
 
 def _program(draft: Draft, pairs: tuple[GroupPair, ...]) -> Program:
@@ -76,6 +120,8 @@ def _program(draft: Draft, pairs: tuple[GroupPair, ...]) -> Program:
         "spans": draft.spans.table,
         "extracted": draft.spans.extracted(draft.rows(Strategy.WHOLE)),
         "cleared": draft.cleared,
+        "interleaved": draft.chunks.interleaved,
+        "restored": draft.chunks.restored,
     }
     shapes = [rows.shape for rows in tables.values()]
     content = hashlib.sha256(repr((draft.dst_rank, pairs, shapes)).encode())

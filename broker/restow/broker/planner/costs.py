@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.table import ITEM_BYTES
+from restow.broker.planner.strategy import CostModel
+from restow.broker.planner.table import ITEM_BYTES, strided
+
+Seconds: TypeAlias = npt.NDArray[np.float64]
 
 
 def token_counts(pairs: Sequence[GroupPair], tokens: int) -> Int64s:
@@ -44,6 +49,19 @@ def row_costs(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> tuple[In
     stretches = edges.sum(axis=1) - -(-repeats // np.lcm(sizes[:, 0], sizes[:, 1]))
     pieces = np.where(contiguous, 1, rows[:, Column.COUNT])
     return pieces * np.where(joined, stretches, repeats), row_bytes * repeats
+
+
+def copy_seconds(
+    rows: Int64s, pairs: Sequence[GroupPair], tokens: int, costs: CostModel
+) -> Seconds:
+    """What copying each row once costs, on one side of staging."""
+    descriptors, sizes = row_costs(rows, pairs, tokens)
+    spread = strided(rows)
+    # However many elements a strided row has, it is one piece to copy.
+    pieces = np.where(spread, descriptors // rows[:, Column.COUNT], descriptors)
+    elements = np.where(spread, sizes // ITEM_BYTES[rows[:, Column.SRC_DTYPE]], 0)
+    seconds: Seconds = sizes / costs.copy_bytes_per_second
+    return seconds + pieces * costs.seconds_per_copy + elements * costs.seconds_per_element
 
 
 def wire_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Int64s:

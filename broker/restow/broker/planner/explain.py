@@ -28,7 +28,7 @@ class Cost:
     """What one rank's program costs for a number of tokens.
 
     ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs and
-    SCATTERs on both sides.
+    SCATTERs on both sides; a GATHER that serves several readers counts for each.
     """
 
     bytes: int
@@ -121,13 +121,14 @@ def _cost_or_reason(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> 
 
 
 def _cost(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost:
-    packed, spans = draft.rows(Strategy.PACK), draft.spans.table
+    gathered = np.concatenate([draft.rows(Strategy.PACK), draft.chunks.interleaved])
+    spans = draft.spans.table
     pieces, sizes = row_costs(split_rows(draft.rows(Strategy.SLICES)), pairs, tokens)
     pages = page_counts(pairs, tokens)[spans[:, SpanColumn.GROUP_PAIR]]
-    stages = len(np.unique(packed[:, Column.SRC_RANK]))
+    stages = len(np.unique(gathered[:, Column.SRC_RANK]))
     return Cost(
         bytes=int(sizes.sum())
-        + int(wire_bytes(packed, pairs, tokens).sum())
+        + int(wire_bytes(gathered, pairs, tokens).sum())
         + int((pages * spans[:, SpanColumn.LENGTH_BYTES]).sum()),
         reads=int(pieces.sum()) + stages + int(pages.sum()),
         launches=2 * stages + bool(len(spans)),

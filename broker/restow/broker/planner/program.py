@@ -89,10 +89,12 @@ class GroupPair:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the agent of ``dst_rank`` does: rows that travel in three ways.
+    """What the agent of ``dst_rank`` does: rows that travel in four ways.
 
     - ``direct`` rows are read into place.
     - ``packed`` rows are gathered by the agents of their source ranks, read as one run, scattered.
+    - ``interleaved`` rows are copied by those agents to the beginning of that run, its *chunk*, and
+      ``restored`` rows from there to pages; offsets and steps of the chunk's side are its own.
     - ``spans`` of source pages are read into staging as they are, and ``extracted`` rows are copied
       out of them: these take their ``SRC_REGION`` from the index of a span, a page of which is
       its length, and their ``SRC_OFFSET_BYTES`` from its beginning.
@@ -111,6 +113,8 @@ class Program:
     spans: Int64s
     extracted: Int64s
     cleared: Int64s
+    interleaved: Int64s
+    restored: Int64s
 
     @property
     def src_ranks(self) -> tuple[int, ...]:
@@ -119,6 +123,7 @@ class Program:
             [
                 self.direct[:, Column.SRC_RANK],
                 self.packed[:, Column.SRC_RANK],
+                self.restored[:, Column.SRC_RANK],
                 self.spans[:, SpanColumn.SRC_RANK],
             ]
         )
@@ -131,7 +136,13 @@ class Program:
     @property
     def staging_ranks(self) -> tuple[int, ...]:
         """The ranks that gather for this destination."""
-        return tuple(int(rank) for rank in np.unique(self.packed[:, Column.SRC_RANK]))
+        tables = [self.packed[:, Column.SRC_RANK], self.restored[:, Column.SRC_RANK]]
+        return tuple(int(rank) for rank in np.unique(np.concatenate(tables)))
+
+    @property
+    def interleaving_ranks(self) -> tuple[int, ...]:
+        """Those of them that gather for all their readers in one launch."""
+        return tuple(int(rank) for rank in np.unique(self.restored[:, Column.SRC_RANK]))
 
 
 def no_rows() -> Int64s:

@@ -18,9 +18,13 @@ class Strategy(StrEnum):
     the destination takes out what it wants."""
     PACK = "pack"
     """The source gathers into one run, one READ, the destination scatters."""
+    INTERLEAVE = "interleave"
+    """The source permutes a state for all its readers in one launch, channel by channel, so that
+    each one's share is one run; the destination applies the inverse. Snapshots only: per-token
+    fields are packed into the same run."""
 
 
-WAYS = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK)
+WAYS = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Strategy.INTERLEAVE)
 """The ways between which `Strategy.AUTO` chooses."""
 
 
@@ -30,9 +34,9 @@ class CostModel:
 
     A descriptor of a READ costs ``seconds_per_descriptor`` above its bytes, which travel at
     ``read_bytes_per_second``. GATHER and SCATTER cost ``seconds_per_launch`` each however little
-    they copy, ``seconds_per_copy`` for each piece, and copy at ``copy_bytes_per_second``; asking a
-    source to gather costs ``seconds_per_stage``. docs/benchmarks.md has the measurements behind
-    the defaults.
+    they copy, ``seconds_per_copy`` for each piece and ``seconds_per_element`` for each element that
+    lies apart from the next one, and copy at ``copy_bytes_per_second``; asking a source to gather
+    costs ``seconds_per_stage``. docs/benchmarks.md has the measurements behind the defaults.
     """
 
     seconds_per_descriptor: float = 3.3e-6
@@ -40,6 +44,7 @@ class CostModel:
     copy_bytes_per_second: float = 3.0e9
     seconds_per_launch: float = 0.5e-3
     seconds_per_copy: float = 0.5e-6
+    seconds_per_element: float = 5e-9
     seconds_per_stage: float = 0.5e-3
     nominal_tokens: int = 4096
 

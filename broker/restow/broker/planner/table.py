@@ -12,7 +12,7 @@ from restow.broker.layout import DType, RankLayout, Region
 from restow.broker.layout.rows import MAX_ROWS, Bools, Int64s, Rows, cut_rows
 from restow.broker.planner.move import Move, Place
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.program import Column, GroupPair, PageForm
+from restow.broker.planner.program import Column, GroupPair, PageForm, no_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,15 @@ class Table:
     pieces: Int64s
     piece_move: Int64s
     piece_row: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One end of a move; ``aligned``: its elements lie at multiples of their size."""
+
+    region: int
+    place: Place
+    aligned: bool
 
 
 class Cutter:
@@ -57,59 +66,96 @@ class Cutter:
         Raises `CastUnsupportedError` (see `_cut_move`) and `TooManyPiecesError`.
         """
         if not moves:
-            none, nothing = np.empty((0, len(Column)), np.int64), np.empty(0, np.int64)
-            return Table(none, none, nothing, nothing)
-        firsts, offsets = zip(*map(self._cut_move, moves), strict=True)
+            nothing = np.empty(0, np.int64)
+            return Table(no_rows(), no_rows(), nothing, nothing)
+        pieces, counts = self._pieces_of([self._cut_move(move) for move in moves])
+        rows, piece_row = join_rows(pieces)
+        return Table(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
+
+    def through(self, moves: Sequence[Move], places: Sequence[Place]) -> tuple[Int64s, Int64s]:
+        """Rows from the sources to the ``places`` in a chunk, and from there to the destinations.
+
+        The chunk's region has number 0. Raises as `table`.
+        """
+        if not moves:
+            return no_rows(), no_rows()
+        there, back = [], []
+        for move, place in zip(moves, places, strict=True):
+            pair, chunk = self._pair(move), _End(0, place, True)
+            there.append(self._cut_box(move, pair, self._src(move), chunk))
+            back.append(self._cut_box(move, pair, chunk, self._dst(move)))
+        first, second = (join_rows(self._pieces_of(cut)[0])[0] for cut in (there, back))
+        return first, second
+
+    def _pieces_of(self, cut: Sequence[tuple[tuple[int, ...], Int64s]]) -> tuple[Int64s, list[int]]:
+        """All rows before they are joined, and how many there are of each box."""
+        firsts, offsets = zip(*cut, strict=True)
         counts = [len(part) for part in offsets]
         self._pieces += sum(counts)
         if self._pieces > MAX_ROWS:
             raise TooManyPiecesError(f"the plan falls into more than {MAX_ROWS} pieces")
         pieces = np.repeat(np.array(firsts, np.int64), counts, axis=0)
         pieces[:, [Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES]] += np.concatenate(offsets)
-        rows, piece_row = join_rows(pieces)
-        return Table(rows, pieces, np.repeat(np.arange(len(moves)), counts), piece_row)
+        return pieces, counts
 
     def _cut_move(self, move: Move) -> tuple[tuple[int, ...], Int64s]:
-        """A row (in the order of `Column`) without offsets inside the box, and those offsets.
+        """A row (in the order of `Column`) without offsets inside the box, and those offsets."""
+        return self._cut_box(move, self._pair(move), self._src(move), self._dst(move))
+
+    def _src(self, move: Move) -> _End:
+        index, region, _ = self._sources[move.src_rank][move.src.region]
+        return _End(index, move.src, _aligned(move.src, region.page_stride_bytes))
+
+    def _dst(self, move: Move) -> _End:
+        index, region, _ = self._destinations[move.dst_rank][move.dst.region]
+        return _End(index, move.dst, _aligned(move.dst, region.page_stride_bytes))
+
+    def _pair(self, move: Move) -> int:
+        _, _, src_form = self._sources[move.src_rank][move.src.region]
+        _, _, dst_form = self._destinations[move.dst_rank][move.dst.region]
+        return self._numbers[GroupPair(src_form, dst_form, self._windows[move.field])]
+
+    def _cut_box(
+        self, move: Move, pair: int, src: _End, dst: _End
+    ) -> tuple[tuple[int, ...], Int64s]:
+        """The move's box, from one end to another.
 
         A row of strided elements needs each at a multiple of its size, as devices load nothing
         else. Where a layout breaks that, every element becomes a row of bytes; a cast can't, and
         raises `CastUnsupportedError`.
         """
-        src, dst = move.src, move.dst
-        src_index, src_region, src_form = self._sources[move.src_rank][src.region]
-        dst_index, dst_region, dst_form = self._destinations[move.dst_rank][dst.region]
-        items = (src.dtype.itemsize_bytes, dst.dtype.itemsize_bytes)
-        cut = self._cut(move, items)
-        same = src.dtype is dst.dtype
+        items = (src.place.dtype.itemsize_bytes, dst.place.dtype.itemsize_bytes)
+        cut = self._cut(move, src.place, dst.place)
+        same = src.place.dtype is dst.place.dtype
         raw = same and (cut.count == 1 or cut.steps_bytes == items)
-        if not raw and not (_aligned(src, src_region) and _aligned(dst, dst_region)):
+        if not raw and not (src.aligned and dst.aligned):
             if not same:
                 raise _misaligned(move)
             cut, raw = cut.elements(), True
         first = (
             move.src_rank,
-            self._numbers[GroupPair(src_form, dst_form, self._windows[move.field])],
-            src_index,
-            src.offset_bytes,
-            dst_index,
-            dst.offset_bytes,
+            pair,
+            src.region,
+            src.place.offset_bytes,
+            dst.region,
+            dst.place.offset_bytes,
             cut.count * items[0] if raw else cut.count,
             1 if raw else cut.steps_bytes[0],
             1 if raw else cut.steps_bytes[1],
-            src.token_stride_bytes or 0,
-            dst.token_stride_bytes or 0,
-            int(DType.UINT8 if raw else src.dtype),
-            int(DType.UINT8 if raw else dst.dtype),
+            src.place.token_stride_bytes or 0,
+            dst.place.token_stride_bytes or 0,
+            int(DType.UINT8 if raw else src.place.dtype),
+            int(DType.UINT8 if raw else dst.place.dtype),
         )
         return first, cut.offsets_bytes
 
-    def _cut(self, move: Move, items: tuple[int, int]) -> Rows:
+    def _cut(self, move: Move, src: Place, dst: Place) -> Rows:
         sizes = tuple([span.size for span in move.box])
-        key = (sizes, move.src.strides_bytes, move.dst.strides_bytes, items)
+        items = (src.dtype.itemsize_bytes, dst.dtype.itemsize_bytes)
+        key = (sizes, src.strides_bytes, dst.strides_bytes, items)
         cut = self._cuts.get(key)
         if cut is None:
-            cut = cut_rows(sizes, (move.src.strides_bytes, move.dst.strides_bytes), items)
+            cut = cut_rows(sizes, (src.strides_bytes, dst.strides_bytes), items)
             self._cuts[key] = cut
         return cut
 
@@ -125,9 +171,9 @@ def _indexed(rank: RankLayout) -> dict[str, tuple[int, Region, PageForm]]:
     }
 
 
-def _aligned(place: Place, region: Region) -> bool:
+def _aligned(place: Place, page_stride_bytes: int) -> bool:
     item = place.dtype.itemsize_bytes
-    steps = (*place.strides_bytes, place.token_stride_bytes or 0, region.page_stride_bytes)
+    steps = (*place.strides_bytes, place.token_stride_bytes or 0, page_stride_bytes)
     return item == 1 or not any(step % item for step in (place.offset_bytes, *steps))
 
 

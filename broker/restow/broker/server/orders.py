@@ -68,11 +68,11 @@ def fill_stage(order: link.AgentOrder, action: act.SendStage) -> None:
     """Gather."""
     stage = order.stage
     stage.handoff = action.handoff
-    stage.program_id = action.program_id
     _fill_blocks(stage.src_blocks, action.blocks)
     stage.first_token = action.first_token
     stage.stop_token = action.stop_token
-    stage.dst_rank = action.dst_rank
+    for part in action.parts:
+        stage.parts.add(program_id=part.program_id, dst_rank=part.dst_rank)
 
 
 def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:

@@ -1,0 +1,68 @@
+"""Bind rows of snapshots that go through a chunk: from pages into it, and out of it to pages.
+
+A chunk lies at the beginning of a staged run; rows say where in it (`planner.interleave`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from restow.agents.binding import Blocks, Copies, RegionTable, copies_of
+from restow.agents.paging import SNAPSHOT, Tokens
+from restow.agents.sides import DST, SRC, Lines, Side, by_pair, pages_of
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.program import Column, GroupPair
+
+_ONE = Tokens(0, 1)
+
+
+def bind_interleave(
+    rows: Int64s,
+    pairs: Sequence[GroupPair],
+    src: RegionTable,
+    src_blocks: Blocks,
+    chunk_address: int,
+) -> Copies:
+    """Copies from pages into the chunk. Raises `PageCountError` and `PageRangeError`."""
+    memory, chunk = _ends(rows, pairs, src, src_blocks, chunk_address, SRC, DST)
+    return copies_of(memory, chunk)
+
+
+def bind_restore(
+    rows: Int64s,
+    pairs: Sequence[GroupPair],
+    dst: RegionTable,
+    dst_blocks: Blocks,
+    chunk_address: int,
+) -> Copies:
+    """Copies from the chunk to pages. Raises `PageCountError` and `PageRangeError`."""
+    memory, chunk = _ends(rows, pairs, dst, dst_blocks, chunk_address, DST, SRC)
+    return copies_of(chunk, memory)
+
+
+def _ends(
+    rows: Int64s,
+    pairs: Sequence[GroupPair],
+    regions: RegionTable,
+    blocks: Blocks,
+    chunk_address: int,
+    side: Side,
+    other: Side,
+) -> tuple[Int64s, Int64s]:
+    """The ends in memory, on ``side`` of the rows, and in the chunk, in the form of `copies_of`."""
+    ends = [np.empty((2, 4, 0), np.int64)]
+    for pair, part in by_pair(rows, pairs):
+        pages = pages_of(pair, side, blocks, _ONE)
+        lines = Lines.of(part, regions, side)
+        (memory,) = lines.addresses(pages, side.form(pair), SNAPSHOT)
+        chunk = chunk_address + part[:, other.offset]
+        count = part[:, Column.COUNT]
+        columns = [
+            [address, count, part[:, one.step], part[:, one.dtype]]
+            for address, one in ((memory, side), (chunk, other))
+        ]
+        ends.append(np.array(columns, np.int64))
+    memory_ends, chunk_ends = np.concatenate(ends, axis=2)
+    return memory_ends, chunk_ends

@@ -1,0 +1,128 @@
+"""What a source's agent gathers for readers, and holds until the broker gives it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from restow.agents.binding import Copies, RegionTable, Tokens, bind_gather, staged_bytes
+from restow.agents.chunks import bind_interleave
+from restow.agents.copying import run_copies
+from restow.agents.memory import Place, Staging, one_place
+from restow.agents.orders import StageOrder
+from restow.agents.program_check import CheckedProgram
+from restow.agents.staging import Run, StagingPool
+from restow.broker.errors import RestowError
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.interleave import INTERLEAVED_TO, aligned, chunk_bytes
+from restow.broker.planner.program import Column, GroupPair, Program
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRun:
+    """Where the share of one destination rank lies."""
+
+    dst_rank: int
+    address: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What goes into the run of one destination rank: first its chunk, then its packed rows."""
+
+    dst_rank: int
+    pairs: Sequence[GroupPair]
+    interleaved: Int64s
+    packed: Int64s
+    chunk_bytes: int
+    length_bytes: int
+
+    @classmethod
+    def of(cls, program: Program, rank: int, dst_rank: int, tokens: Tokens) -> Share:
+        """The rows of source ``rank`` in the program of ``dst_rank``."""
+        interleaved, packed = (
+            rows[rows[:, Column.SRC_RANK] == rank] for rows in (program.interleaved, program.packed)
+        )
+        chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
+        length = chunk + staged_bytes(packed, program.group_pairs, tokens)
+        return cls(dst_rank, program.group_pairs, interleaved, packed, chunk, length)
+
+    @property
+    def regions(self) -> list[int]:
+        """Own regions that are copied from."""
+        rows = np.concatenate([self.interleaved, self.packed])
+        regions: list[int] = np.unique(rows[:, Column.SRC_REGION]).tolist()
+        return regions
+
+    def copies(self, memory: RegionTable, order: StageOrder, address: int) -> list[Copies]:
+        """From own pages to the run at ``address``."""
+        behind = address + self.chunk_bytes
+        blocks, pairs = order.src_blocks, self.pairs
+        return [
+            bind_interleave(self.interleaved, pairs, memory, blocks, address),
+            bind_gather(self.packed, pairs, memory, blocks, order.tokens, behind),
+        ]
+
+
+class Gathering:
+    """Gathers for readers of one rank's pages into a pool. Belongs to one event loop."""
+
+    def __init__(
+        self, rank: int, memory: RegionTable, places: Sequence[Place], staging: Staging
+    ) -> None:
+        """Nothing is held yet."""
+        self._rank = rank
+        self._memory = memory
+        self._places = places
+        self._staging = staging
+        self._pool = StagingPool(staging.size_bytes)
+        self._runs: dict[int, list[Run]] = {}
+        self._held: dict[int, dict[int, StagedRun]] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the pool in no run."""
+        return self._pool.free_bytes
+
+    async def stage(self, order: StageOrder, programs: Sequence[CheckedProgram]) -> list[StagedRun]:
+        """Gather for all parts in one launch; ``programs`` are theirs. Repeating changes nothing.
+
+        Raises `OrderTooLargeError`, `PagesError`, `ProgramInvalidError`, `StagingExhaustedError`.
+        """
+        held = self._held.get(order.handoff, {})
+        if all(part.dst_rank in held for part in order.parts):
+            return [held[part.dst_rank] for part in order.parts]
+        shares = []
+        for part, program in zip(order.parts, programs, strict=True):
+            program.check_size(order.tokens, self._rank)
+            shares.append(Share.of(program.program, self._rank, part.dst_rank, order.tokens))
+        regions = [region for share in shares for region in share.regions]
+        place = one_place(self._places, regions)
+        run = await self._pool.acquire(sum(aligned(share.length_bytes) for share in shares))
+        try:
+            address, copies, staged = self._staging.address + run.offset_bytes, [], []
+            for share in shares:
+                copies += share.copies(self._memory, order, address)
+                staged.append(StagedRun(share.dst_rank, address, share.length_bytes))
+                address += aligned(share.length_bytes)
+            run_copies(Copies.joined(copies), place.device)
+        except RestowError:
+            self._pool.release(run)
+            raise
+        self._runs.setdefault(order.handoff, []).append(run)
+        self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
+        return staged
+
+    def unstage(self, handoff: int) -> None:
+        """Give a handoff's runs back. May be repeated."""
+        self._held.pop(handoff, None)
+        for run in self._runs.pop(handoff, ()):
+            self._pool.release(run)
+
+    def reset(self) -> None:
+        """Give all runs back."""
+        for handoff in list(self._runs):
+            self.unstage(handoff)
