@@ -118,7 +118,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
     from restow.broker.cli.output import print_json
     from restow.broker.cli.plan_view import show_layout
     from restow.broker.layout import digest
-    from restow.broker.layout.summary import summarize
+    from restow.broker.layout.summary import scaled_fields, summarize
 
     layout = read_layout(file)
     ranks = [summarize(rank) for rank in layout.ranks]
@@ -128,6 +128,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
             "digest": digest(layout),
             "model": layout.model.name,
             "fields": len(layout.model.fields),
+            "scales": scaled_fields(layout.model),
             "ranks": [asdict(rank) for rank in ranks],
         }
         print_json(summary)
