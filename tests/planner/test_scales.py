@@ -46,7 +46,7 @@ SIDES = (
 )
 
 
-@pytest.mark.parametrize(("source", "destination"), itertools.product(SIDES, SIDES))
+@pytest.mark.parametrize(("source", "destination"), list(itertools.product(SIDES, SIDES)))
 def test_only_equal_types_with_equal_scales_are_planned(
     source: tuple[DType, Scales], destination: tuple[DType, Scales]
 ) -> None:
