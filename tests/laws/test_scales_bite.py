@@ -8,7 +8,7 @@ import pytest
 
 from laws import world
 from laws.strategies import family_cases
-from laws.test_laws_bite import bites, changed_plan, composition, cover
+from laws.test_laws_bite import bites, changed_plan, cover
 from restow.broker.layout import Layout, Shard, Span
 from restow.broker.planner import Move, Strategy, make_plan
 
@@ -32,7 +32,6 @@ def test_the_scales_of_another_head(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(world, "make_plan", wrong)
     bites(cover(Strategy.SLICES), family_cases(pipelines=False))
-    bites(composition, family_cases(pipelines=False))
 
 
 def _scales_of_other_ranks(layout: Layout) -> Layout:
