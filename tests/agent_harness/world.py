@@ -201,4 +201,6 @@ def known(field: Field, dtype: DType, tokens: int) -> npt.NDArray[np.unsignedint
     seed = sum(field.name.encode())
     numbers = np.random.default_rng(seed).integers(-120, 120, shape).astype(np.float32)
     wide = numbers.view(np.uint32)
+    if dtype.itemsize_bytes == 1:
+        return numbers.astype(np.int8).view(np.uint8)
     return wide if dtype is DType.FLOAT32 else (wide >> 16).astype(np.uint16)

@@ -35,14 +35,18 @@ from restow.agents.transport import NixlTransport
 from restow.broker.errors import TpSizeError
 from restow.broker.families import (
     AttentionSpec,
+    BlockScaledMlaSpec,
     ConvLayout,
     EngineSettings,
     KvOrder,
     LayerSpec,
+    MlaSpec,
     ModelSpec,
+    ScaleKind,
+    Scales,
     build_layout,
 )
-from restow.broker.layout import Kind, Layout, check_layout
+from restow.broker.layout import DType, Kind, Layout, check_layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.interleave import chunk_bytes
 from restow.broker.planner.program import Column, SpanColumn
@@ -67,6 +71,7 @@ SIDES = (
         EngineSettings(page_tokens=20, pp=2, layers_per_stage=(1, 3)),
     ),
 )
+OWN_SCALES = Scales(ScaleKind.PER_TOKEN_HEAD)
 
 
 def shortened(model: ModelSpec) -> ModelSpec:
@@ -219,9 +224,32 @@ def size_of(layout: Layout) -> int:
 @pytest.mark.parametrize("name", geometries())
 def test_every_pair_of_tp_sizes(name: str) -> None:
     model = shortened(geometries()[name])
-    fields = {field.name: field for field in model.model().fields}
     every = list(cases(model))
     assert len(every) >= 36
+    check_all(name, model, every)
+
+
+def quantised(layer: LayerSpec) -> LayerSpec:
+    """The same layer with its KV in float8, the scales in the cache."""
+    match layer:
+        case AttentionSpec():
+            return replace(layer, dtype=DType.FLOAT8_E4M3FN, scales=OWN_SCALES)
+        case MlaSpec():
+            return BlockScaledMlaSpec(layer.layer)
+    return layer
+
+
+@pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like", "gemma-swa-like"])
+def test_float8_with_its_scales(name: str) -> None:
+    model = shortened(geometries()[name])
+    model = replace(model, layers=tuple(map(quantised, model.layers)))
+    every = list(cases(model))[::7]  # every pair of sides and every strategy occurs
+    assert any(field.name.endswith("_scale") for field in model.model().fields)
+    check_all(name, model, every)
+
+
+def check_all(name: str, model: ModelSpec, every: list[tuple[Layout, Layout, Strategy]]) -> None:
+    fields = {field.name: field for field in model.model().fields}
     wire = Wire(max(size_of(layout) for case in every for layout in case[:2]))
     try:
         for source_layout, destination_layout, strategy in every:

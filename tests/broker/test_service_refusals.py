@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -118,6 +119,19 @@ async def test_two_models_that_differ() -> None:
             both.p.publish("h", P_BLOCKS, POSITION)
             ended = await x.request("h", D_BLOCKS)
             assert (ended.state, ended.reason) == ("FAILED", "MODEL_MISMATCH")
+        await both.hand_over("next")
+
+
+async def test_keys_that_other_scales_would_turn_into_other_values() -> None:
+    plain = model_layout(1)
+    *others, last = plain.model.fields
+    scaled = replace(plain.model, fields=(*others, replace(last, scales="static v1")))
+    async with broker() as running, pair(running.address) as both:
+        async with engine(running.address, "x", layout=replace(plain, model=scaled)) as (x, _):
+            both.p.publish("h", P_BLOCKS, POSITION)
+            ended = await x.request("h", D_BLOCKS)
+            assert (ended.state, ended.reason) == ("FAILED", "SCALES_MISMATCH")
+            assert "P's elements have no scales, D's scales 'static v1'" in ended.detail
         await both.hand_over("next")
 
 

@@ -15,6 +15,8 @@ from restow.broker.families import (
     ConvLayout,
     EngineSettings,
     KvOrder,
+    ScaleKind,
+    Scales,
     build_layout,
     model_from_hf_config,
 )
@@ -45,6 +47,30 @@ def test_from_config_cuts_stages_and_keeps_keys_apart(config: Path, run: Run) ->
     layout = layout_from_json(json.loads(out))
     assert layout == build_layout(model_from_hf_config(CONFIG), settings)
     assert [len(rank.regions) for rank in layout.ranks] == [1, 7]
+
+
+def test_from_config_takes_scales(config: Path, run: Run) -> None:
+    own, static = Scales(ScaleKind.PER_TOKEN_HEAD), Scales(ScaleKind.STATIC, "rev 7")
+    for scales, options in (
+        (own, ["--kv-scales", "per-token-head"]),
+        (static, ["--kv-scales", "static", "--kv-scales-fingerprint", "rev 7"]),
+    ):
+        out = run("layout", "from-config", config, "--kv-dtype", "float8_e4m3fn", *options)
+        model = model_from_hf_config(CONFIG, DType.FLOAT8_E4M3FN, kv_scales=scales)
+        assert layout_from_json(json.loads(out)) == build_layout(model, EngineSettings())
+
+
+def test_check_and_diff_say_the_scales(layout_file: LayoutFile, run: Run, fail: Fail) -> None:
+    static = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "static", "--kv-scales-fingerprint")
+    left, right = layout_file("left", *static, "v1"), layout_file("right", *static, "v2")
+    assert "scales of k, v: static v1" in run("layout", "check", left)
+    assert json.loads(run("layout", "check", left, "--json"))["scales"] == {"static v1": ["k", "v"]}
+    outcome = fail("layout", "diff", left, right, "--json")
+    assert {(one["aspect"], one["left"], one["right"]) for one in outcome.json["differences"]} == {
+        ("scales", "static v1", "static v2")
+    }
+    outcome = fail("plan", left, right, "--json")
+    assert outcome.json["error"]["reason"] == "SCALES_MISMATCH"
 
 
 def test_stages_in_words_are_wrong_usage(config: Path, fail: Fail) -> None:
@@ -157,6 +183,11 @@ def test_from_config_refuses(
         ["layout", "from-config", "CONFIG", "--tp", "0"],
         ["layout", "from-config", "CONFIG", "--conv-layout", "XY"],
         ["layout", "from-config", "CONFIG", "--kv-dtype", "float17"],
+        ["layout", "from-config", "CONFIG", "--kv-dtype", "uint8"],
+        ["layout", "from-config", "CONFIG", "--conv-dtype", "float8_e4m3fn"],
+        ["layout", "from-config", "CONFIG", "--ssm-dtype", "uint8"],
+        ["layout", "from-config", "CONFIG", "--kv-scales", "static"],
+        ["layout", "from-config", "CONFIG", "--kv-scales-fingerprint", "v1"],
         ["nonsense"],
     ],
 )

@@ -13,6 +13,7 @@ from laws.values import FLOATS, GlobalState
 from restow.agents.binding import Tokens
 from restow.broker.families import (
     AttentionSpec,
+    BlockScaledMlaSpec,
     ConvLayout,
     EngineSettings,
     GdnSpec,
@@ -24,6 +25,8 @@ from restow.broker.families import (
     Mamba2Spec,
     MlaSpec,
     ModelSpec,
+    ScaleKind,
+    Scales,
     ShortConvSpec,
     build_layout,
 )
@@ -42,14 +45,16 @@ _GROUPS = st.sampled_from([1, 1, 2, 3, 4, 6])
 _KV_HEADS = st.sampled_from([1, 2, 3, 4, 6, 8])
 _KERNELS = st.integers(2, 4)
 _LAYERS = st.one_of(
-    st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam"]),
-    st.text("al1mgkcr", min_size=1, max_size=3),
+    st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq"]),
+    st.text("aldq1mgkcr", min_size=1, max_size=3),
 )
 _WINDOWS = st.sampled_from([0, 0, 1, 3, 6, 100])
 _GAPS = st.sampled_from([0, 0, 0, 1])
 _PICKS = st.integers(0, 7)
 _SEEDS = st.integers(0, 2**16)
 _GUARDS = st.sampled_from([64, 0])
+_QUANTISED = st.sampled_from([DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8])
+_SCALES = st.sampled_from([Scales(ScaleKind.PER_TOKEN_HEAD)] * 3 + [Scales(ScaleKind.STATIC, "v1")])
 _DTYPES = {False: st.sampled_from(DTYPES), True: st.sampled_from(FLOATS)}
 _SETTINGS = {
     even: st.builds(
@@ -116,6 +121,17 @@ def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes), window_tokens=window)
 
 
+def _quantised(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    """KV with scales: a float32 behind the elements of every head, or static ones."""
+    size, types = 2 * draw(sizes), (draw(_QUANTISED), draw(_WINDOWS))
+    return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES))
+
+
+def _block_scaled_mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    block = 2 * draw(sizes)
+    return BlockScaledMlaSpec(0, block * draw(_SMALL), 2 * draw(sizes), block, draw(dtypes))
+
+
 def _mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     return MlaSpec(0, 2 * draw(sizes), draw(dtypes))
 
@@ -162,7 +178,9 @@ def _linear(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
 
 _FAMILIES: dict[str, Make] = {
     "a": _attention,
+    "q": _quantised,
     "l": _mla,
+    "d": _block_scaled_mla,
     "1": _mamba1,
     "m": _mamba2,
     "g": _gdn,
@@ -181,7 +199,7 @@ def _allows(layer: LayerSpec, tp: int, casts: bool) -> bool:
     match layer:
         case AttentionSpec():
             return layer.kv_heads % tp == 0 or tp % layer.kv_heads == 0
-        case MlaSpec():
+        case MlaSpec() | BlockScaledMlaSpec():
             return True
         case Mamba1Spec():
             # The state follows the window: a rank's share of channels has to be even.
@@ -236,7 +254,9 @@ def _stages(draw: st.DrawFn, depth: int, pp: int) -> tuple[int, ...]:
 
 @st.composite
 def _recast(draw: st.DrawFn, layer: LayerSpec) -> LayerSpec:
-    """The same layer in types of its own."""
+    """The same layer in types of its own; a quantised one keeps its type, for nothing casts it."""
+    if isinstance(layer, AttentionSpec) and layer.scales.kind is not ScaleKind.NONE:
+        return layer
     types = [field.name for field in fields(layer) if field.name.endswith("dtype")]
     own = {name: draw(_DTYPES[True]) for name in types}
     return replace(layer, **own)  # type: ignore[arg-type]

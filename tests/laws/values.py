@@ -22,7 +22,8 @@ class GlobalState:
     """The whole state of a prompt, as no rank ever holds it.
 
     ``numbers``: elements are numbers that every float type holds exactly, so that they survive
-    casts; else they are scrambled ids, distinct over all fields as far as the type allows.
+    casts, if their type can be cast; else they are scrambled ids, distinct over all fields as far
+    as the type allows.
     """
 
     model: Model
@@ -36,7 +37,8 @@ class GlobalState:
             count = self._entries(field) * int(np.prod(field.shape, dtype=np.int64))
             if field.name == name:
                 ids = np.arange(first, first + count, dtype=np.uint64)
-                bits = _numbers(ids, dtype) if self.numbers else _scrambled(ids, dtype)
+                numbers = self.numbers and dtype.castable
+                bits = _numbers(ids, dtype) if numbers else _scrambled(ids, dtype)
                 return bits.reshape(self._entries(field), *field.shape)
             first += count
         raise KeyError(name)

@@ -7,7 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 
 from laws.strategies import Case, any_cases
-from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
+from restow.broker.families import (
+    AttentionSpec,
+    EngineSettings,
+    ModelSpec,
+    ScaleKind,
+    Scales,
+    build_layout,
+)
 from restow.broker.layout import DType
 from restow.broker.layout.difference import Difference, differences
 
@@ -44,6 +51,20 @@ def test_what_no_aspect_tells_is_not_passed_over() -> None:
     other = replace(ONE, ranks=(replace(rank, shards=moved),))
     (found,) = differences(ONE, other)
     assert found.subject == "pages"
+
+
+def test_scales_are_an_aspect() -> None:
+    scales = (Scales(ScaleKind.STATIC, "v1"), Scales(ScaleKind.PER_TOKEN_HEAD))
+    static, own = (
+        build_layout(
+            ModelSpec("m", (AttentionSpec(0, 2, 4, DType.INT8, scales=one),)), EngineSettings()
+        )
+        for one in scales
+    )
+    assert Difference("layers.0.k", "scales", "none", "static v1") in differences(ONE, static)
+    found = differences(static, own)
+    assert Difference("layers.0.v", "scales", "static v1", "per token and head") in found
+    assert Difference("layers.0.v_scale", "field", "none", "there") in found
 
 
 def test_a_window_is_an_aspect() -> None:

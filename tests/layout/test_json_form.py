@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,9 +16,11 @@ from restow.broker.families import (
     EngineSettings,
     Mamba2Spec,
     ModelSpec,
+    ScaleKind,
+    Scales,
     build_layout,
 )
-from restow.broker.layout import DType, check_layout, digest
+from restow.broker.layout import DType, Field, Kind, check_layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 
 MODEL = ModelSpec(
@@ -26,6 +28,8 @@ MODEL = ModelSpec(
     (
         Mamba2Spec(0, 4, 2, 3, 2, 4, DType.BFLOAT16, DType.FLOAT32),
         AttentionSpec(1, 2, 4, DType.BFLOAT16),
+        AttentionSpec(2, 2, 4, DType.INT8, 8, Scales(ScaleKind.PER_TOKEN_HEAD)),
+        AttentionSpec(3, 2, 4, DType.FLOAT8_E4M3FN, scales=Scales(ScaleKind.STATIC, "v1")),
     ),
 )
 LAYOUT = build_layout(
@@ -44,6 +48,36 @@ def test_round_trip() -> None:
 
 def test_round_trip_as_a_message() -> None:
     assert wire.layout_from_proto(wire.layout_to_proto(LAYOUT)) == LAYOUT
+
+
+CHANGES: dict[str, object] = {
+    "name": "layers.9.k",
+    "kind": Kind.SNAPSHOT,
+    "axes": ("head", "size"),
+    "shape": (2, 5),
+    "window_tokens": 9,
+    "scales": "static v2",
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Field)])
+def test_all_that_a_field_says_is_carried_and_counts(name: str) -> None:
+    listed = LAYOUT.model.fields
+    other = replace(listed[-2], **{name: CHANGES[name]})  # type: ignore[arg-type]
+    model = replace(LAYOUT.model, fields=(*listed[:-2], other, listed[-1]))
+    changed = replace(LAYOUT, model=model)
+    assert digest(changed) != digest(LAYOUT)
+    assert wire.layout_from_proto(wire.layout_to_proto(changed)) == changed
+    ranks = tuple(replace(rank, shards=()) for rank in LAYOUT.ranks)
+    assert layout_from_json(layout_to_json(replace(changed, ranks=ranks))).model == model
+
+
+def test_a_field_without_scales_need_not_say_so() -> None:
+    data = as_json()
+    for field in data["model"]["fields"]:
+        if not field["scales"]:
+            del field["scales"]
+    assert layout_from_json(data) == LAYOUT
 
 
 def test_a_layout_without_scratch_memory_need_not_say_so() -> None:
@@ -81,15 +115,17 @@ def test_the_form_that_scripts_rely_on() -> None:
 
 def test_only_what_the_design_lists_is_needed() -> None:
     data = as_json()
-    data["model"] = {}
+    data["model"] = {}  # windows and scales can be said of a listed field only
+    plain = tuple(replace(field, window_tokens=0, scales="") for field in LAYOUT.model.fields)
     for rank in data["ranks"]:
         for region in rank["regions"]:
-            del region["group"]
+            if region["group"] in ("attention", "state"):
+                del region["group"]
             if region["page_tokens"] is None:
                 del region["page_tokens"], region["pages_per_block"]
     layout = layout_from_json(data)
     check_layout(layout)
-    assert layout.model.fields == LAYOUT.model.fields
+    assert layout.model.fields == plain
     assert layout.ranks == LAYOUT.ranks
 
 
@@ -109,6 +145,8 @@ MALFORMED: list[tuple[str, object, str]] = [
     ("model.fields[0].kind", "weekly", "model.fields[0].kind"),
     ("model.fields[0].axes", "channel", "model.fields[0].axes"),
     ("model.fields[0].axes[1]", 3, "model.fields[0].axes[1]"),
+    ("model.fields[0].scales", 1.0, "model.fields[0].scales"),
+    ("model.fields[0].scales", None, "model.fields[0].scales"),
     ("model.fields[0].shape[0]", 1.5, "model.fields[0].shape[0]"),
     ("ranks", {"0": {}}, "ranks"),
     ("ranks[1]", [], "ranks[1]"),

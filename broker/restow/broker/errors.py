@@ -103,6 +103,12 @@ class ModelMismatchError(PlanError):
     reason = "MODEL_MISMATCH"
 
 
+class ScalesMismatchError(PlanError):
+    """A field whose elements are multiplied by other scales on the two sides."""
+
+    reason = "SCALES_MISMATCH"
+
+
 class CastUnsupportedError(PlanError):
     """A field whose types differ on the two sides, and no cast exists between them."""
 

@@ -44,6 +44,7 @@ def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
                     axes=f.axes,
                     shape=f.shape,
                     window_tokens=f.window_tokens,
+                    scales=f.scales,
                 )
                 for f in layout.model.fields
             ],
@@ -103,7 +104,7 @@ def _field(message: layout_pb2.Field) -> Field:
             f"field {message.name!r}: name and kind are needed", field=message.name
         )
     axes, shape = tuple(message.axes), tuple(message.shape)
-    return Field(message.name, kind, axes, shape, message.window_tokens)
+    return Field(message.name, kind, axes, shape, message.window_tokens, message.scales)
 
 
 def _rank(message: layout_pb2.RankLayout) -> RankLayout:

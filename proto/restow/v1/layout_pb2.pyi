@@ -80,6 +80,7 @@ class Field(google.protobuf.message.Message):
     AXES_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: builtins.int
+    SCALES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the model, for example "layers.7.conv.x". Empty is refused."""
     kind: Global___FieldKind.ValueType
@@ -87,6 +88,11 @@ class Field(google.protobuf.message.Message):
     window_tokens: builtins.int
     """Only so many tokens before the position are needed (sliding window). 0: all. For per-token
     fields.
+    """
+    scales: builtins.str
+    """Words that name the factors which make values of the elements, for example "static v1" or "per
+    token and head". Equal bytes under other factors are other values: both sides of a handoff must
+    give the same. Empty: the elements are the values, as if all factors were 1.
     """
     @property
     def axes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -104,8 +110,9 @@ class Field(google.protobuf.message.Message):
         axes: collections.abc.Iterable[builtins.str] | None = ...,
         shape: collections.abc.Iterable[builtins.int] | None = ...,
         window_tokens: builtins.int = ...,
+        scales: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["axes", b"axes", "kind", b"kind", "name", b"name", "shape", b"shape", "window_tokens", b"window_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["axes", b"axes", "kind", b"kind", "name", b"name", "scales", b"scales", "shape", b"shape", "window_tokens", b"window_tokens"]) -> None: ...
 
 Global___Field: typing_extensions.TypeAlias = Field
 

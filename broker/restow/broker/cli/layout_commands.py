@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from restow.broker.families import Scales
 
 DIFFERENT = 4
 
@@ -13,9 +16,8 @@ app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
 JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSON file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
-DTypeOption = Literal[
-    "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"
-]
+StateDType = Literal["float32", "bfloat16", "float16"]
+KvDType = Literal["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"]
 
 
 @app.command("from-config")
@@ -46,13 +48,25 @@ def from_config(
         ),
     ] = True,
     kv_dtype: Annotated[
-        DTypeOption | None, typer.Option(help="Type of keys and values. Default: the model's.")
+        KvDType | None,
+        typer.Option(help="Type of keys and values. Default: the checkpoint's, or the model's."),
+    ] = None,
+    kv_scales: Annotated[
+        Literal["none", "static", "per-token-head"] | None,
+        typer.Option(help="Scales of float8 or int8 KV. Default: none, where there can be none."),
+    ] = None,
+    kv_scales_fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Tells static scales apart: equal on P and D exactly when their scales are.",
+        ),
     ] = None,
     conv_dtype: Annotated[
-        DTypeOption | None, typer.Option(help="Type of conv states. Default: the model's.")
+        StateDType | None, typer.Option(help="Type of conv states. Default: the model's.")
     ] = None,
     ssm_dtype: Annotated[
-        DTypeOption | None, typer.Option(help="Type of SSM states. Default: the family's.")
+        StateDType | None, typer.Option(help="Type of SSM states. Default: the family's.")
     ] = None,
     speculative_tokens: Annotated[
         int, typer.Option(min=0, help="Rows for speculative tokens behind the conv window.")
@@ -81,8 +95,11 @@ def from_config(
     from restow.broker.layout import DType, check_layout
     from restow.broker.layout.json_form import layout_to_json
 
-    types = (None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype))
-    model = model_from_hf_config(read_json(config), *types)
+    scales = _scales(kv_scales, kv_scales_fingerprint)
+    kv, conv, ssm = (
+        None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype)
+    )
+    model = model_from_hf_config(read_json(config), kv, conv, ssm, scales)
     settings = EngineSettings(
         tp=tp,
         page_tokens=page_tokens,
@@ -98,6 +115,17 @@ def from_config(
     layout = build_layout(replace(model, name=name or model.name), settings)
     check_layout(layout)
     print_json(layout_to_json(layout))
+
+
+def _scales(kind: str | None, fingerprint: str | None) -> Scales | None:
+    from restow.broker.families import ScaleKind, Scales
+
+    if (kind == "static") != bool(fingerprint):
+        raise typer.BadParameter(
+            "static scales need a fingerprint, and no others have one",
+            param_hint="--kv-scales-fingerprint",
+        )
+    return None if kind is None else Scales(ScaleKind(kind), fingerprint or "")
 
 
 def _counts(text: str | None) -> tuple[int, ...]:
@@ -118,7 +146,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
     from restow.broker.cli.output import print_json
     from restow.broker.cli.plan_view import show_layout
     from restow.broker.layout import digest
-    from restow.broker.layout.summary import summarize
+    from restow.broker.layout.summary import scaled_fields, summarize
 
     layout = read_layout(file)
     ranks = [summarize(rank) for rank in layout.ranks]
@@ -128,6 +156,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
             "digest": digest(layout),
             "model": layout.model.name,
             "fields": len(layout.model.fields),
+            "scales": scaled_fields(layout.model),
             "ranks": [asdict(rank) for rank in ranks],
         }
         print_json(summary)

@@ -10,7 +10,7 @@ from rich.table import Table
 from restow.broker.cli.output import size_text
 from restow.broker.layout import Box, Layout, digest
 from restow.broker.layout.difference import Difference
-from restow.broker.layout.summary import RankSummary
+from restow.broker.layout.summary import RankSummary, scaled_fields
 from restow.broker.planner import Plan
 from restow.broker.planner.explain import Cost, FieldLine, RankLines
 
@@ -24,6 +24,8 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
         soft_wrap=True,
         markup=False,
     )
+    for scales, names in scaled_fields(layout.model).items():
+        console.print(f"scales of {', '.join(names)}: {scales}", soft_wrap=True, markup=False)
     table = _table("rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding")
     for rank in ranks:
         table.add_row(

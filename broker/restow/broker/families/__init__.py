@@ -11,11 +11,19 @@ from restow.broker.families.recurrent import (
     RecurrentSpec,
     ShortConvSpec,
 )
+from restow.broker.families.scales import ScaleKind, Scales
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
-from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec, ModelSpec
+from restow.broker.families.specs import (
+    AttentionSpec,
+    BlockScaledMlaSpec,
+    LayerSpec,
+    MlaSpec,
+    ModelSpec,
+)
 
 __all__ = [
     "AttentionSpec",
+    "BlockScaledMlaSpec",
     "ConvLayout",
     "EngineSettings",
     "GdnSpec",
@@ -28,6 +36,8 @@ __all__ = [
     "MlaSpec",
     "ModelSpec",
     "RecurrentSpec",
+    "ScaleKind",
+    "Scales",
     "ShortConvSpec",
     "build_layout",
     "model_from_hf_config",

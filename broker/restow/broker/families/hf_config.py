@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from restow.broker.errors import UnknownModelError
-from restow.broker.families.hf_keys import Keys
-from restow.broker.families.hf_models import MODELS, Types
+from restow.broker.errors import LayoutFormError, UnknownModelError
+from restow.broker.families.hf_keys import FLOATS, Keys
+from restow.broker.families.hf_models import MODELS
+from restow.broker.families.hf_quantization import kv_type
+from restow.broker.families.hf_types import Types
+from restow.broker.families.scales import Scales
 from restow.broker.families.specs import ModelSpec
 from restow.broker.layout import DType
 
@@ -21,13 +24,15 @@ def model_from_hf_config(
     kv_dtype: DType | None = None,
     conv_dtype: DType | None = None,
     ssm_dtype: DType | None = None,
+    kv_scales: Scales | None = None,
 ) -> ModelSpec:
     """The state of the model that ``config`` describes, by the name of its ``model_type``.
 
     Types that are not given follow the model's: KV and conv states have its ``dtype`` (bfloat16
     where it names none), recurrent states that of the conv states, except that Nemotron-H names
-    its own and Kimi-Linear's are float32. Raises `UnknownModelError`, and `LayoutFormError` that
-    names the key at fault.
+    its own and Kimi-Linear's are float32. A checkpoint that declares a float8 KV cache has one,
+    with static scales that ``kv_scales`` has to tell apart, because no config holds them. Raises
+    `UnknownModelError`, and `LayoutFormError` that names the key at fault.
     """
     keys = Keys(config)
     model_type = keys.text("model_type")
@@ -38,6 +43,10 @@ def model_from_hf_config(
             model_type=model_type,
         )
     dtype = keys.dtype("dtype", keys.dtype("torch_dtype", DType.BFLOAT16))
-    layers = make(keys, Types(kv_dtype or dtype, conv_dtype or dtype, ssm_dtype))
+    for name, state in (("conv_dtype", conv_dtype), ("ssm_dtype", ssm_dtype)):
+        if state is not None and not state.castable:
+            raise LayoutFormError(f"{name}: recurrent states are never {state.label}: {FLOATS}")
+    kv, scales = kv_type(keys, dtype, kv_dtype, kv_scales)
+    layers = make(keys, Types(kv, conv_dtype or dtype, ssm_dtype, scales))
     flat = tuple(spec for specs in layers for spec in specs)
     return ModelSpec(model_type, flat, layer_count=len(layers))

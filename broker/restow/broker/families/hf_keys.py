@@ -9,6 +9,9 @@ from typing import Any
 from restow.broker.errors import LayoutFormError
 from restow.broker.layout import DType
 
+FLOATS = "float32, bfloat16 or float16"
+"""The types that models compute with, and keep their states in."""
+
 _KINDS = {
     "M": "recurrent",
     "mamba": "recurrent",
@@ -69,9 +72,12 @@ class Keys:
         if value == "auto":
             return default
         try:
-            return DType.parse(str(value).removeprefix("torch."))
+            dtype = DType.parse(str(value).removeprefix("torch."))
         except LayoutFormError as error:
             raise LayoutFormError(f"config: {key}: {error.message}", key=key) from None
+        if not dtype.castable:
+            raise wrong(key, value, FLOATS)
+        return dtype
 
     def kinds(self, key: str) -> list[str]:
         """The kinds of all layers, from a list of names or a pattern of letters."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf_keys import Keys, wrong
+from restow.broker.families.hf_types import Types
 from restow.broker.families.recurrent import (
     GdnSpec,
     KdaSpec,
@@ -20,19 +21,6 @@ from restow.broker.layout import DType
 
 Layers = list[tuple[LayerSpec, ...]]
 """What each layer of a model keeps, those that keep nothing included."""
-
-
-@dataclass(frozen=True, slots=True)
-class Types:
-    """The types that were asked for; a recurrent state's may be left to the family."""
-
-    kv: DType
-    conv: DType
-    ssm: DType | None
-
-    def state(self, keys: Keys, key: str = "", unless_named: DType | None = None) -> DType:
-        """The type of recurrent states; vLLM's "auto" is that of the conv states."""
-        return self.ssm or keys.dtype(key, self.conv, unless_named)
 
 
 def _layers(
@@ -78,11 +66,8 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
             "config: 'hybrid_override_pattern' or 'layers_block_type' is missing",
             key="hybrid_override_pattern",
         )
-    attention = AttentionSpec(
-        0,
-        keys.kv_heads(8),
-        keys.number("head_dim", keys.number("attention_head_dim", 128)),
-        types.kv,
+    attention = types.attention(
+        keys.kv_heads(8), keys.number("head_dim", keys.number("attention_head_dim", 128))
     )
     mamba = Mamba2Spec(
         0,
@@ -140,7 +125,7 @@ def _mamba_names(
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
     )
-    return _layers(kinds, AttentionSpec(0, kv_heads, keys.head_dim(), types.kv), mamba)
+    return _layers(kinds, types.attention(kv_heads, keys.head_dim()), mamba)
 
 
 def _zamba2(keys: Keys, types: Types) -> Layers:
@@ -150,11 +135,9 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
         raise wrong("layers_block_type", None, "a list of layer types")
     hidden, heads = keys.number("hidden_size", 2560), keys.number("num_attention_heads", 32)
     mamba_heads = keys.number("n_mamba_heads", 8)
-    attention = AttentionSpec(
-        0,
+    attention = types.attention(
         keys.number("num_key_value_heads", heads),
         keys.number("attention_head_dim", 2 * hidden // heads),
-        types.kv,
     )
     mamba = Mamba2Spec(
         0,
@@ -212,7 +195,7 @@ def _jamba(keys: Keys, types: Types) -> Layers:
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
     )
-    attention = AttentionSpec(0, keys.kv_heads(8), keys.head_dim(), types.kv)
+    attention = types.attention(keys.kv_heads(8), keys.head_dim())
     return _layers(keys.listed_kinds() or kinds, attention, mamba)
 
 
@@ -231,7 +214,7 @@ def _qwen3_next(keys: Keys, types: Types) -> Layers:
         conv_dtype=types.conv,
         state_dtype=types.state(keys),
     )
-    attention = AttentionSpec(0, keys.kv_heads(2), keys.number("head_dim", 256), types.kv)
+    attention = types.attention(keys.kv_heads(2), keys.number("head_dim", 256))
     return _layers(keys.listed_kinds(48) or kinds, attention, gdn)
 
 
@@ -272,20 +255,17 @@ def _lfm2(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("conv_L_cache", 3, least=2),
         conv_dtype=types.conv,
     )
-    head_dim = keys.number("head_dim", hidden // heads)
-    attention = AttentionSpec(0, keys.kv_heads(8), head_dim, types.kv)
+    attention = types.attention(keys.kv_heads(8), keys.number("head_dim", hidden // heads))
     return _layers(keys.listed_kinds() or kinds, attention, conv)
 
 
 def _gemma3(keys: Keys, types: Types) -> Layers:
     """Gemma 3: sliding windows, and full attention in every sixth layer."""
     text = Keys(keys.config.get("text_config") or keys.config)
-    count, pattern = (
-        text.number("num_hidden_layers", 26),
-        text.number("sliding_window_pattern", 6),
-    )
+    count = text.number("num_hidden_layers", 26)
+    pattern = text.number("sliding_window_pattern", 6)
     kinds = ["sliding" if (i + 1) % pattern else "attention" for i in range(count)]
-    attention = AttentionSpec(0, text.kv_heads(4), text.number("head_dim", 256), types.kv)
+    attention = types.attention(text.kv_heads(4), text.number("head_dim", 256))
     sliding = replace(attention, window_tokens=text.number("sliding_window", 4096))
     return _layers(text.listed_kinds(26) or kinds, attention, None, sliding)
 
@@ -298,7 +278,7 @@ def _deepseek(keys: Keys, types: Types) -> Layers:
 
 def _latent(keys: Keys, types: Types) -> MlaSpec:
     rank, rope = keys.number("kv_lora_rank", 512), keys.number("qk_rope_head_dim", 64)
-    return MlaSpec(0, rank + rope, types.kv)
+    return MlaSpec(0, rank + rope, types.kv, types.scales)
 
 
 MODELS: dict[str, Callable[[Keys, Types], Layers]] = {

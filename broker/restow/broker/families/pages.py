@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from restow.broker.families.cut import rank_span
 from restow.broker.families.recurrent import RecurrentSpec
+from restow.broker.families.scales import SCALE_DTYPE
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
-from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
+from restow.broker.families.specs import AttentionSpec, BlockScaledMlaSpec, LayerSpec, MlaSpec
 from restow.broker.layout import Box, Region, Scratch, Shard, Span
 
 ATTENTION_GROUP = "attention"
@@ -28,16 +30,21 @@ def layer_pages(layer: LayerSpec, settings: EngineSettings, tp_rank: int) -> Pag
     """What a rank of a layer's stage holds of it. Raises `TpSizeError`."""
     if isinstance(layer, AttentionSpec):
         return _attention(layer, settings, tp_rank)
-    if isinstance(layer, MlaSpec):
+    if isinstance(layer, MlaSpec | BlockScaledMlaSpec):
         return _latent(layer, settings)
     return _recurrent(layer, settings, tp_rank)
 
 
 def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """``[head][token]`` (HND) or ``[token][head]``, each with K and V side by side or apart."""
+    """``[head][token]`` (HND) or ``[token][head]``, each with K and V side by side or apart.
+
+    A scale of a token and head lies behind its elements: ``[K | k_scale | V | v_scale]``, each
+    float32 (vLLM `v1/attention/backends/triton_attn.py`, `_ensure_scale_caches`).
+    """
     heads = rank_span(layer.kv_heads, settings.tp, tp_rank, "head")
     item = layer.dtype.itemsize_bytes
-    part_bytes = layer.head_dim * item
+    data_bytes = layer.head_dim * item
+    part_bytes = data_bytes + (SCALE_DTYPE.itemsize_bytes if layer.scales.per_token else 0)
     row_bytes = part_bytes * (2 if settings.kv_packed else 1)
     if settings.kv_order is KvOrder.HND:
         token_stride, head_stride = row_bytes, settings.page_tokens * row_bytes
@@ -51,8 +58,9 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
     regions = tuple(
         _token_region(f"{prefix}.{name}", group, page_bytes, settings) for name in names
     )
-    shards = tuple(
-        Shard(
+    shards: list[Shard] = []
+    for index, part in enumerate(("k", "v")):
+        data = Shard(
             field=f"{prefix}.{part}",
             box=(heads, Span(0, layer.head_dim)),
             dtype=layer.dtype,
@@ -61,28 +69,42 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
             strides_bytes=(head_stride, item),
             token_stride_bytes=token_stride,
         )
-        for index, part in enumerate(("k", "v"))
+        shards.append(data)
+        if layer.scales.per_token:
+            scale = replace(
+                data,
+                field=f"{data.field}_scale",
+                box=(heads,),
+                dtype=SCALE_DTYPE,
+                offset_bytes=data.offset_bytes + data_bytes,
+                strides_bytes=(head_stride,),
+            )
+            shards.append(scale)
+    return Pages(regions, tuple(shards))
+
+
+def _latent(layer: MlaSpec | BlockScaledMlaSpec, settings: EngineSettings) -> Pages:
+    """``[token][part]``, the same on every rank: mostly there is one part."""
+    parts = layer.parts()
+    ends = list(
+        itertools.accumulate(field.shape[0] * dtype.itemsize_bytes for field, dtype in parts)
     )
-    return Pages(regions, shards)
-
-
-def _latent(layer: MlaSpec, settings: EngineSettings) -> Pages:
-    """``[token][latent]``, the same on every rank."""
-    item = layer.dtype.itemsize_bytes
-    row_bytes = layer.latent_dim * item
     name = f"layers.{layer.layer}.latent"
-    page_bytes = settings.page_tokens * row_bytes
+    page_bytes = settings.page_tokens * ends[-1]
     region = _token_region(name, ATTENTION_GROUP, page_bytes, settings)
-    shard = Shard(
-        field=name,
-        box=(Span(0, layer.latent_dim),),
-        dtype=layer.dtype,
-        region=name,
-        offset_bytes=0,
-        strides_bytes=(item,),
-        token_stride_bytes=row_bytes,
+    shards = tuple(
+        Shard(
+            field=field.name,
+            box=(Span(0, field.shape[0]),),
+            dtype=dtype,
+            region=name,
+            offset_bytes=start,
+            strides_bytes=(dtype.itemsize_bytes,),
+            token_stride_bytes=ends[-1],
+        )
+        for (field, dtype), start in zip(parts, (0, *ends[:-1]), strict=True)
     )
-    return Pages((region,), (shard,))
+    return Pages((region,), shards)
 
 
 def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettings) -> Region:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from restow.broker.errors import LayoutFormError
 from restow.broker.families.recurrent import RecurrentSpec
+from restow.broker.families.scales import NO_SCALES, SCALE_DTYPE, Scales
 from restow.broker.layout import DType, Field, Kind, Model
 
 
@@ -13,6 +15,7 @@ class AttentionSpec:
     """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token.
 
     With ``window_tokens`` the next token sees only so many before it (sliding window); 0: all.
+    ``scales`` are for float8 and int8.
     """
 
     layer: int
@@ -20,20 +23,23 @@ class AttentionSpec:
     head_dim: int
     dtype: DType
     window_tokens: int = 0
+    scales: Scales = NO_SCALES
+
+    def __post_init__(self) -> None:
+        """Refuse scales of a type that has none."""
+        self.scales.check(self.dtype)
 
     def fields(self) -> tuple[Field, ...]:
-        """``k`` and ``v``, each ``[head, dim]`` a token."""
-        shape = (self.kv_heads, self.head_dim)
-        return tuple(
-            Field(
-                f"layers.{self.layer}.{name}",
-                Kind.PER_TOKEN,
-                ("head", "dim"),
-                shape,
-                self.window_tokens,
-            )
-            for name in ("k", "v")
-        )
+        """``k`` and ``v``, each ``[head, dim]`` a token; scales in the cache are ``[head]``."""
+        fields = []
+        for name in (f"layers.{self.layer}.k", f"layers.{self.layer}.v"):
+            axes, shape = ("head", "dim"), (self.kv_heads, self.head_dim)
+            window, words = self.window_tokens, self.scales.words
+            fields.append(Field(name, Kind.PER_TOKEN, axes, shape, window, words))
+            if self.scales.per_token:
+                heads = ("head",), (self.kv_heads,)
+                fields.append(Field(f"{name}_scale", Kind.PER_TOKEN, *heads, window))
+        return tuple(fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +52,66 @@ class MlaSpec:
     layer: int
     latent_dim: int
     dtype: DType
+    scales: Scales = NO_SCALES
+
+    def __post_init__(self) -> None:
+        """Refuse scales of a type that has none, and those that no engine keeps with latents."""
+        self.scales.check(self.dtype)
+        if self.scales.per_token:
+            raise LayoutFormError(
+                "latents (MLA) have no scales per token and head: no engine keeps them; give "
+                "static scales or none"
+            )
+
+    def parts(self) -> tuple[tuple[Field, DType], ...]:
+        """``latent`` with its type."""
+        name, shape = f"layers.{self.layer}.latent", (self.latent_dim,)
+        field = Field(name, Kind.PER_TOKEN, ("dim",), shape, scales=self.scales.words)
+        return ((field, self.dtype),)
 
     def fields(self) -> tuple[Field, ...]:
         """``latent``."""
-        name = f"layers.{self.layer}.latent"
-        return (Field(name, Kind.PER_TOKEN, ("dim",), (self.latent_dim,)),)
+        return tuple(field for field, _ in self.parts())
 
 
-LayerSpec = AttentionSpec | MlaSpec | RecurrentSpec
+@dataclass(frozen=True, slots=True)
+class BlockScaledMlaSpec:
+    """Latents in float8 with a scale for every block of elements, the rotary part as it is.
+
+    vLLM `fp8_ds_mla`: 512 float8_e4m3, 4 float32, 64 bfloat16 in a row of 656 bytes
+    (`v1/attention/backends/mla/flashmla_sparse.py`).
+    """
+
+    layer: int
+    latent_dim: int = 512
+    rope_dim: int = 64
+    block_dim: int = 128
+    rope_dtype: DType = DType.BFLOAT16
+
+    def __post_init__(self) -> None:
+        """Refuse a block that does not divide the latent."""
+        if self.block_dim < 1 or self.latent_dim % self.block_dim:
+            raise LayoutFormError(
+                f"blocks of {self.block_dim} elements do not divide a latent of {self.latent_dim}"
+            )
+
+    def parts(self) -> tuple[tuple[Field, DType], ...]:
+        """``latent``, ``latent_scale`` and ``rope`` with their types, as they lie in a row."""
+        prefix, words = f"layers.{self.layer}", f"per token and {self.block_dim} elements"
+        blocks = (self.latent_dim // self.block_dim,)
+        latent = Field(
+            f"{prefix}.latent", Kind.PER_TOKEN, ("dim",), (self.latent_dim,), scales=words
+        )
+        scale = Field(f"{prefix}.latent_scale", Kind.PER_TOKEN, ("block",), blocks)
+        rope = Field(f"{prefix}.rope", Kind.PER_TOKEN, ("dim",), (self.rope_dim,))
+        return (latent, DType.FLOAT8_E4M3FN), (scale, SCALE_DTYPE), (rope, self.rope_dtype)
+
+    def fields(self) -> tuple[Field, ...]:
+        """``latent``, ``latent_scale`` and ``rope``."""
+        return tuple(field for field, _ in self.parts())
+
+
+LayerSpec = AttentionSpec | MlaSpec | BlockScaledMlaSpec | RecurrentSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +134,7 @@ class ModelSpec:
     @property
     def recurrent(self) -> bool:
         """Whether it has recurrent state, so that the N-1 rule holds."""
-        return any(not isinstance(layer, AttentionSpec | MlaSpec) for layer in self.layers)
+        return any(isinstance(layer, RecurrentSpec) for layer in self.layers)
 
     def model(self) -> Model:
         """The fields, in the order of the layers."""

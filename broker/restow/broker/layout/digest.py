@@ -21,7 +21,15 @@ def _lines(layout: Layout) -> Iterator[str]:
     yield ascii(("layout", layout.model.name))
     for field in layout.model.fields:
         yield ascii(
-            ("field", field.name, field.kind.value, field.axes, field.shape, field.window_tokens)
+            (
+                "field",
+                field.name,
+                field.kind.value,
+                field.axes,
+                field.shape,
+                field.window_tokens,
+                field.scales,
+            )
         )
     for rank in layout.ranks:
         yield ascii(("rank", rank.rank))

@@ -38,6 +38,7 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
                     "axes": list(f.axes),
                     "shape": list(f.shape),
                     "window_tokens": f.window_tokens,
+                    "scales": f.scales,
                 }
                 for f in layout.model.fields
             ],
@@ -134,6 +135,7 @@ def _field(data: object, where: str) -> Field:
         axes=_texts(_get(item, "axes", where), f"{where}.axes"),
         shape=_ints(_get(item, "shape", where), f"{where}.shape"),
         window_tokens=_int(item.get("window_tokens", 0), f"{where}.window_tokens"),
+        scales=_name(item.get("scales", ""), f"{where}.scales", least=0),
     )
 
 
@@ -254,8 +256,8 @@ def _text(item: Json, key: str, where: str) -> str:
     return _name(_get(item, key, where), f"{where}.{key}")
 
 
-def _name(data: object, where: str) -> str:
-    if not isinstance(data, str) or not data:
+def _name(data: object, where: str, least: int = 1) -> str:
+    if not isinstance(data, str) or len(data) < least:
         raise _malformed(where, f"{_short(data)} is not a name")
     return data
 

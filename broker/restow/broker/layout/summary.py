@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from restow.broker.layout.names import field_class
 from restow.broker.layout.span import volume
-from restow.broker.layout.values import RankLayout
+from restow.broker.layout.values import Model, RankLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +39,13 @@ def summarize(rank: RankLayout) -> RankSummary:
     pages = sum(region.page_stride_bytes for region in rank.regions)
     counts = len(rank.regions), len(rank.shards)
     return RankSummary(rank.rank, *counts, per_token, per_snapshot, pages - used)
+
+
+def scaled_fields(model: Model) -> dict[str, list[str]]:
+    """The scales that elements have, each with its fields' names without their layers."""
+    found: dict[str, list[str]] = {}
+    for field in model.fields:
+        name = field_class(field.name)
+        if field.scales and name not in found.setdefault(field.scales, []):
+            found[field.scales].append(name)
+    return found

@@ -25,6 +25,10 @@ class Field:
     ``shape`` has one size an axis; the token axis of a per-token field is left out. Of a per-token
     field with ``window_tokens`` only so many tokens before the position are needed (sliding
     window); 0: all.
+
+    ``scales`` says in words which factors make values of the elements, such as "static v1": equal
+    bytes under other factors are other values, so both engines must say the same. "": the elements
+    are the values.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Field:
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     window_tokens: int = 0
+    scales: str = ""
 
     def entries(self, tokens: int) -> int:
         """How many entries a handoff of ``tokens`` moves."""

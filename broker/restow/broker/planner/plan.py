@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from restow.broker.errors import (
     CastUnsupportedError,
     ModelMismatchError,
     PlanError,
+    ScalesMismatchError,
     TooManyPiecesError,
 )
 from restow.broker.layout import Box, Field, Layout, Shard, digest
@@ -50,9 +51,10 @@ class Plan:
 def make_plan(source: Layout, destination: Layout) -> Plan:
     """Plan from one checked layout to another.
 
-    Raises `ModelMismatchError` when they are not of one model, `CastUnsupportedError` when a field
-    changes to a type that nothing casts to, `TooManyPiecesError` for layouts cut too finely,
-    `PlanError` if the plan does not cover the destination (which `check_layout` rules out).
+    Raises `ModelMismatchError` when they are not of one model, `ScalesMismatchError` when the same
+    bytes would be other values, `CastUnsupportedError` when a field changes to a type that nothing
+    casts to, `TooManyPiecesError` for layouts cut too finely, `PlanError` if the plan does not
+    cover the destination (which `check_layout` rules out).
     """
     check_same_model(source, destination)
     held, wanted = _holders(source), _holders(destination)
@@ -87,7 +89,8 @@ def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:
     if src.dtype is not dst.dtype and not (src.dtype.castable and dst.dtype.castable):
         raise CastUnsupportedError(
             f"field {dst.field}: rank {route.src_rank} of P holds {src.dtype.label}, rank "
-            f"{dst_rank} of D wants {dst.dtype.label}, and nothing casts between them",
+            f"{dst_rank} of D wants {dst.dtype.label}, and nothing casts between them: run both "
+            f"engines with one type of this cache",
             field=dst.field,
             ranks=f"{route.src_rank},{dst_rank}",
         )
@@ -96,7 +99,7 @@ def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:
 
 
 def check_same_model(source: Layout, destination: Layout) -> None:
-    """Raise `ModelMismatchError` that names the first difference between the two models."""
+    """Raise `ModelMismatchError` or `ScalesMismatchError` that names the first difference."""
     ours, theirs = source.model, destination.model
     if ours.name != theirs.name:
         raise ModelMismatchError(
@@ -107,12 +110,22 @@ def check_same_model(source: Layout, destination: Layout) -> None:
     mine = {field.name: field for field in ours.fields}
     other = {field.name: field for field in theirs.fields}
     for name in sorted(mine.keys() | other.keys()):
-        if mine.get(name) != other.get(name):
-            raise ModelMismatchError(
-                f"model {ours.name!r}, field {name}: P has {_describe(mine.get(name))}, "
-                f"D has {_describe(other.get(name))}",
+        one, two = mine.get(name), other.get(name)
+        if one == two:
+            continue
+        if one and two and one == replace(two, scales=one.scales):
+            raise ScalesMismatchError(
+                f"model {ours.name!r}, field {name}: P's elements have {_scales(one)}, D's "
+                f"{_scales(two)}: the same bytes would be other values, and nothing rescales them "
+                f"on the way. Run both engines with one type of this cache and the same scales",
                 field=name,
+                source=one.scales,
+                destination=two.scales,
             )
+        raise ModelMismatchError(
+            f"model {ours.name!r}, field {name}: P has {_describe(one)}, D has {_describe(two)}",
+            field=name,
+        )
 
 
 def _describe(field: Field | None) -> str:
@@ -120,7 +133,12 @@ def _describe(field: Field | None) -> str:
         return "none"
     sizes = (f"{axis} {size}" for axis, size in zip(field.axes, field.shape, strict=True))
     window = [f"a window of {field.window_tokens} tokens"] if field.window_tokens else []
-    return ", ".join([field.kind.value, *sizes, *window])
+    scales = [_scales(field)] if field.scales else []
+    return ", ".join([field.kind.value, *sizes, *window, *scales])
+
+
+def _scales(field: Field) -> str:
+    return f"scales {field.scales!r}" if field.scales else "no scales"
 
 
 Held: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]

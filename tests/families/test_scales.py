@@ -1,0 +1,125 @@
+"""Quantised KV: the pages of vLLM's layouts with scales, and scales that can't be."""
+
+from __future__ import annotations
+
+import pytest
+
+from restow.broker.errors import LayoutFormError
+from restow.broker.families import (
+    AttentionSpec,
+    BlockScaledMlaSpec,
+    EngineSettings,
+    KvOrder,
+    MlaSpec,
+    ModelSpec,
+    ScaleKind,
+    Scales,
+    build_layout,
+)
+from restow.broker.families.specs import LayerSpec
+from restow.broker.layout import DType, RankLayout, Shard, check_layout
+
+E4M3, E5M2, INT8 = DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8
+OWN = Scales(ScaleKind.PER_TOKEN_HEAD)
+STATIC = Scales(ScaleKind.STATIC, "v1")
+TOKENS, HEADS, DIM = 16, 8, 128
+
+
+def rank_of(spec: LayerSpec, settings: EngineSettings) -> RankLayout:
+    layout = build_layout(ModelSpec("m", (spec,)), settings)
+    check_layout(layout)
+    return layout.ranks[-1]
+
+
+def shards_of(rank: RankLayout) -> dict[str, Shard]:
+    return {shard.field.removeprefix("layers.0."): shard for shard in rank.shards}
+
+
+@pytest.mark.parametrize("order", KvOrder)
+@pytest.mark.parametrize("tp", [1, 2, 16])
+@pytest.mark.parametrize("dtype", [E4M3, INT8])
+def test_a_scale_lies_behind_the_elements_of_its_head(
+    dtype: DType, tp: int, order: KvOrder
+) -> None:
+    """`[B, H, N, C]` with C = K, float32, V, float32: pages of ``heads * tokens * C`` bytes."""
+    settings = EngineSettings(tp, TOKENS, kv_order=order)
+    rank = rank_of(AttentionSpec(0, HEADS, DIM, dtype, scales=OWN), settings)
+    heads, content = max(HEADS // tp, 1), 2 * DIM + 2 * 4
+    (region,) = rank.regions
+    assert region.page_stride_bytes == heads * TOKENS * content
+    shards = shards_of(rank)
+    strides = (TOKENS * content, content) if order is KvOrder.HND else (content, heads * content)
+    places = {"k": 0, "k_scale": DIM, "v": DIM + 4, "v_scale": 2 * DIM + 4}
+    assert {name: shard.offset_bytes for name, shard in shards.items()} == places
+    for name, shard in shards.items():
+        assert (shard.strides_bytes[0], shard.token_stride_bytes) == strides
+        assert shard.dtype is (DType.FLOAT32 if name.endswith("scale") else dtype)
+        assert shard.box[0] == shards["k"].box[0]
+
+
+def test_scales_lie_with_keys_and_with_values_where_those_are_apart() -> None:
+    rank = rank_of(AttentionSpec(0, HEADS, DIM, E4M3, scales=OWN), EngineSettings(kv_packed=False))
+    assert [r.page_stride_bytes for r in rank.regions] == [HEADS * TOKENS * (DIM + 4)] * 2
+    places = {name: (s.region, s.offset_bytes) for name, s in shards_of(rank).items()}
+    assert places == {
+        "k": ("layers.0.k", 0),
+        "k_scale": ("layers.0.k", DIM),
+        "v": ("layers.0.v", 0),
+        "v_scale": ("layers.0.v", DIM),
+    }
+
+
+@pytest.mark.parametrize("scales", [Scales(), STATIC])
+def test_static_scales_take_no_memory(scales: Scales) -> None:
+    spec = AttentionSpec(0, HEADS, DIM, E4M3, scales=scales)
+    rank = rank_of(spec, EngineSettings())
+    assert rank.regions[0].page_stride_bytes == HEADS * TOKENS * 2 * DIM
+    assert [field.scales for field in spec.fields()] == [scales.words] * 2
+
+
+def test_scales_are_kept_for_the_same_window() -> None:
+    fields = AttentionSpec(0, HEADS, DIM, E4M3, 64, OWN).fields()
+    assert [field.window_tokens for field in fields] == [64] * 4
+
+
+def test_rows_of_block_scaled_latents_have_the_parts_of_vllm() -> None:
+    """`fp8_ds_mla`: 512 bytes, 4 float32, 64 bfloat16."""
+    rank = rank_of(BlockScaledMlaSpec(0), EngineSettings(tp=4, page_tokens=64))
+    assert rank.regions[0].page_stride_bytes == 64 * 656
+    places = {n: (s.offset_bytes, s.box[0].size, s.dtype) for n, s in shards_of(rank).items()}
+    assert places == {
+        "latent": (0, 512, E4M3),
+        "latent_scale": (512, 4, DType.FLOAT32),
+        "rope": (528, 64, DType.BFLOAT16),
+    }
+    assert not ModelSpec("m", (BlockScaledMlaSpec(0),)).recurrent
+
+
+@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("scales", [OWN, STATIC])
+def test_only_types_of_one_byte_that_are_numbers_have_scales(dtype: DType, scales: Scales) -> None:
+    if dtype in (E4M3, E5M2, INT8):
+        AttentionSpec(0, 2, 4, dtype, scales=scales)
+        return
+    with pytest.raises(LayoutFormError, match=f"KV of type {dtype.label} has no scales"):
+        AttentionSpec(0, 2, 4, dtype, scales=scales)
+
+
+@pytest.mark.parametrize(
+    "scales",
+    [Scales(ScaleKind.STATIC), Scales(ScaleKind.PER_TOKEN_HEAD, "v1"), Scales(fingerprint="v1")],
+)
+def test_static_scales_have_a_fingerprint_and_no_others(scales: Scales) -> None:
+    with pytest.raises(LayoutFormError, match="static scales need one that P and D share"):
+        AttentionSpec(0, 2, 4, E4M3, scales=scales)
+
+
+def test_latents_have_no_scales_per_token_and_head() -> None:
+    MlaSpec(0, 576, E4M3, STATIC)
+    with pytest.raises(LayoutFormError, match="give static scales or none"):
+        MlaSpec(0, 576, E4M3, OWN)
+
+
+def test_blocks_divide_the_latent() -> None:
+    with pytest.raises(LayoutFormError, match="blocks of 100 elements do not divide"):
+        BlockScaledMlaSpec(0, block_dim=100)

@@ -1,0 +1,60 @@
+"""The laws catch scales that do not go with their elements: each mutation turns one of them red."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from laws import world
+from laws.strategies import family_cases
+from laws.test_laws_bite import bites, changed_plan, cover
+from restow.broker.layout import Layout, Shard, Span
+from restow.broker.planner import Move, Strategy, make_plan
+
+
+def scale(name: str) -> bool:
+    return name.endswith(("k_scale", "v_scale"))
+
+
+@pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.WHOLE, Strategy.PACK])
+def test_scales_that_are_left_behind(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
+    drop = changed_plan(lambda move: None if scale(move.field) else move)
+    monkeypatch.setattr(world, "make_plan", drop)
+    bites(cover(strategy), family_cases())
+
+
+def test_the_scales_of_another_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P's ranks are believed to hold the scales of their heads in the opposite order."""
+
+    def wrong(source: Layout, destination: Layout) -> object:
+        return make_plan(_scales_of_other_ranks(source), destination)
+
+    monkeypatch.setattr(world, "make_plan", wrong)
+    bites(cover(Strategy.SLICES), family_cases(pipelines=False))
+
+
+def _scales_of_other_ranks(layout: Layout) -> Layout:
+    counts = {field.name: field.shape[0] for field in layout.model.fields}
+
+    def turned(shard: Shard) -> Shard:
+        if not scale(shard.field):
+            return shard
+        count, span = counts[shard.field], shard.box[0]
+        return replace(shard, box=(Span(count - span.stop, count - span.start),))
+
+    ranks = (replace(one, shards=tuple(map(turned, one.shards))) for one in layout.ranks)
+    return replace(layout, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize("side", ["src", "dst"])
+def test_scales_an_element_further(monkeypatch: pytest.MonkeyPatch, side: str) -> None:
+    def shift(move: Move) -> Move:
+        if not scale(move.field):
+            return move
+        place = move.src if side == "src" else move.dst
+        moved = replace(place, offset_bytes=place.offset_bytes + place.dtype.itemsize_bytes)
+        return replace(move, src=moved) if side == "src" else replace(move, dst=moved)
+
+    monkeypatch.setattr(world, "make_plan", changed_plan(shift))
+    bites(cover(Strategy.SLICES), family_cases())
