@@ -16,9 +16,9 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.interleave import INTERLEAVED_TO, chunk_bytes, whole_moves
 from restow.broker.planner.program import Column
-from restow.broker.planner.strategy import CostModel
 from restow.broker.planner.table import Table
 
 BF16 = DType.BFLOAT16

@@ -40,9 +40,9 @@ from restow.broker.layout import (
     check_layout,
 )
 from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import row_costs
 from restow.broker.planner.program import Column, SpanColumn
-from restow.broker.planner.strategy import CostModel
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 MAMBA = Mamba2Spec(0, 8, 4, 8, 2, 4, BF16, F32)

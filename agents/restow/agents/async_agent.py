@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -27,6 +30,14 @@ from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2
 
 MAX_ORDERS = 4096
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_name() -> str:
+    """The host, and in which life of it: containers on one have names of their own."""
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()}/{BOOT_ID.read_text().strip()[:8]}"
+    return socket.gethostname()
 
 
 def _read_threads() -> int:
@@ -104,7 +115,7 @@ class AsyncAgent:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
         await self._link.close()
         self._reader.close()
-        await self._drain(kinds=("stage", "execute"))
+        await self._drain(kinds=("stage", "hold", "measure", "execute"))
         self._ticker.stop()
         self._serving.close()
 
@@ -112,7 +123,7 @@ class AsyncAgent:
 
     async def hello(self) -> pb.Hello:
         """Introduce the agent, when nothing of an earlier stream reads or gathers any more."""
-        await self._drain(kinds=("stage",))
+        await self._drain(kinds=("stage", "hold"))
         self._executor.reset()
         return pb.Hello(
             engine=self._engine,
@@ -121,6 +132,7 @@ class AsyncAgent:
             nixl_metadata=self._serving.metadata(),
             regions=[orders.region_to_proto(region) for region in self._regions],
             staging_bytes=self._settings.staging_bytes,
+            host=host_name(),
         )
 
     def welcomed(self, broker_epoch: str) -> None:
@@ -148,6 +160,12 @@ class AsyncAgent:
                 self._begin(("execute", execute.handoff, 0), self._execute(execute))
             elif body == "unstage":
                 self._unstage(order.unstage.handoff)
+            elif body == "probe":
+                probe = order.probe
+                kind = "measure" if probe.agent_name else "hold"
+                self._begin((kind, probe.number, 0), self._probe(probe))
+            elif body == "unprobe":
+                self._unprobe(order.unprobe.number)
             else:
                 raise OrderInvalidError(f"an order without a known body: {body}")
         except RestowError as error:
@@ -202,11 +220,38 @@ class AsyncAgent:
         settled.elapsed_us = int((time.monotonic() - began_s) * 1e6)
         self._link.send(pb.AgentMessage(settled=settled))
 
+    async def _probe(self, message: pb.Probe) -> None:
+        began_s = time.monotonic()
+        probed = pb.Probed(number=message.number)
+        order = orders.probe_from_proto(message)
+        self._ticker.expect_work()
+        try:
+            self._check_load()
+            if order.agent_name:
+                copying, reading = await self._executor.measure(order)
+                probed.reading.CopyFrom(pb.ReadCosts(**asdict(reading)))
+            else:
+                probed.address, probed.bytes, copying = await self._executor.hold(order)
+            probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
+        except RestowError as error:
+            self._refuse(probed, error, message.number)
+        probed.elapsed_us = int((time.monotonic() - began_s) * 1e6)
+        self._link.send(pb.AgentMessage(probed=probed))
+
+    def _unprobe(self, number: int) -> None:
+        # A measurement that reads ends by itself: what it lands in must not be given away before.
+        task = self._tasks.get(("hold", number, 0))
+        if task is not None:
+            task.cancel()
+        self._executor.let_go(number)
+
     def _check_load(self) -> None:
         if len(self._tasks) > MAX_ORDERS:
             raise AgentBusyError(f"rank {self._rank} works on {MAX_ORDERS} orders already")
 
-    def _refuse(self, answer: pb.Staged | pb.Settled, error: RestowError, handoff: int) -> None:
+    def _refuse(
+        self, answer: pb.Staged | pb.Settled | pb.Probed, error: RestowError, handoff: int
+    ) -> None:
         answer.reason, answer.detail = error.reason, error.message
         log = self._log.warning if isinstance(error, AgentError) else self._log.error
         log("order failed", handoff=handoff, reason=error.reason, detail=error.message)

@@ -19,14 +19,26 @@ from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
 from restow.agents.gathering import Gathering, StagedRun
 from restow.agents.lane import Read
-from restow.agents.memory import Place, RegionMemory, Staging, one_place, region_table
-from restow.agents.orders import ExecuteOrder, Peer, Source, StageOrder
+from restow.agents.memory import (
+    Place,
+    RegionMemory,
+    Staging,
+    one_place,
+    region_table,
+    staging_place,
+)
+from restow.agents.orders import ExecuteOrder, Peer, ProbeOrder, Source, StageOrder
+from restow.agents.probing import check_room, measure_copying, measure_reading
 from restow.agents.program_check import CheckedProgram
 from restow.agents.reader import Reader
 from restow.agents.staging import Run, StagingPool
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout.rows import Bools, Int64s
+from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.planner.program import Column, Program
+
+PROBE_S = 2.0
+"""How long the reads of a measurement may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +127,38 @@ class Executor:
         """Give a handoff's staged runs back. May be repeated."""
         self._gathering.unstage(handoff)
 
+    async def hold(self, order: ProbeOrder) -> tuple[int, int, CopyCosts]:
+        """Hold memory for a reader who measures. Raises `StagingExhaustedError`."""
+        return await self._gathering.hold(order.number, order.size_bytes)
+
+    def let_go(self, probe: int) -> None:
+        """Give the memory of a probe back. May be repeated."""
+        self._gathering.let_go(probe)
+
+    async def measure(self, order: ProbeOrder) -> tuple[CopyCosts, ReadCosts]:
+        """What copying costs here, and what reading from the peer does.
+
+        Raises `OrderInvalidError`, `StagingExhaustedError`, and what `Reader.read` raises.
+        """
+        peer = self._peer(order.agent_name)
+        place = staging_place(self._places)
+        size_bytes = min(order.size_bytes, self._scatter_staging.size_bytes // 2)
+        check_room(size_bytes)
+        run = await self._scatter_pool.acquire(size_bytes)
+        try:
+            address = self._scatter_staging.address + run.offset_bytes
+            return await measure_copying(address, size_bytes, place), await measure_reading(
+                self._reader,
+                peer.agent_name,
+                order.address,
+                address,
+                size_bytes,
+                (peer.staging_place, place),
+                self._clock() + PROBE_S,
+            )
+        finally:
+            self._scatter_pool.release(run)
+
     async def execute(self, order: ExecuteOrder) -> ReadReport:
         """Fill own pages from the sources, or zero the snapshots that a failed order would fill.
 
@@ -152,7 +196,7 @@ class Executor:
         missing = program.src_ranks - {source.src_rank for source in order.sources}
         if missing:
             raise OrderInvalidError(f"no source is given for ranks {sorted(missing)}")
-        peers = [self._peer(source) for source in order.sources]
+        peers = [self._peer(source.agent_name) for source in order.sources]
         for source, peer in zip(order.sources, peers, strict=True):
             program.check_source(source.src_rank, peer.page_strides_bytes)
         program.check_size(order.tokens)
@@ -189,12 +233,10 @@ class Executor:
                 f"no {length_bytes} bytes of staging were free before the grant ended"
             ) from None
 
-    def _peer(self, source: Source) -> Peer:
-        peer = self._peers.get(source.agent_name)
+    def _peer(self, agent_name: str) -> Peer:
+        peer = self._peers.get(agent_name)
         if peer is None:
-            raise OrderInvalidError(
-                f"agent {source.agent_name} was not introduced", agent=source.agent_name
-            )
+            raise OrderInvalidError(f"agent {agent_name} was not introduced", agent=agent_name)
         return peer
 
     def _direct_reads(

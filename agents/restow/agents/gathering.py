@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,14 @@ import numpy as np
 from restow.agents.binding import Copies, RegionTable, Tokens, bind_gather, staged_bytes
 from restow.agents.chunks import bind_interleave
 from restow.agents.copying import run_copies
-from restow.agents.memory import Place, Staging, one_place
+from restow.agents.memory import Place, Staging, one_place, staging_place
 from restow.agents.orders import StageOrder
+from restow.agents.probing import check_room, measure_copying
 from restow.agents.program_check import CheckedProgram
 from restow.agents.staging import Run, StagingPool
 from restow.broker.errors import RestowError
 from restow.broker.layout.rows import Int64s
+from restow.broker.planner import CopyCosts
 from restow.broker.planner.interleave import INTERLEAVED_TO, aligned, chunk_bytes
 from restow.broker.planner.program import Column, GroupPair, Program
 
@@ -80,6 +83,7 @@ class Gathering:
         self._staging = staging
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
+        """By handoff; those of probes by their negative numbers."""
         self._held: dict[int, dict[int, StagedRun]] = {}
 
     @property
@@ -115,6 +119,27 @@ class Gathering:
         self._runs.setdefault(order.handoff, []).append(run)
         self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
         return staged
+
+    async def hold(self, probe: int, size_bytes: int) -> tuple[int, int, CopyCosts]:
+        """Hold memory for a reader who measures; its address and length, and what copying costs.
+
+        Raises `StagingExhaustedError`.
+        """
+        size_bytes = min(size_bytes, self._staging.size_bytes // 2)
+        check_room(size_bytes)
+        run = await self._pool.acquire(size_bytes)
+        try:
+            address = self._staging.address + run.offset_bytes
+            costs = await measure_copying(address, size_bytes, staging_place(self._places))
+        except (RestowError, asyncio.CancelledError):
+            self._pool.release(run)
+            raise
+        self._runs.setdefault(-probe, []).append(run)
+        return address, size_bytes, costs
+
+    def let_go(self, probe: int) -> None:
+        """Give the memory of a probe back. May be repeated."""
+        self.unstage(-probe)
 
     def unstage(self, handoff: int) -> None:
         """Give a handoff's runs back. May be repeated."""

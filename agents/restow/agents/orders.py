@@ -72,6 +72,16 @@ class StageOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """Measure in at most so many bytes of staging; ``agent_name`` empty: hold them for a reader."""
+
+    number: int
+    size_bytes: int
+    agent_name: str
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Whom to read from. ``staged_bytes`` 0: nothing is staged there."""
 
@@ -138,6 +148,11 @@ def stage_from_proto(message: pb.Stage) -> StageOrder:
         Blocks(wire.blocks_from_proto(message.src_blocks)),
         _tokens(message.first_token, message.stop_token),
     )
+
+
+def probe_from_proto(message: pb.Probe) -> ProbeOrder:
+    """An order to measure."""
+    return ProbeOrder(message.number, message.bytes, message.agent_name, message.address)
 
 
 def execute_from_proto(message: pb.Execute) -> ExecuteOrder:

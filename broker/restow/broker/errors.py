@@ -103,6 +103,13 @@ class ModelMismatchError(PlanError):
     reason = "MODEL_MISMATCH"
 
 
+class CostsInvalidError(PlanError):
+    """Costs that can't be; the subject names one."""
+
+    status = "INVALID_ARGUMENT"
+    reason = "COSTS_INVALID"
+
+
 class ScalesMismatchError(PlanError):
     """A field whose elements are multiplied by other scales on the two sides."""
 

@@ -350,6 +350,128 @@ class HandoffInfo(google.protobuf.message.Message):
 Global___HandoffInfo: typing_extensions.TypeAlias = HandoffInfo
 
 @typing.final
+class ListCostsRequest(google.protobuf.message.Message):
+    """Asks for costs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListCostsRequest: typing_extensions.TypeAlias = ListCostsRequest
+
+@typing.final
+class ListCostsResponse(google.protobuf.message.Message):
+    """What was measured."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOSTS_FIELD_NUMBER: builtins.int
+    OTHERWISE_FIELD_NUMBER: builtins.int
+    FIXED_FIELD_NUMBER: builtins.int
+    fixed: builtins.bool
+    """Whether nothing is measured, because the operator gave costs or a strategy."""
+    @property
+    def hosts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HostCosts]:
+        """By source host, then destination host."""
+
+    @property
+    def otherwise(self) -> Global___Costs:
+        """Costs that the operator gave, which stand for all pairs; or those for pairs not measured."""
+
+    def __init__(
+        self,
+        *,
+        hosts: collections.abc.Iterable[Global___HostCosts] | None = ...,
+        otherwise: Global___Costs | None = ...,
+        fixed: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["otherwise", b"otherwise"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["fixed", b"fixed", "hosts", b"hosts", "otherwise", b"otherwise"]) -> None: ...
+
+Global___ListCostsResponse: typing_extensions.TypeAlias = ListCostsResponse
+
+@typing.final
+class HostCosts(google.protobuf.message.Message):
+    """The costs between two hosts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_HOST_FIELD_NUMBER: builtins.int
+    DESTINATION_HOST_FIELD_NUMBER: builtins.int
+    COSTS_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    source_host: builtins.str
+    """Where pages are read."""
+    destination_host: builtins.str
+    """Where they arrive."""
+    failure: builtins.str
+    """Why they could not be measured. Empty: they were, or will be."""
+    @property
+    def costs(self) -> Global___Costs:
+        """Unset while they are being measured, or when that failed."""
+
+    def __init__(
+        self,
+        *,
+        source_host: builtins.str = ...,
+        destination_host: builtins.str = ...,
+        costs: Global___Costs | None = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["costs", b"costs"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["costs", b"costs", "destination_host", b"destination_host", "failure", b"failure", "source_host", b"source_host"]) -> None: ...
+
+Global___HostCosts: typing_extensions.TypeAlias = HostCosts
+
+@typing.final
+class Costs(google.protobuf.message.Message):
+    """A model of costs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECONDS_PER_DESCRIPTOR_FIELD_NUMBER: builtins.int
+    READ_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    COPY_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    SECONDS_PER_LAUNCH_FIELD_NUMBER: builtins.int
+    SECONDS_PER_COPY_FIELD_NUMBER: builtins.int
+    SECONDS_PER_ELEMENT_FIELD_NUMBER: builtins.int
+    SECONDS_PER_STAGE_FIELD_NUMBER: builtins.int
+    NOMINAL_TOKENS_FIELD_NUMBER: builtins.int
+    seconds_per_descriptor: builtins.float
+    """Seconds of each descriptor of a READ, above its bytes."""
+    read_bytes_per_second: builtins.float
+    """Bytes read a second."""
+    copy_bytes_per_second: builtins.float
+    """Bytes copied a second."""
+    seconds_per_launch: builtins.float
+    """Seconds of a GATHER or SCATTER however little it copies."""
+    seconds_per_copy: builtins.float
+    """Seconds of each piece that is copied."""
+    seconds_per_element: builtins.float
+    """Seconds of each element that lies apart from the next one."""
+    seconds_per_stage: builtins.float
+    """Seconds to ask a source to gather."""
+    nominal_tokens: builtins.int
+    """Tokens of the prompt that costs are compared for."""
+    def __init__(
+        self,
+        *,
+        seconds_per_descriptor: builtins.float = ...,
+        read_bytes_per_second: builtins.float = ...,
+        copy_bytes_per_second: builtins.float = ...,
+        seconds_per_launch: builtins.float = ...,
+        seconds_per_copy: builtins.float = ...,
+        seconds_per_element: builtins.float = ...,
+        seconds_per_stage: builtins.float = ...,
+        nominal_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["copy_bytes_per_second", b"copy_bytes_per_second", "nominal_tokens", b"nominal_tokens", "read_bytes_per_second", b"read_bytes_per_second", "seconds_per_copy", b"seconds_per_copy", "seconds_per_descriptor", b"seconds_per_descriptor", "seconds_per_element", b"seconds_per_element", "seconds_per_launch", b"seconds_per_launch", "seconds_per_stage", b"seconds_per_stage"]) -> None: ...
+
+Global___Costs: typing_extensions.TypeAlias = Costs
+
+@typing.final
 class GetHandoffRequest(google.protobuf.message.Message):
     """Asks for one handoff."""
 

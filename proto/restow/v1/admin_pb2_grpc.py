@@ -60,6 +60,11 @@ class AdminStub(object):
                 request_serializer=restow_dot_v1_dot_admin__pb2.GetHandoffRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.GetHandoffResponse.FromString,
                 _registered_method=True)
+        self.ListCosts = channel.unary_unary(
+                '/restow.v1.Admin/ListCosts',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ListCostsRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ListCostsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -101,6 +106,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCosts(self, request, context):
+        """What reading and copying was measured to cost, by pair of hosts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetHandoff,
                     request_deserializer=restow_dot_v1_dot_admin__pb2.GetHandoffRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.GetHandoffResponse.SerializeToString,
+            ),
+            'ListCosts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCosts,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ListCostsRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ListCostsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class Admin(object):
             '/restow.v1.Admin/GetHandoff',
             restow_dot_v1_dot_admin__pb2.GetHandoffRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.GetHandoffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCosts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ListCosts',
+            restow_dot_v1_dot_admin__pb2.ListCostsRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ListCostsResponse.FromString,
             options,
             channel_credentials,
             insecure,

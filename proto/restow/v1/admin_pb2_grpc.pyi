@@ -105,7 +105,23 @@ _AdminGetHandoffType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType]):
+_AdminListCostsType = typing_extensions.TypeVar(
+    '_AdminListCostsType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListCostsRequest,
+        restow.v1.admin_pb2.ListCostsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListCostsRequest,
+        restow.v1.admin_pb2.ListCostsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListCostsRequest,
+        restow.v1.admin_pb2.ListCostsResponse,
+    ],
+)
+
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType]):
     """Read-only view of the broker."""
 
     @typing.overload
@@ -129,6 +145,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.GetHandoffRequest,
             restow.v1.admin_pb2.GetHandoffResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListCostsRequest,
+            restow.v1.admin_pb2.ListCostsResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -154,6 +174,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.GetHandoffRequest,
             restow.v1.admin_pb2.GetHandoffResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListCostsRequest,
+            restow.v1.admin_pb2.ListCostsResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetStatus: _AdminGetStatusType
@@ -170,6 +194,9 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
 
     GetHandoff: _AdminGetHandoffType
     """One handoff with its timeline."""
+
+    ListCosts: _AdminListCostsType
+    """What reading and copying was measured to cost, by pair of hosts."""
 
 AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -191,6 +218,10 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.GetHandoffRequest,
         restow.v1.admin_pb2.GetHandoffResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListCostsRequest,
+        restow.v1.admin_pb2.ListCostsResponse,
     ],
 ]
 
@@ -236,5 +267,13 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.GetHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetHandoffResponse]]:
         """One handoff with its timeline."""
+
+    @abc.abstractmethod
+    def ListCosts(
+        self,
+        request: restow.v1.admin_pb2.ListCostsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ListCostsResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListCostsResponse]]:
+        """What reading and copying was measured to cost, by pair of hosts."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -89,6 +89,7 @@ class Hello(google.protobuf.message.Message):
     NIXL_METADATA_FIELD_NUMBER: builtins.int
     REGIONS_FIELD_NUMBER: builtins.int
     STAGING_BYTES_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
@@ -97,6 +98,10 @@ class Hello(google.protobuf.message.Message):
     """NIXL metadata, opaque to the broker; given only to agents that read from this one."""
     staging_bytes: builtins.int
     """Bytes of the staging pool. 0: the agent can neither gather nor scatter."""
+    host: builtins.str
+    """The host it runs on: what reading costs is measured once for each pair of hosts. Empty: unknown,
+    nothing is measured.
+    """
     @property
     def engine(self) -> restow.v1.broker_pb2.EngineRef:
         """The engine whose rank it serves; registered before."""
@@ -114,9 +119,10 @@ class Hello(google.protobuf.message.Message):
         nixl_metadata: builtins.bytes = ...,
         regions: collections.abc.Iterable[Global___RegionMemory] | None = ...,
         staging_bytes: builtins.int = ...,
+        host: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "nixl_metadata", b"nixl_metadata", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "nixl_metadata", b"nixl_metadata", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 
@@ -215,6 +221,109 @@ class Settled(google.protobuf.message.Message):
 Global___Settled: typing_extensions.TypeAlias = Settled
 
 @typing.final
+class CopyCosts(google.protobuf.message.Message):
+    """What copying costs on a host."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECONDS_PER_LAUNCH_FIELD_NUMBER: builtins.int
+    SECONDS_PER_COPY_FIELD_NUMBER: builtins.int
+    SECONDS_PER_ELEMENT_FIELD_NUMBER: builtins.int
+    COPY_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    seconds_per_launch: builtins.float
+    """Seconds of a GATHER or SCATTER however little it copies."""
+    seconds_per_copy: builtins.float
+    """Seconds of each piece."""
+    seconds_per_element: builtins.float
+    """Seconds of each element that lies apart from the next one."""
+    copy_bytes_per_second: builtins.float
+    """Bytes a second."""
+    def __init__(
+        self,
+        *,
+        seconds_per_launch: builtins.float = ...,
+        seconds_per_copy: builtins.float = ...,
+        seconds_per_element: builtins.float = ...,
+        copy_bytes_per_second: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["copy_bytes_per_second", b"copy_bytes_per_second", "seconds_per_copy", b"seconds_per_copy", "seconds_per_element", b"seconds_per_element", "seconds_per_launch", b"seconds_per_launch"]) -> None: ...
+
+Global___CopyCosts: typing_extensions.TypeAlias = CopyCosts
+
+@typing.final
+class ReadCosts(google.protobuf.message.Message):
+    """What reading costs between two hosts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECONDS_PER_DESCRIPTOR_FIELD_NUMBER: builtins.int
+    READ_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    seconds_per_descriptor: builtins.float
+    """Seconds of each descriptor, above its bytes."""
+    read_bytes_per_second: builtins.float
+    """Bytes a second."""
+    def __init__(
+        self,
+        *,
+        seconds_per_descriptor: builtins.float = ...,
+        read_bytes_per_second: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["read_bytes_per_second", b"read_bytes_per_second", "seconds_per_descriptor", b"seconds_per_descriptor"]) -> None: ...
+
+Global___ReadCosts: typing_extensions.TypeAlias = ReadCosts
+
+@typing.final
+class Probed(google.protobuf.message.Message):
+    """The answer to a Probe."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    COPYING_FIELD_NUMBER: builtins.int
+    READING_FIELD_NUMBER: builtins.int
+    ELAPSED_US_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the probe."""
+    address: builtins.int
+    """Address of the memory that is held for a reader. Zero where a peer was read."""
+    bytes: builtins.int
+    """Bytes of that memory."""
+    elapsed_us: builtins.int
+    """Microseconds from the receipt of the order to this answer."""
+    reason: builtins.str
+    """Stable reason why nothing was measured. Empty: it was."""
+    detail: builtins.str
+    """The reason in words."""
+    @property
+    def copying(self) -> Global___CopyCosts:
+        """What copying costs here. Counts if reason is empty."""
+
+    @property
+    def reading(self) -> Global___ReadCosts:
+        """What reading costs from the peer. Unset where none was read."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        address: builtins.int = ...,
+        bytes: builtins.int = ...,
+        copying: Global___CopyCosts | None = ...,
+        reading: Global___ReadCosts | None = ...,
+        elapsed_us: builtins.int = ...,
+        reason: builtins.str = ...,
+        detail: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["copying", b"copying", "reading", b"reading"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "bytes", b"bytes", "copying", b"copying", "detail", b"detail", "elapsed_us", b"elapsed_us", "number", b"number", "reading", b"reading", "reason", b"reason"]) -> None: ...
+
+Global___Probed: typing_extensions.TypeAlias = Probed
+
+@typing.final
 class AgentMessage(google.protobuf.message.Message):
     """One message of an agent."""
 
@@ -224,6 +333,7 @@ class AgentMessage(google.protobuf.message.Message):
     FENCED_FIELD_NUMBER: builtins.int
     STAGED_FIELD_NUMBER: builtins.int
     SETTLED_FIELD_NUMBER: builtins.int
+    PROBED_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> Global___Hello:
         """Introduces the agent; first on a stream."""
@@ -240,6 +350,10 @@ class AgentMessage(google.protobuf.message.Message):
     def settled(self) -> Global___Settled:
         """A read ended."""
 
+    @property
+    def probed(self) -> Global___Probed:
+        """Costs were measured, or could not be."""
+
     def __init__(
         self,
         *,
@@ -247,10 +361,11 @@ class AgentMessage(google.protobuf.message.Message):
         fenced: Global___Fenced | None = ...,
         staged: Global___Staged | None = ...,
         settled: Global___Settled | None = ...,
+        probed: Global___Probed | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "fenced", b"fenced", "hello", b"hello", "settled", b"settled", "staged", b"staged"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "fenced", b"fenced", "hello", b"hello", "settled", b"settled", "staged", b"staged"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "fenced", "staged", "settled"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "fenced", b"fenced", "hello", b"hello", "probed", b"probed", "settled", b"settled", "staged", b"staged"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "fenced", b"fenced", "hello", b"hello", "probed", b"probed", "settled", b"settled", "staged", b"staged"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "fenced", "staged", "settled", "probed"] | None: ...
 
 Global___AgentMessage: typing_extensions.TypeAlias = AgentMessage
 
@@ -515,6 +630,56 @@ class Unstage(google.protobuf.message.Message):
 Global___Unstage: typing_extensions.TypeAlias = Unstage
 
 @typing.final
+class Probe(google.protobuf.message.Message):
+    """Measure what copying costs, and what reading from a peer does, in staging, and answer Probed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    AGENT_NAME_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the probe."""
+    bytes: builtins.int
+    """Use at most so many bytes of staging."""
+    agent_name: builtins.str
+    """NIXL name of the peer to read from, a Peer sent before. Empty: read from none, and hold the
+    memory for who will read it, until Unprobe.
+    """
+    address: builtins.int
+    """Address of the memory that the peer holds. 0 without a peer."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        bytes: builtins.int = ...,
+        agent_name: builtins.str = ...,
+        address: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_name", b"agent_name", "bytes", b"bytes", "number", b"number"]) -> None: ...
+
+Global___Probe: typing_extensions.TypeAlias = Probe
+
+@typing.final
+class Unprobe(google.protobuf.message.Message):
+    """Give the memory of a probe back."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the probe."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number"]) -> None: ...
+
+Global___Unprobe: typing_extensions.TypeAlias = Unprobe
+
+@typing.final
 class AgentOrder(google.protobuf.message.Message):
     """One order to an agent."""
 
@@ -527,6 +692,8 @@ class AgentOrder(google.protobuf.message.Message):
     STAGE_FIELD_NUMBER: builtins.int
     EXECUTE_FIELD_NUMBER: builtins.int
     UNSTAGE_FIELD_NUMBER: builtins.int
+    PROBE_FIELD_NUMBER: builtins.int
+    UNPROBE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> Global___Welcome:
         """The Hello is taken."""
@@ -555,6 +722,14 @@ class AgentOrder(google.protobuf.message.Message):
     def unstage(self) -> Global___Unstage:
         """Give staging back."""
 
+    @property
+    def probe(self) -> Global___Probe:
+        """Measure."""
+
+    @property
+    def unprobe(self) -> Global___Unprobe:
+        """Give the memory of a probe back."""
+
     def __init__(
         self,
         *,
@@ -565,10 +740,12 @@ class AgentOrder(google.protobuf.message.Message):
         stage: Global___Stage | None = ...,
         execute: Global___Execute | None = ...,
         unstage: Global___Unstage | None = ...,
+        probe: Global___Probe | None = ...,
+        unprobe: Global___Unprobe | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "execute", b"execute", "forget", b"forget", "peer", b"peer", "program", b"program", "stage", b"stage", "unstage", b"unstage", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "execute", b"execute", "forget", b"forget", "peer", b"peer", "program", b"program", "stage", b"stage", "unstage", b"unstage", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "program", "peer", "forget", "stage", "execute", "unstage"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "execute", b"execute", "forget", b"forget", "peer", b"peer", "probe", b"probe", "program", b"program", "stage", b"stage", "unprobe", b"unprobe", "unstage", b"unstage", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "execute", b"execute", "forget", b"forget", "peer", b"peer", "probe", b"probe", "program", b"program", "stage", b"stage", "unprobe", b"unprobe", "unstage", b"unstage", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "program", "peer", "forget", "stage", "execute", "unstage", "probe", "unprobe"] | None: ...
 
 Global___AgentOrder: typing_extensions.TypeAlias = AgentOrder
 

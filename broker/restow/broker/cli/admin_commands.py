@@ -71,6 +71,19 @@ def agents(
         admin_view.show_agents(value["agents"])
 
 
+def costs(broker: BrokerOption = None, as_json: JsonOption = False) -> None:
+    """What reading and copying costs between hosts, by which ways of travelling are chosen."""
+    from restow.broker.cli import admin_json, admin_view
+    from restow.broker.cli.output import print_json
+
+    with _connect(broker) as client:
+        value = admin_json.costs_json(client.costs())
+    if as_json:
+        print_json(value)
+    else:
+        admin_view.show_costs(value)
+
+
 def handoffs(
     state: StateOption = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,

@@ -88,6 +88,39 @@ def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
     }
 
 
+COSTS = (
+    "seconds_per_descriptor",
+    "read_bytes_per_second",
+    "copy_bytes_per_second",
+    "seconds_per_launch",
+    "seconds_per_copy",
+    "seconds_per_element",
+    "seconds_per_stage",
+    "nominal_tokens",
+)
+
+
+def costs_json(response: pb.ListCostsResponse) -> dict[str, Any]:
+    """``restow costs --json``; each ``costs`` is what ``--costs`` of other commands takes."""
+    return {
+        "measured": not response.fixed,
+        "otherwise": _costs(response.otherwise),
+        "hosts": [
+            {
+                "source_host": one.source_host,
+                "destination_host": one.destination_host,
+                "costs": _costs(one.costs) if one.HasField("costs") else None,
+                "failure": one.failure or None,
+            }
+            for one in response.hosts
+        ],
+    }
+
+
+def _costs(costs: pb.Costs) -> dict[str, float]:
+    return {name: getattr(costs, name) for name in COSTS}
+
+
 def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
     return {
         "handoff_id": info.handoff_id,

@@ -72,6 +72,32 @@ def show_status(status: dict[str, Any]) -> None:
     _console().print(table)
 
 
+def show_costs(costs: dict[str, Any]) -> None:
+    """Print ``restow costs``: a line a pair of hosts, then what stands for all others."""
+    table = _table(
+        "from", "to", "a read", "GB/s", "a copy", "an element", "GB/s ", "a launch", "a stage"
+    )
+    for one in costs["hosts"]:
+        if one["costs"] is None:
+            table.add_row(one["source_host"], one["destination_host"], one["failure"] or "measured")
+        else:
+            table.add_row(one["source_host"], one["destination_host"], *_prices(one["costs"]))
+    table.add_row("all others" if costs["hosts"] else "all", "", *_prices(costs["otherwise"]))
+    _console().print(table)
+
+
+def _prices(costs: dict[str, float]) -> list[str]:
+    return [
+        f"{costs['seconds_per_descriptor'] * 1e6:.2f} us",
+        f"{costs['read_bytes_per_second'] / 1e9:.1f}",
+        f"{costs['seconds_per_copy'] * 1e6:.2f} us",
+        f"{costs['seconds_per_element'] * 1e9:.1f} ns",
+        f"{costs['copy_bytes_per_second'] / 1e9:.1f}",
+        f"{costs['seconds_per_launch'] * 1e6:.0f} us",
+        f"{costs['seconds_per_stage'] * 1e6:.0f} us",
+    ]
+
+
 def show_engines(engines: Sequence[dict[str, Any]]) -> None:
     """Print ``restow engines``."""
     console = _console()

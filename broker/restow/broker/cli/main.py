@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.admin_commands import agents, engines, handoff, handoffs, status
+from restow.broker.cli.admin_commands import agents, costs, engines, handoff, handoffs, status
 from restow.broker.cli.agent_command import agent
 from restow.broker.cli.layout_commands import app as layout_app
 from restow.broker.cli.output import print_error
@@ -26,7 +26,7 @@ app.command()(plan)
 
 app.command()(serve)
 app.command()(agent)
-for command in (status, engines, agents, handoffs, handoff):
+for command in (status, engines, agents, handoffs, handoff, costs):
     app.command()(command)
 
 

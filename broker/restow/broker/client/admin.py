@@ -71,6 +71,10 @@ class AdminClient:
         """One handoff with its timeline."""
         return self._call(self._stub.GetHandoff, pb.GetHandoffRequest(handoff_id=handoff_id))
 
+    def costs(self) -> pb.ListCostsResponse:
+        """What reading and copying costs, by pair of hosts."""
+        return self._call(self._stub.ListCosts, pb.ListCostsRequest())
+
     def _call(self, method: Callable[..., Response], request: Any) -> Response:
         try:
             return method(request, timeout=self._timeout_s, metadata=self._metadata)

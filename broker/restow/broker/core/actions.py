@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
-from restow.broker.planner import Program
+from restow.broker.planner import CostModel, Program
 
 
 class State(StrEnum):
@@ -48,11 +48,19 @@ class AgentKey(NamedTuple):
     rank: int
 
 
+class HostPair(NamedTuple):
+    """Where pages are read, and where they arrive."""
+
+    source_host: str
+    destination_host: str
+
+
 class PairKey(NamedTuple):
-    """Two layouts, by their digests."""
+    """Two layouts, by their digests, and the hosts between which costs were measured."""
 
     source_digest: str
     destination_digest: str
+    hosts: HostPair | None = None
 
 
 GroupIds = tuple[str, bytes]
@@ -150,12 +158,33 @@ class SendUnstage(NamedTuple):
     handoff: int
 
 
+class SendProbe(NamedTuple):
+    """Have an agent measure copying, and reading what ``peer``, if set, holds at ``address``."""
+
+    agent: AgentKey
+    number: int
+    size_bytes: int
+    peer: AgentKey | None = None
+    address: int = 0
+
+
+class SendUnprobe(NamedTuple):
+    """Have an agent give the memory of a probe back."""
+
+    agent: AgentKey
+    number: int
+
+
 class MakePlan(NamedTuple):
-    """Plan between two layouts, then report to `Directory.plan_made`."""
+    """Plan between two layouts, then report to `Directory.plan_made`.
+
+    ``costs`` None: those of the broker's settings.
+    """
 
     pair: PairKey
     source: Layout
     destination: Layout
+    costs: CostModel | None
 
 
 class CloseSession(NamedTuple):
@@ -180,6 +209,8 @@ Action = (
     | SendStage
     | SendExecute
     | SendUnstage
+    | SendProbe
+    | SendUnprobe
     | MakePlan
     | CloseSession
     | CloseAgent

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from restow.broker.core.actions import Action, MakePlan, PairKey, SendUnstage, State
-from restow.broker.core.events import Chunk, Failure, Settlement, Wish
+from restow.broker.core.events import Chunk, Failure, Probed, Settlement, Wish
 from restow.broker.core.grant import execute, open_grant
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.lateness import why_late
@@ -17,6 +17,7 @@ from restow.broker.core.ledger import Ledger, told
 from restow.broker.core.limits import Limits
 from restow.broker.core.membership import Membership
 from restow.broker.core.pair import PairOutcome, PairRefused
+from restow.broker.core.probing import Probing
 from restow.broker.core.roster import AgentRecord, EngineRecord
 from restow.broker.errors import HandoffOwnedError, RestowError
 
@@ -24,13 +25,19 @@ from restow.broker.errors import HandoffOwnedError, RestowError
 class Directory:
     """The broker's state. Soft: a restarted broker is told everything again."""
 
-    def __init__(self, limits: Limits | None = None, first_number: int = 1) -> None:
-        """Start empty. ``first_number`` keeps numbers apart from those of another life."""
+    def __init__(
+        self, limits: Limits | None = None, first_number: int = 1, measures: bool = False
+    ) -> None:
+        """Start empty. ``first_number`` keeps numbers apart from those of another life.
+
+        With ``measures`` costs are measured where agents say on which hosts they are.
+        """
         self.limits = limits or Limits()
         self.ledger = Ledger(self.limits, first_number)
         self.members = Membership(self.ledger, self.limits)
         self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
         self.planning: dict[PairKey, set[int]] = {}
+        self.probing = Probing(self.limits, measures, first_number)
 
     # -- words of engines -------------------------------------------------------------------------
 
@@ -193,6 +200,13 @@ class Directory:
             return []
         return self.ledger.end(handoff, now_s)
 
+    def probed(self, agent: AgentRecord, answer: Probed, now_s: float) -> list[Action]:
+        """An agent has measured costs, or could not."""
+        if agent.gone:
+            return []
+        actions, waiting = self.probing.answered(agent, answer, now_s)
+        return actions + self._go_on(waiting, now_s)
+
     # -- the planner and the clock ----------------------------------------------------------------
 
     def plan_made(self, pair: PairKey, outcome: PairOutcome, now_s: float) -> list[Action]:
@@ -200,12 +214,7 @@ class Directory:
         self.pairs[pair] = outcome
         if len(self.pairs) > self.limits.max_pairs:
             self.pairs.popitem(last=False)
-        actions: list[Action] = []
-        for number in sorted(self.planning.pop(pair, ())):
-            handoff = self.ledger.by_number.get(number)
-            if handoff is not None:
-                actions += self._advance(handoff, now_s)
-        return actions
+        return self._go_on(self.planning.pop(pair, set()), now_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """Time has passed."""
@@ -213,7 +222,17 @@ class Directory:
         for handoff in self.ledger.due(now_s):
             handoff.fail(why_late(handoff, now_s), now_s)
             actions += self.ledger.end(handoff, now_s)
-        return actions + self.members.sweep(now_s)
+        more, waiting = self.probing.tick(now_s)
+        return actions + more + self._go_on(waiting, now_s) + self.members.sweep(now_s)
+
+    def _go_on(self, numbers: set[int], now_s: float) -> list[Action]:
+        """Handoffs that waited for something of the broker's own."""
+        actions: list[Action] = []
+        for number in sorted(numbers):
+            handoff = self.ledger.by_number.get(number)
+            if handoff is not None:
+                actions += self._advance(handoff, now_s)
+        return actions
 
     def _advance(self, handoff: Handoff, now_s: float) -> list[Action]:
         """Grant as soon as everything is there."""
@@ -232,13 +251,15 @@ class Directory:
         source, destination = handoff.source, handoff.destination
         if source is None or destination is None:
             return []
-        key = PairKey(source.layout_digest, destination.layout_digest)
+        hosts = self.probing.costs(source, destination)
+        key = PairKey(source.layout_digest, destination.layout_digest, hosts)
         pair = self.pairs.get(key)
         if pair is None:
             planning = self.planning.get(key)
             if planning is None:
                 self.planning[key] = {handoff.number}
-                return [MakePlan(key, source.layout, destination.layout)]
+                costs = None if hosts is None else self.probing.known[hosts].costs
+                return [MakePlan(key, source.layout, destination.layout, costs)]
             planning.add(handoff.number)
             return []
         if isinstance(pair, PairRefused):
@@ -251,6 +272,9 @@ class Directory:
                 handoff.agents_until_s = now_s + self.limits.agent_wait_s
                 handoff.note(now_s, "waits for agents")
             return []
+        probes = self.probing.wait(handoff.number, source, destination, now_s)
+        if probes is not None:
+            return probes
         granted = open_grant(handoff, pair, self.limits, now_s)
         if isinstance(granted, Failure):
             return self.ledger.stop(handoff, granted, now_s)

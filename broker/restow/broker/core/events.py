@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from restow.broker.core.actions import GroupIds, State
+from restow.broker.planner import CopyCosts, ReadCosts
 
 
 class Chunk(NamedTuple):
@@ -35,6 +36,18 @@ class Settlement(NamedTuple):
     elapsed_us: int
     reason: str
     detail: str
+
+
+class Probed(NamedTuple):
+    """What an agent measured, or why it could not."""
+
+    number: int
+    address: int
+    size_bytes: int
+    copying: CopyCosts
+    reading: ReadCosts | None
+    elapsed_us: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

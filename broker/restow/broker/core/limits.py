@@ -14,7 +14,9 @@ class Limits:
     read failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A
     handoff whose agents are not all connected waits ``agent_wait_s`` for them, because after a
     restart of the broker all connect anew. An engine of which nothing is heard for
-    ``engine_idle_s``, neither session nor agent, is forgotten.
+    ``engine_idle_s``, neither session nor agent, is forgotten. What reading costs between two hosts
+    is measured on ``probe_bytes`` of staging; what did not answer within ``probe_s`` is not waited
+    for, and measured again after ``probe_again_s`` at the earliest.
     """
 
     lease_s: float = 30.0
@@ -30,3 +32,6 @@ class Limits:
     max_ended: int = 10_000
     max_engines: int = 10_000
     max_pairs: int = 1024
+    probe_bytes: int = 32 << 20
+    probe_s: float = 2.0
+    probe_again_s: float = 60.0

@@ -126,6 +126,7 @@ class Membership:
         regions: Sequence[RegionMemory],
         staging_bytes: int,
         now_s: float,
+        host: str = "",
     ) -> tuple[AgentRecord, list[Action]]:
         """Take an agent in, in place of an older one of its rank.
 
@@ -144,8 +145,15 @@ class Membership:
                 engine=engine.key.engine_id,
                 rank=rank,
             )
+        if len(host) > MAX_ID_LENGTH:
+            raise AgentMismatchError(
+                f"engine {engine.key.engine_id}, rank {rank}: host has more than {MAX_ID_LENGTH} "
+                f"characters",
+                engine=engine.key.engine_id,
+                rank=rank,
+            )
         # A Hello that is refused must not cost the rank the agent that it has.
-        agent = engine.admit(rank, agent_name, nixl_metadata, regions, staging_bytes)
+        agent = engine.admit(rank, agent_name, nixl_metadata, regions, staging_bytes, host)
         actions: list[Action] = []
         if old is not None:
             actions += self._lose(engine, old, now_s)

@@ -46,6 +46,8 @@ class AgentRecord:
     regions: tuple[RegionMemory, ...]
     page_strides_bytes: tuple[int, ...]
     staging_bytes: int
+    host: str = ""
+    """Empty: unknown."""
     programs: set[str] = field(default_factory=set)
     peers: set[str] = field(default_factory=set)
     gone: bool = False
@@ -136,6 +138,7 @@ class EngineRecord:
         nixl_metadata: bytes,
         regions: Sequence[RegionMemory],
         staging_bytes: int,
+        host: str = "",
     ) -> AgentRecord:
         """Take an agent in. Raises `AgentUnknownError` or `AgentMismatchError`."""
         layout = self.rank_layout(rank)
@@ -147,6 +150,7 @@ class EngineRecord:
             tuple(regions),
             tuple(region.page_stride_bytes for region in layout.regions),
             staging_bytes,
+            host,
         )
         self.agents[rank] = agent
         self.admitted += 1

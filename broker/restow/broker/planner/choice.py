@@ -10,6 +10,7 @@ import numpy as np
 from restow.broker.errors import StrategyRefusedError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Bools, Int64s
+from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import (
     Seconds,
     copy_seconds,
@@ -20,7 +21,7 @@ from restow.broker.planner.costs import (
 from restow.broker.planner.interleave import Chunks
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
 from restow.broker.planner.spans import Spans
-from restow.broker.planner.strategy import WAYS, CostModel, Strategy
+from restow.broker.planner.strategy import WAYS, Strategy
 
 _SLICES, _WHOLE, _PACK, _INTERLEAVE = (WAYS.index(way) for way in WAYS)
 

@@ -12,12 +12,13 @@ import numpy as np
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.choice import choose_ways, interleaves, snapshots
 from restow.broker.planner.clearing import cleared_rows
+from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.interleave import Chunks, whole_moves
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import GroupPair, Program, no_rows
 from restow.broker.planner.spans import Spans
-from restow.broker.planner.strategy import WAYS, CostModel, Strategy
+from restow.broker.planner.strategy import WAYS, Strategy
 from restow.broker.planner.table import Cutter, Table, split_rows
 
 

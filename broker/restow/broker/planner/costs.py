@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from restow.broker.layout.rows import Int64s
+from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.strategy import CostModel
 from restow.broker.planner.table import ITEM_BYTES, strided
 
 Seconds: TypeAlias = npt.NDArray[np.float64]

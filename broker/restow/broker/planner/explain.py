@@ -15,11 +15,12 @@ from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box
 from restow.broker.layout.names import field_class, joined_name
 from restow.broker.planner.compile import Draft, draft_programs
+from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import page_counts, row_costs, wire_bytes
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
-from restow.broker.planner.strategy import WAYS, CostModel, Strategy
+from restow.broker.planner.strategy import WAYS, Strategy
 from restow.broker.planner.table import ITEM_BYTES, split_rows, strided
 
 

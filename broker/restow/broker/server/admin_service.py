@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice
 from typing import Any
@@ -121,6 +122,25 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 )
                 for at_s, event, detail in handoff.timeline
             ],
+        )
+
+    async def ListCosts(
+        self, request: pb.ListCostsRequest, context: Context
+    ) -> pb.ListCostsResponse:
+        """What was measured between hosts; they are nobody's in particular."""
+        hub = self._hub
+        return pb.ListCostsResponse(
+            hosts=[
+                pb.HostCosts(
+                    source_host=hosts.source_host,
+                    destination_host=hosts.destination_host,
+                    costs=None if known.costs is None else pb.Costs(**asdict(known.costs)),
+                    failure=known.failure,
+                )
+                for hosts, known in sorted(hub.directory.probing.known.items())
+            ],
+            otherwise=pb.Costs(**asdict(hub.costs)),
+            fixed=not hub.measures,
         )
 
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:

@@ -10,9 +10,10 @@ import grpc
 import structlog
 
 from restow.broker.core import actions as act
-from restow.broker.core.events import Failure, Settlement
+from restow.broker.core.events import Failure, Probed, Settlement
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.errors import RequestError, RestowError
+from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.server.broker_service import tenant_of
 from restow.broker.server.hub import AgentOutbox, Hub
 from restow.broker.server.outbox import Outbox
@@ -83,6 +84,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             regions,
             hello.staging_bytes,
             hub.now_s(),
+            hello.host,
         )
         hub.perform(actions)
         return agent
@@ -136,6 +138,8 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             return directory.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
             )
+        if body == "probed":
+            return directory.probed(agent, probed_from_proto(message.probed), now_s)
         raise RequestError(f"an agent may not send {body or 'a message without a body'} here")
 
     def _fence(
@@ -153,3 +157,24 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 reason=error.reason,
             )
             return []
+
+
+def probed_from_proto(message: pb.Probed) -> Probed:
+    """What an agent measured."""
+    copying, reading = message.copying, message.reading
+    return Probed(
+        message.number,
+        message.address,
+        message.bytes,
+        CopyCosts(
+            copying.seconds_per_launch,
+            copying.seconds_per_copy,
+            copying.seconds_per_element,
+            copying.copy_bytes_per_second,
+        ),
+        ReadCosts(reading.seconds_per_descriptor, reading.read_bytes_per_second)
+        if message.HasField("reading")
+        else None,
+        message.elapsed_us,
+        message.reason,
+    )

@@ -15,7 +15,7 @@ from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.errors import PlanError, RestowError
 from restow.broker.layout import Layout
-from restow.broker.planner import Strategy, check_exact, compile_programs, make_plan
+from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
 from restow.broker.server import orders
 from restow.broker.server.outbox import Outbox
 from restow.v1 import agent_link_pb2, broker_pb2
@@ -40,11 +40,16 @@ class Hub:
         max_queue: int,
         now_s: Callable[[], float] = time.monotonic,
         allow_narrowing: bool = False,
+        costs: CostModel | None = None,
     ) -> None:
-        """Start with an empty directory and a new epoch."""
+        """Start with an empty directory and a new epoch; without ``costs`` they are measured."""
         # Numbers of another life must not be taken for one of this: an agent may still report them.
-        self.directory = Directory(limits, first_number=(1 + secrets.randbits(20)) << 32)
+        first_number = (1 + secrets.randbits(20)) << 32
+        measures = strategy is Strategy.AUTO and costs is None
+        self.directory = Directory(limits, first_number, measures)
         self.strategy = strategy
+        self.costs = costs or CostModel()
+        self.measures = measures
         self.allow_narrowing = allow_narrowing
         self.epoch = secrets.token_hex(8)
         self.now_s = now_s
@@ -63,6 +68,8 @@ class Hub:
             act.SendStage: self._send_stage,
             act.SendExecute: self._send_execute,
             act.SendUnstage: self._send_unstage,
+            act.SendProbe: self._send_probe,
+            act.SendUnprobe: self._send_unprobe,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
             act.CloseAgent: self._close_agent,
@@ -151,6 +158,17 @@ class Hub:
         if (order := self._order(action.agent)) is not None:
             orders.fill_unstage(order, action)
 
+    def _send_probe(self, action: act.SendProbe) -> None:
+        peer = None
+        if action.peer is not None:
+            peer = self.directory.members.engines[action.peer.engine].agents[action.peer.rank]
+        if (order := self._order(action.agent)) is not None:
+            orders.fill_probe(order, action, peer)
+
+    def _send_unprobe(self, action: act.SendUnprobe) -> None:
+        if (order := self._order(action.agent)) is not None:
+            order.unprobe.number = action.number
+
     def _close_session(self, action: act.CloseSession) -> None:
         outbox = self.engines.pop(action.engine, None)
         if outbox is not None:
@@ -169,13 +187,19 @@ class Hub:
     async def _plan(self, action: act.MakePlan) -> PairOutcome:
         started_s = self.now_s()
         outcome = await asyncio.to_thread(
-            plan_pair, action.source, action.destination, self.strategy, self.allow_narrowing
+            plan_pair,
+            action.source,
+            action.destination,
+            self.strategy,
+            self.allow_narrowing,
+            action.costs or self.costs,
         )
         self._log.info(
             "planned",
             source=action.pair.source_digest[:12],
             destination=action.pair.destination_digest[:12],
             milliseconds=round((self.now_s() - started_s) * 1000, 1),
+            measured=action.costs is not None,
             refused=outcome.error.reason if isinstance(outcome, PairRefused) else None,
         )
         return outcome
@@ -195,13 +219,17 @@ class Hub:
 
 
 def plan_pair(
-    source: Layout, destination: Layout, strategy: Strategy, allow_narrowing: bool = False
+    source: Layout,
+    destination: Layout,
+    strategy: Strategy,
+    allow_narrowing: bool = False,
+    costs: CostModel | None = None,
 ) -> PairOutcome:
     """Plan between two layouts, or say why not."""
     try:
         plan = make_plan(source, destination)
         if not allow_narrowing:
             check_exact(plan)
-        return PairPlan.of(compile_programs(plan, strategy))
+        return PairPlan.of(compile_programs(plan, strategy, costs))
     except RestowError as error:
         return PairRefused(error)

@@ -95,6 +95,16 @@ def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:
     execute.grant_ms = action.grant_ms
 
 
+def fill_probe(order: link.AgentOrder, action: act.SendProbe, peer: AgentRecord | None) -> None:
+    """Measure."""
+    probe = order.probe
+    probe.number = action.number
+    probe.bytes = action.size_bytes
+    if peer is not None:
+        probe.agent_name = peer.agent_name
+        probe.address = action.address
+
+
 def fill_unstage(order: link.AgentOrder, action: act.SendUnstage) -> None:
     """Give staging back."""
     order.unstage.handoff = action.handoff

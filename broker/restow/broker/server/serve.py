@@ -69,6 +69,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         settings.strategy,
         settings.max_queue,
         allow_narrowing=settings.allow_narrowing,
+        costs=settings.cost_model(),
     )
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
     broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)

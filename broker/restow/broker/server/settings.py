@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from restow.broker.core.limits import Limits
-from restow.broker.planner import Strategy
+from restow.broker.planner import CostModel, Strategy
 
 Seconds = Annotated[float, Field(gt=0, le=600)]
 Count = Annotated[int, Field(ge=1)]
@@ -22,6 +22,8 @@ class BrokerSettings(BaseSettings):
     listen: Annotated[str, Field(pattern=r"^(unix:.+|.+:\d+)$")] = "127.0.0.1:7350"
     strategy: Strategy = Strategy.AUTO
     allow_narrowing: bool = False
+    costs: dict[str, float] = {}
+    """Costs that stand for what would be measured; those not named have their defaults."""
     lease_s: Seconds = 30.0
     timeout_s: Seconds = 30.0
     grant_s: Seconds = 10.0
@@ -29,6 +31,10 @@ class BrokerSettings(BaseSettings):
     max_live: Count = 100_000
     max_ended: Count = 10_000
     max_queue: Count = 100_000
+
+    def cost_model(self) -> CostModel | None:
+        """The costs given, if any are. Raises `CostsInvalidError`."""
+        return CostModel.of(self.costs) if self.costs else None
 
     def limits(self) -> Limits:
         """The bounds that the directory works with."""

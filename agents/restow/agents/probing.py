@@ -1,0 +1,163 @@
+"""Measure what copying costs on this host, and what reading from a peer does, in staging.
+
+Medians of a few repetitions, so that one pause of the machine does not decide; each in another part
+of the memory, as states are not in any cache either. Reads are kept below what would be shared out
+over threads: what a handoff gains by that depends on idle cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import statistics
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from restow.agents.binding import Copies, Descriptors
+from restow.agents.copying import run_copies
+from restow.agents.errors import StagingExhaustedError
+from restow.agents.lane import Read
+from restow.agents.memory import HOST, Place
+from restow.agents.reader import Reader
+from restow.broker.layout import DType
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner import CopyCosts, ReadCosts
+
+LEAST_BYTES = 1 << 20
+REPEATS = 5
+PIECE_BYTES = 4096
+MOST_PIECES = 512
+LARGE_BYTES = 2 << 20
+ROWS = 48
+"""Strided rows, each of the length of a conv window's."""
+ROW_ELEMENTS = 2048
+_TINY_BYTES = 64
+_WIDE = DType.BFLOAT16
+
+
+def check_room(size_bytes: int) -> None:
+    """Raise `StagingExhaustedError` for less staging than a measurement needs."""
+    if size_bytes < LEAST_BYTES:
+        raise StagingExhaustedError(
+            f"{size_bytes} bytes of staging are too few to measure with: {LEAST_BYTES} are needed"
+        )
+
+
+async def measure_copying(address: int, size_bytes: int, place: Place) -> CopyCosts:
+    """Copy from one half of the memory at ``address`` to the other, in short turns."""
+    if place == HOST:
+        ctypes.memset(address, 1, size_bytes)  # no page is missing any more
+    half = size_bytes // 2
+    there = address + half
+
+    async def seconds(turns: Iterator[Copies]) -> float:
+        found = []
+        for copies in turns:
+            began_s = time.perf_counter()
+            run_copies(copies, place.device)
+            found.append(time.perf_counter() - began_s)
+            await asyncio.sleep(0)
+        return statistics.median(found[1:])  # the first one warms up
+
+    launch_s = await seconds(_runs(address, there, half, _TINY_BYTES))
+    large = min(half // 2, LARGE_BYTES)
+    large_s = await seconds(_runs(address, there, half, large))
+    second_per_byte = max(large_s - launch_s, 1e-9) / large
+    rows_s = await seconds(_strided(address, there, half))
+    elements = ROWS * ROW_ELEMENTS
+    spread_s = rows_s - launch_s - elements * _WIDE.itemsize_bytes * second_per_byte
+    turns = list(_pieces(half))
+    pieces_s = await seconds(
+        Copies(address + src, there + dst, *_same(len(src), PIECE_BYTES, 1, 1, DType.UINT8))
+        for src, dst in turns
+    )
+    count = len(turns[0][0])
+    piece_s = (pieces_s - launch_s) / count - PIECE_BYTES * second_per_byte
+    return CopyCosts(
+        launch_s, max(piece_s, 0.0), max(spread_s / elements, 0.0), 1 / second_per_byte
+    )
+
+
+async def measure_reading(
+    reader: Reader,
+    peer: str,
+    src_address: int,
+    dst_address: int,
+    size_bytes: int,
+    places: tuple[Place, Place],
+    deadline_s: float,
+) -> ReadCosts:
+    """Read what the peer holds, in one piece and in many. Raises as `Reader.read`.
+
+    ``places`` are those of the peer's memory and of the own one.
+    """
+
+    async def seconds(turns: Iterator[Descriptors]) -> float:
+        found = []
+        for descriptors in turns:
+            began_s = time.perf_counter()
+            await reader.read([Read(peer, descriptors, *places)], deadline_s)
+            found.append(time.perf_counter() - began_s)
+        return statistics.median(found[1:])  # the first one connects
+
+    large = min(size_bytes // 2, LARGE_BYTES)
+    large_s = await seconds(
+        Descriptors(*_one(src_address + at, dst_address + at, large))
+        for at in _windows(size_bytes, large)
+    )
+    turns = list(_pieces(size_bytes))
+    count = len(turns[0][0])
+    lengths = np.full(count, PIECE_BYTES, np.int64)
+    pieces_s = await seconds(
+        Descriptors(src_address + src, dst_address + dst, lengths) for src, dst in turns
+    )
+    extra_s = pieces_s - count * PIECE_BYTES * large_s / large
+    return ReadCosts(max(extra_s, 0.0) / count, large / large_s)
+
+
+def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
+    """Where to begin: another place each time, as far as there are others."""
+    for index in range(REPEATS + 1):
+        yield index * length_bytes % (size_bytes - length_bytes + 1)
+
+
+def _runs(src_address: int, dst_address: int, size_bytes: int, length: int) -> Iterator[Copies]:
+    for at in _windows(size_bytes, length):
+        src, dst = _one(src_address + at, dst_address + at)
+        yield Copies(src, dst, *_same(1, length, 1, 1, DType.UINT8))
+
+
+def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Copies]:
+    """Rows of a window that lies tap by tap, to one that lies channel by channel."""
+    item = _WIDE.itemsize_bytes
+    rows = item * np.arange(ROWS)
+    for at in _windows(size_bytes, ROWS * ROW_ELEMENTS * item):
+        yield Copies(
+            src_address + at + ROW_ELEMENTS * rows,
+            dst_address + at + rows,
+            *_same(ROWS, ROW_ELEMENTS, item, ROWS * item, _WIDE),
+        )
+
+
+def _pieces(size_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
+    """Offsets of pieces that lie in no order on one side, and one after the other on the other."""
+    count = min(size_bytes // PIECE_BYTES // (REPEATS + 1), MOST_PIECES)
+    order = PIECE_BYTES * np.random.default_rng(0).permutation(size_bytes // PIECE_BYTES)
+    for at in range(0, (REPEATS + 1) * count, count):
+        yield order[at : at + count], PIECE_BYTES * np.arange(at, at + count)
+
+
+def _same(
+    rows: int, count: int, src_step: int, dst_step: int, dtype: DType
+) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
+    """The columns of rows that are all alike, behind their addresses."""
+    counts, src, dst, number = (
+        np.full(rows, value, np.int64) for value in (count, src_step, dst_step, int(dtype))
+    )
+    return counts, src, dst, number, number
+
+
+def _one(*values: int) -> list[Int64s]:
+    return [np.array([value], np.int64) for value in values]
