@@ -244,6 +244,13 @@ def test_words_about_a_transpose_and_a_cast() -> None:
     assert cast == "cast on the way: ssm from bfloat16 to float32"
 
 
+def test_rows_that_are_zeroed() -> None:
+    panel = picture_of_layer(MAMBA, EngineSettings(), EngineSettings(tp=2, conv_rows_extra=3))
+    assert panel.remarks[-1] == (
+        f"{3 * 3072 * 2:,} bytes of scratch rows a layer are zeroed on each rank of D"
+    )
+
+
 def test_groups_that_ranks_share() -> None:
     one = replace(MAMBA, groups=1)
     out = picture_of_layer(one, EngineSettings(), EngineSettings(tp=2))

@@ -84,6 +84,17 @@ class Panel:
     shapes: dict[str, tuple[tuple[str, int], ...]]
     """Names and sizes of the axes of each field."""
 
+    @property
+    def title(self) -> str:
+        """Its layers and fields in a line."""
+        layers, names = self.layers, ", ".join(self.names[:8])
+        names += " .." if len(self.names) > 8 else ""
+        if not layers[0].isdigit():
+            return names
+        few = len(layers) < 6
+        numbers = ", ".join(layers if few else layers[:3]) + ("" if few else f" .. {layers[-1]}")
+        return f"{len(layers)} layer{'' if len(layers) == 1 else 's'} ({numbers}): {names}"
+
     def where(self, name: str, box: Box) -> str:
         """Which part of a field a box is: the axes that it cuts."""
         cut = [

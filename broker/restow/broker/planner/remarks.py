@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -15,11 +16,11 @@ from restow.broker.planner.units import Unit
 def remarks(
     unit: Unit, fields: dict[str, Field], pieces: dict[int, tuple[Pieces, ...]], word: str
 ) -> tuple[str, ...]:
-    """Sentences about a unit: its pieces and why they are so many, what is shared, what is cast.
+    """Sentences about a unit: its pieces and why they are so many, what is shared, cast, zeroed.
 
     ``pieces`` are those of every destination rank; ``word`` is what one of them is called.
     """
-    return (*_pieces(unit, fields, pieces, word), *_shared(unit), *_casts(unit))
+    return (*_pieces(unit, fields, pieces, word), *_shared(unit), *_casts(unit), *_zeroed(unit))
 
 
 def listed(words: Iterable[str]) -> str:
@@ -186,6 +187,16 @@ def _casts(unit: Unit) -> Iterable[str]:
             casts[cast][names[move.field]] = None
     for cast, several in casts.items():
         yield f"cast on the way: {listed(several)} from {cast}"
+
+
+def _zeroed(unit: Unit) -> Iterable[str]:
+    sizes = [
+        sum(math.prod(one.sizes) * one.dtype.itemsize_bytes for one in rank.scratch)
+        for rank in unit.destination
+    ]
+    if most := max(sizes):
+        many = f"{most:,}" if min(sizes) == most else f"up to {most:,}"
+        yield f"{many} bytes of scratch rows a layer are zeroed on each rank of D"
 
 
 def _plural(word: str, count: int) -> str:
