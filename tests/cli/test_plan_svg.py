@@ -124,7 +124,7 @@ def test_names_from_a_file_can_do_no_harm() -> None:
 
 def test_what_a_big_plan_leaves_out_is_written_on_it() -> None:
     svg = drawn(MODELS["nemotron-h-8b-like"], Settings(tp=64), Settings(tp=32))
-    assert "8 of the 64 ranks of P, 8 of the 32 ranks of D" in svg
+    assert "8 of the 64 ranks of P, 4 of the 32 ranks of D" in svg
     whole = drawn(fifty_two_layers(), Settings(tp=8), Settings(tp=8, conv_layout=DS))
     assert "left out" not in whole
     assert len(whole) < 1_000_000

@@ -166,6 +166,24 @@ def test_every_move_of_a_panel_is_one_ribbon_that_embraces_its_bytes(case: Case)
                 assert (min(expected), max(expected)) == (min(covered), max(covered))
 
 
+def test_a_ribbon_has_a_strand_for_every_row_of_a_window() -> None:
+    """Three taps lie apart under SD, and end in one stretch under DS, in turns."""
+    straight = picture_of_layer(MAMBA, EngineSettings(), EngineSettings(tp=2))
+    row, half = 6144 * 2, 2048 * 2
+    ribbon = next(one for one in straight.ribbons if (one.name, one.dst_rank) == ("conv.x", 1))
+    assert [strand.src for strand in ribbon.strands] == [
+        Stretch(tap * row + half, tap * row + 2 * half) for tap in range(3)
+    ]
+    assert [strand.dst for strand in ribbon.strands] == [
+        Stretch(tap * row // 2, tap * row // 2 + half) for tap in range(3)
+    ]
+    turned = picture_of_layer(MAMBA, EngineSettings(), EngineSettings(tp=2, conv_layout=DS))
+    ribbon = next(one for one in turned.ribbons if (one.name, one.dst_rank) == ("conv.x", 1))
+    assert [strand.dst for strand in ribbon.strands] == [
+        Stretch(2 * tap, 3 * half - 4 + 2 * tap) for tap in range(3)
+    ]
+
+
 def test_layers_that_are_alike_are_drawn_once_on_whatever_ranks() -> None:
     layers = tuple(replace(KV if i % 4 == 3 else MAMBA, layer=i) for i in range(12))
     model = ModelSpec("m", layers)
@@ -192,7 +210,7 @@ def test_layers_that_are_alike_are_drawn_once_on_whatever_ranks() -> None:
             EngineSettings(tp=2, conv_layout=DS),
             EngineSettings(tp=4, conv_layout=DS),
             "4 reads a layer for each rank of D: conv.x, conv.B, conv.C and ssm follow each other "
-            "on D, but lie apart on P",
+            "on D, but their parts lie apart on P",
         ),
         (
             MAMBA,
@@ -269,14 +287,20 @@ def test_what_is_left_out_is_said() -> None:
     panel = picture_of_layer(
         replace(MAMBA, heads=128, groups=1), EngineSettings(tp=32), EngineSettings(tp=16)
     )
-    assert len(panel.source) == len(panel.destination) == MAX_RANKS
-    drawn = len(panel.ribbons)
+    assert len(panel.source) == MAX_RANKS
     assert panel.left_out == (
         "8 of the 32 ranks of P",
-        "8 of the 16 ranks of D",
-        f"{drawn} of the 96 moves",
+        "4 of the 16 ranks of D",
+        "24 of the 96 moves",
     )
-    assert {ribbon.src_rank for ribbon in panel.ribbons} <= {rank.rank for rank in panel.source}
+    assert len(panel.ribbons) == 24
+    assert {ribbon.src_rank for ribbon in panel.ribbons} == {rank.rank for rank in panel.source}
+
+
+def test_a_rank_that_too_many_serve_is_drawn_with_some_of_them() -> None:
+    panel = picture_of_layer(replace(MAMBA, groups=1), EngineSettings(tp=32), EngineSettings())
+    assert [rank.rank for rank in panel.source] == list(range(MAX_RANKS))
+    assert panel.left_out == ("8 of the 32 ranks of P", "18 of the 66 moves")
 
 
 def in_one_page(layout: Layout) -> Layout:

@@ -213,7 +213,7 @@ def _labels(panel: Panel, side: Side, card: Card, idle: set[tuple[str, Box]]) ->
             first.setdefault(key, (top, bottom))
             sizes.setdefault(key, []).append(part.block.rows * (cell.stop - cell.start))
     wanted = [((top + bottom) / 2, key) for key, (top, bottom) in first.items()]
-    places = _spread([y for y, _ in wanted], card.top + 9, card.bottom - 7)
+    places = _spread([y for y, _ in wanted], card.top + 9, card.bottom - 9)
     inner = side.band if side.name == "P" else side.band + BAND
     step = -1 if side.name == "P" else 1
     for (y, key), place in zip(wanted, places, strict=True):
@@ -227,7 +227,7 @@ def _labels(panel: Panel, side: Side, card: Card, idle: set[tuple[str, Box]]) ->
         room = LABELS - 22
         label = name if content in (Content.STATE, Content.WOVEN) else content.value
         where = panel.where(name, box) if content is Content.STATE else ""
-        where += ", not read" if (name, box) in idle else ""
+        where = f"not read, {where}" if (name, box) in idle else where
         start = side.labels + (7 if side.name == "P" else 15)
         shown = fitted(label, room - len(size) * 6.2, 11)
         where = fitted(where, room - (len(shown) + len(size) + 1) * 6.2, 10.4) if where else ""

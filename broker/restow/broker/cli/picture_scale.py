@@ -18,7 +18,7 @@ LEAST_HEIGHT, MOST_HEIGHT = 26.0, 150.0
 """Of a kind of field on the rank that has least of it."""
 LARGEST_HEIGHT = 520.0
 """Of a kind of field on the rank that has most of it."""
-LEAST_CELL = 4.0
+LEAST_CELL = 5.5
 FIXED_HEIGHTS = {Content.PADDING: 10.0, Content.OTHER_TOKENS: 9.0, Content.REST: 24.0}
 """What is no state is cut short."""
 RANK_HEAD, PAGE_HEAD, RANK_GAP = 34.0, 16.0, 16.0
@@ -105,7 +105,7 @@ class Scales:
     def height(self, page: Page) -> float:
         """Of a page's card."""
         parts = sum(self._height(block, kind) for block, kind in _with_kinds(page, self.kind_of))
-        return max(parts, LABEL_HEIGHT * (len(labels(page)) + 0.4))
+        return max(parts, LABEL_HEIGHT * (len(labels(page)) + 0.3))
 
     def _card(self, page: Page, top: float) -> Card:
         height = self.height(page)

@@ -93,7 +93,8 @@ def _head(picture: Picture, at: float) -> tuple[list[str], float]:
     title = fitted(picture.model, 460, 19)
     sides = f"P: {_ranks(picture.src_ranks)} → D: {_ranks(picture.dst_ranks)}"
     total = (
-        f"{short_size(picture.bytes_at_tokens)} are moved for a prompt of {picture.tokens:,} tokens"
+        f"{short_size(picture.bytes_at_tokens)} move from the prefill engine P to the decode "
+        f"engine D for a prompt of {picture.tokens:,} tokens"
     )
     return [
         text(MARGIN, at, title, class_="h"),
@@ -117,7 +118,7 @@ def _legend(picture: Picture, colours: dict[str, str], at: float) -> tuple[list[
         look = {"fill": "#ffffff", "stroke": QUIET, "stroke_dasharray": "3 2"}
         entries.append(("a copy that serves nobody", look))
     if Content.SCRATCH in contents:
-        entries.append(("scratch rows, zeroed at D", {"fill": "#c3c7cd"}))
+        entries.append(("scratch rows, never moved, zeroed at D", {"fill": "#c3c7cd"}))
     if Content.PADDING in contents:
         entries.append(("padding, never moved", {"fill": "url(#hatch)", "stroke": "#b8bcc2"}))
     drawn, x = list[str](), MARGIN

@@ -191,15 +191,24 @@ def _numbers(side: Sequence[RankLayout]) -> tuple[int, ...]:
 
 
 def _shown(unit: Unit) -> tuple[list[Move], list[RankLayout], list[RankLayout]]:
-    """The moves that are drawn, and between which ranks."""
-    destination = list(unit.destination[:MAX_RANKS])
-    dst_ranks, fields = set(_numbers(destination)), set(unit.fields[:MAX_FIELDS])
-    moves = [move for move in unit.moves if move.dst_rank in dst_ranks and move.field in fields]
-    serving = {move.src_rank for move in moves}
+    """The moves that are drawn, and between which ranks: D's as long as all that serve them fit."""
+    fields = set(unit.fields[:MAX_FIELDS])
+    by_rank: dict[int, list[Move]] = defaultdict(list)
+    for move in unit.moves:
+        if move.field in fields:
+            by_rank[move.dst_rank].append(move)
+    destination, serving = list[RankLayout](), set[int]()
+    for rank in unit.destination[:MAX_RANKS]:
+        needed = serving | {move.src_rank for move in by_rank[rank.rank]}
+        if destination and len(needed) > MAX_RANKS:
+            break
+        destination.append(rank)
+        serving = needed
     order = sorted(unit.source, key=lambda rank: rank.rank not in serving)  # stable
     kept = set(_numbers(order[:MAX_RANKS]))
     source = [rank for rank in unit.source if rank.rank in kept]
-    return [move for move in moves if move.src_rank in kept], source, destination
+    drawn = [move for rank in destination for move in by_rank[rank.rank] if move.src_rank in kept]
+    return drawn, source, destination
 
 
 def _left_out(unit: Unit, sources: int, destinations: int, moves: int) -> tuple[str, ...]:

@@ -116,8 +116,8 @@ def _apart(single: Sequence[str], moves: Sequence[Move], names: dict[str, str]) 
     if on_p and on_d:
         return f"{listed(single)} lie apart on both sides{ranks and ', in one piece each'}{ranks}"
     if on_p:
-        return f"{listed(single)} follow each other on D, but lie apart on P"
-    return f"{listed(single)} follow each other on P, but lie apart on D"
+        return f"{listed(single)} follow each other on D, but their parts lie apart on P"
+    return f"{listed(single)} follow each other on P, but their parts lie apart on D"
 
 
 def _gaps(places: Sequence[tuple[Place, Move]]) -> bool:
