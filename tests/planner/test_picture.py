@@ -15,6 +15,7 @@ from restow.broker.families import (
     AttentionSpec,
     ConvLayout,
     EngineSettings,
+    KvOrder,
     Mamba2Spec,
     ModelSpec,
     build_layout,
@@ -25,6 +26,7 @@ from restow.broker.planner import Move, Place, Strategy, make_plan
 from restow.broker.planner.explain import explain
 from restow.broker.planner.paving import Block, Content
 from restow.broker.planner.picture import MAX_RANKS, Page, Panel, Picture, make_picture
+from restow.broker.planner.pieces import Per
 from restow.broker.planner.ribbon import Stretch
 from restow.broker.planner.units import Unit, units_of
 
@@ -182,6 +184,11 @@ def test_a_ribbon_has_a_strand_for_every_row_of_a_window() -> None:
     assert [strand.dst for strand in ribbon.strands] == [
         Stretch(2 * tap, 3 * half - 4 + 2 * tap) for tap in range(3)
     ]
+    back = picture_of_layer(MAMBA, EngineSettings(tp=2, conv_layout=DS), EngineSettings())
+    ribbon = next(one for one in back.ribbons if (one.name, one.src_rank) == ("conv.x", 1))
+    assert [strand.dst for strand in ribbon.strands] == [
+        Stretch(tap * row + half, tap * row + 2 * half) for tap in range(3)
+    ]
 
 
 def test_layers_that_are_alike_are_drawn_once_on_whatever_ranks() -> None:
@@ -301,6 +308,30 @@ def test_a_rank_that_too_many_serve_is_drawn_with_some_of_them() -> None:
     panel = picture_of_layer(replace(MAMBA, groups=1), EngineSettings(tp=32), EngineSettings())
     assert [rank.rank for rank in panel.source] == list(range(MAX_RANKS))
     assert panel.left_out == ("8 of the 32 ranks of P", "18 of the 66 moves")
+
+
+def test_layers_in_pages_of_other_sizes_are_drawn_apart() -> None:
+    model = ModelSpec("m", tuple(replace(MAMBA, layer=i) for i in range(3)))
+    layout = build_layout(model, EngineSettings())
+    (rank,) = layout.ranks
+    padded = replace(rank.regions[1], page_stride_bytes=1 << 22)
+    regions = (rank.regions[0], padded, rank.regions[2])
+    other = replace(layout, ranks=(replace(rank, regions=regions),))
+    plan = make_plan(layout, other)
+    panels = make_picture(plan, explain(plan), 1).panels
+    assert [panel.layers for panel in panels] == [("0", "2"), ("1",)]
+
+
+def test_pieces_of_a_token_do_not_go_on_from_token_to_token() -> None:
+    model = ModelSpec("m", (KV,))
+    source = build_layout(model, EngineSettings(kv_order=KvOrder.NHD))
+    plan = make_plan(source, build_layout(model, EngineSettings(page_tokens=8)))
+    ranks = explain(plan, Strategy.SLICES, 24)
+    (panel,) = make_picture(plan, ranks, 24).panels
+    assert panel.remarks[0].startswith("4 reads a token for each rank of D: k and v lie side by")
+    (pieces,) = panel.destination[0].pieces
+    assert (pieces.count, pieces.bytes, pieces.per) == (4, 2 * 64 * 2, Per.TOKEN)
+    assert ranks[0].cost.reads == 24 * pieces.count
 
 
 def in_one_page(layout: Layout) -> Layout:
