@@ -11,8 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 from geometry import fifty_two_layers, geometries
+from hypothesis import given, settings
 
 from cli.conftest import Outcome
+from laws.strategies import Case, any_cases
 from restow.broker.cli.plan_svg import WIDTH, plan_svg
 from restow.broker.families import ConvLayout, EngineSettings, KvOrder, ModelSpec, build_layout
 from restow.broker.layout import Layout, check_layout
@@ -79,6 +81,15 @@ def test_a_picture_is_self_contained_and_stays_inside_of_its_frame(
         assert 0 <= y <= y + high <= height
     for text in root.iter(f"{SVG}text"):
         assert 0 < float(text.get("y", "0")) < height
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(any_cases())
+def test_any_layouts_can_be_drawn(case: Case) -> None:
+    svg = plan_svg(picture_between(*case.layouts))
+    root = ElementTree.fromstring(svg)  # noqa: S314
+    height = float(root.get("height", "0"))
+    assert all(w >= 0 and h >= 0 and y + h <= height for _, y, w, h in boxes(root))
 
 
 @pytest.mark.parametrize(("model", "source", "destination"), PAIRS)

@@ -21,7 +21,6 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Layout, RankLayout, Region, Scratch, Shard
-from restow.broker.layout.names import field_class
 from restow.broker.planner import Move, Place, Strategy, make_plan
 from restow.broker.planner.explain import explain
 from restow.broker.planner.paving import Block, Content
@@ -355,8 +354,9 @@ def test_a_page_of_many_layers_is_one_panel_and_its_rest_is_said() -> None:
     plan = make_plan(*layouts)
     (panel,) = make_picture(plan, explain(plan), 1).panels
     assert len(panel.layers) == 20
-    assert "layers.0.conv.x" in panel.names
-    assert field_class("layers.0.conv.x") not in panel.names
+    assert panel.classes["layers.0.conv.x"] == "conv.x"
+    assert panel.title.endswith("(0, 1, 2 .. 19): conv.x, conv.B, conv.C, ssm")
+    assert panel.remarks[0].startswith("200 reads a page of 20 layers for each rank of D: conv.x,")
     assert panel.left_out == ("48 of the 80 fields", "96 of the 160 moves")
     contents = Counter(c.content for b in panel.source[0].pages[0].blocks for c in b.cells)
     assert contents[Content.REST] == 1

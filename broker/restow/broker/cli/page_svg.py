@@ -11,6 +11,7 @@ from restow.broker.cli.svg import TIMES, fitted, points, tag, text, words
 from restow.broker.layout import Box
 from restow.broker.planner.paving import Cell, Content
 from restow.broker.planner.picture import Panel
+from restow.broker.planner.pieces import Per
 
 BAR, LENS, LABELS, BAND = 26.0, 34.0, 246.0, 38.0
 INK, QUIET = "#1f2430", "#5c6470"
@@ -67,7 +68,7 @@ def draw_slot(
     head = f"{side.name} rank {slot.pages.rank}{also}"
     yield text(left, slot.top + 13, head, class_="b s")
     yield text(left + BAR + LENS + LABELS + BAND, slot.top + 13, size, class_="q e")
-    reads = _reads(slot)
+    reads = _reads(panel, slot)
     if reads:
         shown = fitted(reads, BAR + LENS + LABELS + BAND, 11 * 0.93)
         yield text(left, slot.top + 28, shown, class_="q")
@@ -77,7 +78,7 @@ def draw_slot(
         yield from _card(panel, side, slot, card, scales, colours)
 
 
-def _reads(slot: Slot) -> str:
+def _reads(panel: Panel, slot: Slot) -> str:
     """The pieces of a layer, such as ``4 pieces a layer: 3 x 2 KiB, 64 KiB``."""
     if not slot.pages.pieces:
         return ""
@@ -86,7 +87,9 @@ def _reads(slot: Slot) -> str:
         counts[one.bytes] = counts.get(one.bytes, 0) + one.count
     found = [(f"{n:,} {TIMES} " if n > 1 else "") + short_size(size) for size, n in counts.items()]
     count = sum(one.count for one in slot.pages.pieces)
-    per = dict.fromkeys(one.per.value for one in slot.pages.pieces)
+    per = dict.fromkeys(
+        panel.word if one.per is Per.LAYER else one.per.value for one in slot.pages.pieces
+    )
     return f"{count:,} piece{'s' * (count > 1)} a {' and '.join(per)}: {', '.join(found)}"
 
 

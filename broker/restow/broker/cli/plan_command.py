@@ -77,7 +77,7 @@ def plan_json(
     }
     if picture:
         data["alike"] = [
-            {"layers": panel.layers, "classes": panel.names, "remarks": panel.remarks}
+            {"layers": panel.layers, "classes": tuple(panel.ways), "remarks": panel.remarks}
             for panel in picture.panels
         ]
     return data

@@ -40,8 +40,8 @@ STYLE = (
 
 def plan_svg(picture: Picture) -> str:
     """The whole picture."""
-    names = dict.fromkeys(name for panel in picture.panels for name in panel.names)
-    colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+    classes = dict.fromkeys(name for panel in picture.panels for name in panel.ways)
+    colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(classes)}
     body: list[str] = []
     at = MARGIN + 16
     for part, height in (_head(picture, at), _legend(picture, colours, at + 46)):
@@ -82,10 +82,7 @@ def _pattern() -> str:
 
 def _description(picture: Picture) -> str:
     """The picture for those who can't see it."""
-    parts = [
-        f"{panel.title}: {', '.join(panel.names)}. {'. '.join(panel.remarks)}."
-        for panel in picture.panels
-    ]
+    parts = [f"{panel.title}. {'. '.join(panel.remarks)}." for panel in picture.panels]
     return " ".join(parts)
 
 
@@ -94,7 +91,7 @@ def _head(picture: Picture, at: float) -> tuple[list[str], float]:
     sides = f"P: {_ranks(picture.src_ranks)} → D: {_ranks(picture.dst_ranks)}"
     total = (
         f"{short_size(picture.bytes_at_tokens)} move from the prefill engine P to the decode "
-        f"engine D for a prompt of {picture.tokens:,} tokens"
+        f"engine D for a prompt of {picture.tokens:,} token{'s' * (picture.tokens > 1)}"
     )
     return [
         text(MARGIN, at, title, class_="h"),
@@ -118,7 +115,7 @@ def _legend(picture: Picture, colours: dict[str, str], at: float) -> tuple[list[
         look = {"fill": "#ffffff", "stroke": QUIET, "stroke_dasharray": "3 2"}
         entries.append(("a copy that serves nobody", look))
     if Content.SCRATCH in contents:
-        entries.append(("scratch rows, never moved, zeroed at D", {"fill": "#c3c7cd"}))
+        entries.append(("scratch rows, zeroed at D", {"fill": "#c3c7cd"}))
     if Content.PADDING in contents:
         entries.append(("padding, never moved", {"fill": "url(#hatch)", "stroke": "#b8bcc2"}))
     drawn, x = list[str](), MARGIN
@@ -145,6 +142,7 @@ def _legend(picture: Picture, colours: dict[str, str], at: float) -> tuple[list[
 def _panel(panel: Panel, colours: dict[str, str], top: float) -> tuple[list[str], float]:
     """One panel below ``top``, and where it ends."""
     scales = Scales.of(panel)
+    colours = {name: colours[kind] for name, kind in panel.classes.items()}
     drawn = [
         tag("path", d=f"M{number(MARGIN)} {number(top)}H{number(WIDTH - MARGIN)}", stroke="#d5d8dd")
     ]

@@ -67,8 +67,12 @@ class Panel:
     """Layers that look alike, drawn once: those of the first stage."""
 
     stages: tuple[Stage, ...]
-    names: tuple[str, ...]
+    classes: dict[str, str]
+    """Of what is drawn by name: only where a page holds many layers do names say more."""
     ways: dict[str, str]
+    """Of each class."""
+    word: str
+    """What one of its parts is called: a layer, or a page of many."""
     per_token: bool
     window_tokens: int
     bytes: int
@@ -87,8 +91,8 @@ class Panel:
     @property
     def title(self) -> str:
         """Its layers and fields in a line."""
-        layers, names = self.layers, ", ".join(self.names[:8])
-        names += " .." if len(self.names) > 8 else ""
+        layers, classes = self.layers, tuple(self.ways)
+        names = ", ".join(classes[:8]) + (" .." if len(classes) > 8 else "")
         if not layers[0].isdigit():
             return names
         few = len(layers) < 6
@@ -149,14 +153,14 @@ def _panel(
     counter: Counter,
 ) -> Panel:
     unit = units[0]
-    names = unit.names()
-    by_name: dict[str, dict[str, None]] = defaultdict(dict)
+    names, classes = unit.names(), unit.classes()
+    by_class: dict[str, dict[str, None]] = defaultdict(dict)
     by_rank: dict[int, list[Move]] = defaultdict(list)
     for move in unit.moves:
-        by_name[names[move.field]][ways[move.dst_rank, move.field]] = None
+        by_class[classes[move.field]][ways[move.dst_rank, move.field]] = None
         by_rank[move.dst_rank].append(move)
-    pieces = {rank: counter.pieces(moves, names) for rank, moves in by_rank.items()}
-    all_ways = {way for found in by_name.values() for way in found}
+    pieces = {rank: counter.pieces(moves, classes) for rank, moves in by_rank.items()}
+    all_ways = {way for found in by_class.values() for way in found}
     word = "read" if all_ways == {Strategy.SLICES.value} else "piece"
     shown, source, destination = _shown(unit)
     stages: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = defaultdict(list)
@@ -166,8 +170,9 @@ def _panel(
     kept = {move.field for move in shown}
     return Panel(
         stages=tuple(Stage(tuple(layers), *key) for key, layers in stages.items()),
-        names=tuple(dict.fromkeys(names.values())),
-        ways={name: " or ".join(found) for name, found in by_name.items()},
+        classes={names[field]: classes[field] for field in unit.fields},
+        ways={name: " or ".join(found) for name, found in by_class.items()},
+        word=unit.word,
         per_token=any(move.per_token for move in unit.moves),
         window_tokens=max(fields[name].window_tokens for name in unit.fields),
         bytes=sum(move.bytes for one in units for move in one.moves),

@@ -42,7 +42,7 @@ def _pieces(
     found, moves = pieces[rank], [move for move in unit.moves if move.dst_rank == rank]
     least, most = min(totals.values()), totals[rank]
     per = {one.per for one in found}
-    unit_word = "token" if Per.TOKEN in per else "page" if Per.PAGE in per else "layer"
+    unit_word = "token" if Per.TOKEN in per else "page" if Per.PAGE in per else unit.word
     span = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     reasons = "; ".join(_reasons(unit, fields, found, moves))
     yield f"{span} {_plural(word, most)} a {unit_word} for each rank of D: {reasons}"
@@ -51,14 +51,15 @@ def _pieces(
 def _reasons(
     unit: Unit, fields: dict[str, Field], found: Sequence[Pieces], moves: Sequence[Move]
 ) -> Iterable[str]:
-    names = unit.names()
+    names = unit.classes()
     largest = {names[m.field]: m for m in sorted(moves, key=lambda move: move.elements)}
     by_reason: dict[str, list[str]] = defaultdict(list)
     single: list[str] = []
     for several in _joined(found):
         those = [one for one in found if several[0] in one.names]
         sources = {src for one in those for src in one.sources}
-        runs = sum(one.count for one in those) // len(sources)
+        alike = {move.field for move in moves if names[move.field] == several[0]}
+        runs = sum(one.count for one in those) // (len(sources) * len(alike))
         move = largest[several[0]]
         field = fields[move.field]
         if those[0].elements:
@@ -150,7 +151,7 @@ def _axes(field: Field, move: Move, pieces: int) -> str:
 
 def _shared(unit: Unit) -> Iterable[str]:
     """What several ranks hold alike."""
-    names = unit.names()
+    names = unit.classes()
     here, there = _holders(unit.source), _holders(unit.destination)
     said: dict[tuple[int, int], list[str]] = defaultdict(list)
     for field in unit.fields:
@@ -158,7 +159,7 @@ def _shared(unit: Unit) -> Iterable[str]:
         if max(counts) > 1:
             said[counts].append(names[field])
     for (copies, wanted), several in said.items():
-        what = listed(several)
+        what = listed(dict.fromkeys(several))
         if copies > 1 and wanted > 1:
             yield (
                 f"{copies} ranks of P hold the same {what}, and {wanted} of D want the same: "
@@ -179,7 +180,7 @@ def _holders(side: Sequence[RankLayout]) -> dict[str, list[list[int]]]:
 
 
 def _casts(unit: Unit) -> Iterable[str]:
-    names = unit.names()
+    names = unit.classes()
     casts: dict[str, dict[str, None]] = defaultdict(dict)
     for move in unit.moves:
         if move.src.dtype is not move.dst.dtype:
@@ -196,7 +197,7 @@ def _zeroed(unit: Unit) -> Iterable[str]:
     ]
     if most := max(sizes):
         many = f"{most:,}" if min(sizes) == most else f"up to {most:,}"
-        yield f"{many} bytes of scratch rows a layer are zeroed on each rank of D"
+        yield f"{many} bytes of scratch rows a {unit.word} are zeroed on each rank of D"
 
 
 def _plural(word: str, count: int) -> str:

@@ -33,9 +33,19 @@ class Unit:
         """The numbers of its layers; a field of no layer stands for itself."""
         return tuple(dict.fromkeys(field_layer(field) or field for field in self.fields))
 
+    @property
+    def word(self) -> str:
+        """What it is called in a sentence."""
+        count = len(self.layers)
+        return "layer" if count == 1 else f"page of {count} layers"
+
+    def classes(self) -> dict[str, str]:
+        """The class of each field."""
+        return {field: field_class(field) for field in self.fields}
+
     def names(self) -> dict[str, str]:
         """What each field is called beside the others: by its class, if that is clear."""
-        classes = {field: field_class(field) for field in self.fields}
+        classes = self.classes()
         return classes if len(set(classes.values())) == len(classes) else {f: f for f in classes}
 
     def form(self) -> object:
