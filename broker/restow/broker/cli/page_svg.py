@@ -13,7 +13,7 @@ from restow.broker.planner.paving import Cell, Content
 from restow.broker.planner.picture import Panel
 from restow.broker.planner.pieces import Per
 
-BAR, LENS, LABELS, BAND = 26.0, 34.0, 246.0, 38.0
+BAR, LENS, LABELS, BAND = 26.0, 34.0, 252.0, 38.0
 INK, QUIET = "#1f2430", "#5c6470"
 _FILLS = {
     Content.SCRATCH: "#c3c7cd",
@@ -225,8 +225,7 @@ def _labels(panel: Panel, side: Side, card: Card, idle: set[tuple[str, Box]]) ->
         yield tag(
             "polyline", points=points(line), fill="none", stroke="#9aa0a9", stroke_width="0.7"
         )
-        count = len(sizes[key])
-        size = short_size(sum(sizes[key])) + (f" in {count}" if count > 1 else "")
+        size = _size(sizes[key])
         room = LABELS - 22
         label = name if content in (Content.STATE, Content.WOVEN) else content.value
         where = panel.where(name, box) if content is Content.STATE else ""
@@ -237,6 +236,15 @@ def _labels(panel: Panel, side: Side, card: Card, idle: set[tuple[str, Box]]) ->
         bold = tag("tspan", words(shown), class_="b")
         yield tag("text", bold, words(f" {where}"), x=start, y=place + 4)
         yield text(start + room, place + 4, size, class_="q e")
+
+
+def _size(parts: list[int]) -> str:
+    """Of all parts of a shard, such as ``3 x 4 KiB``."""
+    count, size = len(parts), short_size(sum(parts))
+    if count == 1:
+        return size
+    same = len(set(parts)) == 1
+    return f"{count} {TIMES} {short_size(parts[0])}" if same else f"{size} in {count}"
 
 
 def _extent(part: Part, cell: Cell) -> tuple[float, float]:
