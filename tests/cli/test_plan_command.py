@@ -80,12 +80,21 @@ def test_the_explanation_fits_on_a_screen(pair: Pair, run: Run) -> None:
     out = run("plan", *pair, "--explain")
     assert "layers.{0,2,4..}.conv.x x4" in out
     assert "layers.{3,7}.k x2" in out
+    words = " ".join(out.split())
+    assert "4 layers (0, 2, 4, 5): conv.x, conv.B, conv.C, ssm" in words
+    assert "conv.x falls into single elements, as innermost is channel on P and tap on D" in words
     assert max(map(len, out.splitlines())) <= 80
     assert len(out.splitlines()) < 100
 
 
 def test_the_explanation_as_json(pair: Pair, run: Run) -> None:
-    rank = json.loads(run("plan", *pair, "--explain", "--json"))["ranks"][1]
+    data = json.loads(run("plan", *pair, "--explain", "--json"))
+    assert [one["layers"] for one in data["alike"]] == [["0", "2", "4", "5"], ["3", "7"]]
+    assert data["alike"][1]["remarks"] == [
+        "1 read a page for each rank of D: k and v follow each other on both sides",
+        "2 ranks of D hold the same k and v: one rank of P serves them all",
+    ]
+    rank = data["ranks"][1]
     (line,) = (line for line in rank["fields"] if line["class"] == "conv.B")
     assert line["fields"] == [f"layers.{i}.conv.B" for i in (0, 2, 4, 5)]
     assert line["bytes"] == 4 * 16 * 3 * 2

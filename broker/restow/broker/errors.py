@@ -250,3 +250,10 @@ class ExtraMissingError(RestowError):
 
     status = "FAILED_PRECONDITION"
     reason = "EXTRA_MISSING"
+
+
+class FileWriteError(RestowError):
+    """A file that a command was asked to write, and can't."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "FILE_NOT_WRITABLE"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from restow.broker.errors import LayoutError, LayoutFormError
+from restow.broker.errors import FileWriteError, LayoutError, LayoutFormError
 from restow.broker.layout import Layout, check_layout
 from restow.broker.layout.json_form import layout_from_json
 
@@ -33,3 +33,11 @@ def read_layout(path: Path) -> Layout:
         error.subject.setdefault("file", str(path))
         raise
     return layout
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a file, or replace it. Raises `FileWriteError` that names it."""
+    try:
+        path.write_text(content, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise FileWriteError(f"{path} can't be written: {error.strerror}", file=path) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from restow.broker.planner import Move, Place, Plan
     from restow.broker.planner.explain import Cost, FieldLine, RankLines
+    from restow.broker.planner.picture import Picture
 
 
 def plan(
@@ -27,38 +29,57 @@ def plan(
         bool, typer.Option("--allow-narrowing", help="Plan though D's types round P's values.")
     ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt to count with.")] = 8192,
+    svg: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Draw which bytes go where, into this file."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say for every rank of DESTINATION what it reads from whom in SOURCE."""
-    from restow.broker.cli.files import read_layout
+    from restow.broker.cli.files import read_layout, write_text
     from restow.broker.cli.output import print_json
     from restow.broker.cli.plan_view import show_plan
     from restow.broker.planner import Strategy, check_exact, make_plan
     from restow.broker.planner.explain import explain as explain_plan
+    from restow.broker.planner.picture import make_picture
 
     made = make_plan(read_layout(source), read_layout(destination))
     if not allow_narrowing:
         check_exact(made)
     ranks = explain_plan(made, Strategy(strategy), tokens)
+    picture = make_picture(made, ranks, tokens) if svg or explain else None
+    if svg and picture:
+        from restow.broker.cli.plan_svg import plan_svg
+
+        write_text(svg, plan_svg(picture))
     if as_json:
-        print_json(plan_json(made, ranks, tokens, with_fields=explain))
+        print_json(plan_json(made, ranks, tokens, picture if explain else None))
     else:
-        show_plan(made, ranks, tokens, with_fields=explain)
+        show_plan(made, ranks, tokens, picture if explain else None)
 
 
 def plan_json(
-    plan: Plan, ranks: Sequence[RankLines], tokens: int, with_fields: bool
+    plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Picture | None
 ) -> dict[str, Any]:
-    """The plan in the form that scripts rely on; ``bytes`` count one token of per-token fields."""
-    return {
+    """The plan in the form that scripts rely on; ``bytes`` count one token of per-token fields.
+
+    With a ``picture`` also every field, and what the picture says in words.
+    """
+    data = {
         "source": plan.source_digest,
         "destination": plan.destination_digest,
         "bytes": plan.bytes,
         "tokens": tokens,
         "bytes_at_tokens": plan.bytes_at(tokens),
         "moves": [_move_json(move) for move in plan.moves],
-        "ranks": [_rank_json(rank, with_fields) for rank in ranks],
+        "ranks": [_rank_json(rank, picture is not None) for rank in ranks],
     }
+    if picture:
+        data["alike"] = [
+            {"layers": panel.layers, "classes": tuple(panel.ways), "remarks": panel.remarks}
+            for panel in picture.panels
+        ]
+    return data
 
 
 def _move_json(move: Move) -> dict[str, Any]:

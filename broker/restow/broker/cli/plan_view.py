@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from restow.broker.cli.output import size_text
 from restow.broker.layout import Box, Layout, digest
@@ -13,6 +15,7 @@ from restow.broker.layout.difference import Difference
 from restow.broker.layout.summary import RankSummary, scaled_fields
 from restow.broker.planner import Plan
 from restow.broker.planner.explain import Cost, FieldLine, RankLines
+from restow.broker.planner.picture import Picture
 
 
 def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
@@ -51,8 +54,11 @@ def show_differences(found: Sequence[Difference], left: str, right: str) -> None
     console.print(table)
 
 
-def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, with_fields: bool) -> None:
-    """Print what every destination rank reads from whom, and what each strategy would cost."""
+def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Picture | None) -> None:
+    """Print what every destination rank reads from whom, and what each strategy would cost.
+
+    With a ``picture`` also every field, and what the picture says in words.
+    """
     console = Console(highlight=False)
     console.print(
         f"{len(plan.source.ranks)} ranks to {len(plan.destination.ranks)}: "
@@ -70,7 +76,11 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, with_fields: 
             table.add_row(str(rank.dst_rank), *row)
     console.print(table)
     _show_costs(console, ranks)
-    if with_fields:
+    if picture:
+        for panel in picture.panels:
+            console.print(f"\n{panel.title}", markup=False, style="bold")
+            for remark in panel.remarks:
+                console.print(Padding(Text(remark), (0, 0, 0, 2)))
         for rank in ranks:
             _show_fields(console, rank)
 

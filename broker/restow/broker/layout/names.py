@@ -18,6 +18,16 @@ def field_class(name: str) -> str:
     return found[3] if found else name
 
 
+def field_layer(name: str) -> str | None:
+    """A field's layer, if its name says so.
+
+    >>> field_layer("layers.7.conv.x"), field_layer("embedding")
+    ('7', None)
+    """
+    found = _LAYER.fullmatch(name)
+    return found[2] if found else None
+
+
 def joined_name(names: Sequence[str]) -> str:
     """One word for the same field of several layers.
 

@@ -1,0 +1,261 @@
+"""A plan as a picture: what lies where in the pages of both sides, and what goes where.
+
+Pure: byte coordinates, no drawing. Layers that are laid out and moved alike are one panel.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from restow.broker.layout import Box, Field, RankLayout
+from restow.broker.layout.span import overlap
+from restow.broker.planner.explain import RankLines
+from restow.broker.planner.move import Move
+from restow.broker.planner.paving import Block, Content, pave, scratch_item, shard_item
+from restow.broker.planner.pieces import Counter, Pieces
+from restow.broker.planner.plan import Plan
+from restow.broker.planner.remarks import remarks
+from restow.broker.planner.ribbon import Ribbon, ribbon_of
+from restow.broker.planner.strategy import Strategy
+from restow.broker.planner.units import Unit, units_of
+
+MAX_RANKS = 8
+"""Of each side that a panel shows."""
+MAX_FIELDS = 48
+"""Of one panel that are shown: more only where one page holds many layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a region. ``token_blocks``, of a page of tokens, are what its first token is."""
+
+    region: str
+    bytes: int
+    tokens: int | None
+    blocks: tuple[Block, ...]
+    token_blocks: tuple[Block, ...] = ()
+
+    @property
+    def detail(self) -> tuple[Block, ...]:
+        """What moves begin and end in: the page, or one token of it."""
+        return self.token_blocks or self.blocks
+
+
+@dataclass(frozen=True, slots=True)
+class RankPages:
+    """What a rank holds of one layer of a panel."""
+
+    rank: int
+    pages: tuple[Page, ...]
+    pieces: tuple[Pieces, ...] = ()
+    """What a destination rank reads of one layer, by the size of the pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers whose state lies on some ranks of P and some of D."""
+
+    layers: tuple[str, ...]
+    src_ranks: tuple[int, ...]
+    dst_ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Layers that look alike, drawn once: those of the first stage."""
+
+    stages: tuple[Stage, ...]
+    classes: dict[str, str]
+    """Of what is drawn by name: only where a page holds many layers do names say more."""
+    ways: dict[str, str]
+    """Of each class."""
+    word: str
+    """What one of its parts is called: a layer, or a page of many."""
+    per_token: bool
+    window_tokens: int
+    bytes: int
+    """Of all its layers, counting one token of per-token fields."""
+    source: tuple[RankPages, ...]
+    destination: tuple[RankPages, ...]
+    ribbons: tuple[Ribbon, ...]
+    idle: frozenset[tuple[int, str, Box]]
+    """Source rank, name and box of replicas that serve nobody."""
+    remarks: tuple[str, ...]
+    left_out: tuple[str, ...]
+    """What is drawn of how much, where that is not all."""
+    shapes: dict[str, tuple[tuple[str, int], ...]]
+    """Names and sizes of the axes of each field."""
+
+    @property
+    def title(self) -> str:
+        """Its layers and fields in a line."""
+        layers, classes = self.layers, tuple(self.ways)
+        names = ", ".join(classes[:8]) + (" .." if len(classes) > 8 else "")
+        if not layers[0].isdigit():
+            return names
+        few = len(layers) < 6
+        numbers = ", ".join(layers if few else layers[:3]) + ("" if few else f" .. {layers[-1]}")
+        return f"{len(layers)} layer{'' if len(layers) == 1 else 's'} ({numbers}): {names}"
+
+    def where(self, name: str, box: Box) -> str:
+        """Which part of a field a box is: the axes that it cuts."""
+        cut = [
+            f"{axis} [{span.start},{span.stop})"
+            for span, (axis, size) in zip(box, self.shapes[name], strict=True)
+            if span.size < size
+        ]
+        return " ".join(cut) if cut else "all of it"
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Of all stages."""
+        return tuple(layer for stage in self.stages for layer in stage.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that is drawn of a plan."""
+
+    model: str
+    src_ranks: int
+    dst_ranks: int
+    tokens: int
+    bytes_at_tokens: int
+    panels: tuple[Panel, ...]
+
+
+def make_picture(plan: Plan, ranks: Sequence[RankLines], tokens: int) -> Picture:
+    """The picture of a plan as ``ranks`` explain it."""
+    ways = {
+        (rank.dst_rank, field): line.strategy
+        for rank in ranks
+        for line in rank.fields
+        for field in line.fields
+    }
+    fields = {field.name: field for field in plan.source.model.fields}
+    alike: dict[object, list[Unit]] = defaultdict(list)
+    for unit in units_of(plan):
+        travels = tuple(ways[move.dst_rank, move.field] for move in unit.moves)
+        windows = tuple(fields[name].window_tokens for name in unit.fields)
+        alike[unit.form(), windows, travels].append(unit)
+    counter = Counter(plan)
+    panels = tuple(_panel(units, ways, fields, counter) for units in alike.values())
+    model, sizes = plan.source.model.name, (len(plan.source.ranks), len(plan.destination.ranks))
+    return Picture(model, *sizes, tokens, plan.bytes_at(tokens), panels)
+
+
+def _panel(
+    units: Sequence[Unit],
+    ways: dict[tuple[int, str], str],
+    fields: dict[str, Field],
+    counter: Counter,
+) -> Panel:
+    unit = units[0]
+    names, classes = unit.names(), unit.classes()
+    by_class: dict[str, dict[str, None]] = defaultdict(dict)
+    by_rank: dict[int, list[Move]] = defaultdict(list)
+    for move in unit.moves:
+        by_class[classes[move.field]][ways[move.dst_rank, move.field]] = None
+        by_rank[move.dst_rank].append(move)
+    pieces = {rank: counter.pieces(moves, classes) for rank, moves in by_rank.items()}
+    all_ways = {way for found in by_class.values() for way in found}
+    word = "read" if all_ways == {Strategy.SLICES.value} else "piece"
+    shown, source, destination = _shown(unit)
+    stages: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = defaultdict(list)
+    for one in units:
+        sides = one.source, one.destination
+        stages[_numbers(sides[0]), _numbers(sides[1])] += one.layers
+    kept = {move.field for move in shown}
+    return Panel(
+        stages=tuple(Stage(tuple(layers), *key) for key, layers in stages.items()),
+        classes={names[field]: classes[field] for field in unit.fields},
+        ways={name: " or ".join(found) for name, found in by_class.items()},
+        word=unit.word,
+        per_token=any(move.per_token for move in unit.moves),
+        window_tokens=max(fields[name].window_tokens for name in unit.fields),
+        bytes=sum(move.bytes for one in units for move in one.moves),
+        source=tuple(_rank_pages(rank, names, kept) for rank in source),
+        destination=tuple(
+            _rank_pages(rank, names, kept, pieces.get(rank.rank, ())) for rank in destination
+        ),
+        ribbons=tuple(ribbon_of(move, names[move.field]) for move in shown),
+        idle=_idle(unit, names),
+        remarks=remarks(unit, fields, pieces, word),
+        left_out=_left_out(unit, len(source), len(destination), len(shown)),
+        shapes={
+            names[name]: tuple(zip(fields[name].axes, fields[name].shape, strict=True))
+            for name in unit.fields
+        },
+    )
+
+
+def _numbers(side: Sequence[RankLayout]) -> tuple[int, ...]:
+    return tuple(rank.rank for rank in side)
+
+
+def _shown(unit: Unit) -> tuple[list[Move], list[RankLayout], list[RankLayout]]:
+    """The moves that are drawn, and between which ranks: D's as long as all that serve them fit."""
+    fields = set(unit.fields[:MAX_FIELDS])
+    by_rank: dict[int, list[Move]] = defaultdict(list)
+    for move in unit.moves:
+        if move.field in fields:
+            by_rank[move.dst_rank].append(move)
+    destination, serving = list[RankLayout](), set[int]()
+    for rank in unit.destination[:MAX_RANKS]:
+        needed = serving | {move.src_rank for move in by_rank[rank.rank]}
+        if destination and len(needed) > MAX_RANKS:
+            break
+        destination.append(rank)
+        serving = needed
+    order = sorted(unit.source, key=lambda rank: rank.rank not in serving)  # stable
+    kept = set(_numbers(order[:MAX_RANKS]))
+    source = [rank for rank in unit.source if rank.rank in kept]
+    drawn = [move for rank in destination for move in by_rank[rank.rank] if move.src_rank in kept]
+    return drawn, source, destination
+
+
+def _left_out(unit: Unit, sources: int, destinations: int, moves: int) -> tuple[str, ...]:
+    found = []
+    for side, shown, ranks in (("P", sources, unit.source), ("D", destinations, unit.destination)):
+        if shown < len(ranks):
+            found.append(f"{shown} of the {len(ranks)} ranks of {side}")
+    if len(unit.fields) > MAX_FIELDS:
+        found.append(f"{MAX_FIELDS} of the {len(unit.fields)} fields")
+    if moves < len(unit.moves):
+        found.append(f"{moves:,} of the {len(unit.moves):,} moves")
+    return tuple(found)
+
+
+def _idle(unit: Unit, names: dict[str, str]) -> frozenset[tuple[int, str, Box]]:
+    read: dict[tuple[int, str], list[Box]] = defaultdict(list)
+    for move in unit.moves:
+        read[move.src_rank, move.field].append(move.box)
+    return frozenset(
+        (rank.rank, names[shard.field], shard.box)
+        for rank in unit.source
+        for shard in rank.shards
+        if not any(overlap(box, shard.box) for box in read.get((rank.rank, shard.field), ()))
+    )
+
+
+def _rank_pages(
+    rank: RankLayout, names: dict[str, str], fields: set[str], pieces: tuple[Pieces, ...] = ()
+) -> RankPages:
+    pages = []
+    for region in rank.regions:
+        shards = [s for s in rank.shards if s.region == region.name]
+        scratch = [scratch_item(s) for s in rank.scratch if s.region == region.name]
+        kept = [shard for shard in shards if shard.field in fields]
+        rest = Content.REST if len(kept) < len(shards) else Content.PADDING
+        tokens, size = region.page_tokens, region.page_stride_bytes
+        items = [shard_item(s, names[s.field], tokens or 1) for s in kept] + scratch
+        token: tuple[Block, ...] = ()
+        if tokens:
+            parts = [shard_item(s, names[s.field], 1) for s in kept]
+            ends = [(part.start, part.stop) for part in parts] or [(0, size)]
+            start, stop = min(a for a, _ in ends), max(b for _, b in ends)
+            token = pave(parts, start, stop, Content.OTHER_TOKENS)
+        pages.append(Page(region.name, size, tokens, pave(items, 0, size, rest), token))
+    return RankPages(rank.rank, tuple(pages), pieces)

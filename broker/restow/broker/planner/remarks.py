@@ -1,0 +1,204 @@
+"""What a picture shows, said in words that are made from the plan."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from restow.broker.layout import Box, Field, RankLayout
+from restow.broker.planner.move import Move, Place
+from restow.broker.planner.pieces import Per, Pieces
+from restow.broker.planner.units import Unit
+
+
+def remarks(
+    unit: Unit, fields: dict[str, Field], pieces: dict[int, tuple[Pieces, ...]], word: str
+) -> tuple[str, ...]:
+    """Sentences about a unit: its pieces and why they are so many, what is shared, cast, zeroed.
+
+    ``pieces`` are those of every destination rank; ``word`` is what one of them is called.
+    """
+    return (*_pieces(unit, fields, pieces, word), *_shared(unit), *_casts(unit), *_zeroed(unit))
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words as people list them.
+
+    >>> listed(["x", "B", "C"])
+    'x, B and C'
+    """
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _pieces(
+    unit: Unit, fields: dict[str, Field], pieces: dict[int, tuple[Pieces, ...]], word: str
+) -> Iterable[str]:
+    """How many pieces, and the reason."""
+    totals = {rank: sum(one.count for one in found) for rank, found in pieces.items()}
+    rank = max(totals, key=lambda rank: totals[rank])
+    found, moves = pieces[rank], [move for move in unit.moves if move.dst_rank == rank]
+    least, most = min(totals.values()), totals[rank]
+    per = {one.per for one in found}
+    unit_word = "token" if Per.TOKEN in per else "page" if Per.PAGE in per else unit.word
+    span = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    reasons = "; ".join(_reasons(unit, fields, found, moves))
+    yield f"{span} {_plural(word, most)} a {unit_word} for each rank of D: {reasons}"
+
+
+def _reasons(
+    unit: Unit, fields: dict[str, Field], found: Sequence[Pieces], moves: Sequence[Move]
+) -> Iterable[str]:
+    names = unit.classes()
+    largest = {names[m.field]: m for m in sorted(moves, key=lambda move: move.elements)}
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    single: list[str] = []
+    for several in _joined(found):
+        those = [one for one in found if several[0] in one.names]
+        sources = {src for one in those for src in one.sources}
+        alike = {move.field for move in moves if names[move.field] == several[0]}
+        runs = sum(one.count for one in those) // (len(sources) * len(alike))
+        move = largest[several[0]]
+        field = fields[move.field]
+        if those[0].elements:
+            here, there = (_innermost(field, move.box, place) for place in (move.src, move.dst))
+            reason = f"fall into single elements, as innermost is {here} on P and {there} on D"
+            by_reason[reason] += several
+        elif runs > 1:
+            reason = f"lie apart for each {_axes(field, move, runs)}"
+            by_reason[f"lie side by side, but {reason[4:]}" if len(several) > 1 else reason] += (
+                several
+            )
+        elif len(several) > 1:
+            by_reason["follow each other on both sides"] += several
+        else:
+            single += several
+    for reason, several_names in by_reason.items():
+        yield _said(several_names, reason)
+    if single:
+        yield _apart(single, moves, names)
+    if any(len(one.names) > 1 and one.names not in _joined(found) for one in found):
+        yield "neighbours on both sides count as one"
+
+
+def _said(names: Sequence[str], reason: str) -> str:
+    """Of one name in the singular."""
+    verb, rest = reason.split(" ", 1)
+    return f"{listed(names)} {verb + 's' if len(names) == 1 else verb} {rest}"
+
+
+def _joined(found: Sequence[Pieces]) -> list[tuple[str, ...]]:
+    """Names that are always joined in one piece together; all others alone."""
+    joins: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for one in found:
+        for name in one.names:
+            joins[name].add(one.names)
+    units: dict[tuple[str, ...], None] = {}
+    for name, groups in joins.items():
+        (group, *others) = groups
+        always = not others and all(joins[other] == groups for other in group)
+        units[group if always else (name,)] = None
+    return list(units)
+
+
+def _apart(single: Sequence[str], moves: Sequence[Move], names: dict[str, str]) -> str:
+    """Names whose part from one source is one piece, and on which side they lie apart."""
+    by_source: dict[int, list[Move]] = defaultdict(list)
+    for move in moves:
+        if names[move.field] in single:
+            by_source[move.src_rank].append(move)
+    ranks = f" from each of {len(by_source)} ranks of P" if len(by_source) > 1 else ""
+    if len(single) == 1:
+        return f"{single[0]} in one piece{ranks}"
+    on_p = any(_gaps([(move.src, move) for move in group]) for group in by_source.values())
+    on_d = any(_gaps([(move.dst, move) for move in group]) for group in by_source.values())
+    if on_p and on_d:
+        return f"{listed(single)} lie apart on both sides{ranks and ', in one piece each'}{ranks}"
+    if on_p:
+        return f"{listed(single)} follow each other on D, but their parts lie apart on P"
+    return f"{listed(single)} follow each other on P, but their parts lie apart on D"
+
+
+def _gaps(places: Sequence[tuple[Place, Move]]) -> bool:
+    """Whether runs of bytes do not follow each other in one page."""
+    runs = sorted(
+        (place.region, place.offset_bytes, move.elements * place.dtype.itemsize_bytes)
+        for place, move in places
+    )
+    return any(one[0] != other[0] or one[1] + one[2] != other[1] for one, other in pairwise(runs))
+
+
+def _innermost(field: Field, box: Box, place: Place) -> str:
+    steps = zip(place.strides_bytes, field.axes, box, strict=True)
+    wide = ((step, axis) for step, axis, span in steps if span.size > 1)
+    return min(wide, default=(0, "nothing"))[1]
+
+
+def _axes(field: Field, move: Move, pieces: int) -> str:
+    """The outermost axes of a box that make up its number of pieces."""
+    order = sorted(range(len(move.box)), key=lambda axis: -move.src.strides_bytes[axis])
+    product, used = 1, list[str]()
+    for axis in order:
+        if product == pieces:
+            break
+        if move.box[axis].size > 1:
+            product *= move.box[axis].size
+            used.append(field.axes[axis])
+    return " and ".join(used) if used and product == pieces else "row of it"
+
+
+def _shared(unit: Unit) -> Iterable[str]:
+    """What several ranks hold alike."""
+    names = unit.classes()
+    here, there = _holders(unit.source), _holders(unit.destination)
+    said: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for field in unit.fields:
+        counts = max(map(len, here[field])), max(map(len, there[field]))
+        if max(counts) > 1:
+            said[counts].append(names[field])
+    for (copies, wanted), several in said.items():
+        what = listed(dict.fromkeys(several))
+        if copies > 1 and wanted > 1:
+            yield (
+                f"{copies} ranks of P hold the same {what}, and {wanted} of D want the same: "
+                f"each of these is served by one of those"
+            )
+        elif wanted > 1:
+            yield f"{wanted} ranks of D hold the same {what}: one rank of P serves them all"
+        else:
+            yield f"{copies} ranks of P hold the same {what}: one of them serves each rank of D"
+
+
+def _holders(side: Sequence[RankLayout]) -> dict[str, list[list[int]]]:
+    found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank in side:
+        for shard in rank.shards:
+            found[shard.field][shard.box].append(rank.rank)
+    return {field: list(boxes.values()) for field, boxes in found.items()}
+
+
+def _casts(unit: Unit) -> Iterable[str]:
+    names = unit.classes()
+    casts: dict[str, dict[str, None]] = defaultdict(dict)
+    for move in unit.moves:
+        if move.src.dtype is not move.dst.dtype:
+            cast = f"{move.src.dtype.label} to {move.dst.dtype.label}"
+            casts[cast][names[move.field]] = None
+    for cast, several in casts.items():
+        yield f"cast on the way: {listed(several)} from {cast}"
+
+
+def _zeroed(unit: Unit) -> Iterable[str]:
+    sizes = [
+        sum(math.prod(one.sizes) * one.dtype.itemsize_bytes for one in rank.scratch)
+        for rank in unit.destination
+    ]
+    if most := max(sizes):
+        many = f"{most:,}" if min(sizes) == most else f"up to {most:,}"
+        yield f"{many} bytes of scratch rows a {unit.word} are zeroed on each rank of D"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else word + "s"
