@@ -45,15 +45,12 @@ class StoredTypes:
                 known = ", ".join(one.label for one in TORCH_TYPES)
                 raise ValueError(f"state can't be stored as {dtype.label}, only as {known}")
 
-    def hold(self, other: StoredTypes) -> bool:
-        """Whether every state that is stored as ``other`` can be stored so without rounding."""
-        return self.kv.holds(other.kv) and self.conv.holds(other.conv) and self.ssm.holds(other.ssm)
-
 
 AS_COMPUTED: Final = StoredTypes()
 """The types that the model computes with: nothing is rounded."""
 
 
+@torch.inference_mode()
 def round_cache(cache: DynamicCache, config: NemotronHConfig, stored: StoredTypes) -> None:
     """Round all that ``cache`` holds to the stored types, to nearest even, in place.
 
