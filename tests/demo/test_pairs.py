@@ -8,6 +8,7 @@ values occurs in a case, with agents in processes, a broker and NIXL.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -177,10 +178,9 @@ def test_every_pair_of_values_occurs() -> None:
 def test_any_two_differences_together(house: House, row: Row) -> None:
     strategy = Strategy(str(row["strategy"]))
     name = words(row)
-    with (
-        house.engine(f"P {name}", row, "p", strategy) as p,
-        house.engine(f"D {name}", row, "d", strategy) as d,
-    ):
+    sides = [house.engine(f"{side.upper()} {name}", row, side, strategy) for side in "pd"]
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        p, d = pool.map(stack.enter_context, sides)
         for index, prompt in enumerate(house.prompts):
             handoff_id = f"{name} {index}"
             held = len(prompt.token_ids) - 1
