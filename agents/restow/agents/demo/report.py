@@ -40,7 +40,7 @@ def _compared(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def passed(outcome: Outcome) -> bool:
     """Whether the right run is exact and every sabotage is seen on every prompt."""
-    right = all(answer.tokens_equal and answer.logits_equal for answer in outcome.answers)
+    right = all(answer.exact for answer in outcome.answers)
     bites = all(
         not any(answer.logits_equal for answer in wrong)
         and not all(answer.tokens_equal for answer in wrong)
@@ -70,7 +70,7 @@ def show(console: Console, options: DemoOptions, outcome: Outcome) -> None:
     console.print(_routes(options, outcome))
     if outcome.sabotaged:
         console.print(_sabotage_table(outcome))
-    good = sum(a.tokens_equal and a.logits_equal for a in outcome.answers)
+    good = sum(a.exact for a in outcome.answers)
     color = "green" if passed(outcome) else "red"
     console.print(
         f"[{color}]{good} of {len(outcome.answers)} prompts exact to the last bit[/]; "
