@@ -5,7 +5,7 @@ there, and is what the next step reads. vLLM's kernels do the same: they load th
 with float32 in registers, and store it as `--kv-cache-dtype` and `--mamba-ssm-cache-dtype` say.
 Here the cache keeps its values in the type that the model computes with, and `round_cache` rounds
 them in place after prefill and after each step: the numbers are those of a cache of the stored
-types. (One step's attention sees its own token's key and value before they are rounded, where
+types. (Attention sees the keys and values of a step's own tokens before they are rounded, where
 paged attention reads them back; every engine here does it alike.)
 
 All that decodes must round so, an engine that kept its state to itself no less than one that
