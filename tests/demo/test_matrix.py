@@ -124,7 +124,7 @@ def test_state_arrives_to_the_last_bit(
     answers = house.answer(p, d, f"{p_tp}{p_conv}-{d_tp}{d_conv}")
 
     assert [a.through.token_ids for a in answers] == [a.alone.token_ids for a in answers]
-    assert all(a.logits_equal for a in answers)
+    assert all(a.exact for a in answers)
 
 
 @pytest.mark.parametrize("sabotage", Sabotage)

@@ -44,6 +44,11 @@ class Answer:
         return torch.equal(self.alone.first_logits, self.through.first_logits)
 
     @property
+    def exact(self) -> bool:
+        """Whether the same tokens came out of logits that are equal bit for bit at every step."""
+        return self.tokens_equal and torch.equal(self.alone.logits, self.through.logits)
+
+    @property
     def right_alone(self) -> bool:
         """Whether the reference answers what the prompt says."""
         return self._right(self.alone)

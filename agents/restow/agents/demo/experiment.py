@@ -17,7 +17,7 @@ from restow.agents.demo.processes import running_broker_process, running_daemon
 from restow.agents.demo.sabotage import Sabotage, swap_b_and_c
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
-from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
 from restow.agents.engines.transformers.decode import Decoded
 from restow.agents.nursery import Nursery
 from restow.broker.families import EngineSettings
@@ -49,17 +49,21 @@ class Experiment:
         options = self._options
         with (
             Nursery() as nursery,
-            running_broker_process(options.strategy) as broker,
+            running_broker_process(options.strategy, options.allow_narrowing) as broker,
             ExitStack() as stack,
         ):
             model = load_model()
             prompts = make_prompts(options.prompts, options.seed)
-            p = stack.enter_context(self._engine(model, "P", options.p, broker, nursery))
-            d = stack.enter_context(self._engine(model, "D", options.d, broker, nursery))
+            p = stack.enter_context(
+                self._engine(model, "P", options.p, options.p_stored, broker, nursery)
+            )
+            d = stack.enter_context(
+                self._engine(model, "D", options.d, options.d_stored, broker, nursery)
+            )
             alone = []
             for index, prompt in enumerate(prompts):
                 self._progress("standalone", index, len(prompts))
-                alone.append(d.decode_alone(prompt.token_ids, options.steps))
+                alone.append(d.decode_alone(prompt.token_ids, options.steps, options.p_stored))
             answers = self._answer(p, d, prompts, alone)
             sabotaged = {}
             for sabotage in Sabotage if options.sabotage else ():
@@ -67,7 +71,9 @@ class Experiment:
                 if lie is None:
                     sabotaged[sabotage] = self._answer(p, d, prompts, alone, sabotage)
                 else:
-                    with self._engine(model, "P-lies", options.p, broker, nursery, lie) as liar:
+                    with self._engine(
+                        model, "P-lies", options.p, options.p_stored, broker, nursery, lie
+                    ) as liar:
                         sabotaged[sabotage] = self._answer(liar, d, prompts, alone, sabotage)
             return Outcome(answers, sabotaged, p.layout, d.layout)
 
@@ -96,6 +102,7 @@ class Experiment:
         model: NemotronHForCausalLM,
         name: str,
         settings: EngineSettings,
+        stored: StoredTypes,
         broker: str,
         nursery: Nursery,
         announce: Callable[[Layout], Layout] | None = None,
@@ -111,7 +118,7 @@ class Experiment:
                     for rank in range(settings.tp)
                 )
             self._progress(f"starting {name}, {settings.tp} ranks", 0, settings.tp)
-            options = EngineOptions(name, broker, settings, homes)
+            options = EngineOptions(name, broker, settings, homes, stored=stored)
             yield stack.enter_context(Engine(model, options, announce or _as_it_is))
 
 

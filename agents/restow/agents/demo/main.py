@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -13,11 +13,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from restow.agents.demo.experiment import Experiment
 from restow.agents.demo.options import DemoOptions, side
 from restow.agents.demo.report import as_json, passed, show
+from restow.agents.engines.transformers import StoredTypes
 from restow.broker.errors import RestowError
 from restow.broker.families import ConvLayout
+from restow.broker.layout import DType
 from restow.broker.planner import Strategy
 
 app = typer.Typer(add_completion=False)
+
+Stored = Literal["float32", "bfloat16", "float16"]
 
 
 @app.command()
@@ -28,6 +32,17 @@ def demo(
     d_conv_layout: Annotated[ConvLayout, typer.Option(help="D's conv states.")] = ConvLayout.DS,
     p_page_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a page of P.")] = 16,
     d_page_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a page of D.")] = 8,
+    p_speculative_tokens: Annotated[
+        int, typer.Option(min=0, max=16, help="Rows of P's conv states for speculative tokens.")
+    ] = 0,
+    d_speculative_tokens: Annotated[
+        int, typer.Option(min=0, max=16, help="Rows of D's conv states for speculative tokens.")
+    ] = 0,
+    p_ssm_dtype: Annotated[Stored, typer.Option(help="Type of P's SSM states.")] = "float32",
+    d_ssm_dtype: Annotated[Stored, typer.Option(help="Type of D's SSM states.")] = "float32",
+    allow_narrowing: Annotated[
+        bool, typer.Option("--allow-narrowing", help="Let a type of D round what P holds.")
+    ] = False,
     strategy: Annotated[Strategy, typer.Option(help="How the rows travel.")] = Strategy.AUTO,
     daemon: Annotated[
         bool, typer.Option("--daemon", help="Agents as daemons, memory through POSIX shm.")
@@ -40,8 +55,11 @@ def demo(
 ) -> None:
     """Answer prompts on D from states that P prefilled, and compare with D alone."""
     options = DemoOptions(
-        p=side(p_tp, p_conv_layout, p_page_tokens),
-        d=side(d_tp, d_conv_layout, d_page_tokens),
+        p=side(p_tp, p_conv_layout, p_page_tokens, p_speculative_tokens),
+        d=side(d_tp, d_conv_layout, d_page_tokens, d_speculative_tokens),
+        p_stored=StoredTypes(ssm=DType.parse(p_ssm_dtype)),
+        d_stored=StoredTypes(ssm=DType.parse(d_ssm_dtype)),
+        allow_narrowing=allow_narrowing,
         strategy=strategy,
         daemon=daemon,
         prompts=prompts,

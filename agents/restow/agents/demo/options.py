@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from restow.agents.engines.transformers import StoredTypes
+from restow.agents.engines.transformers.stored import AS_COMPUTED
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.planner import Strategy
 
@@ -18,6 +20,9 @@ class DemoOptions:
 
     p: EngineSettings
     d: EngineSettings
+    p_stored: StoredTypes = AS_COMPUTED
+    d_stored: StoredTypes = AS_COMPUTED
+    allow_narrowing: bool = False
     strategy: Strategy = Strategy.AUTO
     daemon: bool = False
     prompts: int = 16
@@ -26,6 +31,13 @@ class DemoOptions:
     sabotage: bool = True
 
 
-def side(tp: int, conv_layout: ConvLayout, page_tokens: int) -> EngineSettings:
+def side(
+    tp: int, conv_layout: ConvLayout, page_tokens: int, speculative_tokens: int = 0
+) -> EngineSettings:
     """Settings of one engine of the demo."""
-    return EngineSettings(tp=tp, conv_layout=conv_layout, page_tokens=page_tokens)
+    return EngineSettings(
+        tp=tp,
+        conv_layout=conv_layout,
+        page_tokens=page_tokens,
+        conv_rows_extra=speculative_tokens,
+    )

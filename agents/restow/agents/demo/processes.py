@@ -42,9 +42,12 @@ def started(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def running_broker_process(strategy: Strategy) -> Iterator[str]:
+def running_broker_process(strategy: Strategy, allow_narrowing: bool = False) -> Iterator[str]:
     """A broker on a free port of this host; yields its address."""
-    with started(["serve", "--listen", "127.0.0.1:0", "--strategy", strategy]) as process:
+    narrowing = ["--allow-narrowing"] if allow_narrowing else []
+    with started(
+        ["serve", "--listen", "127.0.0.1:0", "--strategy", strategy, *narrowing]
+    ) as process:
         line = process.stdout.readline() if process.stdout else ""
         if "listening on" not in line:
             raise StartFailedError(f"the broker did not start: {line.strip()}")

@@ -40,7 +40,7 @@ def _compared(answers: Sequence[Answer]) -> dict[str, Any]:
 
 def passed(outcome: Outcome) -> bool:
     """Whether the right run is exact and every sabotage is seen on every prompt."""
-    right = all(answer.tokens_equal and answer.logits_equal for answer in outcome.answers)
+    right = all(answer.exact for answer in outcome.answers)
     bites = all(
         not any(answer.logits_equal for answer in wrong)
         and not all(answer.tokens_equal for answer in wrong)
@@ -67,10 +67,10 @@ def show(console: Console, options: DemoOptions, outcome: Outcome) -> None:
             f"{answer.transfer_us / 1000:.1f}",
         )
     console.print(table)
-    console.print(_routes(options, outcome))
+    console.print(routes(options, outcome))
     if outcome.sabotaged:
         console.print(_sabotage_table(outcome))
-    good = sum(a.tokens_equal and a.logits_equal for a in outcome.answers)
+    good = sum(a.exact for a in outcome.answers)
     color = "green" if passed(outcome) else "red"
     console.print(
         f"[{color}]{good} of {len(outcome.answers)} prompts exact to the last bit[/]; "
@@ -85,21 +85,23 @@ def _tail(text: str) -> str:
     return f"... {' '.join(facts.split()[-4:])} ? {questions.strip()}"
 
 
-def _routes(options: DemoOptions, outcome: Outcome) -> Table:
+def routes(options: DemoOptions, outcome: Outcome) -> Table:
+    """For each rank of D, whom it reads from, and how many rows travel which way."""
     plan = make_plan(outcome.p_layout, outcome.d_layout)
     programs = compile_programs(plan, options.strategy)
     table = Table(
         title=f"Who reads from whom: P TP{options.p.tp} {options.p.conv_layout}, pages of "
         f"{options.p.page_tokens}, to D TP{options.d.tp} {options.d.conv_layout}, pages of "
-        f"{options.d.page_tokens}; strategy {options.strategy}"
+        f"{options.d.page_tokens}; rows by strategy {options.strategy}"
     )
-    for name in ("D rank", "reads from P ranks", "rows straight into place", "rows packed"):
+    for name in ("D rank", "reads from P ranks", "straight into place", "whole", "packed"):
         table.add_column(name)
     for program in programs:
         table.add_row(
             str(program.dst_rank),
             ", ".join(map(str, program.src_ranks)),
             str(len(program.direct)),
+            str(len(program.extracted)),
             str(len(program.packed)),
         )
     return table

@@ -85,7 +85,7 @@ def decode(
             ended = asked.end.result()
             alone = engine.decode_alone(prompt.token_ids, STEPS)
             answers.append(Answer(prompt, alone, through, ended.bytes, ended.transfer_us))
-    exact = sum(answer.tokens_equal and answer.logits_equal for answer in answers)
+    exact = sum(answer.exact for answer in answers)
     _report(answers, exact, as_json)
     raise typer.Exit(0 if exact == len(answers) else 1)
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
 from torch import Tensor
-from transformers import NemotronHForCausalLM
+from transformers import DynamicCache, NemotronHForCausalLM
 
 from restow.agents.engines.transformers.blocks import BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
@@ -22,6 +21,7 @@ from restow.agents.engines.transformers.model_state import export_state, import_
 from restow.agents.engines.transformers.position import prefill_position
 from restow.agents.engines.transformers.ranks import Identity, RankAgent, RankMemory, serve_rank
 from restow.agents.engines.transformers.state_io import RankPages, collect, lay_out
+from restow.agents.engines.transformers.stored import AS_COMPUTED, StoredTypes, round_cache
 from restow.agents.nursery import Nursery
 from restow.broker.client import BlockingSession, HandoffEnded
 from restow.broker.errors import RestowError
@@ -53,6 +53,7 @@ class EngineOptions:
 
     ``homes`` says where each rank's agent lives: a nursery forks a worker process that embeds it, a
     path is the socket of a daemon. ``capacity_tokens`` and ``capacity_requests`` size the memory.
+    ``stored`` are the types of what lies in it.
     """
 
     engine_id: str
@@ -61,6 +62,7 @@ class EngineOptions:
     homes: tuple[Nursery | Path, ...]
     capacity_tokens: int = 4096
     capacity_requests: int = 32
+    stored: StoredTypes = AS_COMPUTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,8 @@ class Engine:
         """Prepare; ``with`` starts."""
         self._model = model
         self._options = options
-        spec = model_from_hf_config(
-            model.config.to_dict() | {"torch_dtype": "float32", "dtype": "float32"}
-        )
+        stored = options.stored
+        spec = model_from_hf_config(model.config.to_dict(), stored.kv, stored.conv, stored.ssm)
         self._recurrent = spec.recurrent
         self.layout = build_layout(spec, options.settings)
         self._announced = announce(self.layout)
@@ -163,7 +164,7 @@ class Engine:
         stop = prefill_position(len(token_ids), self._recurrent) if position is None else position
         state = alter(self.state_at(token_ids, stop))
         blocks = self._take(stop)
-        lay_out(state, self._pages, blocks)
+        lay_out(state, self.pages, blocks)
         for agent in self._agents:
             agent.fence(handoff_id)
         end = self._session.publish(handoff_id, blocks, stop)
@@ -185,27 +186,39 @@ class Engine:
             if not ended.done:
                 raise HandoffFailedError(ended)
             held = prefill_position(len(asked.token_ids), self._recurrent)
-            dtypes = {field.name: torch.float32 for field in self.layout.model.fields}
-            state = collect(self.layout, self._pages, asked.blocks, held, dtypes)
+            state = collect(self.layout, self.pages, asked.blocks, held)
         finally:
             self._give_back(asked.blocks)
-        return self._continue(state, asked.token_ids, held, steps)
+        computed = {name: values.to(self._model.dtype) for name, values in state.items()}
+        cache = import_state(computed, held, self._model.config)
+        return self._continue(cache, asked.token_ids, steps)
 
-    def decode_alone(self, token_ids: Sequence[int], steps: int) -> Decoded:
-        """The reference: decode from this engine's own state, which never left it."""
+    def decode_alone(
+        self, token_ids: Sequence[int], steps: int, prefilled_as: StoredTypes | None = None
+    ) -> Decoded:
+        """The reference: decode from this engine's own state, which never left it.
+
+        ``prefilled_as``: in which types the state was stored before this engine stored it in its
+        own, as that of a P which has others.
+        """
         held = prefill_position(len(token_ids), self._recurrent)
-        return self._continue(self.state_at(token_ids, held), token_ids, held, steps)
+        first = self._options.stored if prefilled_as is None else prefilled_as
+        cache = prefill(self._model, token_ids[:held], first)
+        round_cache(cache, self._model.config, self._options.stored)
+        return self._continue(cache, token_ids, steps)
 
     def state_at(self, token_ids: Sequence[int], position: int) -> State:
-        """The state after the first ``position`` tokens."""
-        return export_state(prefill(self._model, list(token_ids[:position])), self._model.config)
+        """The state after the first ``position`` tokens, as it is stored."""
+        cache = prefill(self._model, token_ids[:position], self._options.stored)
+        return export_state(cache, self._model.config)
 
-    def _continue(self, state: State, token_ids: Sequence[int], held: int, steps: int) -> Decoded:
-        cache = import_state(dict(state), held, self._model.config)
-        return decode_greedily(self._model, cache, token_ids[-1], steps)
+    def _continue(self, cache: DynamicCache, token_ids: Sequence[int], steps: int) -> Decoded:
+        stored = self._options.stored
+        return decode_greedily(self._model, cache, token_ids[-1], steps, stored)
 
     @property
-    def _pages(self) -> list[RankPages]:
+    def pages(self) -> list[RankPages]:
+        """The memory of every rank."""
         return [memory.pages for memory in self._memories]
 
     def _take(self, tokens: int) -> dict[str, list[int]]:

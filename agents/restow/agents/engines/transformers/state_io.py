@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from restow.agents.engines.transformers.stored import TORCH_TYPES
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout, RankLayout, Region, Shard
 
@@ -37,7 +38,8 @@ def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankPages], blocks: Blo
     """Write every rank's shard of every field into its blocks.
 
     ``state`` has a tensor for each field: ``[token, *shape]`` for a per-token field, ``shape`` for
-    a snapshot. Tokens fill the blocks from token 0 on.
+    a snapshot; it is cast to the type in which the layout stores it. Tokens fill the blocks from
+    token 0 on.
     """
     for rank in ranks:
         for shard in rank.layout.shards:
@@ -45,26 +47,23 @@ def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankPages], blocks: Blo
             whole = state[shard.field]
             if region.page_tokens is None:
                 view = _pages(rank.regions[region.name], region, shard)
-                view[blocks[region.group][0]] = _as_bytes(whole[_box(shard)])
+                view[blocks[region.group][0]] = _as_bytes(whole[_box(shard)], shard)
             else:
                 view = _pages(rank.regions[region.name], region, shard)
                 page, token = _places(region, blocks, whole.shape[0])
-                view[page, token] = _as_bytes(whole[(slice(None), *_box(shard))])
+                view[page, token] = _as_bytes(whole[(slice(None), *_box(shard))], shard)
 
 
 def collect(
-    layout: Layout,
-    ranks: Sequence[RankPages],
-    blocks: Blocks,
-    tokens: int,
-    dtypes: Mapping[str, torch.dtype],
+    layout: Layout, ranks: Sequence[RankPages], blocks: Blocks, tokens: int
 ) -> dict[str, Tensor]:
-    """Read the whole state back from all ranks' shards: the inverse of `lay_out`.
+    """Read the whole state back from all ranks' shards, in the types in which they store it.
 
     Raises `ReplicaError` where ranks that hold the same box differ in a byte.
     """
     state: dict[str, Tensor] = {}
     written: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
     shapes = {field.name: field.shape for field in layout.model.fields}
     for rank in ranks:
         for shard in rank.layout.shards:
@@ -79,7 +78,8 @@ def collect(
                 held = view[page, token]
                 box, shape = (slice(None), *box), (tokens, *shape)
             if shard.field not in state:
-                item = dtypes[shard.field].itemsize
+                dtypes[shard.field] = TORCH_TYPES[shard.dtype]
+                item = shard.dtype.itemsize_bytes
                 state[shard.field] = torch.zeros((*shape, item), dtype=torch.uint8)
                 written[shard.field] = torch.zeros(shape, dtype=torch.bool)
             seen = written[shard.field][box]
@@ -101,9 +101,9 @@ def _box(shard: Shard) -> tuple[slice, ...]:
     return tuple(slice(span.start, span.stop) for span in shard.box)
 
 
-def _as_bytes(values: Tensor) -> Tensor:
-    """The elements with their bytes as a last axis."""
-    return values.contiguous().unsqueeze(-1).view(torch.uint8)
+def _as_bytes(values: Tensor, shard: Shard) -> Tensor:
+    """The elements as the shard stores them, with their bytes as a last axis."""
+    return values.to(TORCH_TYPES[shard.dtype]).contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def _pages(memory: Tensor, region: Region, shard: Shard) -> Tensor:

@@ -1,0 +1,196 @@
+"""The recall model decodes exactly, whatever two things differ between the engines, or agree.
+
+The factors are how states travel, and on each side the size, the conv layout, the rows for
+speculative tokens, the pages, and a type each for KV, windows and SSM states. Every pair of their
+values occurs in a case, with agents in processes, a broker and NIXL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import NemotronHForCausalLM
+
+from demo.covering import Row, covering_rows, every_pair
+from demo.poisoned import poison, with_state, wrong_regions
+from restow.agents.demo.answers import Answer
+from restow.agents.demo.processes import running_broker_process
+from restow.agents.engines.recall.model import load_model
+from restow.agents.engines.recall.task import Prompt, make_prompts
+from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
+from restow.agents.nursery import Nursery
+from restow.broker.families import ConvLayout, EngineSettings, KvOrder
+from restow.broker.layout import DType
+from restow.broker.planner import Strategy
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
+
+LEFT_OUT = {
+    "recompute": "D rebuilds windows from a mixer's inputs, which this engine keeps none of"
+}
+"""Strategies that no case has, and why."""
+RAW = {"slices"}
+"""Strategies that cast nothing: both sides have the same types."""
+STEPS = 6
+SHORTEST_PROMPT = 36
+"""Tokens: more than a page of any size holds."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """How KV lies in pages."""
+
+    tokens: int
+    per_block: int
+    align_bytes: int
+    order: KvOrder
+    packed: bool
+
+
+PAGES = (
+    Pages(16, 1, 1, KvOrder.HND, packed=True),
+    Pages(12, 3, 4096, KvOrder.NHD, packed=True),
+    Pages(8, 2, 1000, KvOrder.HND, packed=False),
+    Pages(32, 1, 64, KvOrder.NHD, packed=False),
+)
+TYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+OF_A_SIDE: dict[str, Sequence[object]] = {
+    "rows": (0, 1, 2, 3),
+    "pages": PAGES,
+    "tp": (1, 2, 4),
+    "kv": TYPES,
+    "conv": TYPES,
+    "ssm": TYPES,
+    "layout": tuple(ConvLayout),
+}
+FACTORS: dict[str, Sequence[object]] = {
+    "strategy": tuple(s for s in Strategy if s.value not in LEFT_OUT),
+    **{f"{side}.{name}": values for name, values in OF_A_SIDE.items() for side in "pd"},
+}
+
+
+def allowed(row: Row) -> bool:
+    """Whether a strategy that casts nothing has nothing to cast, as far as it is known."""
+    pairs = [(row.get(f"p.{name}"), row.get(f"d.{name}")) for name in ("kv", "conv", "ssm")]
+    return row.get("strategy") not in RAW or all(p is d or p is None or d is None for p, d in pairs)
+
+
+CASES = covering_rows(FACTORS, allowed)
+
+
+def settings_of(row: Row, side: str) -> EngineSettings:
+    tp, rows, pages, layout = (row[f"{side}.{name}"] for name in ("tp", "rows", "pages", "layout"))
+    assert isinstance(tp, int)
+    assert isinstance(rows, int)
+    assert isinstance(pages, Pages)
+    assert isinstance(layout, ConvLayout)
+    return EngineSettings(
+        tp=tp,
+        page_tokens=pages.tokens,
+        pages_per_block=pages.per_block,
+        conv_layout=layout,
+        kv_order=pages.order,
+        conv_rows_extra=rows,
+        page_align_bytes=pages.align_bytes,
+        kv_packed=pages.packed,
+    )
+
+
+def types_of(row: Row, side: str) -> StoredTypes:
+    kv, conv, ssm = (row[f"{side}.{name}"] for name in ("kv", "conv", "ssm"))
+    assert isinstance(kv, DType)
+    assert isinstance(conv, DType)
+    assert isinstance(ssm, DType)
+    return StoredTypes(kv, conv, ssm)
+
+
+def words(row: Row) -> str:
+    sides = []
+    for side in "pd":
+        settings, types = settings_of(row, side), types_of(row, side)
+        labels = "/".join(t.label.replace("float", "f") for t in (types.kv, types.conv, types.ssm))
+        sides.append(
+            f"tp{settings.tp},{settings.conv_layout}+{settings.conv_rows_extra},"
+            f"{settings.page_tokens}x{settings.pages_per_block},{labels}"
+        )
+    return f"{row['strategy']}-{'-'.join(sides)}"
+
+
+@dataclass(frozen=True)
+class House:
+    """The model, its prompts, and a broker for each strategy, started when first asked for."""
+
+    model: NemotronHForCausalLM
+    prompts: tuple[Prompt, ...]
+    nursery: Nursery
+    broker: Callable[[Strategy], str]
+
+    def engine(self, name: str, row: Row, side: str, strategy: Strategy) -> Engine:
+        settings = settings_of(row, side)
+        options = EngineOptions(
+            name,
+            self.broker(strategy),
+            settings,
+            (self.nursery,) * settings.tp,
+            capacity_tokens=512,
+            capacity_requests=4,
+            stored=types_of(row, side),
+        )
+        return Engine(self.model, options)
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[House]:
+    torch.set_num_threads(1)
+    prompts = tuple(p for p in make_prompts(16, seed=3) if len(p.token_ids) >= SHORTEST_PROMPT)[:2]
+    assert len(prompts) == 2
+    with ExitStack() as stack:
+        nursery = stack.enter_context(Nursery())
+        brokers: dict[Strategy, str] = {}
+
+        def broker(strategy: Strategy) -> str:
+            if strategy not in brokers:
+                # Any type on either side: every second pair of types rounds.
+                started = running_broker_process(strategy, allow_narrowing=True)
+                brokers[strategy] = stack.enter_context(started)
+            return brokers[strategy]
+
+        yield House(load_model(), prompts, nursery, broker)
+
+
+def test_every_pair_of_values_occurs() -> None:
+    found = {
+        ((one, row[one]), (other, row[other]))
+        for row in CASES
+        for one in FACTORS
+        for other in FACTORS
+    }
+    assert set(every_pair(FACTORS)) <= found
+    assert all(allowed(row) for row in CASES)
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=words(row)) for row in CASES])
+def test_any_two_differences_together(house: House, row: Row) -> None:
+    strategy = Strategy(str(row["strategy"]))
+    name = words(row)
+    sides = [house.engine(f"{side.upper()} {name}", row, side, strategy) for side in "pd"]
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        p, d = pool.map(stack.enter_context, sides)
+        for index, prompt in enumerate(house.prompts):
+            handoff_id = f"{name} {index}"
+            held = len(prompt.token_ids) - 1
+            poison(d)
+            asked = d.ask(handoff_id, prompt.token_ids) if index % 2 else None
+            p.prefill(handoff_id, prompt.token_ids)
+            asked = asked or d.ask(handoff_id, prompt.token_ids)
+            through = d.decode(asked, STEPS)
+
+            expected = with_state(d, p.state_at(prompt.token_ids, held), asked.blocks)
+            assert wrong_regions(d, expected) == []
+            alone = d.decode_alone(prompt.token_ids, STEPS, prefilled_as=types_of(row, "p"))
+            assert Answer(prompt, alone, through, 0, 0).exact

@@ -1,0 +1,35 @@
+"""What the demo shows of a plan."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from restow.agents.demo.experiment import Outcome
+from restow.agents.demo.options import DemoOptions, side
+from restow.agents.demo.report import routes
+from restow.agents.engines.recall.model import checkpoint_folder
+from restow.broker.families import ConvLayout, build_layout, model_from_hf_config
+from restow.broker.planner import Strategy
+
+COLUMN = {Strategy.SLICES: 3, Strategy.WHOLE: 4, Strategy.PACK: 5}
+"""Of the table that is shown, counted from its left border."""
+
+
+@pytest.mark.parametrize("strategy", COLUMN)
+def test_rows_are_counted_whichever_way_they_travel(strategy: Strategy) -> None:
+    p, d = side(2, ConvLayout.SD, 16), side(4, ConvLayout.DS, 8)
+    options = DemoOptions(p, d, strategy=strategy)
+    spec = model_from_hf_config(json.loads((checkpoint_folder() / "config.json").read_text()))
+    outcome = Outcome((), {}, build_layout(spec, p), build_layout(spec, d))
+    shown = io.StringIO()
+
+    Console(file=shown, width=120).print(routes(options, outcome))
+
+    lines = [line.split("│") for line in shown.getvalue().splitlines() if line.startswith("│")]
+    assert len(lines) == d.tp
+    for line in lines:
+        assert int(line[COLUMN[strategy]]) > 0

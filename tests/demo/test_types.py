@@ -1,0 +1,125 @@
+"""Types that differ on the two sides: what rounds needs leave, and the words stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import NemotronHForCausalLM
+
+from restow.agents.demo.answers import Answer, answer_prompts
+from restow.agents.demo.options import side
+from restow.agents.demo.processes import running_broker_process
+from restow.agents.engines.recall.model import load_model
+from restow.agents.engines.recall.task import make_prompts
+from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
+from restow.agents.engines.transformers.engine import HandoffFailedError
+from restow.agents.nursery import Nursery
+from restow.broker.families import ConvLayout
+from restow.broker.layout import DType
+from restow.broker.planner import Strategy
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
+
+F32, BF16, F16 = DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16
+SINGLE = StoredTypes()
+BF16_SSM = StoredTypes(ssm=BF16)
+PROMPTS = make_prompts(32, seed=11)
+STEPS = 6
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class House:
+    """A model, and a broker that lets states be rounded, or does not."""
+
+    model: NemotronHForCausalLM
+    nursery: Nursery
+    stack: ExitStack
+    strict: str
+    lenient: str
+
+    def engine(
+        self, name: str, broker: str, tp: int, conv: ConvLayout, stored: StoredTypes
+    ) -> Engine:
+        options = EngineOptions(
+            name, broker, side(tp, conv, 16), (self.nursery,) * tp, stored=stored
+        )
+        return self.stack.enter_context(Engine(self.model, options))
+
+    def answers(
+        self, broker: str, p_types: StoredTypes, d_types: StoredTypes, prefilled_as: StoredTypes
+    ) -> tuple[Answer, ...]:
+        """Through Restow, each beside a standalone D whose state was ``prefilled_as`` stored."""
+        run = f"{p_types}-{d_types}"
+        p = self.engine(f"P {run}", broker, 1, ConvLayout.SD, p_types)
+        d = self.engine(f"D {run}", broker, 2, ConvLayout.DS, d_types)
+        alone = [d.decode_alone(one.token_ids, STEPS, prefilled_as) for one in PROMPTS]
+        return answer_prompts(run, p, d, PROMPTS, alone, STEPS)
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[House]:
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        nursery = stack.enter_context(Nursery())
+        strict = stack.enter_context(running_broker_process(Strategy.AUTO))
+        lenient = stack.enter_context(running_broker_process(Strategy.AUTO, allow_narrowing=True))
+        yield House(load_model(), nursery, stack, strict, lenient)
+
+
+def accuracy(right: list[bool]) -> float:
+    return sum(right) / len(right)
+
+
+@pytest.mark.parametrize(
+    "d_types", [BF16_SSM, StoredTypes(BF16, BF16, BF16)], ids=["ssm", "everything"]
+)
+def test_float32_that_d_rounds_decodes_as_an_engine_that_runs_in_bfloat16(
+    house: House, d_types: StoredTypes
+) -> None:
+    answers = house.answers(house.lenient, SINGLE, d_types, prefilled_as=d_types)
+
+    assert all(answer.exact for answer in answers)
+    assert accuracy([a.right_through for a in answers]) >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("p_types", "d_types"),
+    [
+        (BF16_SSM, SINGLE),
+        (StoredTypes(BF16, F16, BF16), SINGLE),
+        (StoredTypes(BF16, BF16, F32), StoredTypes(F32, BF16, F32)),
+    ],
+    ids=["ssm", "everything", "kv"],
+)
+def test_types_that_hold_those_of_p_need_no_permission(
+    house: House, p_types: StoredTypes, d_types: StoredTypes
+) -> None:
+    answers = house.answers(house.strict, p_types, d_types, prefilled_as=p_types)
+
+    assert all(answer.exact for answer in answers)
+
+
+def test_twice_rounded_is_as_accurate_as_an_engine_that_runs_in_d_s_types(house: House) -> None:
+    p_types, d_types = StoredTypes(BF16, BF16, BF16), StoredTypes(F16, F16, F16)
+
+    answers = house.answers(house.lenient, p_types, d_types, prefilled_as=d_types)
+
+    assert not all(answer.exact for answer in answers)
+    through, alone = ([a.right_through for a in answers], [a.right_alone for a in answers])
+    assert accuracy(through) >= accuracy(alone)
+
+
+def test_rounding_is_refused_unless_the_operator_allows_it(house: House) -> None:
+    p = house.engine("P refused", house.strict, 1, ConvLayout.SD, SINGLE)
+    d = house.engine("D refused", house.strict, 1, ConvLayout.SD, BF16_SSM)
+
+    freed = p.prefill("refused", PROMPTS[0].token_ids)
+    with pytest.raises(HandoffFailedError, match=r"NARROWING_NOT_ALLOWED.*layers\.0\.ssm.*float32"):
+        d.decode(d.ask("refused", PROMPTS[0].token_ids), STEPS)
+
+    assert freed.result(TIMEOUT_S).reason == "NARROWING_NOT_ALLOWED"
