@@ -9,9 +9,8 @@ from typing import Self
 
 import grpc
 
-from restow.agents.agent import DeviceEvent
 from restow.agents.errors import AgentClosedError, DaemonUnreachableError
-from restow.agents.fences import RecentFences
+from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
 from restow.agents.kept_stream import KeptStream
 from restow.agents.loop_thread import LoopThread
 from restow.agents.memory import SharedRegion
@@ -28,6 +27,7 @@ class _Attachment:
     def __init__(self, address: str, attach: pb.Attach) -> None:
         self._attach = attach
         self._fences = RecentFences()
+        self.pending = PendingFences(self._fence)
         self.stream: _Stream = KeptStream(address, self, "restow.daemon_client")
         self.agent_name = ""
 
@@ -49,7 +49,7 @@ class _Attachment:
             for handoff_id in self._fences.recent():
                 stream.send(_fence(handoff_id))
 
-    def fence(self, handoff_id: str) -> None:
+    def _fence(self, handoff_id: str) -> None:
         self._fences.add(handoff_id)
         self.stream.send(_fence(handoff_id))
 
@@ -118,14 +118,13 @@ class DaemonAgent:
     def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
         """Say that the rank's part of a handoff is complete in memory.
 
-        Waits for ``event`` first. Raises `AgentClosedError` before `start` and after `close`.
+        That is once ``event`` has come to pass; this returns at once. Raises `AgentClosedError`
+        before `start` and after `close`.
         """
-        if event is not None:
-            event.synchronize()
         thread, attachment = self._thread, self._attachment
         if thread is None or attachment is None:
             raise AgentClosedError(f"rank {self._rank} has no agent: it was not started, or closed")
-        thread.call_soon(attachment.fence, handoff_id)
+        thread.call_soon(attachment.pending.fence, handoff_id, event)
 
     def close(self) -> None:
         """Detach. May be repeated."""
@@ -133,6 +132,7 @@ class DaemonAgent:
         self._thread = self._attachment = None
         if thread is not None:
             if attachment is not None:
+                thread.call_soon(attachment.pending.cancel)
                 thread.run(attachment.stream.close())
             thread.close()
 
