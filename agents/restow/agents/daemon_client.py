@@ -9,11 +9,13 @@ from typing import Self
 
 import grpc
 
+from restow.agents.cuda_ipc import CudaRegion
 from restow.agents.errors import AgentClosedError, DaemonUnreachableError
 from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
 from restow.agents.kept_stream import KeptStream
 from restow.agents.loop_thread import LoopThread
 from restow.agents.memory import SharedRegion
+from restow.agents.shared_regions import region_to_proto
 from restow.broker.client.errors import BrokerUnreachableError
 from restow.v1 import broker_pb2, daemon_pb2_grpc
 from restow.v1 import daemon_pb2 as pb
@@ -57,8 +59,9 @@ class _Attachment:
 class DaemonAgent:
     """Has a daemon serve one rank whose memory is shared. Its methods suit any thread.
 
-    ``regions`` are those of the rank's layout, in its order. The engine owns the shared memory, and
-    keeps its size; when the daemon starts anew, the rank is attached again.
+    ``regions`` are those of the rank's layout, in its order. The engine owns the shared memory (for
+    a GPU: the allocations, `CudaRegion.of`), and keeps its size; when the daemon starts anew, the
+    rank is attached again.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class DaemonAgent:
         engine_id: str,
         incarnation: str,
         rank: int,
-        regions: Sequence[SharedRegion],
+        regions: Sequence[SharedRegion | CudaRegion],
     ) -> None:
         """Prepare; `start` or ``with`` attaches."""
         self._socket = Path(socket)
@@ -75,16 +78,7 @@ class DaemonAgent:
         self._attach = pb.Attach(
             engine=broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation),
             rank=rank,
-            regions=[
-                pb.SharedRegion(
-                    name=region.name,
-                    shared_memory=region.shared_memory,
-                    offset_bytes=region.offset_bytes,
-                    page_count=region.page_count,
-                    page_stride_bytes=region.page_stride_bytes,
-                )
-                for region in regions
-            ],
+            regions=[region_to_proto(region) for region in regions],
         )
         self._thread: LoopThread | None = None
         self._attachment: _Attachment | None = None
