@@ -55,7 +55,7 @@ class PaperDriver:
 
 
 def device_region(**changes: object) -> RegionMemory:
-    region = RegionMemory("r", BASE + 4096, 10, 1024, MemoryKind.CUDA, 1)
+    region = RegionMemory("r", BASE + 4096, 10, 1024, MemoryKind.CUDA, 0)
     return replace(region, **changes)  # type: ignore[arg-type]
 
 
@@ -70,10 +70,10 @@ def test_a_region_of_a_device_is_the_same_region_elsewhere() -> None:
     there = PaperDriver(UUIDS[::-1])
     with OpenedRegions([handed_over(first), handed_over(second)], there) as regions:
         assert regions == [
-            device_region(base_address=7 * BASE + 4096, device_id=0),
-            device_region(name="s", base_address=7 * BASE + 65536, device_id=0),
+            device_region(base_address=7 * BASE + 4096, device_id=1),
+            device_region(name="s", base_address=7 * BASE + 65536, device_id=1),
         ]
-        assert there.opened == [0], "one allocation is opened once"
+        assert there.opened == [1], "one allocation is opened once"
     assert there.opened == []
 
 
@@ -132,8 +132,8 @@ def test_messages_that_are_no_memory_are_refused(message: pb.SharedRegion) -> No
 def test_a_device_that_is_not_here_is_named() -> None:
     message = handed_over(CudaRegion.of(device_region(), PaperDriver()))
     with (
-        pytest.raises(CudaUnavailableError, match=UUIDS[1].hex()),
-        OpenedRegions([message], PaperDriver(UUIDS[:1])),
+        pytest.raises(CudaUnavailableError, match=UUIDS[0].hex()),
+        OpenedRegions([message], PaperDriver(UUIDS[1:])),
     ):
         pytest.fail("opened")
 
