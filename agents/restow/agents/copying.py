@@ -33,6 +33,16 @@ def run_copies(copies: Copies, device: torch.device) -> None:
     """
     if not len(copies.count):
         return
+    table = piece_table(copies)
+    with finished(device):
+        copy_pieces(table, device)
+
+
+def piece_table(copies: Copies) -> PieceTable:
+    """The copies as kernels want them.
+
+    Raises `ProgramInvalidError` for elements that do not lie at multiples of their size.
+    """
     rows = np.stack(
         [
             copies.src_address,
@@ -45,11 +55,9 @@ def run_copies(copies: Copies, device: torch.device) -> None:
         axis=1,
     )
     try:
-        table = PieceTable.checked(rows)
+        return PieceTable.checked(rows)
     except PieceTableError as error:
         raise ProgramInvalidError(f"a copy that no kernel does: {error}") from None
-    with finished(device):
-        copy_pieces(table, device)
 
 
 def zero_destinations(copies: Copies, device: torch.device) -> None:

@@ -66,8 +66,9 @@ def _addresses(address, o_elem, p_shape, SIDE: tl.constexpr):  # type: ignore[no
 def _copy_vectors(src, dst, m_vec):  # type: ignore[no-untyped-def]
     """Copy 16 bytes from each address to each; the hint is what makes one access of them."""
     # Hints stick to what is computed here: those to an argument are lost when this is inlined.
-    p_src = tl.multiple_of(src.to(tl.pointer_type(tl.uint32)), 16)[:, None] + tl.arange(0, 4)
-    p_dst = tl.multiple_of(dst.to(tl.pointer_type(tl.uint32)), 16)[:, None] + tl.arange(0, 4)
+    o_word = tl.arange(0, 4)[None, :]
+    p_src = tl.multiple_of(src.to(tl.pointer_type(tl.uint32)), 16)[:, None] + o_word
+    p_dst = tl.multiple_of(dst.to(tl.pointer_type(tl.uint32)), 16)[:, None] + o_word
     tl.store(p_dst, tl.load(p_src, mask=m_vec[:, None]), mask=m_vec[:, None])
 
 
