@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernel_arena import Arena
 
@@ -80,6 +80,9 @@ def test_runs_at_any_alignment(vectors: int, pieces: list[Piece], reverse: bool)
     src=st.integers(0, 32), dst=st.integers(0, 32), length=st.sampled_from((1, 8, 15, 16, 48, 96)),
     src_gap=st.integers(-3, 200), dst_gap=st.integers(0, 40), n=st.sampled_from((2, 3, 33, 700)),
 )  # fmt: skip
+@example(src=0, dst=0, length=48, src_gap=56, dst_gap=0, n=33)  # the gap alone is crooked
+@example(src=0, dst=0, length=48, src_gap=64, dst_gap=4, n=33)
+@example(src=16, dst=5, length=48, src_gap=64, dst_gap=16, n=33)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_short_evenly_spaced_rows_share_tiles(
     src: int, dst: int, length: int, src_gap: int, dst_gap: int, n: int

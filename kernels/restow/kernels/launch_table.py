@@ -29,6 +29,9 @@ VECTORS = (256, 1024)  # vectors of a tile: for short pieces, and for long ones
 FULL_GPU_TILES = 4096  # some rounds of programs on every multiprocessor
 SHORT = 512  # rows of at most that many bytes (contiguous) or elements share tiles
 SHAPE_COLUMNS = 5
+BOX_CODES: Int64s = np.zeros(VECTOR_BYTES + 1, dtype=np.int64)  # by unit
+BOX_CODES[[1, 2, 4, 8, 16]] = (*list(CopyCode)[:4], BOX_16)
+RUN_CODES: Int64s = np.where(BOX_CODES == BOX_16, RUN_16, BOX_CODES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,18 +45,22 @@ class LaunchTable:
     @classmethod
     def of(cls, rows: Int64s, vectors: int | None = None) -> "LaunchTable":
         """Cut the rows of a piece table; without ``vectors``, tiles are as long as pays."""
-        boxes = _boxes(rows[rows[:, Column.COUNT] > 0])
-        per_tile = [_rows_per_tile(boxes, size) for size in VECTORS]
+        some = rows[:, Column.COUNT] > 0
+        boxes = _boxes(rows.copy() if some.all() else rows[some])
+        per_tile = {size: _rows_per_tile(boxes, size) for size in VECTORS}
+        per_box = {size: -(-boxes.outer // per) for size, per in per_tile.items()}
         if vectors is None:
-            few, many = ((-(-boxes.outer // per)).sum() for per in reversed(per_tile))
+            many, few = (int(per_box[size].sum()) for size in VECTORS)
             pays = few >= FULL_GPU_TILES and 3 * few <= many
             vectors = VECTORS[1] if pays else VECTORS[0]
-        per = per_tile[VECTORS.index(vectors)]
-        tile = tiles(-(-boxes.outer // per), 1)
-        box, first = tile[:, 0], tile[:, 1] * per[tile[:, 0]]
-        count = np.minimum(per[box], boxes.outer[box] - first) * boxes.shapes[box, 0]
-        table = np.empty((len(tile), 3), dtype=np.int64)
-        table[:, :2] = boxes.address[box] + first[:, None] * boxes.shapes[box, 3:]
+        per = per_tile[vectors]
+        box, i_tile = tiles(per_box[vectors], 1).T
+        first, per = i_tile * per[box], per[box]  # rows of the box
+        count = np.minimum(per, boxes.outer[box] - first) * boxes.shapes[:, 0][box]
+        table = np.empty((len(box), 3), dtype=np.int64)
+        for side in (0, 1):
+            gap = boxes.shapes[:, 3 + side][box]
+            table[:, side] = boxes.address[:, side][box] + first * gap
         table[:, 2] = box << 32 | boxes.code[box] << 16 | count
         return cls(table, boxes.shapes, vectors)
 
@@ -80,13 +87,15 @@ def _rows_per_tile(boxes: _Boxes, vectors: int) -> Int64s:
 
 
 def _boxes(rows: Int64s) -> _Boxes:
-    """Rows without empty ones to boxes: short rows, evenly spaced, share one."""
+    """Rows without empty ones, which this may change, to boxes: short, evenly spaced ones join."""
     dense = contiguous(rows)
-    rows = rows.copy()
-    rows[dense, Column.COUNT] *= SRC_BYTES[rows[dense, Column.CODE]]
-    rows[dense, Column.SRC_STEP_BYTES :] = (1, 1, CopyCode.COPY_1)
+    of_bytes = slice(None) if dense.all() else dense
+    rows[of_bytes, Column.COUNT] *= SRC_BYTES[rows[of_bytes, Column.CODE]]
+    rows[of_bytes, Column.SRC_STEP_BYTES :] = (1, 1, CopyCode.COPY_1)
 
     short = rows[:, Column.COUNT] <= SHORT
+    if not short.any():
+        return _Boxes.joined(_peeled(rows[of_bytes]), _rows_of_elements(rows[~dense]))
     same = np.append(False, short[1:])
     for column in list(Column)[Column.COUNT :]:
         same[1:] &= rows[1:, column] == rows[:-1, column]
@@ -123,16 +132,16 @@ def _rows_of_elements(rows: Int64s) -> _Boxes:
 def _of_bytes(rows: Int64s, outer: Int64s, gap: Int64s) -> _Boxes:
     """Boxes of contiguous short rows, in the widest unit that divides everything."""
     length = rows[:, Column.COUNT]
-    unit = np.gcd(np.bitwise_or.reduce([*rows[:, :2].T, length, *gap.T]), VECTOR_BYTES)
+    unit = _unit(np.bitwise_or.reduce([*rows[:, :2].T, length, *gap.T]))
     return _Boxes(
-        rows[:, :2], outer, _log2(unit), np.column_stack([length // unit, unit, unit, gap])
+        rows[:, :2], outer, BOX_CODES[unit], np.column_stack([length // unit, unit, unit, gap])
     )
 
 
 def _peeled(rows: Int64s) -> _Boxes:
     """Single contiguous rows: an aligned body, and bytes at its ends."""
     src, dst, length = rows[:, 0], rows[:, 1], rows[:, Column.COUNT]
-    unit = np.gcd(src - dst, VECTOR_BYTES)  # gcd(0, 16) is 16
+    unit = _unit(src - dst)
     head = np.minimum(-dst % unit, length)
     body = (length - head) // unit * unit
     tail = length - head - body
@@ -144,12 +153,14 @@ def _peeled(rows: Int64s) -> _Boxes:
 
 def _runs(address: Int64s, count: Int64s, unit: Int64s) -> _Boxes:
     some: Bools = count > 0
-    address, count, unit = address[some], count[some], unit[some]
-    code = np.where(unit == VECTOR_BYTES, RUN_16, _log2(unit))
-    return _Boxes(address, count, code, np.column_stack([unit * 0 + 1, unit, unit, unit, unit]))
+    if not some.all():
+        address, count, unit = address[some], count[some], unit[some]
+    shapes = np.repeat(unit, SHAPE_COLUMNS).reshape(-1, SHAPE_COLUMNS)
+    shapes[:, 0] = 1
+    return _Boxes(address, count, RUN_CODES[unit], shapes)
 
 
-def _log2(unit: Int64s) -> Int64s:
-    """The code that copies units of so many bytes."""
-    bits = np.log2(unit).astype(np.int64)
-    return np.where(bits > CopyCode.COPY_8, BOX_16, bits)
+def _unit(bits: Int64s) -> Int64s:
+    """The widest unit, up to a vector, that divides all numbers or-ed together."""
+    bits = bits | VECTOR_BYTES
+    return bits & -bits
