@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from restow.agents.agent import Agent
+    from restow.agents.cuda_ipc import CudaRegion
     from restow.agents.daemon_client import DaemonAgent
     from restow.agents.memory import MemoryKind, RegionMemory, SharedMemory, SharedRegion
 
 __all__ = [
     "Agent",
+    "CudaRegion",
     "DaemonAgent",
     "MemoryKind",
     "RegionMemory",
@@ -25,6 +27,7 @@ __all__ = [
 
 _HOMES = {
     "Agent": "restow.agents.agent",
+    "CudaRegion": "restow.agents.cuda_ipc",
     "DaemonAgent": "restow.agents.daemon_client",
     **dict.fromkeys(
         ("MemoryKind", "RegionMemory", "SharedMemory", "SharedRegion"), "restow.agents.memory"

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from restow.agents.async_agent import AgentSettings, AsyncAgent
 from restow.agents.errors import AgentClosedError
+from restow.agents.fences import DeviceEvent
 from restow.agents.loop_thread import LoopThread
 from restow.agents.memory import RegionMemory
 
 STAGING_BYTES = AgentSettings().staging_bytes
-
-
-class DeviceEvent(Protocol):
-    """A `torch.cuda.Event`, as far as a fence needs it."""
-
-    def synchronize(self) -> object:
-        """Wait until the work before the event is done."""
 
 
 class Agent:
@@ -67,15 +61,14 @@ class Agent:
     def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
         """Say that the rank's part of a handoff is complete in memory.
 
-        Waits for ``event`` first, which the engine recorded after its last write to the pages.
-        Raises `AgentClosedError` before `start` and after `close`.
+        ``event`` is what the engine recorded after its last write to the pages: the agent waits
+        for it, while this returns at once. Raises `AgentClosedError` before `start` and after
+        `close`.
         """
-        if event is not None:
-            event.synchronize()
         thread, agent = self._thread, self._agent
         if thread is None or agent is None:
             raise AgentClosedError(f"rank {self._rank} has no agent: it was not started, or closed")
-        thread.call_soon(agent.fence, handoff_id)
+        thread.call_soon(agent.fence, handoff_id, event)
 
     def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import structlog
 
-from restow.agents import orders
+from restow.agents import device, orders
 from restow.agents.errors import AgentBusyError, AgentError, OrderInvalidError
 from restow.agents.executor import Executor
-from restow.agents.fences import RecentFences
+from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
 from restow.agents.link import Link
 from restow.agents.memory import RegionMemory, Staging, staging_at, staging_place
 from restow.agents.reader import Reader
@@ -69,12 +69,17 @@ class AsyncAgent:
         regions: Sequence[RegionMemory],
         settings: AgentSettings | None = None,
     ) -> None:
-        """Set NIXL up and register the memory. Raises `TransportFailedError`."""
+        """Set NIXL up and register the memory.
+
+        Raises `TransportFailedError` and `CudaUnavailableError`.
+        """
         self._settings = settings or AgentSettings()
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
         self._rank = rank
         self._regions = tuple(regions)
         self._label = f"{engine_id}.{rank}"
+        for region in regions:
+            device.require(region.place)
         place = staging_place([region.place for region in regions])
         self._gather = staging_at(place, self._settings.staging_bytes)
         self._scatter = staging_at(place, self._settings.staging_bytes)
@@ -88,6 +93,7 @@ class AsyncAgent:
         self._link = Link(broker_address(broker), self)
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._fences = RecentFences()
+        self._pending = PendingFences(self._fenced)
         self._ticker = Ticker(self._progress)
         self._log = structlog.get_logger("restow.agent").bind(engine=engine_id, rank=rank)
 
@@ -102,17 +108,16 @@ class AsyncAgent:
         await self._link.start(timeout_s)
         self._log.info("agent is served", agent=self.name)
 
-    def fence(self, handoff_id: str) -> None:
-        """The rank's part of a handoff is complete in memory.
+    def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
+        """The rank's part of a handoff is complete in memory, once ``event`` has come to pass.
 
         Said again to a broker that forgot it, for as long as a lease commonly lasts.
         """
-        self._fences.add(handoff_id)
-        self._ticker.expect_work()
-        self._link.send(_fenced(handoff_id))
+        self._pending.fence(handoff_id, event)
 
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
+        self._pending.cancel()
         await self._link.close()
         self._reader.close()
         await self._drain(kinds=("stage", "hold", "measure", "execute"))
@@ -173,6 +178,11 @@ class AsyncAgent:
             self._log.error("order refused", order=body, reason=error.reason, detail=error.message)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _fenced(self, handoff_id: str) -> None:
+        self._fences.add(handoff_id)
+        self._ticker.expect_work()
+        self._link.send(_fenced(handoff_id))
 
     def _open_transport(self, staging: Staging) -> NixlTransport:
         transport = NixlTransport(self._label, self._settings.transport)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from restow.agents.binding import Copies
+from restow.agents.device import finished
 from restow.agents.errors import ProgramInvalidError
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
@@ -32,6 +33,16 @@ def run_copies(copies: Copies, device: torch.device) -> None:
     """
     if not len(copies.count):
         return
+    table = piece_table(copies)
+    with finished(device):
+        copy_pieces(table, device)
+
+
+def piece_table(copies: Copies) -> PieceTable:
+    """The copies as kernels want them.
+
+    Raises `ProgramInvalidError` for elements that do not lie at multiples of their size.
+    """
     rows = np.stack(
         [
             copies.src_address,
@@ -44,12 +55,9 @@ def run_copies(copies: Copies, device: torch.device) -> None:
         axis=1,
     )
     try:
-        table = PieceTable.checked(rows)
+        return PieceTable.checked(rows)
     except PieceTableError as error:
         raise ProgramInvalidError(f"a copy that no kernel does: {error}") from None
-    copy_pieces(table, device)
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
 
 
 def zero_destinations(copies: Copies, device: torch.device) -> None:
@@ -57,19 +65,20 @@ def zero_destinations(copies: Copies, device: torch.device) -> None:
     if not len(copies.count):
         return
     items = ITEM_BYTES[copies.dst_dtype]
-    zeroes = torch.zeros(int((copies.count * items).max()), dtype=torch.uint8, device=device)
-    run_copies(
-        Copies(
-            np.full_like(copies.dst_address, zeroes.data_ptr()),
-            copies.dst_address,
-            copies.count,
-            items,
-            copies.dst_step_bytes,
-            copies.dst_dtype,
-            copies.dst_dtype,
-        ),
-        device,
-    )
+    with finished(device):  # the zeroes are made on the stream that reads them
+        zeroes = torch.zeros(int((copies.count * items).max()), dtype=torch.uint8, device=device)
+        run_copies(
+            Copies(
+                np.full_like(copies.dst_address, zeroes.data_ptr()),
+                copies.dst_address,
+                copies.count,
+                items,
+                copies.dst_step_bytes,
+                copies.dst_dtype,
+                copies.dst_dtype,
+            ),
+            device,
+        )
 
 
 def _code_table() -> Int64s:

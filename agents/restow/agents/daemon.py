@@ -13,7 +13,7 @@ import structlog
 
 from restow.agents.async_agent import AgentSettings, AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
-from restow.agents.memory import SharedMemory, SharedRegion
+from restow.agents.shared_regions import OpenedRegions
 from restow.broker.errors import RequestError
 from restow.broker.server.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
@@ -55,13 +55,13 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
         if not first.messages or first.messages[0].WhichOneof("body") != "attach":
             raise RequestError("the first message of a rank must be Attach")
         attach = first.messages[0].attach
-        with _Mapped(attach.regions) as mapped:
+        with OpenedRegions(attach.regions) as regions:
             agent = AsyncAgent(
                 self._broker,
                 attach.engine.engine_id,
                 attach.engine.incarnation,
                 attach.rank,
-                [region.memory(mapped.objects[region.shared_memory]) for region in mapped.regions],
+                regions,
                 self._settings,
             )
             try:
@@ -87,42 +87,6 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
             listening.cancel()
             stopping.cancel()
             await asyncio.gather(listening, stopping, return_exceptions=True)
-
-
-class _Mapped:
-    """The shared-memory objects of a rank, each mapped once, unmapped at the end."""
-
-    def __init__(self, regions: Sequence[pb.SharedRegion]) -> None:
-        """Map. Raises `RegionInvalidError`."""
-        self.regions = [
-            SharedRegion(
-                region.name,
-                region.shared_memory,
-                region.offset_bytes,
-                region.page_count,
-                region.page_stride_bytes,
-            )
-            for region in regions
-        ]
-        self.objects: dict[str, SharedMemory] = {}
-
-    def __enter__(self) -> _Mapped:
-        try:
-            for region in self.regions:
-                name = region.shared_memory
-                if name not in self.objects:
-                    self.objects[name] = SharedMemory.attach(name)
-        except AgentError:
-            self._close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        for shared in self.objects.values():
-            shared.close()
 
 
 async def _listen(agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]) -> None:

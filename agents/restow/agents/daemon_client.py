@@ -9,12 +9,13 @@ from typing import Self
 
 import grpc
 
-from restow.agents.agent import DeviceEvent
+from restow.agents.cuda_ipc import CudaRegion
 from restow.agents.errors import AgentClosedError, DaemonUnreachableError
-from restow.agents.fences import RecentFences
+from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
 from restow.agents.kept_stream import KeptStream
 from restow.agents.loop_thread import LoopThread
 from restow.agents.memory import SharedRegion
+from restow.agents.shared_regions import region_to_proto
 from restow.broker.client.errors import BrokerUnreachableError
 from restow.v1 import broker_pb2, daemon_pb2_grpc
 from restow.v1 import daemon_pb2 as pb
@@ -28,6 +29,7 @@ class _Attachment:
     def __init__(self, address: str, attach: pb.Attach) -> None:
         self._attach = attach
         self._fences = RecentFences()
+        self.pending = PendingFences(self._fence)
         self.stream: _Stream = KeptStream(address, self, "restow.daemon_client")
         self.agent_name = ""
 
@@ -49,7 +51,7 @@ class _Attachment:
             for handoff_id in self._fences.recent():
                 stream.send(_fence(handoff_id))
 
-    def fence(self, handoff_id: str) -> None:
+    def _fence(self, handoff_id: str) -> None:
         self._fences.add(handoff_id)
         self.stream.send(_fence(handoff_id))
 
@@ -57,8 +59,9 @@ class _Attachment:
 class DaemonAgent:
     """Has a daemon serve one rank whose memory is shared. Its methods suit any thread.
 
-    ``regions`` are those of the rank's layout, in its order. The engine owns the shared memory, and
-    keeps its size; when the daemon starts anew, the rank is attached again.
+    ``regions`` are those of the rank's layout, in its order. The engine owns the shared memory (for
+    a GPU: the allocations, `CudaRegion.of`), and keeps its size; when the daemon starts anew, the
+    rank is attached again.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class DaemonAgent:
         engine_id: str,
         incarnation: str,
         rank: int,
-        regions: Sequence[SharedRegion],
+        regions: Sequence[SharedRegion | CudaRegion],
     ) -> None:
         """Prepare; `start` or ``with`` attaches."""
         self._socket = Path(socket)
@@ -75,16 +78,7 @@ class DaemonAgent:
         self._attach = pb.Attach(
             engine=broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation),
             rank=rank,
-            regions=[
-                pb.SharedRegion(
-                    name=region.name,
-                    shared_memory=region.shared_memory,
-                    offset_bytes=region.offset_bytes,
-                    page_count=region.page_count,
-                    page_stride_bytes=region.page_stride_bytes,
-                )
-                for region in regions
-            ],
+            regions=[region_to_proto(region) for region in regions],
         )
         self._thread: LoopThread | None = None
         self._attachment: _Attachment | None = None
@@ -118,14 +112,13 @@ class DaemonAgent:
     def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
         """Say that the rank's part of a handoff is complete in memory.
 
-        Waits for ``event`` first. Raises `AgentClosedError` before `start` and after `close`.
+        That is once ``event`` has come to pass; this returns at once. Raises `AgentClosedError`
+        before `start` and after `close`.
         """
-        if event is not None:
-            event.synchronize()
         thread, attachment = self._thread, self._attachment
         if thread is None or attachment is None:
             raise AgentClosedError(f"rank {self._rank} has no agent: it was not started, or closed")
-        thread.call_soon(attachment.fence, handoff_id)
+        thread.call_soon(attachment.pending.fence, handoff_id, event)
 
     def close(self) -> None:
         """Detach. May be repeated."""
@@ -133,6 +126,7 @@ class DaemonAgent:
         self._thread = self._attachment = None
         if thread is not None:
             if attachment is not None:
+                thread.call_soon(attachment.pending.cancel)
                 thread.run(attachment.stream.close())
             thread.close()
 

@@ -79,6 +79,13 @@ class TransportFailedError(AgentError):
     reason = "TRANSPORT_FAILED"
 
 
+class CudaUnavailableError(AgentError):
+    """No such CUDA device here, or no driver that serves it."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "CUDA_UNAVAILABLE"
+
+
 class AgentClosedError(AgentError):
     """The agent was closed before it was done."""
 

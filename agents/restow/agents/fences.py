@@ -1,13 +1,59 @@
-"""Fences that were said, to be said again to one who forgot them."""
+"""Fences: those that wait for a device, and those that were said, to be said again."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
+
+import structlog
 
 MAX_FENCES = 4096
 KEPT_S = 60.0
+
+
+class DeviceEvent(Protocol):
+    """A `torch.cuda.Event`, as far as a fence needs it."""
+
+    def synchronize(self) -> object:
+        """Wait until the work before the event is done. Raises `RuntimeError` if that failed."""
+
+
+class PendingFences:
+    """Fences whose device still works; the waiting is done on threads. One event loop."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        """``say`` is called with a handoff's id once its bytes are complete."""
+        self._say = say
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def fence(self, handoff_id: str, event: DeviceEvent | None) -> None:
+        """Say it when the work before ``event`` is done; without one, now.
+
+        If that work failed, nothing is said: the handoff ends by its time limit, and not well.
+        """
+        if event is None:
+            self._say(handoff_id)
+            return
+        task = asyncio.get_running_loop().create_task(self._wait(handoff_id, event))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """Say none of those that wait."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _wait(self, handoff_id: str, event: DeviceEvent) -> None:
+        try:
+            await asyncio.to_thread(event.synchronize)
+        except RuntimeError as error:
+            log = structlog.get_logger("restow.agent")
+            log.error("no fence: the device failed", handoff_id=handoff_id, detail=str(error))
+            return
+        self._say(handoff_id)
 
 
 class RecentFences:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from restow.agents.binding import Descriptors
+from restow.agents.device import bind_thread
 from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory import MemoryKind, Place
 
@@ -83,6 +84,7 @@ class NixlTransport:
 
     def register(self, address: int, length_bytes: int, place: Place) -> None:
         """Let peers read these bytes, and reads land in them. Raises `TransportFailedError`."""
+        bind_thread(place)
         descriptors = self._agent.get_reg_descs(
             [(address, length_bytes, place.device_id, "")], _SEGMENTS[place.kind]
         )
@@ -132,6 +134,7 @@ class NixlTransport:
         Raises `PeerLostError` and `ReadFailedError`.
         """
         agent = self._agent
+        bind_thread(dst)
         try:
             handle = agent.initialize_xfer(
                 "READ",

@@ -3,6 +3,10 @@
 Triton is imported when something first runs on a GPU, not before.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 
 from restow.kernels import naive
@@ -15,6 +19,9 @@ from restow.kernels.piece_table import (
     copy_code,
 )
 from restow.kernels.slot_table import SlotColumn, SlotTable, SlotTableError
+
+if TYPE_CHECKING:
+    from restow.kernels.copy import DevicePieces
 
 __all__ = [
     "Column",
@@ -30,6 +37,7 @@ __all__ = [
     "copy_pieces",
     "gather",
     "scatter",
+    "upload_pieces",
 ]
 
 
@@ -45,6 +53,18 @@ def copy_pieces(table: PieceTable, device: torch.device) -> None:
 
         with torch.cuda.device(device):
             copy.copy_pieces(table, device)
+
+
+def upload_pieces(
+    table: PieceTable, device: torch.device, vectors: int | None = None
+) -> DevicePieces:
+    """Put a piece table on a GPU once, for many launches of the same copy or for a CUDA graph.
+
+    ``vectors``: the size of tiles, if the caller knows better (`launch_table.VECTORS`).
+    """
+    from restow.kernels.copy import DevicePieces
+
+    return DevicePieces.of(table, device, vectors)
 
 
 def gather(table: PieceTable, device: torch.device) -> None:

@@ -1,28 +1,31 @@
 """GATHER and SCATTER on a GPU: every row of a piece table in one launch.
 
-rows   int64 [n, 6]  a PieceTable's rows, on the device
-tiles  int64 [t, 2]  row and first element of every tile of BLOCK elements, on the device
+tiles   int64 [t, 3]  a LaunchTable's tiles, on the device
+shapes  int64 [n, 5]  the shapes that they name, on the device
 
-One program copies one tile. Casts to bfloat16 are done on the bits, so that they round to nearest
-even on every GPU and in Triton's interpreter, which truncates them.
+One program copies one tile. What it must know of a run of vectors is in its tile, so that reading
+the table costs one round to memory; all loads of a program are under way before its first store.
+Casts to bfloat16 are done on the bits, so that they round to nearest even on every GPU and in
+Triton's interpreter, which truncates them.
 """
 
-import numpy as np
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-from restow.kernels.codes import Column, CopyCode
+from restow.kernels import launch_table
+from restow.kernels.codes import CopyCode
+from restow.kernels.launch_table import SHAPE_COLUMNS, LaunchTable
 from restow.kernels.piece_table import PieceTable
-from restow.kernels.tiles import tiles
-
-BLOCK = 1024
 
 COPY_1, COPY_2, COPY_4, COPY_8 = (tl.constexpr(int(code)) for code in list(CopyCode)[:4])
 F32_BF16, BF16_F32, F32_F16, F16_F32, BF16_F16, F16_BF16 = (
     tl.constexpr(int(code)) for code in list(CopyCode)[4:]
 )
-COLUMNS = tl.constexpr(len(Column))
+BOX_16, RUN_16 = tl.constexpr(launch_table.BOX_16), tl.constexpr(launch_table.RUN_16)
+COLUMNS = tl.constexpr(SHAPE_COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -50,17 +53,38 @@ def _from_bf16_bits(bits):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def copy_pieces_kernel(rows, tiles, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Copy and cast one tile."""
-    i_tile = tl.program_id(0).to(tl.int64)
-    i_row = tl.load(tiles + i_tile * 2)
-    o_elem = tl.load(tiles + i_tile * 2 + 1) + tl.arange(0, BLOCK)  # [BLOCK] int64
-    p_row = rows + i_row * COLUMNS
-    m_elem = o_elem < tl.load(p_row + 2)
-    src = tl.load(p_row) + o_elem * tl.load(p_row + 3)  # [BLOCK] addresses
-    dst = tl.load(p_row + 1) + o_elem * tl.load(p_row + 4)
-    code = tl.load(p_row + 5)
+def _addresses(address, o_elem, p_shape, SIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Addresses of the elements of a box, at the source (0) or the destination (1)."""
+    inner = tl.load(p_shape).to(tl.uint32)
+    i_row = o_elem.to(tl.uint32) // inner
+    i_col = o_elem.to(tl.uint32) - i_row * inner
+    step, gap = tl.load(p_shape + 1 + SIDE), tl.load(p_shape + 3 + SIDE)
+    return address + i_row.to(tl.int64) * gap + i_col.to(tl.int64) * step
 
+
+@triton.jit
+def _copy_vectors(src, dst, m_vec):  # type: ignore[no-untyped-def]
+    """Copy 16 bytes from each address to each; the hint is what makes one access of them."""
+    # Hints stick to what is computed here: those to an argument are lost when this is inlined.
+    o_word = tl.arange(0, 4)[None, :]
+    p_src = tl.multiple_of(src.to(tl.pointer_type(tl.uint32)), 16)[:, None] + o_word
+    p_dst = tl.multiple_of(dst.to(tl.pointer_type(tl.uint32)), 16)[:, None] + o_word
+    tl.store(p_dst, tl.load(p_src, mask=m_vec[:, None]), mask=m_vec[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _copy_vector_box(src, dst, count, p_shape, VECTORS: tl.constexpr):  # type: ignore[no-untyped-def]
+    o_vec = tl.arange(0, VECTORS)
+    b_src, b_dst = _addresses(src, o_vec, p_shape, 0), _addresses(dst, o_vec, p_shape, 1)
+    _copy_vectors(b_src, b_dst, o_vec < count)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _copy_element_box(src_0, dst_0, count, p_shape, code, ELEMS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Copy or cast the elements of a box."""
+    o_elem = tl.arange(0, ELEMS)
+    m_elem = o_elem < count
+    src, dst = _addresses(src_0, o_elem, p_shape, 0), _addresses(dst_0, o_elem, p_shape, 1)
     if code == COPY_1:
         _store(dst, _load(src, m_elem, tl.uint8), m_elem, tl.uint8)
     elif code == COPY_2:
@@ -85,16 +109,63 @@ def copy_pieces_kernel(rows, tiles, BLOCK: tl.constexpr):  # type: ignore[no-unt
         _store(dst, _bf16_bits(b_value), m_elem, tl.uint16)
 
 
-def copy_pieces(table: PieceTable, device: torch.device) -> None:
-    """Launch the copy on the current stream of `device`, the current device; nothing waits for it.
+@triton.jit  # type: ignore[untyped-decorator]
+def copy_pieces_kernel(  # type: ignore[no-untyped-def]
+    tiles, shapes, VECTORS: tl.constexpr, ELEMS: tl.constexpr
+):
+    """Copy and cast one tile."""
+    p_tile = tiles + tl.program_id(0).to(tl.int64) * 3
+    src, dst, work = tl.load(p_tile), tl.load(p_tile + 1), tl.load(p_tile + 2)
+    count, code = (work & 0xFFFF).to(tl.int32), ((work >> 16) & 0xFFFF).to(tl.int32)
+    p_shape = shapes + (work >> 32) * COLUMNS
+    if code == RUN_16:
+        o_vec = tl.arange(0, VECTORS)
+        o_byte = o_vec.to(tl.int64) * 16
+        _copy_vectors(src + o_byte, dst + o_byte, o_vec < count)
+    elif code == BOX_16:
+        _copy_vector_box(src, dst, count, p_shape, VECTORS)
+    else:
+        _copy_element_box(src, dst, count, p_shape, code, ELEMS)
 
-    The table goes up in one asynchronous upload from pinned memory.
-    """
-    rows = table.widen().lengthen().widen().rows
-    tile_rows = tiles(rows[:, Column.COUNT], BLOCK)
-    if not len(tile_rows):
-        return
-    both = torch.from_numpy(np.concatenate([rows.ravel(), tile_rows.ravel()]))
-    if device.type == "cuda":
-        both = both.pin_memory().to(device, non_blocking=True)
-    copy_pieces_kernel[(len(tile_rows),)](both, both[rows.size :], BLOCK=BLOCK)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DevicePieces:
+    """A piece table on a device, ready to be launched again and again."""
+
+    table: torch.Tensor
+    """Tiles, then shapes."""
+    tiles: int
+    vectors: int
+
+    @classmethod
+    def of(
+        cls, table: PieceTable, device: torch.device, vectors: int | None = None
+    ) -> "DevicePieces":
+        """Upload the table on the current stream of ``device``; nothing waits for it.
+
+        It goes up in one asynchronous copy from pinned memory, which torch's allocator keeps until
+        the stream is past the copy.
+        """
+        cut = LaunchTable.of(table.rows, vectors)
+        words = torch.empty(cut.tiles.size + cut.shapes.size, dtype=torch.int64,
+                            pin_memory=device.type == "cuda")  # fmt: skip
+        words.numpy()[: cut.tiles.size] = cut.tiles.ravel()
+        words.numpy()[cut.tiles.size :] = cut.shapes.ravel()
+        return cls(words.to(device, non_blocking=True), len(cut.tiles), cut.vectors)
+
+    def copy(self) -> None:
+        """Launch on the current stream of the current device; nothing waits for it.
+
+        Nothing is allocated, uploaded or read back, so a CUDA graph may capture it. (The first
+        launch in a process compiles: have one before the capture.)
+        """
+        if self.tiles:
+            copy_pieces_kernel[(self.tiles,)](
+                self.table, self.table[3 * self.tiles :],
+                VECTORS=self.vectors, ELEMS=launch_table.ELEMS,
+            )  # fmt: skip
+
+
+def copy_pieces(table: PieceTable, device: torch.device) -> None:
+    """Upload and launch on the current stream of `device`, the current device."""
+    DevicePieces.of(table, device).copy()

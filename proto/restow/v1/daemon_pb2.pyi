@@ -22,8 +22,32 @@ else:
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class CudaAllocation(google.protobuf.message.Message):
+    """Memory of a CUDA device that another process may open. Both strings of bytes are the driver's;
+    they are handed to it as they are.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IPC_HANDLE_FIELD_NUMBER: builtins.int
+    DEVICE_UUID_FIELD_NUMBER: builtins.int
+    ipc_handle: builtins.bytes
+    """CUipcMemHandle of the whole allocation, 64 bytes."""
+    device_uuid: builtins.bytes
+    """The device's UUID, 16 bytes: numbers of devices differ between processes."""
+    def __init__(
+        self,
+        *,
+        ipc_handle: builtins.bytes = ...,
+        device_uuid: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device_uuid", b"device_uuid", "ipc_handle", b"ipc_handle"]) -> None: ...
+
+Global___CudaAllocation: typing_extensions.TypeAlias = CudaAllocation
+
+@typing.final
 class SharedRegion(google.protobuf.message.Message):
-    """Memory of one region inside a POSIX shared-memory object."""
+    """Memory of one region inside a POSIX shared-memory object or an allocation of a CUDA device."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -32,16 +56,21 @@ class SharedRegion(google.protobuf.message.Message):
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     PAGE_COUNT_FIELD_NUMBER: builtins.int
     PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
+    CUDA_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the region in the rank's layout."""
     shared_memory: builtins.str
-    """Name of the shared-memory object, without a slash."""
+    """Name of the shared-memory object, without a slash. Empty: the region lies on a CUDA device."""
     offset_bytes: builtins.int
-    """Bytes from the object's beginning to page 0."""
+    """Bytes from the beginning of the object or the allocation to page 0."""
     page_count: builtins.int
     """Number of pages."""
     page_stride_bytes: builtins.int
     """Bytes from page to page."""
+    @property
+    def cuda(self) -> Global___CudaAllocation:
+        """The allocation. Unset: the region lies in shared memory; exactly one of the two is given."""
+
     def __init__(
         self,
         *,
@@ -50,8 +79,10 @@ class SharedRegion(google.protobuf.message.Message):
         offset_bytes: builtins.int = ...,
         page_count: builtins.int = ...,
         page_stride_bytes: builtins.int = ...,
+        cuda: Global___CudaAllocation | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "offset_bytes", b"offset_bytes", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes", "shared_memory", b"shared_memory"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cuda", b"cuda"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cuda", b"cuda", "name", b"name", "offset_bytes", b"offset_bytes", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes", "shared_memory", b"shared_memory"]) -> None: ...
 
 Global___SharedRegion: typing_extensions.TypeAlias = SharedRegion
 
@@ -88,8 +119,8 @@ Global___Attach: typing_extensions.TypeAlias = Attach
 
 @typing.final
 class Fence(google.protobuf.message.Message):
-    """The rank's part of a handoff is complete in memory. Host memory is coherent, so saying so is the
-    fence.
+    """The rank's part of a handoff is complete in memory. Host memory is coherent, and for device memory
+    the engine's side has waited for the event after the last write, so saying so is the fence.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

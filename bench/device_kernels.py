@@ -1,0 +1,225 @@
+"""The Triton kernels on a GPU, against torch's copies and the device's own copy rate.
+
+A case is a piece table that is on the device already; the launch alone is timed, by CUDA events.
+What a call with a fresh table costs (cut on the host, uploaded, launched, waited for) stands beside
+it. Everything is checked byte by byte before it is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from geometry import geometries
+
+from restow.agents.binding import Copies, RegionTable, bind_gather, bind_scatter, staged_bytes
+from restow.agents.copying import piece_table
+from restow.agents.paging import Blocks, Tokens
+from restow.broker.families import ConvLayout, EngineSettings, build_layout
+from restow.broker.layout import RankLayout
+from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.planner.program import Column as RowColumn
+from restow.broker.planner.program import Program
+from restow.kernels import CopyCode, PieceTable, copy_pieces, upload_pieces
+from restow.kernels.codes import Int64s
+
+SIZES = tuple(256 << shift for shift in range(0, 13, 2))  # 256 B to 1 MiB
+TOTAL_BYTES = 512 << 20  # far more than a GPU's L2 keeps
+MAX_PIECES = 1 << 20
+MODEL, TOKENS = "nemotron3-nano-30b", 4096
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class DeviceCase:
+    """A table between two tensors, and the same copy by torch (None: torch has none)."""
+
+    name: str
+    src: torch.Tensor
+    dst: torch.Tensor
+    table: PieceTable
+    torch_call: Call | None = None
+
+
+def piece_cases(device: torch.device, size: int, total: int) -> Iterator[DeviceCase]:
+    """Pieces of one size, scattered over pools, between pools and staging."""
+    n = min(total // size, MAX_PIECES)
+    rng = np.random.default_rng(size)
+    pool, other = (_noise(device, 2 * n, size) for _ in range(2))
+    staging = _noise(device, n, size)
+    here, there = rng.permutation(2 * n)[:n], rng.permutation(2 * n)[:n]
+    src, dst = torch.from_numpy(here).to(device), torch.from_numpy(there).to(device)
+    label = f"{size} B" if size < 1024 else f"{size >> 10} KiB"
+    row = np.arange(n)
+    yield DeviceCase(
+        f"gather {n} x {label}", pool, staging,
+        _table(pool, here, staging, row), lambda: torch.index_select(pool, 0, src, out=staging),
+    )  # fmt: skip
+    yield DeviceCase(
+        f"scatter {n} x {label}", staging, other,
+        _table(staging, row, other, there), lambda: other.index_copy_(0, dst, staging),
+    )  # fmt: skip
+    yield DeviceCase(
+        f"page to page {n} x {label}", pool, other,
+        _table(pool, here, other, there), lambda: other.index_copy_(0, dst, pool[src]),
+    )  # fmt: skip
+
+
+def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
+    """All that one rank of D (TP4, DS, pages of 64) needs of one of P (TP2, SD, pages of 16)."""
+    spec = geometries()[MODEL]
+    source = build_layout(spec, EngineSettings(tp=2, page_tokens=16, conv_layout=ConvLayout.SD))
+    target = build_layout(spec, EngineSettings(tp=4, page_tokens=64, conv_layout=ConvLayout.DS))
+    program = next(iter(compile_programs(make_plan(source, target), Strategy.PACK)))
+    rows = program.packed
+    src_rank = int(rows[0, RowColumn.SRC_RANK])
+    rows = rows[rows[:, RowColumn.SRC_RANK] == src_rank]
+    span = Tokens(0, tokens)
+    staging = _noise(device, 1, -(-staged_bytes(rows, program.group_pairs, span) // 16) * 16)
+    p_rank = next(rank for rank in source.ranks if rank.rank == src_rank)
+    d_rank = next(rank for rank in target.ranks if rank.rank == program.dst_rank)
+    name = f"{MODEL}, {tokens} tokens, P rank {src_rank} to D rank {program.dst_rank}"
+    for verb, layout, bind in (("gather", p_rank, bind_gather), ("scatter", d_rank, bind_scatter)):
+        memory = _RankPages(device, layout, program, span)
+        copies: Copies = bind(
+            rows, program.group_pairs, memory.table, memory.blocks, span, staging.data_ptr()
+        )
+        ends = (memory.data, staging) if verb == "gather" else (staging, memory.data)
+        yield DeviceCase(f"{verb} {name}", *ends, piece_table(copies))
+
+
+def measure(
+    device: torch.device,
+    repeats: int,
+    vectors: int | None = None,
+    total: int = TOTAL_BYTES,
+    sizes: tuple[int, ...] = SIZES,
+    tokens: int = TOKENS,
+) -> Iterator[dict[str, object]]:
+    """One row for every case."""
+    for cases in (
+        *(piece_cases(device, size, total) for size in sizes),
+        state_cases(device, tokens),
+    ):
+        for case in cases:
+            yield _measured(case, device, repeats, vectors)
+
+
+def _measured(
+    case: DeviceCase, device: torch.device, repeats: int, vectors: int | None
+) -> dict[str, object]:
+    want = _by_the_twin(case)
+    pieces = upload_pieces(case.table, device, vectors)
+    pieces.copy()
+    if not torch.equal(case.dst.cpu(), want):
+        raise AssertionError(f"{case.name}: wrong bytes")
+    n_bytes = case.table.bytes_written
+    plain, target = (_noise(device, 1, -(-n_bytes // 8) * 8) for _ in range(2))
+    calls: dict[str, Call] = {"ours": pieces.copy, "device": lambda: target.copy_(plain)}
+    if case.torch_call is not None:
+        calls["torch"] = case.torch_call
+    seconds = {name: statistics.median(each) for name, each in _timed(calls, device, repeats)}
+    whole = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        copy_pieces(case.table, device)
+        _wait(device)
+        whole.append(time.perf_counter() - begin)
+    row: dict[str, object] = {
+        "suite": "kernels",
+        "case": f"triton, {case.name}",
+        "bytes": n_bytes,
+        "seconds": seconds["ours"],
+        "reference": "the device's own copy of as many bytes",
+        "reference_seconds": seconds["device"],
+        "ratio": seconds["device"] / seconds["ours"],
+        "vectors": pieces.vectors,
+        "tiles": pieces.tiles,
+        "with_a_fresh_table_seconds": statistics.median(whole),
+    }
+    if "torch" in seconds:
+        row["torch_seconds"] = seconds["torch"]
+        row["ratio_to_torch"] = seconds["torch"] / seconds["ours"]
+    return row
+
+
+def _timed(
+    calls: dict[str, Call], device: torch.device, repeats: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Seconds of every call, taken in turn; on a GPU between two events on its stream."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(-3, repeats):  # three to warm up
+        for name, call in calls.items():
+            value = _seconds(call, device)
+            if repeat >= 0:
+                seconds[name].append(value)
+    yield from seconds.items()
+
+
+def _seconds(call: Call, device: torch.device) -> float:
+    if device.type != "cuda":
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    call()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / 1e3
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _noise(device: torch.device, rows: int, length: int) -> torch.Tensor:
+    """Rows of so many bytes, as int64."""
+    return torch.randint(-(2**62), 2**62, (rows, length // 8), device=device)
+
+
+def _table(src: torch.Tensor, src_row: object, dst: torch.Tensor, dst_row: object) -> PieceTable:
+    length = src.shape[1] * 8
+    here, there = np.asarray(src_row, np.int64), np.asarray(dst_row, np.int64)
+    rows = np.ones((len(here), 6), dtype=np.int64)
+    rows[:, 0], rows[:, 1] = src.data_ptr() + here * length, dst.data_ptr() + there * length
+    rows[:, 2], rows[:, 5] = length, CopyCode.COPY_1
+    return PieceTable.checked(rows)
+
+
+class _RankPages:
+    """A rank's regions in one tensor, and blocks in no order."""
+
+    def __init__(
+        self, device: torch.device, layout: RankLayout, program: Program, tokens: Tokens
+    ) -> None:
+        rng = np.random.default_rng(layout.rank)
+        ids: dict[str, Int64s] = {}
+        counts = []
+        for region in layout.regions:
+            needed = -(-tokens.stop // region.page_tokens) if region.page_tokens else 1
+            needed = -(-needed // region.pages_per_block)
+            counts.append((2 * needed + 1) * region.pages_per_block)
+            if region.group not in ids or len(ids[region.group]) < needed:
+                ids[region.group] = rng.permutation(2 * needed)[:needed] + 1
+        strides = [region.page_stride_bytes for region in layout.regions]
+        sizes = [-(-n * stride // 256) * 256 for n, stride in zip(counts, strides, strict=True)]
+        self.data = _noise(device, 1, sum(sizes))
+        begins = np.cumsum([0, *sizes[:-1]]) + self.data.data_ptr()
+        self.table = RegionTable(begins, np.array(strides, np.int64), np.array(counts, np.int64))
+        self.blocks = Blocks(ids)
+
+
+def _by_the_twin(case: DeviceCase) -> torch.Tensor:
+    """What the destination must be after the copy, worked out on the host."""
+    src, dst = case.src.cpu().clone(), case.dst.cpu().clone()
+    rows = case.table.rows.copy()
+    rows[:, 0] += src.data_ptr() - case.src.data_ptr()
+    rows[:, 1] += dst.data_ptr() - case.dst.data_ptr()
+    copy_pieces(PieceTable.checked(rows), torch.device("cpu"))
+    return dst

@@ -1,0 +1,90 @@
+"""A fence is said when the device is done, and nobody waits for that on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from agent_harness.fake_broker import FakeBroker
+from agent_harness.waiting import WAIT_S, until
+from restow.agents import Agent, MemoryKind, RegionMemory
+from restow.agents.async_agent import AsyncAgent
+from restow.agents.errors import CudaUnavailableError
+from restow.agents.fences import PendingFences
+
+MEMORY = np.zeros(4096, np.uint8)
+REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]
+
+
+class HeldEvent:
+    """An event that comes to pass when the test says so."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+        self.waited_for = threading.Event()
+        self.passed = threading.Event()
+
+    def synchronize(self) -> None:
+        self.waited_for.set()
+        assert self.passed.wait(WAIT_S)
+        if self._error is not None:
+            raise self._error
+
+
+async def test_a_fence_waits_for_its_event_and_for_no_other() -> None:
+    said: list[str] = []
+    fences = PendingFences(said.append)
+    slow, quick = HeldEvent(), HeldEvent()
+    fences.fence("slow", slow)
+    fences.fence("quick", quick)
+    fences.fence("at once", None)
+    assert said == ["at once"]
+    await until(slow.waited_for.is_set)
+    quick.passed.set()
+    await until(lambda: "quick" in said)
+    assert "slow" not in said
+    slow.passed.set()
+    await until(lambda: "slow" in said)
+
+
+async def test_work_that_failed_and_work_that_was_given_up_are_not_fenced() -> None:
+    said: list[str] = []
+    fences = PendingFences(said.append)
+    failed, given_up, last = HeldEvent(RuntimeError("illegal address")), HeldEvent(), HeldEvent()
+    fences.fence("failed", failed)
+    fences.fence("given up", given_up)
+    failed.passed.set()
+    await until(given_up.waited_for.is_set)
+    fences.cancel()
+    given_up.passed.set()
+    last.passed.set()
+    fences.fence("last", last)
+    await until(lambda: said == ["last"])
+
+
+async def test_an_engine_is_not_held_up_and_the_broker_hears_when_the_event_has_passed() -> None:
+    async with FakeBroker() as fake:
+        agent = Agent(fake.address, "E", "life-1", 3, REGIONS, staging_bytes=1 << 16)
+        await asyncio.to_thread(agent.start)
+        try:
+            stream = await fake.agent("E", 3)
+            event = HeldEvent()
+            agent.fence("after the event", event)
+            agent.fence("before it")
+            assert (await stream.next()).handoff_id == "before it"
+            assert event.waited_for.wait(WAIT_S)
+            event.passed.set()
+            assert (await stream.next()).handoff_id == "after the event"
+        finally:
+            await asyncio.to_thread(agent.close)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
+async def test_gpu_memory_without_a_gpu_is_refused_by_name() -> None:
+    region = RegionMemory("r", 4096, 4, 1024, MemoryKind.CUDA, 0)
+    with pytest.raises(CudaUnavailableError, match="CUDA device 0, but this process sees 0"):
+        AsyncAgent("127.0.0.1:1", "E", "life-1", 3, [region])
