@@ -12,9 +12,9 @@ from agent_harness.processes import child
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, make_case
-from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.async_agent import AgentSettings, AsyncAgent, host_name
 from restow.broker.client import EngineSession
-from restow.broker.planner import Strategy
+from restow.broker.planner import CostModel, Strategy
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 
@@ -61,3 +61,37 @@ async def test_a_request_ends_with_every_byte_in_place(name: str, strategy: Stra
             assert (await asyncio.wait_for(released, WAIT_S)).done
             for rank, own in memory.items():
                 assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
+
+
+async def test_costs_are_measured_before_they_are_first_needed() -> None:
+    case = make_case("wide")
+    fields = {field.name: field for field in case.destination.model.fields}
+    memory = destination_memory(case)
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        broker = await enter(running_broker(BrokerSettings(listen="127.0.0.1:0")))
+        source = await enter(EngineSession("P", "life-1", case.source, broker.address))
+        destination = await enter(EngineSession("D", "life-1", case.destination, broker.address))
+        process = await enter(child(serve_source, "wide", broker.address, 8 << 20))
+        agents = []
+        for rank, own in memory.items():
+            agent = AsyncAgent(
+                broker.address, "D", "life-1", rank, own.regions, AgentSettings(8 << 20)
+            )
+            await agent.start()
+            stack.push_async_callback(agent.close)
+            agents.append(agent)
+        process.tell("h")
+        released = source.publish("h", case.src_ids, case.tokens)
+        ended = await asyncio.wait_for(destination.request("h", case.dst_ids), WAIT_S)
+        assert ended.done, ended
+        assert (await asyncio.wait_for(released, WAIT_S)).done
+        for rank, own in memory.items():
+            assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
+        ((hosts, known),) = broker.hub.directory.probing.known.items()
+        assert hosts.source_host == hosts.destination_host == host_name()
+        assert known.failure == ""
+        assert known.costs is not None
+        assert known.costs != CostModel()
+        assert known.costs.seconds_per_launch > 0
+        assert {agent._executor.free_staging_bytes for agent in agents} == {(8 << 20, 8 << 20)}

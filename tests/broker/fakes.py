@@ -134,8 +134,24 @@ class FakeAgent:
 
 def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
     """What an agent says whose reads and gathers take no time."""
-    if order.WhichOneof("body") == "execute":
+    body = order.WhichOneof("body")
+    if body == "execute":
         return [link.AgentMessage(settled=link.Settled(handoff=order.execute.handoff, bytes=100))]
+    if body == "probe":
+        reading = link.ReadCosts(seconds_per_descriptor=2e-6, read_bytes_per_second=7e9)
+        probed = link.Probed(
+            number=order.probe.number,
+            address=4096,
+            bytes=order.probe.bytes,
+            copying=link.CopyCosts(
+                seconds_per_launch=1e-4,
+                seconds_per_copy=1e-6,
+                seconds_per_element=4e-9,
+                copy_bytes_per_second=5e9,
+            ),
+            reading=reading if order.probe.agent_name else None,
+        )
+        return [link.AgentMessage(probed=probed)]
     number = order.stage.handoff
     return [
         link.AgentMessage(
@@ -159,6 +175,7 @@ async def engine(
     layout: Layout | None = None,
     pages: int = PAGES,
     agents: bool = True,
+    host: str = "",
 ) -> AsyncIterator[tuple[EngineSession, list[FakeAgent]]]:
     """An engine's session, and its agents."""
     layout = layout or model_layout(tp)
@@ -167,6 +184,7 @@ async def engine(
             FakeAgent(session, layout, rank, pages) for rank in range(len(layout.ranks)) if agents
         ]
         for fake in fakes:
+            fake.hello.host = host
             await fake.connect()
         try:
             yield session, fakes
@@ -176,11 +194,13 @@ async def engine(
 
 
 @contextlib.asynccontextmanager
-async def pair(address: str, p_tp: int = 2, d_tp: int = 1) -> AsyncIterator[Pair]:
+async def pair(
+    address: str, p_tp: int = 2, d_tp: int = 1, hosts: tuple[str, str] = ("", "")
+) -> AsyncIterator[Pair]:
     """P and D, with all their agents."""
     async with (
-        engine(address, "p", p_tp) as source,
-        engine(address, "d", d_tp) as destination,
+        engine(address, "p", p_tp, host=hosts[0]) as source,
+        engine(address, "d", d_tp, host=hosts[1]) as destination,
         open_channel(address) as channel,
     ):
         yield Pair(*source, *destination, channel)

@@ -80,9 +80,14 @@ class World:
     """Drives a `Directory`."""
 
     def __init__(
-        self, *, staged: bool = False, together: bool = False, limits: Limits = LIMITS
+        self,
+        *,
+        staged: bool = False,
+        together: bool = False,
+        measures: bool = False,
+        limits: Limits = LIMITS,
     ) -> None:
-        self.directory = Directory(limits)
+        self.directory = Directory(limits, measures=measures)
         self.now_s = 1000.0
         self.staged_plans, self.together = staged, together
         self.plans_at_once = True
@@ -96,7 +101,9 @@ class World:
 
     # -- who is there -----------------------------------------------------------------------------
 
-    def engine(self, name: str, ranks: int = 1, *, tenant: str = "t", agents: bool = True) -> Side:
+    def engine(
+        self, name: str, ranks: int = 1, *, tenant: str = "t", agents: bool = True, host: str = ""
+    ) -> Side:
         """Register a new life of an engine, and connect all its agents."""
         self._lives += 1
         key = act.EngineKey(tenant, name)
@@ -109,15 +116,15 @@ class World:
         side = self.sides[key] = Side(self.directory.members.engines[key])
         if agents:
             for rank in range(ranks):
-                self.connect(side, rank)
+                self.connect(side, rank, host=host)
         return side
 
-    def connect(self, side: Side, rank: int, pages: int = PAGES) -> AgentRecord:
+    def connect(self, side: Side, rank: int, pages: int = PAGES, *, host: str = "") -> AgentRecord:
         """Connect the agent of a rank anew."""
         self._agents += 1
         regions = [RegionMemory(name, 1 << 20, pages, 1, 0) for name in ("kv", "state")]
         agent, actions = self.directory.members.admit(
-            side.record, rank, f"agent{self._agents}", b"meta", regions, 1 << 20, self.now_s
+            side.record, rank, f"agent{self._agents}", b"meta", regions, 1 << 20, self.now_s, host
         )
         self.hear(actions)
         self.connected.add(agent.key)

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, engine, model_layout, pai
 from cli.broker_process import broker_process, run_restow
 from restow.broker.cli.main import app
 from restow.broker.cli.serve_command import is_loopback
+from restow.broker.planner import CostModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def shown(address: str) -> Shown:
     """Every command, run while three handoffs are known."""
 
     async def hold() -> Shown:
-        async with pair(address, 2, 1) as both:
+        async with pair(address, 2, 1, hosts=("host-p", "host-d")) as both:
             await both.hand_over("a-good-one")
             both.p.publish("waits-for-d", P_BLOCKS, POSITION)
             refused = both.d.request("nobody-publishes-it", D_BLOCKS, timeout_ms=60)
@@ -59,7 +61,7 @@ def shown(address: str) -> Shown:
 
     def look() -> Shown:
         broker = ("--broker", address)
-        commands = ("status", "engines", "agents", "handoffs")
+        commands = ("status", "engines", "agents", "handoffs", "costs")
         texts = {
             f"{name} {columns}": invoke(name, *broker, columns=columns)
             for name in commands
@@ -98,7 +100,7 @@ def test_status_counts(shown: Shown, address: str) -> None:
         "bytes_read",
     ]
     assert status["broker"] == address
-    assert (status["engines"], status["agents"], status["plans"]) == (3, 3, 1)
+    assert (status["engines"], status["agents"], status["plans"]) == (3, 3, 2)
     assert status["handoffs_live"] == 1
     assert status["handoffs_ended"] == {"DONE": 1, "FAILED": 0, "EXPIRED": 1, "CANCELLED": 0}
     assert status["bytes_read"] == 100
@@ -124,6 +126,27 @@ def test_agents_show_their_memory(shown: Shown) -> None:
     assert [(one["engine_id"], one["rank"]) for one in agents] == [("d", 0), ("p", 0), ("p", 1)]
     assert agents[0]["staging_bytes"] == 1 << 20
     assert "1.0 MiB" in shown.texts["agents 80"]
+
+
+def test_costs_show_what_was_measured(shown: Shown) -> None:
+    document = shown.documents["costs"]
+    assert document["measured"] is True
+    (one,) = document["hosts"]
+    assert (one["source_host"], one["destination_host"]) == ("host-p", "host-d")
+    assert one["costs"]["seconds_per_descriptor"] == 2e-6
+    assert one["costs"].keys() == document["otherwise"].keys() == asdict(CostModel()).keys()
+    assert document["otherwise"] == asdict(CostModel())
+    assert "2.00 us" in shown.texts["costs 80"]
+
+
+def test_costs_that_an_operator_gives_stand_for_all(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"seconds_per_stage": 0.25}))
+    with broker_process("--costs", str(costs)) as address:
+        document = json.loads(invoke("costs", "--json", "--broker", address))
+    assert document["measured"] is False
+    assert document["otherwise"] == asdict(CostModel(seconds_per_stage=0.25))
+    assert document["hosts"] == []
 
 
 def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:

@@ -193,3 +193,24 @@ def test_no_torch_for_plans(pair: Pair) -> None:
     command = [sys.executable, "-c", script, "plan", *map(str, pair), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_costs_that_are_given(pair: Pair, run: Run, fail: Fail, tmp_path: Path) -> None:
+    """Where descriptors cost nothing all is read in place; the expected time says by what."""
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"seconds_per_descriptor": 0.0}))
+    data = json.loads(run("plan", *pair, "--costs", costs, "--json"))
+    assert data["costs"]["seconds_per_descriptor"] == 0.0
+    for rank in data["ranks"]:
+        assert set(rank["strategy"].values()) == {"slices"}
+        size = rank["strategies"]["slices"]["bytes"]
+        expected = size / data["costs"]["read_bytes_per_second"] * 1e3
+        assert rank["strategies"]["slices"]["expected_ms"] == pytest.approx(expected, abs=1e-3)
+    assert "expected by these costs: 0.00 us a read" in run(
+        "plan", *pair, "--costs", costs, "--explain"
+    )
+    costs.write_text(json.dumps({"seconds_per_read": 1}))
+    outcome = fail("plan", *pair, "--costs", costs, "--json")
+    assert outcome.json["error"]["reason"] == "COSTS_INVALID"
+    costs.write_text("[]")
+    assert "holds no JSON object" in fail("plan", *pair, "--costs", costs).err

@@ -24,6 +24,14 @@ def read_json(path: Path) -> Any:
         raise LayoutFormError(f"{path} can't be read: {error.strerror}", file=path) from None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """An object of a JSON file. Raises `LayoutFormError`."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise LayoutFormError(f"{path} holds no JSON object", file=path)
+    return value
+
+
 def read_layout(path: Path) -> Layout:
     """A checked layout. Raises `LayoutError` that names the file too."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -21,6 +22,15 @@ TenantOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 StrategyName = Literal["auto", "slices", "whole", "pack", "interleave"]
 """The strategies by name: the planner is imported when one is used."""
+CostsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--costs",
+        exists=True,
+        dir_okay=False,
+        help="Costs to choose ways by, as `restow costs --json` shows them, instead of measuring.",
+    ),
+]
 LogFormatOption = Annotated[
     Literal["console", "json"], typer.Option("--log-format", help="Form of the log on stderr.")
 ]

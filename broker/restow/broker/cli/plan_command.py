@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from restow.broker.cli.layout_commands import JsonFile, JsonOption
-from restow.broker.cli.options import StrategyName
+from restow.broker.cli.options import CostsOption, StrategyName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from restow.broker.planner import Move, Place, Plan
-    from restow.broker.planner.explain import Cost, FieldLine, RankLines
+    from restow.broker.planner import CostModel, Move, Place, Plan
+    from restow.broker.planner.estimate import Cost
+    from restow.broker.planner.explain import FieldLine, RankLines
     from restow.broker.planner.picture import Picture
 
 
@@ -29,6 +31,7 @@ def plan(
         bool, typer.Option("--allow-narrowing", help="Plan though D's types round P's values.")
     ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt to count with.")] = 8192,
+    costs: CostsOption = None,
     svg: Annotated[
         Path | None,
         typer.Option(dir_okay=False, help="Draw which bytes go where, into this file."),
@@ -36,30 +39,37 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Say for every rank of DESTINATION what it reads from whom in SOURCE."""
-    from restow.broker.cli.files import read_layout, write_text
+    from restow.broker.cli.files import read_layout, read_object, write_text
     from restow.broker.cli.output import print_json
-    from restow.broker.cli.plan_view import show_plan
-    from restow.broker.planner import Strategy, check_exact, make_plan
+    from restow.broker.cli.plan_view import show_costs_used, show_plan
+    from restow.broker.planner import CostModel, Strategy, check_exact, make_plan
     from restow.broker.planner.explain import explain as explain_plan
     from restow.broker.planner.picture import make_picture
 
     made = make_plan(read_layout(source), read_layout(destination))
     if not allow_narrowing:
         check_exact(made)
-    ranks = explain_plan(made, Strategy(strategy), tokens)
+    model = CostModel() if costs is None else CostModel.of(read_object(costs))
+    ranks = explain_plan(made, Strategy(strategy), tokens, model)
     picture = make_picture(made, ranks, tokens) if svg or explain else None
     if svg and picture:
         from restow.broker.cli.plan_svg import plan_svg
 
         write_text(svg, plan_svg(picture))
     if as_json:
-        print_json(plan_json(made, ranks, tokens, picture if explain else None))
+        print_json(plan_json(made, ranks, tokens, model, picture if explain else None))
     else:
         show_plan(made, ranks, tokens, picture if explain else None)
+        if explain:
+            show_costs_used(model)
 
 
 def plan_json(
-    plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Picture | None
+    plan: Plan,
+    ranks: Sequence[RankLines],
+    tokens: int,
+    costs: CostModel,
+    picture: Picture | None,
 ) -> dict[str, Any]:
     """The plan in the form that scripts rely on; ``bytes`` count one token of per-token fields.
 
@@ -71,6 +81,7 @@ def plan_json(
         "bytes": plan.bytes,
         "tokens": tokens,
         "bytes_at_tokens": plan.bytes_at(tokens),
+        "costs": asdict(costs),
         "moves": [_move_json(move) for move in plan.moves],
         "ranks": [_rank_json(rank, picture is not None) for rank in ranks],
     }
@@ -124,8 +135,13 @@ def _rank_json(rank: RankLines, with_fields: bool) -> dict[str, Any]:
     return data
 
 
-def _cost_json(cost: Cost) -> dict[str, int]:
-    return {"bytes": cost.bytes, "reads": cost.reads, "launches": cost.launches}
+def _cost_json(cost: Cost) -> dict[str, float]:
+    return {
+        "bytes": cost.bytes,
+        "reads": cost.reads,
+        "launches": cost.launches,
+        "expected_ms": round(cost.seconds * 1e3, 3),
+    }
 
 
 def _field_json(line: FieldLine) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from restow.broker.cli.output import size_text
 from restow.broker.layout import Box, Layout, digest
 from restow.broker.layout.difference import Difference
 from restow.broker.layout.summary import RankSummary, scaled_fields
-from restow.broker.planner import Plan
-from restow.broker.planner.explain import Cost, FieldLine, RankLines
+from restow.broker.planner import CostModel, Plan
+from restow.broker.planner.estimate import Cost
+from restow.broker.planner.explain import FieldLine, RankLines
 from restow.broker.planner.picture import Picture
 
 
@@ -91,7 +92,7 @@ def _show_costs(console: Console, ranks: Sequence[RankLines]) -> None:
     for rank in ranks:
         key = tuple(rank.cost_by_strategy.items()), rank.cost, tuple(rank.strategy.items())
         alike.setdefault(key, []).append(rank)
-    table = _table("ranks", "strategy", "bytes", "reads", "launches", "")
+    table = _table("ranks", "strategy", "bytes", "reads", "launches", "expected", "")
     for group in alike.values():
         first = group[0]
         names = ",".join(str(rank.dst_rank) for rank in group)
@@ -101,13 +102,26 @@ def _show_costs(console: Console, ranks: Sequence[RankLines]) -> None:
             if isinstance(cost, Cost):
                 table.add_row("", strategy.value, *_numbers(cost), "")
             else:
-                table.add_row("", strategy.value, "", "", "", f"refused: {cost}")
+                table.add_row("", strategy.value, "", "", "", "", f"refused: {cost}")
     console.print()
     console.print(table)
 
 
-def _numbers(cost: Cost) -> tuple[str, str, str]:
-    return size_text(cost.bytes), f"{cost.reads:,}", f"{cost.launches:,}"
+def _numbers(cost: Cost) -> tuple[str, str, str, str]:
+    expected = f"{cost.seconds * 1e3:,.2f} ms"
+    return size_text(cost.bytes), f"{cost.reads:,}", f"{cost.launches:,}", expected
+
+
+def show_costs_used(costs: CostModel) -> None:
+    """Print what times are expected by."""
+    Console(highlight=False).print(
+        f"\nexpected by these costs: {costs.seconds_per_descriptor * 1e6:.2f} us a read, "
+        f"{costs.read_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_copy * 1e6:.2f} us "
+        f"a copy, {costs.seconds_per_element * 1e9:.1f} ns an element, "
+        f"{costs.copy_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_launch * 1e6:.0f} us a "
+        f"launch, {costs.seconds_per_stage * 1e6:.0f} us a stage",
+        markup=False,
+    )
 
 
 def _ways(strategy: dict[str, str]) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from restow.broker.cli.options import LogFormatOption, StrategyName, set_up_log
+from restow.broker.cli.options import CostsOption, LogFormatOption, StrategyName, set_up_log
 
 
 def serve(
@@ -27,6 +28,7 @@ def serve(
             "bfloat16. Default: such pairs are refused.",
         ),
     ] = None,
+    costs: CostsOption = None,
     lease_s: Annotated[
         float | None, typer.Option(help="Lease of publications that name none. Default: 30.")
     ] = None,
@@ -64,6 +66,8 @@ def serve(
     import uvloop
     from pydantic import ValidationError
 
+    from restow.broker.cli.files import read_object
+    from restow.broker.planner import CostModel
     from restow.broker.server.serve import serve_until_signalled
     from restow.broker.server.settings import BrokerSettings
 
@@ -71,6 +75,7 @@ def serve(
         "listen": listen,
         "strategy": strategy,
         "allow_narrowing": allow_narrowing,
+        "costs": None if costs is None else asdict(CostModel.of(read_object(costs))),
         "lease_s": lease_s,
         "timeout_s": timeout_s,
         "grant_s": grant_s,

@@ -91,11 +91,14 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
             yield f"the clock does not look at handoff {name} in time"
         if source is None or destination is None or handoff.granted:
             continue
-        key = PairKey(source.layout_digest, destination.layout_digest)
+        hosts = directory.probing.costs(source, destination)
+        key = PairKey(source.layout_digest, destination.layout_digest, hosts)
         pair = directory.pairs.get(key)
         if pair is not None and not isinstance(pair, PairPlan):
             yield f"handoff {name} is live though nothing can be planned for it"
         if handoff.state is State.READY and source.complete and destination.complete:
+            if directory.probing.awaited_by(handoff.number):
+                continue
             if pair is not None:
                 yield f"handoff {name} could be granted and is not"
             elif handoff.number not in directory.planning.get(key, ()):

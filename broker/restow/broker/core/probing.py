@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from restow.broker.core.actions import Action, AgentKey, HostPair, SendPeer, SendProbe, SendUnprobe
+from restow.broker.core.actions import Action, HostPair, SendPeer, SendProbe, SendUnprobe
 from restow.broker.core.events import Probed
 from restow.broker.core.limits import Limits
 from restow.broker.core.roster import AgentRecord, EngineRecord
@@ -89,6 +89,10 @@ class Probing:
         self._running[probe.number] = self._by_hosts[hosts] = probe
         return [SendProbe(first.key, probe.number, size_bytes)]
 
+    def awaited_by(self, handoff: int) -> bool:
+        """Whether a handoff waits for a measurement that is under way."""
+        return any(handoff in probe.waiting for probe in self._running.values())
+
     def answered(
         self, agent: AgentRecord, answer: Probed, now_s: float
     ) -> tuple[list[Action], set[int]]:
@@ -143,8 +147,9 @@ class Probing:
         self.known[probe.hosts] = outcome
         if len(self.known) > self._limits.max_pairs:
             self.known.popitem(last=False)
-        agents: tuple[AgentKey, ...] = (probe.source.key, probe.destination.key)
-        return [SendUnprobe(key, probe.number) for key in agents], probe.waiting
+        holder = probe.source
+        actions: list[Action] = [] if holder.gone else [SendUnprobe(holder.key, probe.number)]
+        return actions, probe.waiting
 
 
 def _first(engine: EngineRecord) -> AgentRecord:

@@ -87,7 +87,8 @@ class CostModel:
                 )
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise CostsInvalidError(f"{name} is {value!r}, not a number", cost=name)
-        return replace(cls(), **values).checked()  # type: ignore[arg-type]
+        made = replace(cls(), **values).checked()  # type: ignore[arg-type]
+        return replace(made, nominal_tokens=int(made.nominal_tokens))
 
     def checked(self) -> CostModel:
         """The model itself. Raises `CostsInvalidError` for a value that can't be."""

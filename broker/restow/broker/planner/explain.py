@@ -16,25 +16,12 @@ from restow.broker.layout import Box
 from restow.broker.layout.names import field_class, joined_name
 from restow.broker.planner.compile import Draft, draft_programs
 from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.costs import page_counts, row_costs, wire_bytes
+from restow.broker.planner.estimate import Cost, estimate
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.program import Column, GroupPair, SpanColumn
+from restow.broker.planner.program import Column, GroupPair
 from restow.broker.planner.strategy import WAYS, Strategy
-from restow.broker.planner.table import ITEM_BYTES, split_rows, strided
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one rank's program costs for a number of tokens.
-
-    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs and
-    SCATTERs on both sides; a GATHER that serves several readers counts for each.
-    """
-
-    bytes: int
-    reads: int
-    launches: int
+from restow.broker.planner.table import ITEM_BYTES, strided
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +82,7 @@ def explain(
     costs: CostModel | None = None,
 ) -> tuple[RankLines, ...]:
     """Every destination rank's part of the plan. Raises as `compile_programs`."""
+    costs = costs or CostModel()
     pairs, drafts = draft_programs(plan, strategy, costs)
     others: dict[Strategy, list[Draft] | str] = {}
     for other in Strategy:
@@ -107,39 +95,28 @@ def explain(
     lines = []
     for index, draft in enumerate(drafts):
         by_strategy = {
-            other: made if isinstance(made, str) else _cost_or_reason(made[index], pairs, tokens)
+            other: made
+            if isinstance(made, str)
+            else _cost_or_reason(made[index], pairs, tokens, costs)
             for other, made in others.items()
         }
-        lines.append(_rank_lines(draft, pairs, tokens, by_strategy, replicas, entries))
+        cost = estimate(draft, pairs, tokens, costs)
+        lines.append(_rank_lines(draft, cost, by_strategy, replicas, entries))
     return tuple(lines)
 
 
-def _cost_or_reason(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost | str:
+def _cost_or_reason(
+    draft: Draft, pairs: tuple[GroupPair, ...], tokens: int, costs: CostModel
+) -> Cost | str:
     try:
-        return _cost(draft, pairs, tokens)
+        return estimate(draft, pairs, tokens, costs)
     except TooManyPiecesError as error:
         return error.message
 
 
-def _cost(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost:
-    gathered = np.concatenate([draft.rows(Strategy.PACK), draft.chunks.interleaved])
-    spans = draft.spans.table
-    pieces, sizes = row_costs(split_rows(draft.rows(Strategy.SLICES)), pairs, tokens)
-    pages = page_counts(pairs, tokens)[spans[:, SpanColumn.GROUP_PAIR]]
-    stages = len(np.unique(gathered[:, Column.SRC_RANK]))
-    return Cost(
-        bytes=int(sizes.sum())
-        + int(wire_bytes(gathered, pairs, tokens).sum())
-        + int((pages * spans[:, SpanColumn.LENGTH_BYTES]).sum()),
-        reads=int(pieces.sum()) + stages + int(pages.sum()),
-        launches=2 * stages + bool(len(spans)),
-    )
-
-
 def _rank_lines(
     draft: Draft,
-    pairs: tuple[GroupPair, ...],
-    tokens: int,
+    cost: Cost,
     by_strategy: dict[Strategy, Cost | str],
     replicas: dict[str, dict[Box, tuple[int, ...]]],
     entries: dict[str, int],
@@ -161,7 +138,7 @@ def _rank_lines(
         bytes_from=dict(sorted(bytes_from.items())),
         classes_from={src: tuple(found) for src, found in sorted(classes.items())},
         strategy={name: _one_way(found) for name, found in by_class.items()},
-        cost=_cost(draft, pairs, tokens),
+        cost=cost,
         cost_by_strategy=by_strategy,
         fields=_field_lines(draft, ways, replicas),
     )

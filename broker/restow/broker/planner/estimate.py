@@ -1,0 +1,58 @@
+"""What a rank's program costs: bytes, descriptors, launches, and the time that a model expects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.compile import Draft
+from restow.broker.planner.cost_model import CostModel
+from restow.broker.planner.costs import copy_seconds, page_counts, row_costs, wire_bytes
+from restow.broker.planner.program import Column, GroupPair, SpanColumn
+from restow.broker.planner.strategy import Strategy
+from restow.broker.planner.table import split_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one rank's program costs for a number of tokens.
+
+    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs and
+    SCATTERs on both sides; a GATHER that serves several readers counts for each. ``seconds`` are
+    what the cost model expects where nothing else is going on.
+    """
+
+    bytes: int
+    reads: int
+    launches: int
+    seconds: float
+
+
+def estimate(draft: Draft, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Cost:
+    """The cost of one rank's program. Raises `TooManyPiecesError`."""
+    packed, spans = draft.rows(Strategy.PACK), draft.spans.table
+    gathered = np.concatenate([packed, draft.chunks.interleaved])
+    pieces, sizes = row_costs(split_rows(draft.rows(Strategy.SLICES)), pairs, tokens)
+    pages = page_counts(pairs, tokens)[spans[:, SpanColumn.GROUP_PAIR]]
+    stages = len(np.unique(gathered[:, Column.SRC_RANK]))
+    read_bytes = int(sizes.sum()) + int(wire_bytes(gathered, pairs, tokens).sum())
+    read_bytes += int((pages * spans[:, SpanColumn.LENGTH_BYTES]).sum())
+    reads = int(pieces.sum()) + stages + int(pages.sum())
+    launches = 2 * stages + bool(len(spans))
+
+    def copying(*tables: Int64s) -> float:
+        return sum(float(copy_seconds(rows, pairs, tokens, costs).sum()) for rows in tables)
+
+    copied_s = copying(packed, packed, draft.chunks.interleaved, draft.chunks.restored)
+    copied_s += copying(draft.rows(Strategy.WHOLE))
+    seconds = (
+        reads * costs.seconds_per_descriptor
+        + read_bytes / costs.read_bytes_per_second
+        + launches * costs.seconds_per_launch
+        + bool(stages) * costs.seconds_per_stage
+        + copied_s
+    )
+    return Cost(read_bytes, reads, launches, seconds)

@@ -1,0 +1,65 @@
+"""Costs as they are given, measured and used: by them ways are chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+import pytest
+
+from restow.broker.errors import CostsInvalidError
+from restow.broker.families import ConvLayout, EngineSettings, Mamba2Spec, ModelSpec, build_layout
+from restow.broker.layout import DType
+from restow.broker.planner import CopyCosts, CostModel, ReadCosts, Strategy, make_plan
+from restow.broker.planner.explain import explain
+
+COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
+READING = ReadCosts(2e-6, 7e9)
+
+
+def test_copies_cost_what_they_do_on_the_slower_host() -> None:
+    other = CopyCosts(3e-4, 2e-7, 9e-9, 2e9)
+    for pair in ((COPYING, other), (other, COPYING)):
+        costs = CostModel.measured(*pair, READING, stage_s=1e-3)
+        assert costs == CostModel(2e-6, 7e9, 2e9, 3e-4, 1e-6, 9e-9, 1e-3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 11.0])
+def test_hostile_figures_are_refused(value: float) -> None:
+    with pytest.raises(CostsInvalidError, match="seconds_per_descriptor"):
+        CostModel.measured(COPYING, COPYING, ReadCosts(value, 1e9), 0.0)
+    with pytest.raises(CostsInvalidError, match="copy_bytes_per_second is 0"):
+        CostModel.measured(COPYING, CopyCosts(0, 0, 0, 0.0), READING, 0.0)
+
+
+def test_costs_that_an_operator_gives() -> None:
+    assert CostModel.of({"seconds_per_stage": 1}) == CostModel(seconds_per_stage=1)
+    assert CostModel.of(asdict(CostModel())) == CostModel()
+    with pytest.raises(CostsInvalidError, match="'second_per_stage' is no cost; known are copy_"):
+        CostModel.of({"second_per_stage": 1})
+    for value in ("1", True, None):
+        with pytest.raises(CostsInvalidError, match="not a number"):
+            CostModel.of({"seconds_per_stage": value})
+
+
+def test_what_is_expected_is_what_is_chosen_by() -> None:
+    """With one model of costs `auto` is expected to take no longer than any one way, but for gaps.
+
+    Descriptors, then copies, then everything that is staged become too dear.
+    """
+    spec = ModelSpec("m", (Mamba2Spec(0, 64, 64, 128, 8, 4, DType.BFLOAT16, DType.FLOAT32),))
+    source, destination = (
+        build_layout(spec, EngineSettings(tp=tp, conv_layout=conv))
+        for tp, conv in ((2, ConvLayout.SD), (4, ConvLayout.DS))
+    )
+    plan = make_plan(source, destination)
+    for costs in (
+        CostModel(seconds_per_descriptor=1e-3),
+        CostModel(seconds_per_copy=1e-2),
+        CostModel(seconds_per_launch=1.0, seconds_per_stage=1.0),
+        CostModel(),
+    ):
+        for rank in explain(plan, Strategy.AUTO, costs.nominal_tokens, costs):
+            by_strategy = rank.cost_by_strategy.items()
+            known = {one: c.seconds for one, c in by_strategy if not isinstance(c, str)}
+            assert known[Strategy.AUTO] <= 1.01 * min(known.values()), costs
