@@ -1,4 +1,4 @@
-"""``./run bench``: data plane, control plane, planning and kernels, each beside a reference."""
+"""``./run bench``: data plane, control plane, planning and choices, each beside a reference."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ class Suite(StrEnum):
     DATA = "data"
     CONTROL = "control"
     PLANNING = "planning"
+    PIECES = "pieces"
+    MODELS = "models"
+
+
+MODULES = {
+    Suite.DATA: ("data", "run"),
+    Suite.CONTROL: ("control", "run"),
+    Suite.PLANNING: ("planning", "run"),
+    Suite.PIECES: ("choice", "run_pieces"),
+    Suite.MODELS: ("choice", "run_models"),
+}
 
 
 def main(
@@ -41,8 +52,8 @@ def main(
 
     for name in suite or list(Suite):
         # Imported when needed: the control plane is measured without torch.
-        modules = {Suite.DATA: "data", Suite.CONTROL: "control", Suite.PLANNING: "planning"}
-        import_module(modules[name]).run(put, repeats)
+        module, run = MODULES[name]
+        getattr(import_module(module), run)(put, repeats)
     show(rows, console)
     if json_file is not None:
         write_json(rows, json_file, about)

@@ -35,15 +35,24 @@ def main() -> None:
     told = json.loads(sys.stdin.readline())
     with ExitStack() as stack:
         agents = {}
+        held: dict[str, RegionMemory] = {}
+
+        def region(name: str, page_count: int, page_stride_bytes: int) -> RegionMemory:
+            """Agents of one process that serve the same layout share its memory."""
+            key = json.dumps([name, page_count, page_stride_bytes])
+            if key not in held:
+                held[key] = allocate(name, page_count, page_stride_bytes, stack)
+            return held[key]
+
         for served in told["agents"]:
             agents[served["engine_id"]] = stack.enter_context(
                 Agent(
-                    broker=told["broker"],
+                    broker=served["broker"],
                     engine_id=served["engine_id"],
                     incarnation=served["incarnation"],
                     rank=served["rank"],
                     regions=[
-                        allocate(name, page_count, stride_bytes, stack)
+                        region(name, page_count, stride_bytes)
                         for name, page_count, stride_bytes in served["regions"]
                     ],
                     settings=AgentSettings(

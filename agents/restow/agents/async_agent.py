@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from restow.agents import device, orders
+from restow.agents.copier import Copier
 from restow.agents.errors import AgentBusyError, AgentError, OrderInvalidError
 from restow.agents.executor import Executor
 from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
@@ -89,7 +90,10 @@ class AsyncAgent:
             self._settings.quarantine_s,
             threads=self._settings.read_threads,
         )
-        self._executor = Executor(rank, self._regions, self._gather, self._scatter, self._reader)
+        self._copier = Copier()
+        self._executor = Executor(
+            rank, self._regions, self._gather, self._scatter, self._reader, self._copier
+        )
         self._link = Link(broker_address(broker), self)
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._fences = RecentFences()
@@ -121,6 +125,7 @@ class AsyncAgent:
         await self._link.close()
         self._reader.close()
         await self._drain(kinds=("stage", "hold", "measure", "execute"))
+        self._copier.close()
         self._ticker.stop()
         self._serving.close()
 

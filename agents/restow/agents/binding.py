@@ -100,6 +100,11 @@ class Copies:
     src_dtype: Int64s
     dst_dtype: Int64s
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are written."""
+        return int((self.count * ITEM_BYTES[self.dst_dtype]).sum())
+
     @classmethod
     def joined(cls, parts: Sequence[Copies]) -> Copies:
         """All copies of all parts, for one launch."""
@@ -280,7 +285,8 @@ def _bind_staged(
                 (memory, counts, part[:, side.step], part[:, side.dtype]),
                 (staged, counts, item, wire),
             )
-            columns = [[np.broadcast_to(c, memory.shape).ravel() for c in end] for end in both]
+            # Row by row, as they lie in the run: kernels then walk through it from end to end.
+            columns = [[np.broadcast_to(c, memory.shape).T.ravel() for c in e] for e in both]
             ends.append(np.array(columns, np.int64))
     memory_ends, staged_ends = np.concatenate(ends, axis=2)
     return memory_ends, staged_ends

@@ -15,7 +15,8 @@ import numpy as np
 
 from restow.agents.arrivals import Arrivals, joined_reads
 from restow.agents.binding import Reads, bind_scatter
-from restow.agents.copying import run_copies, zero_destinations
+from restow.agents.copier import Copier
+from restow.agents.copying import zero_destinations
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
 from restow.agents.gathering import Gathering, StagedRun
 from restow.agents.lane import Read
@@ -63,6 +64,7 @@ class Executor:
         gather_staging: Staging,
         scatter_staging: Staging,
         reader: Reader,
+        copier: Copier,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve ``regions``, in the order of the rank's layout."""
@@ -70,7 +72,8 @@ class Executor:
         self._memory = region_table(regions)
         self._places = tuple(region.place for region in regions)
         self._strides = tuple(region.page_stride_bytes for region in regions)
-        self._gathering = Gathering(rank, self._memory, self._places, gather_staging)
+        self._copier = copier
+        self._gathering = Gathering(rank, self._memory, self._places, gather_staging, copier)
         self._scatter_staging = scatter_staging
         self._scatter_pool = StagingPool(scatter_staging.size_bytes)
         self._reader = reader
@@ -215,7 +218,7 @@ class Executor:
             reads = joined_reads(reads)
             await self._reader.read(reads, deadline_s)
             for copies in arrivals.copies(self._memory):
-                run_copies(copies, place.device)
+                await self._copier.run(copies, place.device)
             self._zero(whole.cleared, whole, order)
         finally:
             if run is not None:

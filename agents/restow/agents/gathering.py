@@ -10,7 +10,7 @@ import numpy as np
 
 from restow.agents.binding import Copies, RegionTable, Tokens, bind_gather, staged_bytes
 from restow.agents.chunks import bind_interleave
-from restow.agents.copying import run_copies
+from restow.agents.copier import Copier
 from restow.agents.memory import Place, Staging, one_place, staging_place
 from restow.agents.orders import StageOrder
 from restow.agents.probing import check_room, measure_copying
@@ -74,13 +74,19 @@ class Gathering:
     """Gathers for readers of one rank's pages into a pool. Belongs to one event loop."""
 
     def __init__(
-        self, rank: int, memory: RegionTable, places: Sequence[Place], staging: Staging
+        self,
+        rank: int,
+        memory: RegionTable,
+        places: Sequence[Place],
+        staging: Staging,
+        copier: Copier,
     ) -> None:
         """Nothing is held yet."""
         self._rank = rank
         self._memory = memory
         self._places = places
         self._staging = staging
+        self._copier = copier
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
         """By handoff; those of probes by their negative numbers."""
@@ -112,8 +118,8 @@ class Gathering:
                 copies += share.copies(self._memory, order, address)
                 staged.append(StagedRun(share.dst_rank, address, share.length_bytes))
                 address += aligned(share.length_bytes)
-            run_copies(Copies.joined(copies), place.device)
-        except RestowError:
+            await self._copier.run(Copies.joined(copies), place.device)
+        except (RestowError, asyncio.CancelledError):
             self._pool.release(run)
             raise
         self._runs.setdefault(order.handoff, []).append(run)

@@ -98,7 +98,7 @@ def bind_extract(
                 (address, counts, part[:, side.step], part[:, side.dtype])
                 for address, side in ((src_address, SRC), (dst_address, DST))
             ]
-            columns = [[np.broadcast_to(c, src_address.shape).ravel() for c in e] for e in both]
+            columns = [[np.broadcast_to(c, src_address.shape).T.ravel() for c in e] for e in both]
             ends.append(np.array(columns, np.int64))
     src_ends, dst_ends = np.concatenate(ends, axis=2)
     return copies_of(src_ends, dst_ends)

@@ -26,6 +26,7 @@ MEMMOVE_BYTES = 256 * 1024  # a memmove call costs 0.3 us against 30 us of copyi
 SCATTERED_MEMMOVE_BYTES = 32 * 1024  # measured break-even with a copy through a temporary
 FEW_ROWS = 1024  # as many memmove calls cost less than sorting rows into classes
 FEW_ROWS_BYTES = 512  # at least, in every one of them
+SHORT_BYTES = 64  # shorter runs may join to longer rows
 CHUNK_BYTES = 256 * 1024  # a temporary that stays in L2
 CHUNK_ELEMS = 16 * 1024
 LONG_STRIDED_ELEMS = 1024  # a row of its own: 1.5 us of overhead against 1 us and more
@@ -38,10 +39,14 @@ DTYPES = [*((raw, raw) for raw in RAW.values()), (F32, BF16), (BF16, F32), (F32,
 
 def copy_pieces(table: PieceTable) -> None:
     """Execute the table's rows on host memory."""
-    if len(table.rows) <= FEW_ROWS:
-        lengths = _run_lengths(table.rows)
-        if lengths is not None:
+    lengths = _run_lengths(table.rows)
+    if lengths is not None and len(lengths):
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if len(lengths) <= FEW_ROWS and shortest >= FEW_ROWS_BYTES:
             memmove_rows(table.rows[:, 0], table.rows[:, 1], lengths)
+            return
+        if SHORT_BYTES <= shortest == longest < MEMMOVE_BYTES:
+            _copy_runs(table.rows[:, 0], table.rows[:, 1], longest)
             return
     rows = table.lengthen().rows
     dense = contiguous(rows)
@@ -55,7 +60,7 @@ def copy_pieces(table: PieceTable) -> None:
     big = runs[:, Column.COUNT] >= MEMMOVE_BYTES
     memmove_rows(*runs[big, : Column.SRC_STEP_BYTES].T)
     for same in classes(runs[~big] if big.any() else runs):
-        _copy_runs(same)
+        _copy_runs(same[:, 0], same[:, 1], int(same[0, Column.COUNT]))
 
     count, src_step, dst_step, code = rest[:, Column.COUNT :].T
     strided = (src_step != SRC_BYTES[code]) | (dst_step != DST_BYTES[code])
@@ -67,9 +72,9 @@ def copy_pieces(table: PieceTable) -> None:
 
 
 def _run_lengths(rows: Int64s) -> Int64s | None:
-    """Bytes of every row, if all are runs that are worth a call each."""
+    """Bytes of every row, if all are runs."""
     lengths: Int64s = rows[:, Column.COUNT] * SRC_BYTES[rows[:, Column.CODE]]
-    return lengths if contiguous(rows).all() and (lengths >= FEW_ROWS_BYTES).all() else None
+    return lengths if contiguous(rows).all() else None
 
 
 def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:
@@ -80,15 +85,15 @@ def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> 
     zero_rows(start.ravel(), np.broadcast_to(length, start.shape).ravel())
 
 
-def _copy_runs(rows: Int64s) -> None:
+def _copy_runs(src: Int64s, dst: Int64s, length: int) -> None:
     """Copy scattered runs of equally many bytes."""
-    src, dst, length = rows[:, 0], rows[:, 1], int(rows[0, Column.COUNT])
-    dst_parts = even_parts(dst)
-    src_parts = even_parts(src) if dst_parts is None else None
-    if len(rows) < 4 or (not dst_parts and not src_parts and length >= SCATTERED_MEMMOVE_BYTES):
-        memmove_rows(src, dst, rows[:, Column.COUNT])
+    size_bytes = len(src) * length
+    dst_parts = _worthwhile(even_parts(dst), size_bytes)
+    src_parts = _worthwhile(even_parts(src), size_bytes) if dst_parts is None else None
+    if len(src) < 4 or (not dst_parts and not src_parts and length >= SCATTERED_MEMMOVE_BYTES):
+        memmove_rows(src, dst, np.full(len(src), length))
         return
-    for part in dst_parts or src_parts or [slice(0, len(rows))]:
+    for part in dst_parts or src_parts or [slice(0, len(src))]:
         source = Rows(src[part], length, 1, torch.uint8)
         target = Rows(dst[part], length, 1, torch.uint8)
         if target.even:
@@ -99,6 +104,13 @@ def _copy_runs(rows: Int64s) -> None:
         whole = source.even and not source.meets(target)
         for chunk in _chunks(source.n, source.n if whole else CHUNK_BYTES // length):
             target.put_voids(chunk, source.voids(chunk))
+
+
+def _worthwhile(parts: list[slice] | None, size_bytes: int) -> list[slice] | None:
+    """The parts, unless they are so short that handling each costs more than it saves."""
+    if parts is None or len(parts) * CHUNK_BYTES > size_bytes:
+        return None if parts is None or len(parts) > 1 else parts
+    return parts
 
 
 def _copy_strided(rows: Int64s) -> None:

@@ -57,15 +57,15 @@ class PieceTable:
         count, code = rows[:, Column.COUNT], rows[:, Column.CODE]
         _refuse(rows, (code < 0) | (code >= len(CopyCode)), Column.CODE, "is no known code")
         _refuse(rows, count < 0, Column.COUNT, "is negative")
-        for address, step, unit in (
-            (Column.SRC_ADDRESS, Column.SRC_STEP_BYTES, SRC_BYTES[code]),
-            (Column.DST_ADDRESS, Column.DST_STEP_BYTES, DST_BYTES[code]),
+        for address, step, low_bits in (
+            (Column.SRC_ADDRESS, Column.SRC_STEP_BYTES, SRC_BYTES[code] - 1),
+            (Column.DST_ADDRESS, Column.DST_STEP_BYTES, DST_BYTES[code] - 1),
         ):
             uneven = "is no multiple of the element's size"
             _refuse(rows, (count > 0) & (rows[:, address] <= 0), address, "is no address")
-            _refuse(rows, (count > 0) & (rows[:, address] % unit != 0), address, uneven)
+            _refuse(rows, (count > 0) & (rows[:, address] & low_bits != 0), address, uneven)
             _refuse(rows, (count > 1) & (rows[:, step] <= 0), step, "is not positive")
-            _refuse(rows, (count > 1) & (rows[:, step] % unit != 0), step, uneven)
+            _refuse(rows, (count > 1) & (rows[:, step] & low_bits != 0), step, uneven)
         return cls(np.ascontiguousarray(rows))
 
     @property

@@ -1,0 +1,194 @@
+"""Does `auto` choose well? Each way of travelling is forced in turn and measured beside it.
+
+First pieces of one size, over shared memory and over TCP; then real models' sizes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import uvloop
+from control import BROKER, listening
+from geometry import geometries
+from rows import Row, Yield, compared
+from scene import Engines, contiguous, scene
+
+from restow.agents.async_agent import AgentSettings
+from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
+from restow.broker.families import (
+    AttentionSpec,
+    ConvLayout,
+    EngineSettings,
+    ModelSpec,
+    build_layout,
+)
+from restow.broker.layout import DType
+from restow.broker.planner import Plan, Strategy, compile_programs, make_plan
+
+READ_THREADS = AgentSettings().read_threads
+LEAST = 1 / 1.10
+"""Of the best forced way's speed."""
+PIECES_BYTES = 24 << 20
+PIECE_GOALS = {256: 6.0, 1024: 2.5}
+"""By which `pack` is faster than `slices`, over shared memory."""
+PIECES = {
+    256: (16, 4),
+    1024: (16, 16),
+    4096: (64, 16),
+    16_384: (64, 64),
+    65_536: (128, 128),
+    262_144: (128, 512),
+    1_048_576: (256, 1024),
+}
+"""Bytes of a piece, which is a page: the width of a head, tokens of a page."""
+TRANSPORTS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp,self"}}
+PAIRS = ((1, 1), (2, 4), (4, 2))
+PAGES = (16, 64)
+MOST_BYTES = 160 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pair of layouts, and what is wanted of it."""
+
+    name: str
+    plan: Plan
+    tokens: int
+    environment: dict[str, str] = field(default_factory=dict)
+    read_goal: float | None = None
+    """Of a contiguous READ's speed."""
+    pack_goal: float | None = None
+    """Of the speed of `slices`."""
+
+
+def pieces() -> Iterator[Case]:
+    """Pages of one size, scattered at random, from one rank to another."""
+    for transport, environment in TRANSPORTS.items():
+        for piece_bytes, (head_dim, page_tokens) in PIECES.items():
+            tokens = max(2048, 2 * page_tokens)
+            layers = max(1, PIECES_BYTES // (piece_bytes * tokens // page_tokens))
+            dtype = DType.BFLOAT16
+            specs = tuple(AttentionSpec(i, 1, head_dim, dtype) for i in range(layers))
+            layout = build_layout(
+                ModelSpec("pieces", specs), EngineSettings(page_tokens=page_tokens)
+            )
+            goal = PIECE_GOALS.get(piece_bytes) if not environment else None
+            name = f"pieces of {piece_bytes} bytes, {transport}"
+            yield Case(name, make_plan(layout, layout), tokens, environment, pack_goal=goal)
+
+
+def models() -> Iterator[Case]:
+    """Every geometry, equal and unequal TP, SD to DS, pages of 16 and 64 tokens."""
+    for name, spec in geometries().items():
+        for p_tp, d_tp in PAIRS:
+            for page_tokens in PAGES:
+                convs = (ConvLayout.SD, ConvLayout.SD if p_tp == d_tp else ConvLayout.DS)
+                layouts = [
+                    build_layout(
+                        spec, EngineSettings(tp=tp, page_tokens=page_tokens, conv_layout=conv)
+                    )
+                    for tp, conv in zip((p_tp, d_tp), convs, strict=True)
+                ]
+                plan, tokens = make_plan(*layouts), 8192
+                while plan.bytes_at(tokens) > MOST_BYTES and tokens > 1024:
+                    tokens //= 2
+                goal = {16: 0.50, 64: 0.90 if p_tp == d_tp else 0.75}[page_tokens]
+                words = f"{name}, P{p_tp} to D{d_tp}, pages of {page_tokens}, {tokens} tokens"
+                yield Case(words, plan, tokens, read_goal=goal)
+
+
+def run_pieces(put: Yield, repeats: int) -> None:
+    """Pieces of one size."""
+    _run(pieces(), put, repeats)
+
+
+def run_models(put: Yield, repeats: int) -> None:
+    """Real models' sizes."""
+    _run(models(), put, repeats)
+
+
+def _run(cases: Iterator[Case], put: Yield, repeats: int) -> None:
+    with _brokers() as brokers:
+        for index, case in enumerate(cases):
+            for row in uvloop.run(_measure(case, f"{index}", brokers, repeats)):
+                put(row)
+
+
+@contextmanager
+def _brokers() -> Iterator[dict[Strategy, str]]:
+    """A broker for each strategy."""
+    with ExitStack() as stack:
+        yield {
+            one: stack.enter_context(listening([*BROKER, "--strategy", one.value]))
+            for one in Strategy
+        }
+
+
+def _serves(plan: Plan, strategy: Strategy) -> bool:
+    try:
+        compile_programs(plan, strategy)
+    except (StrategyRefusedError, TooManyPiecesError):
+        return False
+    return True
+
+
+async def _measure(case: Case, name: str, brokers: dict[Strategy, str], repeats: int) -> list[Row]:
+    plan, layouts = case.plan, (case.plan.source, case.plan.destination)
+    kinds = {
+        strategy.value: Engines(layouts, brokers[strategy], READ_THREADS)
+        for strategy in Strategy
+        if _serves(plan, strategy)
+    }
+    runs = contiguous(plan, case.tokens)
+    kinds["contiguous"] = Engines(runs, brokers[Strategy.SLICES], 1)
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    rng = np.random.default_rng(0)
+    async with scene(name, kinds, case.tokens, environment=case.environment) as made:
+        for kind in kinds:
+            await made.hand_over(kind, "warm", rng)
+        for repeat in range(repeats):
+            for kind in kinds:
+                taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
+    size_bytes = plan.bytes_at(case.tokens)
+    auto, reference = taken["auto"], taken["contiguous"]
+    forced = {k: statistics.median(t) for k, t in taken.items() if k not in ("auto", "contiguous")}
+    best = min(forced, key=lambda kind: forced[kind])
+    note = ", ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in forced.items())
+    rows = [
+        compared(
+            "choice",
+            case.name,
+            auto,
+            f"best forced, {best}",
+            taken[best],
+            goal=LEAST,
+            size_bytes=size_bytes,
+            note=note,
+        ),
+        compared(
+            "choice",
+            case.name,
+            auto,
+            "contiguous READ",
+            reference,
+            goal=case.read_goal,
+            size_bytes=size_bytes,
+        ),
+    ]
+    if "pack" in taken and "slices" in taken:
+        rows.append(
+            compared(
+                "choice",
+                f"{case.name}: pack",
+                taken["pack"],
+                "slices",
+                taken["slices"],
+                goal=case.pack_goal,
+                size_bytes=size_bytes,
+            )
+        )
+    return rows
