@@ -30,6 +30,7 @@ from restow.broker.layout import DType
 from restow.broker.planner import Plan, Strategy, compile_programs, make_plan
 
 READ_THREADS = AgentSettings().read_threads
+WARM_UPS = 3
 LEAST = 1 / 1.10
 """Of the best forced way's speed."""
 PIECES_BYTES = 24 << 20
@@ -63,6 +64,7 @@ class Case:
     """Of a contiguous READ's speed."""
     pack_goal: float | None = None
     """Of the speed of `slices`."""
+    read_threads: int = READ_THREADS
 
 
 def pieces() -> Iterator[Case]:
@@ -78,7 +80,9 @@ def pieces() -> Iterator[Case]:
             )
             goal = PIECE_GOALS.get(piece_bytes) if not environment else None
             name = f"pieces of {piece_bytes} bytes, {transport}"
-            yield Case(name, make_plan(layout, layout), tokens, environment, pack_goal=goal)
+            plan = make_plan(layout, layout)
+            # One thread: whether a second one helps is learned anew by every agent.
+            yield Case(name, plan, tokens, environment, pack_goal=goal, read_threads=1)
 
 
 def models() -> Iterator[Case]:
@@ -139,7 +143,7 @@ def _serves(plan: Plan, strategy: Strategy) -> bool:
 async def _measure(case: Case, name: str, brokers: dict[Strategy, str], repeats: int) -> list[Row]:
     plan, layouts = case.plan, (case.plan.source, case.plan.destination)
     kinds = {
-        strategy.value: Engines(layouts, brokers[strategy], READ_THREADS)
+        strategy.value: Engines(layouts, brokers[strategy], case.read_threads)
         for strategy in Strategy
         if _serves(plan, strategy)
     }
@@ -148,8 +152,9 @@ async def _measure(case: Case, name: str, brokers: dict[Strategy, str], repeats:
     taken: dict[str, list[float]] = {kind: [] for kind in kinds}
     rng = np.random.default_rng(0)
     async with scene(name, kinds, case.tokens, environment=case.environment) as made:
-        for kind in kinds:
-            await made.hand_over(kind, "warm", rng)
+        for warm_up in range(WARM_UPS):
+            for kind in kinds:
+                await made.hand_over(kind, f"warm-{warm_up}", rng)
         for repeat in range(repeats):
             for kind in kinds:
                 taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))

@@ -33,7 +33,7 @@ from restow.broker.layout import (
 )
 from restow.broker.planner import Plan
 
-STAGING_BYTES = 256 << 20
+STAGING_BYTES = 384 << 20
 RANK = [sys.executable, str(Path(__file__).with_name("rank.py"))]
 
 

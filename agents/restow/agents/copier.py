@@ -1,8 +1,8 @@
 """Large copies are done on a thread, so that the event loop goes on meanwhile.
 
 On one: two were tried, and took longer for pieces of 256 bytes and 1 KiB, because each chunk of a
-copy has to
-wait for the interpreter's lock. Copies of device memory are one launch, waited for in place.
+copy has to wait for the interpreter's lock. Copies of device memory are one launch, waited for in
+place.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Measure what copying costs on this host, and what reading from a peer does, in staging.
 
-Medians of a few repetitions, so that one pause of the machine does not decide; each in another part
-of the memory, as states are not in any cache either. Reads are kept below what would be shared out
-over threads: what a handoff gains by that depends on idle cores.
+The least of a few repetitions, so that what else the machine does counts little; each in another
+part of the memory, as states are not in any cache either. Reads are kept below what would be shared
+out over threads: what a handoff gains by that depends on idle cores.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
-import statistics
 import time
 from collections.abc import Iterator
 
@@ -28,7 +27,7 @@ from restow.broker.planner import CopyCosts, ReadCosts
 LEAST_BYTES = 1 << 20
 REPEATS = 5
 PIECE_BYTES = 4096
-MOST_PIECES = 512
+MOST_PIECES = 1024
 LARGE_BYTES = 2 << 20
 ROWS = 48
 """Strided rows, each of the length of a conv window's."""
@@ -59,7 +58,7 @@ async def measure_copying(address: int, size_bytes: int, place: Place) -> CopyCo
             run_copies(copies, place.device)
             found.append(time.perf_counter() - began_s)
             await asyncio.sleep(0)
-        return statistics.median(found[1:])  # the first one warms up
+        return min(found[1:])  # the first one warms up
 
     launch_s = await seconds(_runs(address, there, half, _TINY_BYTES))
     large = min(half // 2, LARGE_BYTES)
@@ -101,21 +100,24 @@ async def measure_reading(
             began_s = time.perf_counter()
             await reader.read([Read(peer, descriptors, *places)], deadline_s)
             found.append(time.perf_counter() - began_s)
-        return statistics.median(found[1:])  # the first one connects
+        return min(found[1:])  # the first one connects
 
-    large = min(size_bytes // 2, LARGE_BYTES)
-    large_s = await seconds(
-        Descriptors(*_one(src_address + at, dst_address + at, large))
-        for at in _windows(size_bytes, large)
-    )
+    def runs(length: int) -> Iterator[Descriptors]:
+        for at in _windows(size_bytes, length):
+            yield Descriptors(*_one(src_address + at, dst_address + at, length))
+
+    # What every read costs, however many bytes it has, is in both and cancels out.
     turns = list(_pieces(size_bytes))
     count = len(turns[0][0])
+    half = count * PIECE_BYTES // 2
+    short_s, long_s = await seconds(runs(half)), await seconds(runs(3 * half))
     lengths = np.full(count, PIECE_BYTES, np.int64)
     pieces_s = await seconds(
-        Descriptors(src_address + src, dst_address + dst, lengths) for src, dst in turns
+        iter([Descriptors(src_address + src, dst_address + dst, lengths) for src, dst in turns])
     )
-    extra_s = pieces_s - count * PIECE_BYTES * large_s / large
-    return ReadCosts(max(extra_s, 0.0) / count, large / large_s)
+    second_per_byte = max(long_s - short_s, long_s / 4) / (2 * half)
+    extra_s = pieces_s - short_s - half * second_per_byte
+    return ReadCosts(max(extra_s, 0.0) / count, 1 / second_per_byte)
 
 
 def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
