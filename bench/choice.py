@@ -5,7 +5,6 @@ First pieces of one size, over shared memory and over TCP; then real models' siz
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -107,18 +106,18 @@ def models() -> Iterator[Case]:
 
 def run_pieces(put: Yield, repeats: int) -> None:
     """Pieces of one size."""
-    _run(pieces(), put, repeats)
+    _run("pieces", pieces(), put, repeats)
 
 
 def run_models(put: Yield, repeats: int) -> None:
     """Real models' sizes."""
-    _run(models(), put, repeats)
+    _run("models", models(), put, repeats)
 
 
-def _run(cases: Iterator[Case], put: Yield, repeats: int) -> None:
+def _run(suite: str, cases: Iterator[Case], put: Yield, repeats: int) -> None:
     with _brokers() as brokers:
         for index, case in enumerate(cases):
-            for row in uvloop.run(_measure(case, f"{index}", brokers, repeats)):
+            for row in uvloop.run(_measure(suite, case, f"{index}", brokers, repeats)):
                 put(row)
 
 
@@ -159,40 +158,30 @@ async def _measure(case: Case, name: str, brokers: dict[Strategy, str], repeats:
             for kind in kinds:
                 taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
     size_bytes = plan.bytes_at(case.tokens)
-    auto, reference = taken["auto"], taken["contiguous"]
-    forced = {k: statistics.median(t) for k, t in taken.items() if k not in ("auto", "contiguous")}
-    best = min(forced, key=lambda kind: forced[kind])
-    note = ", ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in forced.items())
+    goals = {kind: LEAST for kind in kinds} | {"contiguous": case.read_goal}
     rows = [
         compared(
-            "choice",
+            suite,
             case.name,
-            auto,
-            f"best forced, {best}",
-            taken[best],
-            goal=LEAST,
+            taken["auto"],
+            "contiguous READ" if kind == "contiguous" else kind,
+            seconds,
+            goal=goals[kind],
             size_bytes=size_bytes,
-            note=note,
-        ),
-        compared(
-            "choice",
-            case.name,
-            auto,
-            "contiguous READ",
-            reference,
-            goal=case.read_goal,
-            size_bytes=size_bytes,
-        ),
+        )
+        for kind, seconds in taken.items()
+        if kind != "auto"
     ]
-    if "pack" in taken and "slices" in taken:
+    if case.pack_goal is not None:
+        name, goal = f"{case.name}: pack", case.pack_goal
         rows.append(
             compared(
-                "choice",
-                f"{case.name}: pack",
+                suite,
+                name,
                 taken["pack"],
                 "slices",
                 taken["slices"],
-                goal=case.pack_goal,
+                goal=goal,
                 size_bytes=size_bytes,
             )
         )

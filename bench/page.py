@@ -16,6 +16,7 @@ from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
 Rows = list[dict[str, Any]]
+CONTIGUOUS = "contiguous READ"
 
 
 def machine(about: str, rows: Rows) -> list[str]:
@@ -44,6 +45,37 @@ def data(about: str, rows: Rows) -> list[str]:
 def _alone(by_reference: dict[str, dict[str, Any]]) -> str:
     row = by_reference.get("NIXL alone, the same pieces")
     return "" if row is None else f"{row['reference_seconds'] * 1e3:.1f}"
+
+
+def pieces(about: str, rows: Rows) -> list[str]:
+    """A line a size and transport: milliseconds of every way, and of a contiguous READ."""
+    return _ways("pieces", "pieces", rows)
+
+
+def models(about: str, rows: Rows) -> list[str]:
+    """A line a geometry, TP sizes and pages."""
+    return _ways("models", "model", rows)
+
+
+def _ways(suite: str, what: str, rows: Rows) -> list[str]:
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["suite"] == suite and not row["case"].endswith(": pack"):
+            cases.setdefault(row["case"], {})[row["reference"]] = row
+    ways = list(dict.fromkeys(way for found in cases.values() for way in found))
+    forced = [way for way in ways if way != CONTIGUOUS]
+    lines = _head(what, "MB", "auto, ms", *forced, CONTIGUOUS, "best of the others", "of READ")
+    for case, found in cases.items():
+        own = next(iter(found.values()))
+        times = [
+            f"{found[way]['reference_seconds'] * 1e3:.1f}" if way in found else "" for way in ways
+        ]
+        best = min(row["ratio"] for way, row in found.items() if way in forced)
+        lines.append(
+            f"| {case} | {own['bytes'] / 1e6:.0f} | {own['seconds'] * 1e3:.1f} "
+            f"| {' | '.join(times)} | {best:.2f} | {found[CONTIGUOUS]['ratio']:.2f} |"
+        )
+    return lines
 
 
 def control(about: str, rows: Rows) -> list[str]:
@@ -80,7 +112,14 @@ def _goal(row: dict[str, Any]) -> str:
     return "" if row["goal"] is None else f"{row['goal']:.2f}"
 
 
-TABLES: tuple[Callable[[str, Rows], list[str]], ...] = (machine, data, control, planning)
+TABLES: tuple[Callable[[str, Rows], list[str]], ...] = (
+    machine,
+    data,
+    pieces,
+    models,
+    control,
+    planning,
+)
 
 
 def main() -> None:
