@@ -139,7 +139,9 @@ def _serves(plan: Plan, strategy: Strategy) -> bool:
     return True
 
 
-async def _measure(case: Case, name: str, brokers: dict[Strategy, str], repeats: int) -> list[Row]:
+async def _measure(
+    suite: str, case: Case, name: str, brokers: dict[Strategy, str], repeats: int
+) -> list[Row]:
     plan, layouts = case.plan, (case.plan.source, case.plan.destination)
     kinds = {
         strategy.value: Engines(layouts, brokers[strategy], case.read_threads)
