@@ -2,12 +2,14 @@
 
 Layers of one kind are alike, so each geometry has two recurrent layers and two of attention, of
 their real size; prompts are short. Each pair is tried with every entry of `SIDES`, where page
-sizes, orders and stages differ between the two; strategies take turns.
+sizes, orders and stages differ between the two; strategies take turns. With all its layers each
+geometry is tried once; with RESTOW_WHOLE_MODELS=1 in all of those ways.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -79,11 +81,17 @@ def shortened(model: ModelSpec) -> ModelSpec:
     kinds: dict[object, list[LayerSpec]] = {}
     for layer in model.layers:
         window = getattr(layer, "window_tokens", 0)
-        if isinstance(layer, AttentionSpec) and window:
-            layer = replace(layer, window_tokens=WINDOW_TOKENS)
+        layer = with_short_window(layer)
         kinds.setdefault((type(layer), window), []).append(layer)
     layers = (layer for alike in kinds.values() for layer in alike[:2])
     return ModelSpec(model.name, tuple(replace(one, layer=i) for i, one in enumerate(layers)))
+
+
+def with_short_window(layer: LayerSpec) -> LayerSpec:
+    """The same layer; a window is shorter than the prompt."""
+    if isinstance(layer, AttentionSpec) and layer.window_tokens:
+        return replace(layer, window_tokens=WINDOW_TOKENS)
+    return layer
 
 
 def tp_sizes(model: ModelSpec) -> list[int]:
@@ -198,7 +206,9 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
         run_copies(bind_scatter(rows, pairs, here, destination.blocks, tokens, behind[1]), CPU)
 
 
-def cases(model: ModelSpec) -> Iterator[tuple[Layout, Layout, Strategy]]:
+def cases(
+    model: ModelSpec, layers_per_stage: tuple[int, ...] = (1, 3)
+) -> Iterator[tuple[Layout, Layout, Strategy]]:
     sizes = tp_sizes(model)
     snapshots = any(field.kind is Kind.SNAPSHOT for field in model.model().fields)
     strategies = [one for one in Strategy if snapshots or one is not Strategy.INTERLEAVE]
@@ -206,7 +216,10 @@ def cases(model: ModelSpec) -> Iterator[tuple[Layout, Layout, Strategy]]:
     for index, (p_tp, d_tp, sides) in enumerate(every):
         strategy = strategies[(index + index // len(SIDES)) % len(strategies)]
         source, destination = (
-            build_layout(model, replace(side, tp=tp))
+            build_layout(
+                model,
+                replace(side, tp=tp, layers_per_stage=side.layers_per_stage and layers_per_stage),
+            )
             for side, tp in zip(sides, (p_tp, d_tp), strict=True)
         )
         yield source, destination, strategy
@@ -215,7 +228,7 @@ def cases(model: ModelSpec) -> Iterator[tuple[Layout, Layout, Strategy]]:
 def size_of(layout: Layout) -> int:
     """Enough bytes for all ranks, five pages of each region."""
     return sum(
-        8 * region.page_stride_bytes + 8 * GUARD_BYTES
+        (8 if region.page_tokens else 4) * region.page_stride_bytes + 8 * GUARD_BYTES
         for rank in layout.ranks
         for region in rank.regions
     )
@@ -226,6 +239,16 @@ def test_every_pair_of_tp_sizes(name: str) -> None:
     model = shortened(geometries()[name])
     every = list(cases(model))
     assert len(every) >= 36
+    check_all(name, model, every)
+
+
+@pytest.mark.parametrize("name", geometries())
+def test_all_layers_of_a_model(name: str) -> None:
+    model = geometries()[name]
+    model = replace(model, layers=tuple(map(with_short_window, model.layers)))
+    every = list(cases(model, layers_per_stage=(1, model.depth - 1)))
+    if "RESTOW_WHOLE_MODELS" not in os.environ:
+        every = every[len(every) // 2 + 1 :][:1]
     check_all(name, model, every)
 
 
