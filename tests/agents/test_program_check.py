@@ -35,7 +35,7 @@ def _program(strategy: Strategy) -> Program:
     return replace(program, **{name: getattr(program, name).copy() for name in names})
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("strategy", [one for one in Strategy if one is not Strategy.RECOMPUTE])
 def test_what_the_planner_makes_is_accepted(strategy: Strategy) -> None:
     _check(_program(strategy))
 

@@ -20,7 +20,7 @@ from restow.broker.core.pair import PairOutcome, PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import Program
-from restow.broker.planner.program import no_rows, no_spans
+from restow.broker.planner.program import no_projections, no_rows, no_spans
 
 PAGES = 100
 BLOCK_TOKENS = 16
@@ -49,7 +49,7 @@ def pair_plan(src_ranks: int, dst_ranks: int, staged: bool) -> PairPlan:
     sources = tuple(range(src_ranks))
     return PairPlan(
         programs={
-            d: Program(f"program/{d}", d, (), none, none, no_spans(), none, none)
+            d: Program(f"program/{d}", d, (), none, none, no_spans(), none, none, no_projections())
             for d in range(dst_ranks)
         },
         sources=dict.fromkeys(range(dst_ranks), sources),

@@ -50,7 +50,7 @@ def test_the_json_form(pair: Pair, run: Run) -> None:
     for rank in data["ranks"]:
         assert rank["strategy"].keys() == {"conv.x", "conv.B", "conv.C", "ssm", "k", "v"}
         assert set(rank["strategy"].values()) <= {"slices", "whole", "pack", "mixed"}
-        assert rank["strategies"].keys() == {"auto", "slices", "whole", "pack"}
+        assert rank["strategies"].keys() == {"auto", "slices", "whole", "pack", "recompute"}
         assert {"dst_rank", "bytes", "reads", "launches"} <= rank.keys()
 
 

@@ -32,6 +32,7 @@ class SharedRegion(google.protobuf.message.Message):
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     PAGE_COUNT_FIELD_NUMBER: builtins.int
     PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
+    PRIVATE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the region in the rank's layout."""
     shared_memory: builtins.str
@@ -42,6 +43,8 @@ class SharedRegion(google.protobuf.message.Message):
     """Number of pages."""
     page_stride_bytes: builtins.int
     """Bytes from page to page."""
+    private: builtins.bool
+    """Whether no peer may read it: constant regions of a layout. False: peers read it."""
     def __init__(
         self,
         *,
@@ -50,8 +53,9 @@ class SharedRegion(google.protobuf.message.Message):
         offset_bytes: builtins.int = ...,
         page_count: builtins.int = ...,
         page_stride_bytes: builtins.int = ...,
+        private: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "offset_bytes", b"offset_bytes", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes", "shared_memory", b"shared_memory"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "offset_bytes", b"offset_bytes", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes", "private", b"private", "shared_memory", b"shared_memory"]) -> None: ...
 
 Global___SharedRegion: typing_extensions.TypeAlias = SharedRegion
 

@@ -94,6 +94,7 @@ class Program(google.protobuf.message.Message):
     SPANS_FIELD_NUMBER: builtins.int
     EXTRACTED_ROWS_FIELD_NUMBER: builtins.int
     CLEARED_ROWS_FIELD_NUMBER: builtins.int
+    PROJECTED_ROWS_FIELD_NUMBER: builtins.int
     program_id: builtins.str
     """Name of the program; equal layouts, rank and strategy give equal names."""
     dst_rank: builtins.int
@@ -117,6 +118,15 @@ class Program(google.protobuf.message.Message):
     """Rows of the destination that are zeroed: what speaks of a source means nothing. Empty: none.
     Left out for a source's agent.
     """
+    projected_rows: builtins.bytes
+    """Conv windows of the destination that are rebuilt, once the spans are there: as packed
+    little-endian int64, 16 a row: SPAN, SRC_OFFSET_BYTES in it, SRC_TAP_STRIDE_BYTES, TAPS, HIDDEN,
+    DTYPE of inputs and weights, WEIGHT_REGION, WEIGHT_OFFSET_BYTES, WEIGHT_STRIDE_BYTES from channel
+    to channel, CHANNELS, GROUP_PAIR, DST_REGION, DST_OFFSET_BYTES, DST_STRIDE_BYTES from channel to
+    channel, DST_TAP_STRIDE_BYTES, DST_DTYPE. Element (channel, tap) becomes the product of
+    the channel's HIDDEN weights with the tap's HIDDEN inputs. Empty: none. Left out for a source's
+    agent.
+    """
     @property
     def group_pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupPair]:
         """The pairs of block lists, numbered by GROUP_PAIR."""
@@ -132,7 +142,8 @@ class Program(google.protobuf.message.Message):
         spans: builtins.bytes = ...,
         extracted_rows: builtins.bytes = ...,
         cleared_rows: builtins.bytes = ...,
+        projected_rows: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cleared_rows", b"cleared_rows", "direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "packed_rows", b"packed_rows", "program_id", b"program_id", "spans", b"spans"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cleared_rows", b"cleared_rows", "direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "packed_rows", b"packed_rows", "program_id", b"program_id", "projected_rows", b"projected_rows", "spans", b"spans"]) -> None: ...
 
 Global___Program: typing_extensions.TypeAlias = Program

@@ -19,7 +19,8 @@ def plan(
     source: JsonFile,
     destination: JsonFile,
     strategy: Annotated[
-        Literal["auto", "slices", "whole", "pack"], typer.Option(help="How the pieces travel.")
+        Literal["auto", "slices", "whole", "pack", "recompute"],
+        typer.Option(help="How the pieces travel."),
     ] = "auto",
     explain: Annotated[
         bool, typer.Option("--explain", help="Every field: boxes, replicas, pieces, costs.")

@@ -24,7 +24,9 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
         soft_wrap=True,
         markup=False,
     )
-    table = _table("rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding")
+    columns = ["rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding"]
+    rebuilding = any(rank.bytes_of_inputs or rank.bytes_of_weights for rank in ranks)
+    table = _table(*columns, *(["mixer inputs", "weights"] if rebuilding else []))
     for rank in ranks:
         table.add_row(
             str(rank.rank),
@@ -33,6 +35,7 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
             f"{rank.bytes_per_token:,}",
             f"{rank.bytes_per_snapshot:,}",
             f"{rank.padding_bytes:,}",
+            *([f"{rank.bytes_of_inputs:,}", f"{rank.bytes_of_weights:,}"] if rebuilding else []),
         )
     console.print(table)
 

@@ -16,7 +16,7 @@ def serve(
         typer.Option(metavar="HOST:PORT", help="Where to listen. Default: 127.0.0.1:7350."),
     ] = None,
     strategy: Annotated[
-        Literal["auto", "slices", "whole", "pack"] | None,
+        Literal["auto", "slices", "whole", "pack", "recompute"] | None,
         typer.Option(help="How states travel. Default: auto."),
     ] = None,
     allow_narrowing: Annotated[

@@ -38,6 +38,6 @@ def model_from_hf_config(
             model_type=model_type,
         )
     dtype = keys.dtype("dtype", keys.dtype("torch_dtype", DType.BFLOAT16))
-    layers = make(keys, Types(kv_dtype or dtype, conv_dtype or dtype, ssm_dtype))
+    layers = make(keys, Types(kv_dtype or dtype, conv_dtype or dtype, ssm_dtype, dtype))
     flat = tuple(spec for specs in layers for spec in specs)
     return ModelSpec(model_type, flat, layer_count=len(layers))

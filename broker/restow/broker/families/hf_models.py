@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf_keys import Keys, wrong
+from restow.broker.families.parts import Mixer
 from restow.broker.families.recurrent import (
     GdnSpec,
     KdaSpec,
@@ -29,6 +30,17 @@ class Types:
     kv: DType
     conv: DType
     ssm: DType | None
+    weights: DType = DType.BFLOAT16
+
+    def mixer(self, keys: Keys, hidden: int, bias_key: str) -> Mixer:
+        """What a layer's in-projection multiplies, or why its product is not the window alone."""
+        obstacle = ""
+        if keys.config.get(bias_key):
+            # Taps before the prompt are zero, and the product of zeros with a bias is not.
+            obstacle = f"the in-projection has a bias ({bias_key})"
+        if keys.has("quantization_config"):
+            obstacle = "the in-projection is quantized (quantization_config)"
+        return Mixer(keys.number("hidden_size", hidden), self.weights, obstacle)
 
     def state(self, keys: Keys, key: str = "", unless_named: DType | None = None) -> DType:
         """The type of recurrent states; vLLM's "auto" is that of the conv states."""
@@ -93,6 +105,7 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("mamba_d_conv", keys.number("conv_kernel", 4, least=2), least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys, "mamba_ssm_cache_dtype", DType.FLOAT32),
+        mixer=types.mixer(keys, 4096, "use_bias"),
     )
     return _layers(kinds, attention, mamba)
 
@@ -118,7 +131,9 @@ def _falcon_h1(keys: Keys, types: Types) -> Layers:
     kinds = ["both"] * keys.number("num_hidden_layers", 32)
     unsized = "mamba_d_ssm" in keys.config and not keys.has("mamba_d_ssm")
     channels = _channels(keys) if unsized else keys.number("mamba_d_ssm", 1024)
-    return _mamba_names(keys, types, kinds, keys.kv_heads(8), channels)
+    # Rounded differently from a plain product.
+    why = "the in-projection is scaled by multipliers (ssm_multipliers)"
+    return _mamba_names(keys, types, kinds, keys.kv_heads(8), channels, why)
 
 
 def _channels(keys: Keys) -> int:
@@ -126,9 +141,17 @@ def _channels(keys: Keys) -> int:
 
 
 def _mamba_names(
-    keys: Keys, types: Types, kinds: list[str], kv_heads: int, channels: int
+    keys: Keys,
+    types: Types,
+    kinds: list[str],
+    kv_heads: int,
+    channels: int,
+    obstacle: str = "",
 ) -> Layers:
     """The names that Bamba, Granite and Falcon-H1 share."""
+    mixer = types.mixer(keys, 4096, "mamba_proj_bias")
+    if obstacle:
+        mixer = replace(mixer, obstacle=obstacle)
     heads = keys.number("mamba_n_heads", 128)
     mamba = Mamba2Spec(
         0,
@@ -139,6 +162,7 @@ def _mamba_names(
         conv_kernel=keys.number("mamba_d_conv", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=mixer,
     )
     return _layers(kinds, AttentionSpec(0, kv_heads, keys.head_dim(), types.kv), mamba)
 
@@ -165,6 +189,7 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("mamba_d_conv", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 2560, "add_bias_linear"),
     )
     return _layers(kinds, attention, mamba)
 
@@ -179,6 +204,7 @@ def _mamba(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("conv_kernel", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 768, "use_bias"),
     )
     return _layers(["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
 
@@ -194,6 +220,7 @@ def _mamba2(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("conv_kernel", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 4096, "use_bias"),
     )
     return _layers(["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
 
@@ -211,6 +238,7 @@ def _jamba(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("mamba_d_conv", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 4096, "mamba_proj_bias"),
     )
     attention = AttentionSpec(0, keys.kv_heads(8), keys.head_dim(), types.kv)
     return _layers(keys.listed_kinds() or kinds, attention, mamba)

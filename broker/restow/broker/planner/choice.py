@@ -29,8 +29,8 @@ def choose_ways(
     Raises `StrategyRefusedError` where ``slices`` would have to change a dtype.
     """
     casts: Bools = rows[:, Column.SRC_DTYPE] != rows[:, Column.DST_DTYPE]
-    if strategy is Strategy.AUTO:
-        return _cheapest(rows, pairs, casts, costs)
+    if strategy in (Strategy.AUTO, Strategy.RECOMPUTE):
+        return _cheapest(rows, pairs, casts, costs)[0]
     if strategy is Strategy.SLICES and casts.any():
         row = rows[int(np.argmax(casts))]
         raise StrategyRefusedError(
@@ -41,7 +41,15 @@ def choose_ways(
     return np.full(len(rows), WAYS.index(strategy), np.int64)
 
 
-def _cheapest(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: CostModel) -> Int64s:
+def least_seconds(rows: Int64s, pairs: Sequence[GroupPair], costs: CostModel) -> float:
+    """What ``rows`` cost when `Strategy.AUTO` chooses their ways."""
+    casts: Bools = rows[:, Column.SRC_DTYPE] != rows[:, Column.DST_DTYPE]
+    return _cheapest(rows, pairs, casts, costs)[1]
+
+
+def _cheapest(
+    rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: CostModel
+) -> tuple[Int64s, float]:
     """The least of what every set of ways costs, each row by the best of the set."""
     each = _seconds(rows, pairs, casts, costs)
     once = {
@@ -57,8 +65,8 @@ def _cheapest(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: Cos
             used = set(np.unique(ways).tolist())
             total_s = each[ways, numbers].sum() + sum(once[way] for way in used & once.keys())
             if total_s < least_s:
-                best, least_s = ways, total_s
-    return best
+                best, least_s = ways, float(total_s)
+    return best, least_s
 
 
 def _seconds(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: CostModel) -> Seconds:

@@ -19,6 +19,7 @@ from restow.broker.planner.costs import page_counts, row_costs, wire_bytes
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
+from restow.broker.planner.recompute import InputRead
 from restow.broker.planner.strategy import WAYS, CostModel, Strategy
 from restow.broker.planner.table import ITEM_BYTES, split_rows, strided
 
@@ -27,8 +28,8 @@ from restow.broker.planner.table import ITEM_BYTES, split_rows, strided
 class Cost:
     """What one rank's program costs for a number of tokens.
 
-    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs and
-    SCATTERs on both sides.
+    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs,
+    SCATTERs and PROJECTs on both sides.
     """
 
     bytes: int
@@ -121,7 +122,7 @@ def _cost_or_reason(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> 
 
 
 def _cost(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost:
-    packed, spans = draft.rows(Strategy.PACK), draft.spans.table
+    packed, spans = draft.rows(Strategy.PACK), draft.all_spans
     pieces, sizes = row_costs(split_rows(draft.rows(Strategy.SLICES)), pairs, tokens)
     pages = page_counts(pairs, tokens)[spans[:, SpanColumn.GROUP_PAIR]]
     stages = len(np.unique(packed[:, Column.SRC_RANK]))
@@ -130,7 +131,7 @@ def _cost(draft: Draft, pairs: tuple[GroupPair, ...], tokens: int) -> Cost:
         + int(wire_bytes(packed, pairs, tokens).sum())
         + int((pages * spans[:, SpanColumn.LENGTH_BYTES]).sum()),
         reads=int(pieces.sum()) + stages + int(pages.sum()),
-        launches=2 * stages + bool(len(spans)),
+        launches=2 * stages + bool(len(draft.spans.table)) + bool(len(draft.rebuilt.projected)),
     )
 
 
@@ -148,20 +149,26 @@ def _rank_lines(
     for move in moves:
         bytes_from[move.src_rank] += move.bytes
         classes[move.src_rank][field_class(move.field)] = None
+    for one in draft.rebuilt.inputs:
+        bytes_from[one.src_rank] += one.bytes
+        classes[one.src_rank][field_class(one.shard.field)] = None
     ways = _ways(draft)
     by_class: dict[str, list[str]] = defaultdict(list)
     for move, way in zip(moves, ways, strict=True):
         by_class[field_class(move.field)].append(way)
+    for name in draft.rebuilt.names:
+        by_class[field_class(name)].append(Strategy.RECOMPUTE.value)
     return RankLines(
         dst_rank=draft.dst_rank,
         bytes=sum(bytes_from.values()),
-        bytes_at_tokens=sum(move.bytes * entries[move.field] for move in moves),
+        bytes_at_tokens=sum(move.bytes * entries[move.field] for move in moves)
+        + sum(one.bytes for one in draft.rebuilt.inputs),
         bytes_from=dict(sorted(bytes_from.items())),
         classes_from={src: tuple(found) for src, found in sorted(classes.items())},
         strategy={name: _one_way(found) for name, found in by_class.items()},
         cost=_cost(draft, pairs, tokens),
         cost_by_strategy=by_strategy,
-        fields=_field_lines(draft, ways, replicas),
+        fields=_field_lines(draft, ways, replicas) + _input_lines(draft),
     )
 
 
@@ -207,6 +214,25 @@ def _field_lines(
             bytes=sum(move.bytes for field in fields for move in moved[field]),
         )
         for (name, way, found), fields in alike.items()
+    )
+
+
+def _input_lines(draft: Draft) -> tuple[FieldLine, ...]:
+    """What is read to rebuild other fields."""
+    alike: dict[tuple[Part, ...], list[InputRead]] = defaultdict(list)
+    for one in draft.rebuilt.inputs:
+        part = Part(one.shard.box, one.src_rank, one.replicas, 1, one.bytes, "")
+        alike[(part,)].append(one)
+    return tuple(
+        FieldLine(
+            field_class=field_class(read[0].shard.field),
+            fields=tuple(one.shard.field for one in read),
+            per_token=False,
+            parts=parts,
+            strategy=Strategy.RECOMPUTE.value,
+            bytes=sum(one.bytes for one in read),
+        )
+        for parts, read in alike.items()
     )
 
 

@@ -19,9 +19,13 @@ class Strategy(StrEnum):
     PACK = "pack"
     """The source gathers into one run, one READ, the destination scatters."""
 
+    RECOMPUTE = "recompute"
+    """Conv windows are rebuilt at the destination from what the mixers read, where P keeps that and
+    D offers weights; all else as `AUTO` says."""
+
 
 WAYS = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK)
-"""The ways between which `Strategy.AUTO` chooses."""
+"""The ways of a row, between which `Strategy.AUTO` chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class CostModel:
     A descriptor of a READ costs ``seconds_per_descriptor`` above its bytes, which travel at
     ``read_bytes_per_second``. GATHER and SCATTER cost ``seconds_per_launch`` each however little
     they copy, ``seconds_per_copy`` for each piece, and copy at ``copy_bytes_per_second``; asking a
-    source to gather costs ``seconds_per_stage``. docs/benchmarks.md has the measurements behind
+    source to gather costs ``seconds_per_stage``. Rebuilding conv windows is bound by reading their
+    weights, at ``seconds_per_weight_byte``. docs/benchmarks.md has the measurements behind
     the defaults.
     """
 
@@ -41,6 +46,7 @@ class CostModel:
     seconds_per_launch: float = 0.5e-3
     seconds_per_copy: float = 0.5e-6
     seconds_per_stage: float = 0.5e-3
+    seconds_per_weight_byte: float = 2.0e-10
     nominal_tokens: int = 4096
 
     @property

@@ -46,6 +46,16 @@ class Cutter:
             pair = GroupPair(src_form, dst_form, self._windows[move.field])
             self._numbers.setdefault(pair, len(self._numbers))
 
+    def pair_number(self, src_rank: int, src: str, dst_rank: int, dst: str) -> int:
+        """The number of the pair of lists that address two regions, which hold no window."""
+        _, _, src_form = self._sources[src_rank][src]
+        _, _, dst_form = self._destinations[dst_rank][dst]
+        return self._numbers.setdefault(GroupPair(src_form, dst_form), len(self._numbers))
+
+    def source_region(self, src_rank: int, name: str) -> int:
+        """The index of a source's region."""
+        return self._sources[src_rank][name][0]
+
     @property
     def pairs(self) -> tuple[GroupPair, ...]:
         """The pairs of page lists, in the order of their numbers."""
