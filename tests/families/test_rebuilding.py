@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import transformers
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
+from restow.broker.families import (
+    EngineSettings,
+    Mamba1Spec,
+    Mamba2Spec,
+    Mixer,
+    ModelSpec,
+    build_layout,
+    model_from_hf_config,
+)
 from restow.broker.layout import DType, Span, check_layout
 
 NEMOTRON = {
@@ -62,11 +69,15 @@ def test_a_rank_offers_the_rows_of_its_own_channels() -> None:
         ({"hybrid_override_pattern": "**"}, "no layer is recurrent"),
     ],
 )
-@pytest.mark.parametrize("wish", ["mixer_inputs", "projections"])
-def test_what_can_not_be_rebuilt_is_refused(changes: dict[str, Any], why: str, wish: str) -> None:
+@pytest.mark.parametrize(
+    "wish", [EngineSettings(mixer_inputs=True), EngineSettings(projections=True)]
+)
+def test_what_can_not_be_rebuilt_is_refused(
+    changes: dict[str, Any], why: str, wish: EngineSettings
+) -> None:
     model = model_from_hf_config(NEMOTRON | changes)
     with pytest.raises(LayoutFormError, match=why):
-        build_layout(model, EngineSettings(**{wish: True}))
+        build_layout(model, wish)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +117,16 @@ def test_the_hidden_size_is_that_of_transformers(name: str, bias: str) -> None:
     given = config.to_dict()
     assert not given[bias]
     model = model_from_hf_config({"model_type": given["model_type"]} | _kinds(given))
-    mixers = [one.mixer for one in model.layers if hasattr(one, "mixer")]
+    mixers = _mixers(model)
     assert mixers
     assert {one.hidden for one in mixers} == {config.hidden_size}
     biased = model_from_hf_config(given | {bias: True})
-    layers = tuple(replace(one, layer=0) for one in biased.layers if hasattr(one, "mixer"))
-    assert all(bias in one.mixer.obstacle for one in layers)
+    assert all(bias in one.obstacle for one in _mixers(biased))
+
+
+def _mixers(model: ModelSpec) -> list[Mixer]:
+    specs = [one for one in model.layers if isinstance(one, Mamba1Spec | Mamba2Spec)]
+    return [spec.mixer for spec in specs if spec.mixer is not None]
 
 
 def _kinds(config: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from restow.kernels import clear, copy
+from restow.kernels import clear, copy, project
 
 target = GPUTarget("cuda", 90, 32)
 pieces = ASTSource(
@@ -87,6 +87,10 @@ pieces = ASTSource(
     {"BLOCK": copy.BLOCK},
 )
 assert triton.compile(pieces, target=target).asm["cubin"]
+blocks = {"BLOCK_T": 16, "BLOCK_C": project.BLOCK_C, "BLOCK_H": project.BLOCK_H}
+signature = {"rows": "*i64", "tiles": "*i64"} | dict.fromkeys(blocks, "constexpr")
+windows = ASTSource(project.project_kernel, signature, blocks)
+assert triton.compile(windows, target=target).asm["cubin"]
 for slots in ("*i32", "*i64"):
     signature = {"rows": "*i64", "tiles": "*i64", "slots": slots, "mask": "*u8", "n_tiles": "i32"}
     fixed = {"UNIT_BYTES": 8, "UNIT": clear.UNIT_TYPES[8], "BLOCK": clear.TILE_UNITS}

@@ -101,6 +101,7 @@ class _Mapped:
                 region.offset_bytes,
                 region.page_count,
                 region.page_stride_bytes,
+                region.private,
             )
             for region in regions
         ]

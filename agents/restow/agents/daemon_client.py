@@ -82,6 +82,7 @@ class DaemonAgent:
                     offset_bytes=region.offset_bytes,
                     page_count=region.page_count,
                     page_stride_bytes=region.page_stride_bytes,
+                    private=region.private,
                 )
                 for region in regions
             ],

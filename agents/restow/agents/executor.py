@@ -1,4 +1,4 @@
-"""The interpreter of programs: GATHER at the source; READ, SCATTER and CLEAR at the destination.
+"""The interpreter of programs: GATHER at the source; READ, SCATTER, PROJECT and CLEAR at D.
 
 Knows rows, pages and bytes, and neither heads nor gRPC. Belongs to one event loop.
 """
@@ -21,6 +21,7 @@ from restow.agents.lane import Read
 from restow.agents.memory import HOST, Place, RegionMemory, Staging, region_table
 from restow.agents.orders import ExecuteOrder, Peer, Source, StageOrder
 from restow.agents.program_check import CheckedProgram
+from restow.agents.projecting import run_projections, window_rows
 from restow.agents.reader import Reader
 from restow.agents.staging import Run, StagingPool
 from restow.broker.errors import PagesError, RestowError
@@ -57,6 +58,7 @@ class Executor:
         self._memory = region_table(regions)
         self._places = tuple(region.place for region in regions)
         self._strides = tuple(region.page_stride_bytes for region in regions)
+        self._constant = tuple(region.private for region in regions)
         self._gather_staging, self._scatter_staging = gather_staging, scatter_staging
         self._gather_pool = StagingPool(gather_staging.size_bytes)
         self._scatter_pool = StagingPool(scatter_staging.size_bytes)
@@ -145,7 +147,7 @@ class Executor:
         began_s = self._clock()
         deadline_s = began_s + order.grant_s
         program = self._program(order.program_id)
-        program.check_destination(self._strides)
+        program.check_destination(self._strides, self._constant)
         try:
             bytes_read = await self._fill(program, order, deadline_s)
             ended_s = self._clock()
@@ -167,7 +169,7 @@ class Executor:
         return program
 
     async def _fill(self, program: CheckedProgram, order: ExecuteOrder, deadline_s: float) -> int:
-        """READ, then SCATTER. Returns the bytes read."""
+        """READ, then SCATTER, then PROJECT. Returns the bytes read."""
         whole = program.program
         missing = program.src_ranks - {source.src_rank for source in order.sources}
         if missing:
@@ -192,6 +194,8 @@ class Executor:
             await self._reader.read(reads, deadline_s)
             for copies in arrivals.copies(self._memory):
                 run_copies(copies, place.device)
+            if len(whole.projected):
+                run_projections(arrivals.projections(self._memory), place.device)
             self._zero(whole.cleared, whole, order)
         finally:
             if run is not None:
@@ -259,7 +263,8 @@ class Executor:
         Per-token pages are never read beyond the tokens that their request has computed.
         """
         per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
-        tables = (program.direct, program.packed, program.extracted, program.cleared)
+        windows = window_rows(program.projected)
+        tables = (program.direct, program.packed, program.extracted, program.cleared, windows)
         rows = np.concatenate(tables)
         rows = rows[~per_token[rows[:, Column.GROUP_PAIR]]]
         # Page ids that were refused name nothing that could be cleared.

@@ -1,11 +1,11 @@
-"""Strided copies through a piece table and clearing of slots: Triton on a GPU, a twin on the host.
+"""Strided copies, products and clearing, each through a table: Triton on a GPU, a twin on the host.
 
 Triton is imported when something first runs on a GPU, not before.
 """
 
 import torch
 
-from restow.kernels import naive
+from restow.kernels import naive, product
 from restow.kernels.piece_table import (
     Column,
     CopyCode,
@@ -14,13 +14,23 @@ from restow.kernels.piece_table import (
     UnsupportedCast,
     copy_code,
 )
+from restow.kernels.project_table import (
+    FloatCode,
+    ProjectColumn,
+    ProjectTable,
+    ProjectTableError,
+)
 from restow.kernels.slot_table import SlotColumn, SlotTable, SlotTableError
 
 __all__ = [
     "Column",
     "CopyCode",
+    "FloatCode",
     "PieceTable",
     "PieceTableError",
+    "ProjectColumn",
+    "ProjectTable",
+    "ProjectTableError",
     "SlotColumn",
     "SlotTable",
     "SlotTableError",
@@ -29,6 +39,7 @@ __all__ = [
     "copy_code",
     "copy_pieces",
     "gather",
+    "project_windows",
     "scatter",
 ]
 
@@ -55,6 +66,17 @@ def gather(table: PieceTable, device: torch.device) -> None:
 def scatter(table: PieceTable, device: torch.device) -> None:
     """SCATTER: copy staging to scattered pieces (the table's sources lie in staging)."""
     copy_pieces(table, device)
+
+
+def project_windows(table: ProjectTable, device: torch.device) -> None:
+    """PROJECT: rebuild conv windows from inputs and weights, as `ProjectTable` says."""
+    if device.type == "cpu":
+        product.project_windows(table)
+    else:
+        from restow.kernels import project
+
+        with torch.cuda.device(device):
+            project.project_windows(table, device)
 
 
 def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:

@@ -18,10 +18,16 @@ from transformers import NemotronHForCausalLM
 
 from restow.agents.engines.transformers.blocks import BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
+from restow.agents.engines.transformers.mixer_inputs import conv_weights, kept_inputs
 from restow.agents.engines.transformers.model_state import export_state, import_state
 from restow.agents.engines.transformers.position import prefill_position
 from restow.agents.engines.transformers.ranks import Identity, RankAgent, RankMemory, serve_rank
-from restow.agents.engines.transformers.state_io import RankPages, collect, lay_out
+from restow.agents.engines.transformers.state_io import (
+    RankPages,
+    collect,
+    lay_out,
+    lay_out_weights,
+)
 from restow.agents.nursery import Nursery
 from restow.broker.client import BlockingSession, HandoffEnded
 from restow.broker.errors import RestowError
@@ -104,12 +110,14 @@ class Engine:
                 else -(-options.capacity_tokens // block_tokens)
             )
             for region in self.layout.ranks[0].regions
+            if not region.constant
         }
         seed = secrets.randbits(32)
         self._pools = {group: BlockPool(group, n, seed) for group, n in counts.items()}
         self._block_tokens = {
             region.group: None if region.page_tokens is None else block_tokens
             for region in self.layout.ranks[0].regions
+            if not region.constant
         }
         self._memories: list[RankMemory] = []
         self._counts = counts
@@ -125,7 +133,7 @@ class Engine:
             options = self._options
             stack.enter_context(self._session)
             for index, rank in enumerate(self.layout.ranks):
-                pages = [self._counts[r.group] * r.pages_per_block for r in rank.regions]
+                pages = [self._counts.get(r.group, 1) * r.pages_per_block for r in rank.regions]
                 memory = RankMemory(rank, pages)
                 stack.callback(memory.close)
                 self._memories.append(memory)
@@ -133,6 +141,7 @@ class Engine:
                 agent = serve_rank(identity, memory.regions, options.homes[index])
                 stack.callback(agent.close)
                 self._agents.append(agent)
+            lay_out_weights(conv_weights(self._model), self._pages)
             for agent in self._agents:
                 agent.start()
             self._stack = stack.pop_all()
@@ -197,8 +206,12 @@ class Engine:
         return self._continue(self.state_at(token_ids, held), token_ids, held, steps)
 
     def state_at(self, token_ids: Sequence[int], position: int) -> State:
-        """The state after the first ``position`` tokens."""
-        return export_state(prefill(self._model, list(token_ids[:position])), self._model.config)
+        """The state after the first ``position`` tokens, and the inputs that the engine keeps."""
+        tokens = list(token_ids[:position])
+        if not self._options.settings.mixer_inputs:
+            return export_state(prefill(self._model, tokens), self._model.config)
+        with kept_inputs(self._model) as inputs:
+            return export_state(prefill(self._model, tokens), self._model.config) | inputs
 
     def _continue(self, state: State, token_ids: Sequence[int], held: int, steps: int) -> Decoded:
         cache = import_state(dict(state), held, self._model.config)

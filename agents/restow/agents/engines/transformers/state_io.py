@@ -34,13 +34,13 @@ class RankPages:
 
 
 def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankPages], blocks: Blocks) -> None:
-    """Write every rank's shard of every field into its blocks.
+    """Write every rank's shard of every field, and of every input that it keeps, into its blocks.
 
     ``state`` has a tensor for each field: ``[token, *shape]`` for a per-token field, ``shape`` for
     a snapshot. Tokens fill the blocks from token 0 on.
     """
     for rank in ranks:
-        for shard in rank.layout.shards:
+        for shard in (*rank.layout.shards, *rank.layout.inputs):
             region = rank.layout.region(shard.region)
             whole = state[shard.field]
             if region.page_tokens is None:
@@ -50,6 +50,24 @@ def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankPages], blocks: Blo
                 view = _pages(rank.regions[region.name], region, shard)
                 page, token = _places(region, blocks, whole.shape[0])
                 view[page, token] = _as_bytes(whole[(slice(None), *_box(shard))])
+
+
+def lay_out_weights(weights: Mapping[str, Tensor], ranks: Sequence[RankPages]) -> None:
+    """Write every rank's part of the weights that it offers into its constant regions.
+
+    ``weights`` has a tensor ``[*axes without tap, hidden]`` for each field that is rebuilt.
+    """
+    for rank in ranks:
+        for offered in rank.layout.projections:
+            box = tuple(slice(span.start, span.stop) for span in offered.box[:-1])
+            part = weights[offered.field][box]
+            memory = rank.regions[offered.region]
+            view = memory.as_strided(
+                (*part.shape, part.element_size()),
+                (*offered.strides_bytes, 1),
+                memory.storage_offset() + offered.offset_bytes,
+            )
+            view[...] = _as_bytes(part)
 
 
 def collect(
