@@ -21,6 +21,9 @@ def engines_of(case: Case, arena: Arena) -> list[Engine]:
     """One engine a layout; the first holds the whole prompt, the others nothing."""
     rng, stop = case.rng, case.tokens.stop
     engines = [Engine(arena, layout, stop, rng, case.guard_bytes) for layout in case.layouts]
+    engines[0].keeps_inputs = True
+    for engine in engines:
+        engine.furnish(arena.data, case.state)
     engines[0].write(arena.data, case.state, Tokens(0, stop))
     return engines
 

@@ -23,8 +23,7 @@ _LEAST_DTYPE = min(DType)
 def check_projected(program: Program, refuse: Refuse) -> None:
     """Check what needs no memory: all inputs lie in their spans, of which each is one page."""
     rows, spans, pairs = program.projected, program.spans, program.group_pairs
-    negative: Bools = (rows < 0).any(axis=1)
-    refuse(rows, negative, "has a negative number")
+    refuse(rows, rows.min(axis=1, initial=0) < 0, "has a negative number")
     for column in (ProjectColumn.TAPS, ProjectColumn.HIDDEN, ProjectColumn.CHANNELS):
         refuse(rows, rows[:, column] < 1, f"has a {column.name} below 1")
     for column in (ProjectColumn.DTYPE, ProjectColumn.DST_DTYPE):
