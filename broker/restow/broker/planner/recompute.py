@@ -36,6 +36,8 @@ from restow.broker.planner.spans import SPAN_ALIGN_BYTES
 from restow.broker.planner.strategy import CostModel, Strategy
 from restow.broker.planner.table import Cutter
 
+MAX_COMPARED = 1 << 20
+"""Projections with the moves of their fields, in one plan: bounded in time."""
 NO_INPUTS = "P keeps no mixer inputs"
 NO_WEIGHTS = "D offers no in-projection weights"
 
@@ -101,7 +103,10 @@ class Recompute:
     """What all ranks of a plan's destination could rebuild."""
 
     def __init__(self, plan: Plan) -> None:
-        """Find the projections that can be served, and for each a rank of P to read from."""
+        """Find the projections that can be served, and for each a rank of P to read from.
+
+        Raises `TooManyPiecesError`.
+        """
         self._inputs = {
             (rank.rank, shard.field): shard for rank in plan.source.ranks for shard in rank.inputs
         }
@@ -119,12 +124,19 @@ class Recompute:
         }
         self._found: dict[int, list[_Found]] = {}
         readers: dict[str, dict[int, None]] = defaultdict(dict)
+        compared = 0
         self.obstacle = "" if self._inputs else NO_INPUTS
         for rank in plan.destination.ranks:
             shards = {(shard.field, shard.box): shard for shard in rank.shards}
             regions = {region.name: region for region in rank.regions}
             for weights in rank.projections:
                 shard = shards[weights.field, weights.box]
+                compared += len(moves[rank.rank, weights.field])
+                if compared > MAX_COMPARED:
+                    raise TooManyPiecesError(
+                        f"more than {MAX_COMPARED} projections and moves would have to be compared",
+                        field=weights.field,
+                    )
                 mine = tuple(
                     move
                     for move in moves[rank.rank, weights.field]
@@ -202,10 +214,12 @@ class Recompute:
 
 
 def recompute_of(plan: Plan, strategy: Strategy) -> Recompute | None:
-    """What the strategy lets a plan rebuild. Raises `StrategyRefusedError` if it asks for what
-    can't be had.
+    """What the strategy lets a plan rebuild, if anything.
+
+    Raises `StrategyRefusedError` for ``recompute`` with nothing to rebuild, `TooManyPiecesError`.
     """
-    if strategy not in (Strategy.AUTO, Strategy.RECOMPUTE):
+    offered = any(rank.projections for rank in plan.destination.ranks)
+    if strategy is not Strategy.RECOMPUTE and (strategy is not Strategy.AUTO or not offered):
         return None
     found = Recompute(plan)
     if strategy is Strategy.RECOMPUTE and not found:
