@@ -21,7 +21,8 @@ from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
 from restow.agents.engines.transformers.decode import Decoded
-from restow.agents.engines.transformers.mixer_inputs import kept_inputs
+from restow.agents.engines.transformers.mixer_inputs import conv_weights, kept_inputs
+from restow.agents.engines.transformers.state_io import lay_out_weights
 from restow.agents.nursery import Nursery
 from restow.broker.client.admin import AdminClient
 from restow.broker.families import ConvLayout
@@ -115,6 +116,15 @@ def _needed_bytes(house: House, d: Engine, tokens: int) -> int:
             if ".conv." not in shard.field:
                 total += 4 * volume(shard.box) * (tokens if shard.token_stride_bytes else 1)
     return total
+
+
+def test_weights_of_other_channels_are_seen(house: House) -> None:
+    p, d = house.engine("P", 1, DS), house.engine("D", 2, DS)
+    wrong = {name: rows.flip(0) for name, rows in conv_weights(house.model).items()}
+    lay_out_weights(wrong, d._pages)
+    for number, prompt in enumerate(PROMPTS):
+        answer = through(p, d, f"turned-{number}", tuple(prompt))
+        assert not torch.equal(answer.first_logits, d.decode_alone(prompt, STEPS).first_logits)
 
 
 def test_without_padding_a_short_prompt_would_differ() -> None:

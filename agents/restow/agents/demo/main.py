@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -39,9 +40,10 @@ def demo(
     ] = False,
 ) -> None:
     """Answer prompts on D from states that P prefilled, and compare with D alone."""
+    rebuilding = strategy is Strategy.RECOMPUTE
     options = DemoOptions(
-        p=side(p_tp, p_conv_layout, p_page_tokens),
-        d=side(d_tp, d_conv_layout, d_page_tokens),
+        p=replace(side(p_tp, p_conv_layout, p_page_tokens), mixer_inputs=rebuilding),
+        d=replace(side(d_tp, d_conv_layout, d_page_tokens), projections=rebuilding),
         strategy=strategy,
         daemon=daemon,
         prompts=prompts,
