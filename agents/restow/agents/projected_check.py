@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from restow.broker.layout import DType
+from restow.broker.layout.check_inputs import MAX_TAPS
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Program, ProjectColumn, SpanColumn
 from restow.broker.planner.table import ITEM_BYTES
@@ -26,6 +27,7 @@ def check_projected(program: Program, refuse: Refuse) -> None:
     refuse(rows, rows.min(axis=1, initial=0) < 0, "has a negative number")
     for column in (ProjectColumn.TAPS, ProjectColumn.HIDDEN, ProjectColumn.CHANNELS):
         refuse(rows, rows[:, column] < 1, f"has a {column.name} below 1")
+    refuse(rows, rows[:, ProjectColumn.TAPS] > MAX_TAPS, f"has more than {MAX_TAPS} TAPS")
     for column in (ProjectColumn.DTYPE, ProjectColumn.DST_DTYPE):
         known = (rows[:, column] >= _LEAST_DTYPE) & (rows[:, column] <= max(DType))
         index = np.where(known, rows[:, column] - _LEAST_DTYPE, 0)
