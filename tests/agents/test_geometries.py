@@ -17,6 +17,7 @@ import torch
 from geometry import geometries
 
 from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
+from laws.strategies import SENDING
 from restow.agents.binding import (
     Blocks,
     Descriptors,
@@ -201,7 +202,7 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
 def cases(model: ModelSpec) -> Iterator[tuple[Layout, Layout, Strategy]]:
     sizes = tp_sizes(model)
     snapshots = any(field.kind is Kind.SNAPSHOT for field in model.model().fields)
-    strategies = [one for one in Strategy if snapshots or one is not Strategy.INTERLEAVE]
+    strategies = [one for one in SENDING if snapshots or one is not Strategy.INTERLEAVE]
     every = itertools.product(sizes, sizes, SIDES)
     for index, (p_tp, d_tp, sides) in enumerate(every):
         strategy = strategies[(index + index // len(SIDES)) % len(strategies)]
