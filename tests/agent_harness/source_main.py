@@ -19,7 +19,7 @@ def serve_source(
     pipe: Connection, case_name: str, broker: str, staging_bytes: int = STAGING_BYTES
 ) -> None:
     case = make_case(case_name)
-    fields = {field.name: field for field in case.source.model.fields}
+    fields = {field.name: field for field in (*case.source.model.fields, *case.source.model.inputs)}
     memories = {rank.rank: RankMemory(rank, case.src_ids) for rank in case.source.ranks}
     for memory in memories.values():
         memory.write(fields, case.tokens)

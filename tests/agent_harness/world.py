@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from agent_harness import mixers
 from restow.agents.binding import Blocks
 from restow.agents.memory import RegionMemory
 from restow.broker.families import (
@@ -15,10 +16,11 @@ from restow.broker.families import (
     ConvLayout,
     EngineSettings,
     Mamba2Spec,
+    Mixer,
     ModelSpec,
     build_layout,
 )
-from restow.broker.layout import DType, Field, Kind, Layout, RankLayout, Region, Shard
+from restow.broker.layout import DType, Field, Kind, Layout, RankLayout, Region, Shard, Span
 
 POISON = 0xA5
 GUARD_BYTES = 64
@@ -42,7 +44,8 @@ def make_case(name: str) -> Case:
     """``wide``: P2 to D4 with other pages and conv layout. ``cast``: and other SSM dtype.
 
     ``big``: enough bytes to be caught in the middle. ``stages``: pipelines of different cuts, and
-    ranks of P that hold nothing, because the last layer has no state.
+    ranks of P that hold nothing, because the last layer has no state. ``recompute``: P keeps mixer
+    inputs, D has weights.
     """
     head_dim, layers = (64, 4) if name == "big" else (8, 2)
     spec = _model(head_dim, layers, DType.FLOAT32)
@@ -66,6 +69,22 @@ def make_case(name: str) -> Case:
         source = build_layout(staged, EngineSettings(tp=2, pp=3, page_tokens=page_tokens))
         destination = build_layout(
             staged, EngineSettings(pp=2, layers_per_stage=(1, 2), page_tokens=2 * page_tokens)
+        )
+    if name == "recompute":
+        mixer = Mixer(24, DType.BFLOAT16)
+        mixing = replace(
+            spec,
+            layers=tuple(
+                replace(one, mixer=mixer) if isinstance(one, Mamba2Spec) else one
+                for one in spec.layers
+            ),
+        )
+        source = build_layout(mixing, EngineSettings(tp=2, page_tokens=4, mixer_inputs=True))
+        destination = build_layout(
+            mixing,
+            EngineSettings(
+                tp=4, page_tokens=8, conv_layout=ConvLayout.DS, conv_rows_extra=2, projections=True
+            ),
         )
     tokens = 4096 if name == "big" else 21
     return Case(
@@ -119,12 +138,18 @@ class RankMemory:
         end = GUARD_BYTES
         for region in layout.regions:
             self.offsets[region.name] = end
-            self.page_counts[region.name] = (max(ids[region.group]) + 2) * region.pages_per_block
+            pages = 1 if region.constant else (max(ids[region.group]) + 2) * region.pages_per_block
+            self.page_counts[region.name] = pages
             size = self.page_counts[region.name] * region.page_stride_bytes
             end += -(-size // GUARD_BYTES) * GUARD_BYTES + GUARD_BYTES
         self.size_bytes = end
         self.data = np.empty(end, np.uint8) if data is None else data[:end]
+        self.poison()
+
+    def poison(self) -> None:
+        """Nothing has arrived yet."""
         self.data[:] = POISON
+        self._write_weights(self.data)
 
     @property
     def regions(self) -> list[RegionMemory]:
@@ -134,16 +159,31 @@ class RankMemory:
                 self.data.ctypes.data + self.offsets[region.name],
                 self.page_counts[region.name],
                 region.page_stride_bytes,
+                private=region.constant,
             )
             for region in self.layout.regions
         ]
+
+    def _write_weights(self, image: Bytes) -> None:
+        for one in self.layout.projections:
+            row = next(other for other in self.layout.projections if other.input == one.input)
+            hidden = row.strides_bytes[-2] // row.strides_bytes[-1]
+            box = (*one.box[:-1], Span(0, hidden))
+            shard = Shard(
+                one.field, box, one.dtype, one.region, one.offset_bytes, one.strides_bytes
+            )
+            bits = mixers.numbers(one.field, box).view(np.uint32) >> 16
+            self._view(image, self.layout.region(one.region), shard, 0, 0)[...] = bits
 
     def write(self, fields: Mapping[str, Field], tokens: int, image: Bytes | None = None) -> None:
         """Write the rank's part of the known state into its memory, or into an image of it."""
         image = self.data if image is None else image
         for shard in self.layout.shards:
             field = fields[shard.field]
+            read = mixers.input_of(field, fields)
             values = known(field, shard.dtype, tokens)
+            if read is not None:
+                values = (mixers.window(field, read).view(np.uint32) >> 16).astype(np.uint16)
             box = tuple(slice(span.start, span.stop) for span in shard.box)
             part = values[(slice(None), *box) if field.kind is Kind.PER_TOKEN else box]
             region = self.layout.region(shard.region)
@@ -156,6 +196,10 @@ class RankMemory:
                 page = self.ids[region.group][index]
                 self._view(image, region, shard, page, in_page)[...] = part[token]
 
+        for shard in self.layout.inputs:
+            region = self.layout.region(shard.region)
+            view = self._view(image, region, shard, self.ids[region.group][0], 0)
+            view[...] = mixers.numbers(shard.field, shard.box).view(np.uint32) >> 16
         for scratch in self.layout.scratch:
             region = self.layout.region(scratch.region)
             start = self.offsets[region.name]
@@ -167,6 +211,7 @@ class RankMemory:
     def expected(self, fields: Mapping[str, Field], tokens: int) -> Bytes:
         """What all of the memory must be after the handoff."""
         image = np.full_like(self.data, POISON)
+        self._write_weights(image)
         self.write(fields, tokens, image)
         return image
 
@@ -174,7 +219,7 @@ class RankMemory:
         """Mask of the bytes of snapshots."""
         snapshots = {n: f for n, f in fields.items() if f.kind is Kind.SNAPSHOT}
         mine = tuple(shard for shard in self.layout.shards if shard.field in snapshots)
-        only = RankMemory(replace(self.layout, shards=mine), self.ids)
+        only = RankMemory(replace(self.layout, shards=mine, projections=()), self.ids)
         first, second = np.zeros_like(self.data), np.full_like(self.data, 0xFF)
         for image in (first, second):
             only.write(snapshots, tokens, image)

@@ -18,6 +18,7 @@ from agent_harness.processes import READY, Child, child, serve_until_over
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import POISON, RankMemory, make_case
+from laws.strategies import SENDING
 from restow.agents import DaemonAgent, SharedMemory, SharedRegion
 from restow.agents.cli import run_agent_daemon
 from restow.agents.daemon import AgentDaemon, SocketInUseError
@@ -94,7 +95,7 @@ async def test_state_arrives_in_the_engines_memory(tmp_path: Path, shared: Share
         stream = await fake.agent("D", RANK)
         assert stream.hello.agent_name == agent.name
         fields = {field.name: field for field in CASE.destination.model.fields}
-        for handoff, strategy in enumerate(one for one in Strategy if one is not Strategy.AUTO):
+        for handoff, strategy in enumerate(one for one in SENDING if one is not Strategy.AUTO):
             shared.memory.data[:] = POISON
             program = programs(CASE, strategy)[RANK]
             settled = await hand_over(fake, CASE, program, handoff)

@@ -21,10 +21,13 @@ from agent_harness.handover import (
 from agent_harness.processes import Child, child
 from agent_harness.source_main import serve_source
 from agent_harness.world import POISON, Case, RankMemory, make_case
+from laws.strategies import SENDING
 from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.memory import Place
+from restow.agents.transport import NixlTransport
 from restow.broker import wire
 from restow.broker.layout import Field
-from restow.broker.planner import Strategy
+from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
 from restow.v1 import agent_link_pb2 as pb
 
 QUARANTINE_S = 0.4
@@ -41,7 +44,8 @@ class Stage:
 
     @property
     def fields(self) -> dict[str, Field]:
-        return {field.name: field for field in self.case.destination.model.fields}
+        model = self.case.destination.model
+        return {field.name: field for field in (*model.fields, *model.inputs)}
 
     async def enter(self, rank: int) -> None:
         """Let a rank of D appear."""
@@ -88,8 +92,9 @@ async def on_stage(name: str, tls: str | None = None) -> AsyncIterator[Stage]:
 @pytest.mark.parametrize(
     ("name", "strategies"),
     [
-        ("wide", tuple(Strategy)),
-        ("cast", tuple(one for one in Strategy if one is not Strategy.SLICES)),
+        ("wide", SENDING),
+        ("cast", tuple(one for one in SENDING if one is not Strategy.SLICES)),
+        ("recompute", (Strategy.RECOMPUTE, Strategy.PACK)),
     ],
 )
 async def test_every_byte_arrives_and_no_other_changes(
@@ -102,7 +107,7 @@ async def test_every_byte_arrives_and_no_other_changes(
         for strategy in strategies:
             for rank, program in programs(stage.case, strategy).items():
                 handoff += 1
-                stage.memory[rank].data[:] = POISON
+                stage.memory[rank].poison()
                 settled = await hand_over(stage.fake, stage.case, program, handoff)
                 assert (settled.handoff, settled.reason) == (handoff, ""), settled.detail
                 assert settled.bytes > 0
@@ -116,7 +121,7 @@ async def test_every_byte_arrives_over_tcp(monkeypatch: pytest.MonkeyPatch) -> N
     async with on_stage("big", tls="tcp,self") as stage:
         await stage.enter(1)
         for handoff, strategy in enumerate((Strategy.SLICES, Strategy.WHOLE, Strategy.AUTO)):
-            stage.memory[1].data[:] = POISON
+            stage.memory[1].poison()
             program = programs(stage.case, strategy)[1]
             settled = await hand_over(stage.fake, stage.case, program, handoff)
             assert settled.reason == "", settled.detail
@@ -132,7 +137,7 @@ async def test_a_frozen_source_fails_by_the_deadline_and_nothing_lands_later(
         program = programs(stage.case, Strategy.SLICES)[0]
         assert (await hand_over(stage.fake, stage.case, program, 1)).reason == ""
         stage.source.freeze()
-        stage.memory[0].data[:] = POISON
+        stage.memory[0].poison()
         settled = await hand_over(stage.fake, stage.case, program, 2, grant_ms=200)
         assert settled.reason == "READ_DEADLINE"
         assert 200_000 <= settled.elapsed_us < 5_000_000
@@ -177,6 +182,40 @@ async def test_a_killed_source_is_a_typed_failure(
         assert settled.reason == "PEER_LOST", settled.detail
         assert settled.elapsed_us < 5_000_000
         stage.check_cleared(0)
+
+
+@pytest.mark.parametrize("tls", ["tcp,self", "all"])
+async def test_windows_that_could_not_be_rebuilt_are_cleared(
+    tls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", tls)
+    async with on_stage("recompute", tls=tls) as stage:
+        await stage.enter(0)
+        plan = make_plan(stage.case.source, stage.case.destination)
+        unstaged = CostModel(seconds_per_stage=1e3)  # a killed P could not gather
+        program = compile_programs(plan, Strategy.RECOMPUTE, unstaged)[0]
+        assert (await hand_over(stage.fake, stage.case, program, 1)).reason == ""
+        await stage.source.kill()
+        settled = await hand_over(stage.fake, stage.case, program, 2, grant_ms=5_000)
+        assert settled.reason == "PEER_LOST", settled.detail
+        stage.check_cleared(0)
+
+
+async def test_weights_are_nothing_that_a_peer_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[int] = []
+    right = NixlTransport.register
+
+    def register(self: NixlTransport, address: int, length_bytes: int, place: Place) -> None:
+        registered.append(address)
+        right(self, address, length_bytes, place)
+
+    monkeypatch.setattr(NixlTransport, "register", register)
+    async with on_stage("recompute") as stage:
+        await stage.enter(0)
+        regions = stage.memory[0].regions
+        assert any(region.private for region in regions)
+        for region in regions:
+            assert (region.base_address in registered) != region.private
 
 
 async def test_a_forgotten_source_ends_the_reads_from_it(

@@ -19,6 +19,7 @@ import torch
 from geometry import geometries
 
 from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
+from laws.strategies import SENDING
 from restow.agents.binding import (
     Blocks,
     Descriptors,
@@ -211,7 +212,7 @@ def cases(
 ) -> Iterator[tuple[Layout, Layout, Strategy]]:
     sizes = tp_sizes(model)
     snapshots = any(field.kind is Kind.SNAPSHOT for field in model.model().fields)
-    strategies = [one for one in Strategy if snapshots or one is not Strategy.INTERLEAVE]
+    strategies = [one for one in SENDING if snapshots or one is not Strategy.INTERLEAVE]
     every = itertools.product(sizes, sizes, SIDES)
     for index, (p_tp, d_tp, sides) in enumerate(every):
         strategy = strategies[(index + index // len(SIDES)) % len(strategies)]

@@ -66,12 +66,13 @@ def handed_over(region: CudaRegion) -> pb.SharedRegion:
 def test_a_region_of_a_device_is_the_same_region_elsewhere() -> None:
     """The number of its device may be another one there."""
     first = CudaRegion.of(device_region(), PaperDriver())
-    second = CudaRegion.of(device_region(name="s", base_address=BASE + 65536), PaperDriver())
+    weights = device_region(name="s", base_address=BASE + 65536, private=True)
+    second = CudaRegion.of(weights, PaperDriver())
     there = PaperDriver(UUIDS[::-1])
     with OpenedRegions([handed_over(first), handed_over(second)], there) as regions:
         assert regions == [
             device_region(base_address=7 * BASE + 4096, device_id=1),
-            device_region(name="s", base_address=7 * BASE + 65536, device_id=1),
+            replace(weights, base_address=7 * BASE + 65536, device_id=1),
         ]
         assert there.opened == [1], "one allocation is opened once"
     assert there.opened == []
@@ -79,12 +80,13 @@ def test_a_region_of_a_device_is_the_same_region_elsewhere() -> None:
 
 def test_host_and_device_memory_may_be_mixed() -> None:
     with SharedMemory.create(4096) as shared:
-        host = SharedRegion("h", shared.name, 0, 4, 1024)
+        host = SharedRegion("h", shared.name, 0, 4, 1024, private=True)
         assert region_from_proto(region_to_proto(host)) == host
         device = CudaRegion.of(device_region(), PaperDriver())
         messages = [region_to_proto(host), region_to_proto(device)]
         with OpenedRegions(messages, PaperDriver()) as regions:
             assert [region.kind for region in regions] == [MemoryKind.HOST, MemoryKind.CUDA]
+            assert [region.private for region in regions] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from restow.broker.core.pair import Gather, PairOutcome, PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import Program
-from restow.broker.planner.program import no_rows, no_spans
+from restow.broker.planner.program import no_projections, no_rows, no_spans
 
 PAGES = 100
 BLOCK_TOKENS = 16
@@ -52,7 +52,19 @@ def pair_plan(src_ranks: int, dst_ranks: int, staged: bool, together: bool) -> P
     sources, readers = tuple(range(src_ranks)), tuple(range(dst_ranks))
     return PairPlan(
         programs={
-            d: Program(f"program/{d}", d, (), none, none, no_spans(), none, none, none, none)
+            d: Program(
+                f"program/{d}",
+                d,
+                (),
+                none,
+                none,
+                no_spans(),
+                none,
+                none,
+                none,
+                none,
+                no_projections(),
+            )
             for d in range(dst_ranks)
         },
         sources=dict.fromkeys(range(dst_ranks), sources),

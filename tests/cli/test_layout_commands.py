@@ -102,6 +102,8 @@ def test_check_of_a_good_layout(layout_file: LayoutFile, run: Run) -> None:
         "bytes_per_token": 2 * 2 * 16 * 2,
         "bytes_per_snapshot": 4 * (conv + ssm),
         "padding_bytes": 4 * (8192 - conv - ssm) + 2 * (4096 - 16 * 2 * 16 * 2),
+        "bytes_of_inputs": 0,
+        "bytes_of_weights": 0,
     }
 
 

@@ -214,3 +214,27 @@ def test_costs_that_are_given(pair: Pair, run: Run, fail: Fail, tmp_path: Path) 
     assert outcome.json["error"]["reason"] == "COSTS_INVALID"
     costs.write_text("[]")
     assert "holds no JSON object" in fail("plan", *pair, "--costs", costs).err
+
+
+def test_what_is_rebuilt_and_what_that_saves(
+    layout_file: LayoutFile, run: Run, fail: Fail, tmp_path: Path
+) -> None:
+    p = layout_file("p", "--mixer-inputs")
+    d = layout_file("d", "--projections", "--conv-layout", "DS")
+    assert "inputs" in run("layout", "check", p)
+    forced = ("--strategy", "recompute", "--json")
+    (rank,) = json.loads(run("plan", p, d, *forced, "--tokens", 1, "--explain"))["ranks"]
+    (sent,) = json.loads(run("plan", p, d, "--strategy", "slices", "--json", "--tokens", 1))[
+        "ranks"
+    ]
+    layers, channels, hidden = 4, 16 * 8 + 2 * 2 * 16, 4096  # wider than its channels are many
+    assert sent["bytes"] - rank["bytes"] == layers * 3 * (channels - hidden) * 2
+    (line,) = (line for line in rank["fields"] if line["class"] == "mixer_input")
+    assert (line["strategy"], line["bytes"]) == ("recompute", layers * 3 * hidden * 2)
+    assert rank["strategies"]["recompute"]["reads"] == rank["reads"]
+    shown = run("plan", p, d, *forced[:2], "--explain", "--svg", tmp_path / "plan.svg")
+    said = "rebuilt on D from 24,576 bytes of mixer inputs: conv.x, conv.B and conv.C"
+    assert said in shown
+    assert said[1:] in (tmp_path / "plan.svg").read_text()
+    outcome = fail("plan", p, layout_file("plain"), *forced)
+    assert "D offers no in-projection weights" in outcome.json["error"]["message"]

@@ -128,7 +128,7 @@ import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from restow.kernels import clear, copy, launch_table
+from restow.kernels import clear, copy, launch_table, project
 
 target = GPUTarget("cuda", 90, 32)
 for vectors in launch_table.VECTORS:
@@ -141,6 +141,10 @@ for vectors in launch_table.VECTORS:
     each = vectors // (32 * compiled.metadata.num_warps)  # vectors of one thread
     # A run, and a box: all of a thread's loads before its first store, and no narrower ones.
     assert wide == (["ld"] * each + ["st"] * each) * 2, wide
+blocks = {"BLOCK_T": 16, "BLOCK_C": project.BLOCK_C, "BLOCK_H": project.BLOCK_H}
+signature = {"rows": "*i64", "tiles": "*i64"} | dict.fromkeys(blocks, "constexpr")
+windows = ASTSource(project.project_kernel, signature, blocks)
+assert triton.compile(windows, target=target).asm["cubin"]
 for slots in ("*i32", "*i64"):
     signature = {"rows": "*i64", "tiles": "*i64", "slots": slots, "mask": "*u8", "n_tiles": "i32"}
     fixed = {"UNIT_BYTES": 8, "UNIT": clear.UNIT_TYPES[8], "BLOCK": clear.TILE_UNITS}

@@ -21,6 +21,9 @@ def engines_of(case: Case, arena: Arena) -> list[Engine]:
     """One engine a layout; the first holds the whole prompt, the others nothing."""
     rng, stop = case.rng, case.tokens.stop
     engines = [Engine(arena, layout, stop, rng, case.guard_bytes) for layout in case.layouts]
+    engines[0].keeps_inputs = True
+    for engine in engines:
+        engine.furnish(arena.data, case.state)
     engines[0].write(arena.data, case.state, Tokens(0, stop))
     return engines
 
@@ -166,6 +169,7 @@ def check_determinism(case: Case, strategy: Strategy) -> None:
         assert np.array_equal(left.cleared, right.cleared)
         assert np.array_equal(left.interleaved, right.interleaved)
         assert np.array_equal(left.restored, right.restored)
+        assert np.array_equal(left.projected, right.projected)
     if source != destination:
         assert digest(source) != digest(destination)
     assert digest(_nudged(source)) != digest(source)

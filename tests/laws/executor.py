@@ -15,6 +15,8 @@ from restow.broker.layout import DType
 
 Int64s = npt.NDArray[np.int64]
 ARENA_BYTES = 1 << 21
+_FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+"""By the kernels' code."""
 _UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -74,6 +76,37 @@ class Arena:
             patterns = self.data[src].view(_UINTS[src_dtype.itemsize_bytes])[:, 0]
             cast = to_bits(to_floats(patterns, src_dtype), dst_dtype)
             self.data[dst] = cast[:, None].view(np.uint8)
+
+    def project(self, rows: Int64s) -> None:
+        """Make the products of a project table, element by element where it says."""
+        for row in rows.tolist():
+            src, src_tap, taps, hidden, weight, weight_step, channels = row[:7]
+            dst, dst_step, dst_tap, code, dst_code = row[7:]
+            dtype, dst_dtype = _FLOATS[code], _FLOATS[dst_code]
+            inputs = self._box(src, (taps, hidden), (src_tap, dtype.itemsize_bytes), dtype)
+            weights = self._box(
+                weight, (channels, hidden), (weight_step, dtype.itemsize_bytes), dtype
+            )
+            self._count(self.reads, inputs.ravel())
+            one, other = (
+                to_floats(self.data[at].view(_UINTS[dtype.itemsize_bytes])[..., 0], dtype)
+                for at in (inputs, weights)
+            )
+            products = to_floats(to_bits((one @ other.T).astype(np.float32), dtype), dtype)
+            at = self._box(dst, (taps, channels), (dst_tap, dst_step), dst_dtype)
+            self._count(self.writes, at.ravel())
+            self.data[at] = to_bits(products, dst_dtype)[..., None].view(np.uint8)
+
+    def _box(
+        self, address: int, sizes: tuple[int, int], steps: tuple[int, int], dtype: DType
+    ) -> Int64s:
+        """Offsets of the bytes of a box, ``[*sizes, item]``."""
+        item = dtype.itemsize_bytes
+        reach = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) + item
+        start = self._offsets(np.array([address]), np.array([reach]))
+        outer, inner = (np.arange(n) * step for n, step in zip(sizes, steps, strict=True))
+        offsets: Int64s = start + outer[:, None, None] + inner[:, None] + np.arange(item)
+        return offsets
 
     def zero(self, copies: Copies) -> None:
         """Zero what the copies would write."""

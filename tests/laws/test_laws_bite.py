@@ -114,7 +114,7 @@ def test_a_part_that_nobody_brings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_holder_that_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
     """All readers go to the first replica: the bytes are right, the load is not."""
-    monkeypatch.setattr(plan, "_spread", lambda replicas, reader, readers: replicas[0])
+    monkeypatch.setattr(plan, "spread", lambda replicas, reader, readers: replicas[0])
     bites(minimality, family_cases())
 
 

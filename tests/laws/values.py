@@ -10,6 +10,7 @@ import numpy.typing as npt
 from restow.broker.layout import DType, Field, Kind, Model
 
 Patterns = npt.NDArray[np.unsignedinteger]
+Floats = npt.NDArray[np.float32]
 
 POISON = 0xA5
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32)
@@ -32,6 +33,9 @@ class GlobalState:
 
     def tensor(self, name: str, dtype: DType) -> Patterns:
         """Bit patterns ``[token, *shape]`` of a field; a snapshot has one token."""
+        if self._source(name):
+            window = self.weights(name) @ self.read(self._source(name)).T
+            return to_bits(window.astype(np.float32), dtype)[None]
         first = 0
         for field in self.model.fields:
             count = self._entries(field) * int(np.prod(field.shape, dtype=np.int64))
@@ -43,8 +47,35 @@ class GlobalState:
             first += count
         raise KeyError(name)
 
+    def read(self, name: str) -> Floats:
+        """What a mixer read last, ``[tap, hidden]``; zero before the prompt."""
+        field = next(field for field in self.model.inputs if field.name == name)
+        values = _integers(name, field.shape)
+        values[: max(field.shape[0] - self.tokens, 0)] = 0
+        return values
+
+    def weights(self, name: str) -> Floats:
+        """The weights of a window, ``[*shape without tap, hidden]``."""
+        field = next(field for field in self.model.fields if field.name == name)
+        source = self._source(name)
+        hidden = next(one.shape[1] for one in self.model.inputs if one.name == source)
+        return _integers(name, (*field.shape[:-1], hidden))
+
+    def _source(self, name: str) -> str:
+        """The input that a window is made of, if the model says so."""
+        layer, _, rest = name.partition(".conv.")
+        source = f"{layer}.mixer_input"
+        return source if rest and any(f.name == source for f in self.model.inputs) else ""
+
     def _entries(self, field: Field) -> int:
         return self.tokens if field.kind is Kind.PER_TOKEN else 1
+
+
+def _integers(name: str, shape: tuple[int, ...]) -> Floats:
+    """Small integers: products and their sums are exact in every float type."""
+    rng = np.random.default_rng(list(name.encode()))
+    values: Floats = rng.integers(-3, 4, shape).astype(np.float32)
+    return values
 
 
 def _scrambled(ids: npt.NDArray[np.uint64], dtype: DType) -> Patterns:

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from laws.executor import Arena
-from laws.values import POISON, GlobalState, Patterns
-from restow.agents import binding, chunks, spans
+from laws.values import POISON, GlobalState, Patterns, to_bits
+from restow.agents import binding, chunks, projecting, spans
 from restow.agents.binding import Blocks, RegionTable, Tokens
-from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
+from restow.broker.layout import DType, Layout, RankLayout, Region, Shard, Span
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.interleave import INTERLEAVED_TO, chunk_bytes
 from restow.broker.planner.program import Column, SpanColumn
@@ -41,7 +41,9 @@ class Engine:
         self._block_count: dict[str, int] = {}
         for rank in layout.ranks:
             for region in rank.regions:
-                if region.group not in self._ids:
+                if region.constant:
+                    self._ids[""], self._block_count[""] = [0], 1
+                elif region.group not in self._ids:
                     self._choose_ids(region, tokens, rng)
         for group, window in group_windows(layout).items():
             self._leave_behind(group, tokens - window)
@@ -51,6 +53,8 @@ class Engine:
             for region in rank.regions
         }
         self.stop = arena.used
+        self.keeps_inputs = False
+        """Whether it is P: what D's pages have room for is nothing that arrives."""
 
     def _choose_ids(self, region: Region, tokens: int, rng: random.Random) -> None:
         """Scattered ids, in no order; block 0 is the null block and is nobody's."""
@@ -74,7 +78,7 @@ class Engine:
 
     @property
     def blocks(self) -> Blocks:
-        return Blocks({group: np.array(ids, np.int64) for group, ids in self._ids.items()})
+        return Blocks({group: np.array(ids, np.int64) for group, ids in self._ids.items() if group})
 
     def regions(self, rank: RankLayout) -> RegionTable:
         """The rank's memory, as its agent would announce it."""
@@ -124,6 +128,28 @@ class Engine:
                     scratch.strides_bytes,
                 )[...] = 0
 
+    def furnish(self, memory: Bytes, state: GlobalState) -> None:
+        """Write what is no state into an image of the arena: weights, and P's inputs."""
+        for rank in self.layout.ranks:
+            for offered in rank.projections:
+                bits = to_bits(state.weights(offered.field), offered.dtype)
+                box = tuple(slice(span.start, span.stop) for span in offered.box[:-1])
+                whole = Shard(
+                    offered.field,
+                    (*offered.box[:-1], Span(0, bits.shape[-1])),
+                    offered.dtype,
+                    offered.region,
+                    offered.offset_bytes,
+                    offered.strides_bytes,
+                )
+                region = rank.region(offered.region)
+                self._view(memory, rank, region, whole, 0)[...] = bits[box][..., None]
+            for shard in rank.inputs if self.keeps_inputs else ():
+                region = rank.region(shard.region)
+                bits = to_bits(state.read(shard.field), shard.dtype)
+                page = self._ids[region.group][0]
+                self._view(memory, rank, region, shard, page)[...] = bits[..., None]
+
     def _page_of(self, region: Region, page_tokens: int, token: int) -> tuple[int, int]:
         block, in_block = divmod(token, page_tokens * region.pages_per_block)
         page, in_page = divmod(in_block, page_tokens)
@@ -145,6 +171,7 @@ class Engine:
     def check(self, state: GlobalState, tokens: Tokens, written: bool) -> None:
         """Every byte is what ``state`` says or still poison; each was written once or never."""
         image = np.full(self.arena.used, POISON, np.uint8)
+        self.furnish(image, state)
         self.write(image, state, tokens)
         mine = slice(self.start, self.stop)
         wrong = np.flatnonzero(self.arena.data[mine] != image[mine])
@@ -331,4 +358,9 @@ def _read_spans(
         traffic.read_bytes[src.rank, dst.rank] += int(
             (copies.count * ITEMS[copies.src_dtype]).sum()
         )
-    traffic.launches += 1
+    traffic.launches += bool(len(program.extracted))
+    if len(program.projected):
+        memory, blocks = destination.regions(dst), destination.blocks
+        rows = projecting.bind_projections(program.projected, pairs, staged, memory, blocks, tokens)
+        arena.project(rows)
+        traffic.launches += 1

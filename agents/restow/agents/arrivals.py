@@ -12,8 +12,10 @@ from restow.agents.errors import OrderInvalidError
 from restow.agents.lane import Read
 from restow.agents.memory import Place
 from restow.agents.orders import ExecuteOrder, Peer, Source
+from restow.agents.projecting import bind_projections
 from restow.agents.spans import bind_extract, bind_spans, staged_spans
 from restow.agents.staging import ALIGN_BYTES
+from restow.broker.layout.rows import Int64s
 from restow.broker.planner.interleave import chunk_bytes
 from restow.broker.planner.program import Column, Program, SpanColumn
 
@@ -86,6 +88,18 @@ class Arrivals:
         rows = self._program.extracted
         if len(rows):
             yield bind_extract(rows, pairs, self._spans, memory, order.dst_blocks, order.tokens)
+
+    def projections(self, memory: RegionTable) -> Int64s:
+        """The products of inputs in the run with weights in own memory."""
+        order, program = self._order, self._program
+        return bind_projections(
+            program.projected,
+            program.group_pairs,
+            self._spans,
+            memory,
+            order.dst_blocks,
+            order.tokens,
+        )
 
 
 def joined_reads(reads: Sequence[Read]) -> list[Read]:

@@ -192,6 +192,8 @@ class AsyncAgent:
     def _open_transport(self, staging: Staging) -> NixlTransport:
         transport = NixlTransport(self._label, self._settings.transport)
         for region in self._regions:
+            if region.private:
+                continue
             transport.register(region.base_address, region.length_bytes, region.place)
         if staging.size_bytes:
             place = staging_place([region.place for region in self._regions])

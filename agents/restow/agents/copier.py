@@ -1,29 +1,32 @@
-"""Large copies are done on a thread, so that the event loop goes on meanwhile.
+"""Large copies and products are made on a thread, so that the event loop goes on meanwhile.
 
 On one: two were tried, and took longer for pieces of 256 bytes and 1 KiB, because each chunk of a
-copy has to wait for the interpreter's lock. Copies of device memory are one launch, waited for in
+copy has to wait for the interpreter's lock. What touches device memory is one launch, waited for in
 place.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from restow.agents.binding import Copies
 from restow.agents.copying import run_copies
+from restow.agents.projecting import run_projections
+from restow.broker.layout.rows import Int64s
 
 LARGE_BYTES = 1 << 20
 """From here on copies may keep a thread for longer than an event loop should be kept."""
 
 
 class Copier:
-    """Runs the copies of one rank's agent. Belongs to one event loop."""
+    """Runs the copies and products of one rank's agent. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        """The thread starts with the first large copy."""
+        """The thread starts with the first large copy or product."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="restow-copy")
 
     async def run(self, copies: Copies, device: torch.device) -> None:
@@ -33,9 +36,21 @@ class Copier:
         """
         if device.type != "cpu" or copies.size_bytes < LARGE_BYTES:
             run_copies(copies, device)
-            return
-        loop = asyncio.get_running_loop()
-        done = loop.run_in_executor(self._thread, run_copies, copies, device)
+        else:
+            await self._on_thread(lambda: run_copies(copies, device))
+
+    async def project(self, rows: Int64s, device: torch.device) -> None:
+        """Make the products of a kernels' table; ends as `run` does.
+
+        Raises `ProgramInvalidError` as `run` does.
+        """
+        if device.type != "cpu":
+            run_projections(rows, device)
+        else:
+            await self._on_thread(lambda: run_projections(rows, device))
+
+    async def _on_thread(self, work: Callable[[], None]) -> None:
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             await asyncio.shield(done)
         except asyncio.CancelledError:

@@ -55,13 +55,17 @@ class CudaHandle:
 
 @dataclass(frozen=True, slots=True)
 class CudaRegion:
-    """The memory of one region inside an allocation of a device, page 0 at ``offset_bytes``."""
+    """The memory of one region inside an allocation of a device, page 0 at ``offset_bytes``.
+
+    ``private``: as of `RegionMemory`.
+    """
 
     name: str
     handle: CudaHandle
     offset_bytes: int
     page_count: int
     page_stride_bytes: int
+    private: bool = False
 
     @classmethod
     def of(cls, region: RegionMemory, driver: Driver | None = None) -> CudaRegion:
@@ -82,7 +86,8 @@ class CudaRegion:
             raise CudaUnavailableError(f"there is no CUDA device {region.device_id} here")
         handle = CudaHandle(driver.export(base, region.device_id), uuids[region.device_id])
         offset = region.base_address - base
-        shared = cls(region.name, handle, offset, region.page_count, region.page_stride_bytes)
+        pages = region.page_count, region.page_stride_bytes
+        shared = cls(region.name, handle, offset, *pages, region.private)
         shared._check(size_bytes)
         return shared
 
@@ -96,6 +101,7 @@ class CudaRegion:
             self.page_stride_bytes,
             MemoryKind.CUDA,
             opened.device_id,
+            self.private,
         )
 
     def _check(self, size_bytes: int) -> None:

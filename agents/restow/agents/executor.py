@@ -1,4 +1,4 @@
-"""The interpreter of programs: GATHER at the source; READ, SCATTER and CLEAR at the destination.
+"""The interpreter of programs: GATHER at the source; READ, SCATTER, PROJECT and CLEAR at D.
 
 Knows rows, pages and bytes, and neither heads nor gRPC. Belongs to one event loop.
 """
@@ -31,6 +31,7 @@ from restow.agents.memory import (
 from restow.agents.orders import ExecuteOrder, Peer, ProbeOrder, Source, StageOrder
 from restow.agents.probing import check_room, measure_copying, measure_reading
 from restow.agents.program_check import CheckedProgram
+from restow.agents.projecting import window_rows
 from restow.agents.reader import Reader
 from restow.agents.staging import Run, StagingPool
 from restow.broker.errors import PagesError, RestowError
@@ -72,6 +73,7 @@ class Executor:
         self._memory = region_table(regions)
         self._places = tuple(region.place for region in regions)
         self._strides = tuple(region.page_stride_bytes for region in regions)
+        self._constant = tuple(region.private for region in regions)
         self._copier = copier
         self._gathering = Gathering(rank, self._memory, self._places, gather_staging, copier)
         self._scatter_staging = scatter_staging
@@ -123,7 +125,7 @@ class Executor:
         """
         programs = [self._program(part.program_id) for part in order.parts]
         for program in programs:
-            program.check_source(self._rank, self._strides)
+            program.check_source(self._rank, self._strides, self._constant)
         return await self._gathering.stage(order, programs)
 
     def unstage(self, handoff: int) -> None:
@@ -172,7 +174,7 @@ class Executor:
         began_s = self._clock()
         deadline_s = began_s + order.grant_s
         program = self._program(order.program_id)
-        program.check_destination(self._strides)
+        program.check_destination(self._strides, self._constant)
         try:
             bytes_read = await self._fill(program, order, deadline_s)
             ended_s = self._clock()
@@ -194,7 +196,7 @@ class Executor:
         return program
 
     async def _fill(self, program: CheckedProgram, order: ExecuteOrder, deadline_s: float) -> int:
-        """READ, then SCATTER. Returns the bytes read."""
+        """READ, then SCATTER, then PROJECT. Returns the bytes read."""
         whole = program.program
         missing = program.src_ranks - {source.src_rank for source in order.sources}
         if missing:
@@ -219,6 +221,8 @@ class Executor:
             await self._reader.read(reads, deadline_s)
             for copies in arrivals.copies(self._memory):
                 await self._copier.run(copies, place.device)
+            if len(whole.projected):
+                await self._copier.project(arrivals.projections(self._memory), place.device)
             self._zero(whole.cleared, whole, order)
         finally:
             if run is not None:
@@ -283,6 +287,7 @@ class Executor:
             program.extracted,
             program.restored,
             program.cleared,
+            window_rows(program.projected),
         )
         rows = np.concatenate(tables)
         rows = rows[~per_token[rows[:, Column.GROUP_PAIR]]]

@@ -58,7 +58,8 @@ def one_place(places: Sequence[Place], regions: Sequence[int]) -> Place:
 class RegionMemory:
     """The memory of one region: page ``i`` is at ``base_address + i * page_stride_bytes``.
 
-    Raises `RegionInvalidError` for an address, count or stride that is not positive.
+    One that is ``private`` is read by no peer and written by no handoff: the constant regions of a
+    layout are. Raises `RegionInvalidError` for an address, count or stride that is not positive.
     """
 
     name: str
@@ -67,6 +68,7 @@ class RegionMemory:
     page_stride_bytes: int
     kind: MemoryKind = MemoryKind.HOST
     device_id: int = 0
+    private: bool = False
 
     def __post_init__(self) -> None:
         """Check."""
@@ -192,13 +194,17 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class SharedRegion:
-    """The memory of one region inside a shared-memory object, page 0 at ``offset_bytes``."""
+    """The memory of one region inside a shared-memory object, page 0 at ``offset_bytes``.
+
+    ``private``: as of `RegionMemory`.
+    """
 
     name: str
     shared_memory: str
     offset_bytes: int
     page_count: int
     page_stride_bytes: int
+    private: bool = False
 
     def memory(self, shared: SharedMemory) -> RegionMemory:
         """The region in this process. Raises `RegionInvalidError` if it leaves the object."""
@@ -210,7 +216,9 @@ class SharedRegion:
                 region=self.name,
             )
         address = shared.address + self.offset_bytes
-        return RegionMemory(self.name, address, self.page_count, self.page_stride_bytes)
+        return RegionMemory(
+            self.name, address, self.page_count, self.page_stride_bytes, private=self.private
+        )
 
 
 class Staging(Protocol):

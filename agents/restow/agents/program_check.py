@@ -6,6 +6,7 @@ inside a page of a region that is registered for it.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TypeAlias
 
 import numpy as np
@@ -14,15 +15,28 @@ import numpy.typing as npt
 from restow.agents.binding import Tokens
 from restow.agents.copying import cast_known
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
+from restow.agents.projected_check import check_projected, check_projected_memory
 from restow.broker.layout import DType
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, GroupPair, PageForm, Program, SpanColumn
+from restow.broker.planner.program import (
+    Column,
+    GroupPair,
+    PageForm,
+    Program,
+    ProjectColumn,
+    SpanColumn,
+)
 from restow.broker.planner.table import ITEM_BYTES
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 MAX_DESCRIPTORS = 4_000_000
+_KINDS: dict[int, tuple[str, type[IntEnum]]] = {
+    len(Column): ("row", Column),
+    len(SpanColumn): ("span", SpanColumn),
+    len(ProjectColumn): ("projected row", ProjectColumn),
+}
 _SOURCE = (
     Column.SRC_REGION,
     Column.SRC_OFFSET_BYTES,
@@ -57,15 +71,18 @@ class CheckedProgram:
         self.program = program
         self.src_ranks = frozenset(program.src_ranks)
         staged = np.concatenate([program.packed, program.extracted, program.restored])
-        self.staged_regions = tuple(np.unique(staged[:, Column.DST_REGION]).tolist())
-        """Regions of the destination that are filled from staging."""
+        touched = program.projected[:, [ProjectColumn.DST_REGION, ProjectColumn.WEIGHT_REGION]]
+        regions = np.concatenate([staged[:, Column.DST_REGION], touched.ravel()])
+        self.staged_regions = tuple(np.unique(regions).tolist())
+        """Regions of the destination that are filled from staging, and those of weights."""
         self._small: dict[int | None, int] = {}
         """How many tokens each source's rows, or all rows, were found to be few enough for."""
-        self._passed: set[tuple[int | None, tuple[int, ...]]] = set()
+        self._passed: set[tuple[int | None, tuple[int, ...], tuple[bool, ...]]] = set()
         _check_forms(program)
         for rows in _tables(program):
             self._check_rows(rows)
         self._check_spans()
+        check_projected(program, self._refuse)
         per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
         for rows, why in (
             (program.cleared, "clears pages of tokens"),
@@ -79,16 +96,34 @@ class CheckedProgram:
         raw &= (direct[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] == 1).all(axis=1)
         self._refuse(direct, ~raw, "is read into place, but is no run of bytes")
 
-    def check_destination(self, page_strides_bytes: tuple[int, ...]) -> None:
-        """Check that rows stay inside the destination's pages. Raises `ProgramInvalidError`."""
-        self._check_side(None, page_strides_bytes)
+    def check_destination(
+        self, page_strides_bytes: tuple[int, ...], constant: tuple[bool, ...] = ()
+    ) -> None:
+        """Check that rows stay inside the destination's pages, and out of ``constant`` regions.
 
-    def check_source(self, src_rank: int, page_strides_bytes: tuple[int, ...]) -> None:
-        """Check that a source rank's rows stay inside its pages. Raises `ProgramInvalidError`."""
-        self._check_side(src_rank, page_strides_bytes)
+        Raises `ProgramInvalidError`.
+        """
+        self._check_side(None, page_strides_bytes, constant)
 
-    def _check_side(self, src_rank: int | None, page_strides_bytes: tuple[int, ...]) -> None:
-        key = (src_rank, page_strides_bytes)
+    def check_source(
+        self,
+        src_rank: int,
+        page_strides_bytes: tuple[int, ...],
+        constant: tuple[bool, ...] = (),
+    ) -> None:
+        """Check that a source rank's rows stay inside its pages, and out of ``constant`` regions.
+
+        Those of a peer are not known, nor can they be read. Raises `ProgramInvalidError`.
+        """
+        self._check_side(src_rank, page_strides_bytes, constant)
+
+    def _check_side(
+        self,
+        src_rank: int | None,
+        page_strides_bytes: tuple[int, ...],
+        constant: tuple[bool, ...] = (),
+    ) -> None:
+        key = (src_rank, page_strides_bytes, constant)
         if key in self._passed:
             return
         source = src_rank is not None
@@ -104,10 +139,14 @@ class CheckedProgram:
             tables += [self.program.interleaved]
         else:
             tables += [self.program.extracted, self.program.restored, self.program.cleared]
+            check_projected_memory(self.program, strides, constant, self._refuse)
+        fixed = np.flatnonzero(constant)
+        touches = "reads" if source else "writes"
         for table in tables:
             rows = table[table[:, Column.SRC_RANK] == src_rank] if source else table
             region = rows[:, columns[0]]
             self._refuse(rows, region >= len(strides), "names a region that is not there")
+            self._refuse(rows, np.isin(region, fixed), f"{touches} a constant region")
             side = "source" if source else "destination"
             outside = self._ends(rows, columns, page_tokens) > strides[region]
             self._refuse(rows, outside, f"leaves its {side} page")
@@ -224,7 +263,7 @@ class CheckedProgram:
     def _refuse(self, rows: Int64s, bad: npt.NDArray[np.bool_], why: str) -> None:
         if bad.any():
             row = rows[int(np.argmax(bad))]
-            kind, columns = ("row", Column) if len(row) == len(Column) else ("span", SpanColumn)
+            kind, columns = _KINDS[len(row)]
             shown = ", ".join(f"{column.name} {row[column]}" for column in columns)
             raise ProgramInvalidError(
                 f"program {self.program.program_id}: a {kind} {why}: {shown}",

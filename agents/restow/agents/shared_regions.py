@@ -17,6 +17,7 @@ def region_to_proto(region: SharedRegion | CudaRegion) -> pb.SharedRegion:
         offset_bytes=region.offset_bytes,
         page_count=region.page_count,
         page_stride_bytes=region.page_stride_bytes,
+        private=region.private,
     )
     if isinstance(region, SharedRegion):
         message.shared_memory = region.shared_memory
@@ -28,7 +29,7 @@ def region_to_proto(region: SharedRegion | CudaRegion) -> pb.SharedRegion:
 
 def region_from_proto(message: pb.SharedRegion) -> SharedRegion | CudaRegion:
     """A region that was handed over. Raises `RegionInvalidError`."""
-    where = (message.offset_bytes, message.page_count, message.page_stride_bytes)
+    where = (message.offset_bytes, message.page_count, message.page_stride_bytes, message.private)
     if bool(message.shared_memory) == message.HasField("cuda"):
         raise RegionInvalidError(
             f"region {message.name}: give either shared memory or a CUDA allocation",

@@ -8,11 +8,13 @@ import numpy as np
 
 from restow.broker.errors import LayoutFormError, PagesError, PlanError
 from restow.broker.layout import (
+    Box,
     DType,
     Field,
     Kind,
     Layout,
     Model,
+    Projection,
     RankLayout,
     Region,
     Scratch,
@@ -20,7 +22,14 @@ from restow.broker.layout import (
     Span,
 )
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, GroupPair, PageForm, Program, SpanColumn
+from restow.broker.planner.program import (
+    Column,
+    GroupPair,
+    PageForm,
+    Program,
+    ProjectColumn,
+    SpanColumn,
+)
 from restow.v1 import broker_pb2, layout_pb2, program_pb2
 
 MAX_BLOCKS = 1 << 20
@@ -37,19 +46,21 @@ def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
     return layout_pb2.Layout(
         model=layout_pb2.Model(
             name=layout.model.name,
-            fields=[
-                layout_pb2.Field(
-                    name=f.name,
-                    kind=_KIND_NUMBERS[f.kind],
-                    axes=f.axes,
-                    shape=f.shape,
-                    window_tokens=f.window_tokens,
-                    scales=f.scales,
-                )
-                for f in layout.model.fields
-            ],
+            fields=[_field_to_proto(field) for field in layout.model.fields],
+            inputs=[_field_to_proto(field) for field in layout.model.inputs],
         ),
         ranks=[_rank_to_proto(rank) for rank in layout.ranks],
+    )
+
+
+def _field_to_proto(field: Field) -> layout_pb2.Field:
+    return layout_pb2.Field(
+        name=field.name,
+        kind=_KIND_NUMBERS[field.kind],
+        axes=field.axes,
+        shape=field.shape,
+        window_tokens=field.window_tokens,
+        scales=field.scales,
     )
 
 
@@ -66,18 +77,7 @@ def _rank_to_proto(rank: RankLayout) -> layout_pb2.RankLayout:
             )
             for region in rank.regions
         ],
-        shards=[
-            layout_pb2.Shard(
-                field=shard.field,
-                box=[layout_pb2.Span(start=span.start, stop=span.stop) for span in shard.box],
-                dtype=layout_pb2.DataType.ValueType(shard.dtype),
-                region=shard.region,
-                offset_bytes=shard.offset_bytes,
-                strides_bytes=shard.strides_bytes,
-                token_stride_bytes=shard.token_stride_bytes or 0,
-            )
-            for shard in rank.shards
-        ],
+        shards=[_shard_to_proto(shard) for shard in rank.shards],
         scratch=[
             layout_pb2.Scratch(
                 region=scratch.region,
@@ -88,13 +88,43 @@ def _rank_to_proto(rank: RankLayout) -> layout_pb2.RankLayout:
             )
             for scratch in rank.scratch
         ],
+        inputs=[_shard_to_proto(shard) for shard in rank.inputs],
+        projections=[
+            layout_pb2.Projection(
+                field=weights.field,
+                box=_box_to_proto(weights.box),
+                input=weights.input,
+                dtype=layout_pb2.DataType.ValueType(weights.dtype),
+                region=weights.region,
+                offset_bytes=weights.offset_bytes,
+                strides_bytes=weights.strides_bytes,
+            )
+            for weights in rank.projections
+        ],
     )
+
+
+def _shard_to_proto(shard: Shard) -> layout_pb2.Shard:
+    return layout_pb2.Shard(
+        field=shard.field,
+        box=_box_to_proto(shard.box),
+        dtype=layout_pb2.DataType.ValueType(shard.dtype),
+        region=shard.region,
+        offset_bytes=shard.offset_bytes,
+        strides_bytes=shard.strides_bytes,
+        token_stride_bytes=shard.token_stride_bytes or 0,
+    )
+
+
+def _box_to_proto(box: Box) -> list[layout_pb2.Span]:
+    return [layout_pb2.Span(start=span.start, stop=span.stop) for span in box]
 
 
 def layout_from_proto(message: layout_pb2.Layout) -> Layout:
     """The message as a layout. Raises `LayoutFormError`; `check_layout` does the rest."""
-    fields = tuple(_field(field) for field in message.model.fields)
-    return Layout(Model(message.model.name, fields), tuple(_rank(rank) for rank in message.ranks))
+    fields, inputs = message.model.fields, message.model.inputs
+    model = Model(message.model.name, tuple(map(_field, fields)), tuple(map(_field, inputs)))
+    return Layout(model, tuple(_rank(rank) for rank in message.ranks))
 
 
 def _field(message: layout_pb2.Field) -> Field:
@@ -131,7 +161,24 @@ def _rank(message: layout_pb2.RankLayout) -> RankLayout:
             )
             for scratch in message.scratch
         ),
+        inputs=tuple(_shard(shard, message.rank) for shard in message.inputs),
+        projections=tuple(
+            Projection(
+                field=weights.field,
+                box=_box(weights.box),
+                input=weights.input,
+                region=weights.region,
+                offset_bytes=weights.offset_bytes,
+                strides_bytes=tuple(weights.strides_bytes),
+                dtype=_dtype(weights.dtype, message.rank, field=weights.field),
+            )
+            for weights in message.projections
+        ),
     )
+
+
+def _box(spans: Iterable[layout_pb2.Span]) -> Box:
+    return tuple(Span(span.start, span.stop) for span in spans)
 
 
 def _dtype(number: int, rank: int, **owner: str) -> DType:
@@ -147,7 +194,7 @@ def _dtype(number: int, rank: int, **owner: str) -> DType:
 def _shard(message: layout_pb2.Shard, rank: int) -> Shard:
     return Shard(
         field=message.field,
-        box=tuple(Span(span.start, span.stop) for span in message.box),
+        box=_box(message.box),
         dtype=_dtype(message.dtype, rank, field=message.field),
         region=message.region,
         offset_bytes=message.offset_bytes,
@@ -182,6 +229,7 @@ def program_to_proto(program: Program, src_rank: int | None = None) -> program_p
         cleared_rows=_bytes(program.cleared) if src_rank is None else b"",
         interleaved_rows=_bytes(interleaved),
         restored_rows=_bytes(program.restored) if src_rank is None else b"",
+        projected_rows=_bytes(program.projected) if src_rank is None else b"",
     )
 
 
@@ -207,6 +255,7 @@ def program_from_proto(message: program_pb2.Program) -> Program:
         cleared=_table(message.cleared_rows),
         interleaved=_table(message.interleaved_rows),
         restored=_table(message.restored_rows),
+        projected=_table(message.projected_rows, len(ProjectColumn)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Strided copies through a piece table and clearing of slots: Triton on a GPU, a twin on the host.
+"""Strided copies, products and clearing, each through a table: Triton on a GPU, a twin on the host.
 
 Triton is imported when something first runs on a GPU, not before.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from restow.kernels import naive
+from restow.kernels import naive, product
 from restow.kernels.piece_table import (
     Column,
     CopyCode,
@@ -17,6 +17,12 @@ from restow.kernels.piece_table import (
     PieceTableError,
     UnsupportedCast,
     copy_code,
+)
+from restow.kernels.project_table import (
+    FloatCode,
+    ProjectColumn,
+    ProjectTable,
+    ProjectTableError,
 )
 from restow.kernels.slot_table import SlotColumn, SlotTable, SlotTableError
 
@@ -26,8 +32,12 @@ if TYPE_CHECKING:
 __all__ = [
     "Column",
     "CopyCode",
+    "FloatCode",
     "PieceTable",
     "PieceTableError",
+    "ProjectColumn",
+    "ProjectTable",
+    "ProjectTableError",
     "SlotColumn",
     "SlotTable",
     "SlotTableError",
@@ -36,6 +46,7 @@ __all__ = [
     "copy_code",
     "copy_pieces",
     "gather",
+    "project_windows",
     "scatter",
     "upload_pieces",
 ]
@@ -75,6 +86,17 @@ def gather(table: PieceTable, device: torch.device) -> None:
 def scatter(table: PieceTable, device: torch.device) -> None:
     """SCATTER: copy staging to scattered pieces (the table's sources lie in staging)."""
     copy_pieces(table, device)
+
+
+def project_windows(table: ProjectTable, device: torch.device) -> None:
+    """PROJECT: rebuild conv windows from inputs and weights, as `ProjectTable` says."""
+    if device.type == "cpu":
+        product.project_windows(table)
+    else:
+        from restow.kernels import project
+
+        with torch.cuda.device(device):
+            project.project_windows(table, device)
 
 
 def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:

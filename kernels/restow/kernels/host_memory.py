@@ -32,6 +32,15 @@ def elements(address: int, count: int, step_bytes: int, dtype: torch.dtype) -> t
     return flat[:: step_bytes // dtype.itemsize]
 
 
+def view(
+    address: int, sizes: tuple[int, ...], strides_bytes: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a box of elements in place."""
+    reach = sum((size - 1) * step for size, step in zip(sizes, strides_bytes, strict=True))
+    flat = torch.frombuffer(_buffer(address, reach + dtype.itemsize), dtype=dtype)
+    return flat.as_strided(sizes, [step // dtype.itemsize for step in strides_bytes])
+
+
 class Rows:
     """Rows of equal shape at many addresses, read and written through views that may overlap.
 

@@ -439,6 +439,7 @@ class Costs(google.protobuf.message.Message):
     SECONDS_PER_ELEMENT_FIELD_NUMBER: builtins.int
     SECONDS_PER_STAGE_FIELD_NUMBER: builtins.int
     NOMINAL_TOKENS_FIELD_NUMBER: builtins.int
+    SECONDS_PER_WEIGHT_BYTE_FIELD_NUMBER: builtins.int
     seconds_per_descriptor: builtins.float
     """Seconds of each descriptor of a READ, above its bytes."""
     read_bytes_per_second: builtins.float
@@ -455,6 +456,8 @@ class Costs(google.protobuf.message.Message):
     """Seconds to ask a source to gather."""
     nominal_tokens: builtins.int
     """Tokens of the prompt that costs are compared for."""
+    seconds_per_weight_byte: builtins.float
+    """Seconds of each byte of weights that are multiplied to rebuild conv windows."""
     def __init__(
         self,
         *,
@@ -466,8 +469,9 @@ class Costs(google.protobuf.message.Message):
         seconds_per_element: builtins.float = ...,
         seconds_per_stage: builtins.float = ...,
         nominal_tokens: builtins.int = ...,
+        seconds_per_weight_byte: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["copy_bytes_per_second", b"copy_bytes_per_second", "nominal_tokens", b"nominal_tokens", "read_bytes_per_second", b"read_bytes_per_second", "seconds_per_copy", b"seconds_per_copy", "seconds_per_descriptor", b"seconds_per_descriptor", "seconds_per_element", b"seconds_per_element", "seconds_per_launch", b"seconds_per_launch", "seconds_per_stage", b"seconds_per_stage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["copy_bytes_per_second", b"copy_bytes_per_second", "nominal_tokens", b"nominal_tokens", "read_bytes_per_second", b"read_bytes_per_second", "seconds_per_copy", b"seconds_per_copy", "seconds_per_descriptor", b"seconds_per_descriptor", "seconds_per_element", b"seconds_per_element", "seconds_per_launch", b"seconds_per_launch", "seconds_per_stage", b"seconds_per_stage", "seconds_per_weight_byte", b"seconds_per_weight_byte"]) -> None: ...
 
 Global___Costs: typing_extensions.TypeAlias = Costs
 

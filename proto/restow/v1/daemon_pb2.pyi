@@ -57,6 +57,7 @@ class SharedRegion(google.protobuf.message.Message):
     PAGE_COUNT_FIELD_NUMBER: builtins.int
     PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
     CUDA_FIELD_NUMBER: builtins.int
+    PRIVATE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the region in the rank's layout."""
     shared_memory: builtins.str
@@ -67,6 +68,8 @@ class SharedRegion(google.protobuf.message.Message):
     """Number of pages."""
     page_stride_bytes: builtins.int
     """Bytes from page to page."""
+    private: builtins.bool
+    """Whether no peer may read it: constant regions of a layout. False: peers read it."""
     @property
     def cuda(self) -> Global___CudaAllocation:
         """The allocation. Unset: the region lies in shared memory; exactly one of the two is given."""
@@ -80,9 +83,10 @@ class SharedRegion(google.protobuf.message.Message):
         page_count: builtins.int = ...,
         page_stride_bytes: builtins.int = ...,
         cuda: Global___CudaAllocation | None = ...,
+        private: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cuda", b"cuda"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cuda", b"cuda", "name", b"name", "offset_bytes", b"offset_bytes", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes", "shared_memory", b"shared_memory"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cuda", b"cuda", "name", b"name", "offset_bytes", b"offset_bytes", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes", "private", b"private", "shared_memory", b"shared_memory"]) -> None: ...
 
 Global___SharedRegion: typing_extensions.TypeAlias = SharedRegion
 

@@ -24,31 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16restow/v1/layout.proto\x12\trestow.v1\"}\n\x05\x46ield\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.restow.v1.FieldKind\x12\x0c\n\x04\x61xes\x18\x03 \x03(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12\x15\n\rwindow_tokens\x18\x05 \x01(\x05\x12\x0e\n\x06scales\x18\x06 \x01(\t\"7\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06\x66ields\x18\x02 \x03(\x0b\x32\x10.restow.v1.Field\"n\n\x06Region\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x19\n\x11page_stride_bytes\x18\x03 \x01(\x03\x12\x13\n\x0bpage_tokens\x18\x04 \x01(\x05\x12\x17\n\x0fpages_per_block\x18\x05 \x01(\x05\"#\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0c\n\x04stop\x18\x02 \x01(\x03\"\xb1\x01\n\x05Shard\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x1c\n\x03\x62ox\x18\x02 \x03(\x0b\x32\x0f.restow.v1.Span\x12\"\n\x05\x64type\x18\x03 \x01(\x0e\x32\x13.restow.v1.DataType\x12\x0e\n\x06region\x18\x04 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\x12\x15\n\rstrides_bytes\x18\x06 \x03(\x03\x12\x1a\n\x12token_stride_bytes\x18\x07 \x01(\x03\"y\n\x07Scratch\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\"\n\x05\x64type\x18\x02 \x01(\x0e\x32\x13.restow.v1.DataType\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\r\n\x05sizes\x18\x04 \x03(\x03\x12\x15\n\rstrides_bytes\x18\x05 \x03(\x03\"\x85\x01\n\nRankLayout\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\"\n\x07regions\x18\x02 \x03(\x0b\x32\x11.restow.v1.Region\x12 \n\x06shards\x18\x03 \x03(\x0b\x32\x10.restow.v1.Shard\x12#\n\x07scratch\x18\x04 \x03(\x0b\x32\x12.restow.v1.Scratch\"O\n\x06Layout\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.restow.v1.Model\x12$\n\x05ranks\x18\x02 \x03(\x0b\x32\x15.restow.v1.RankLayout*\xcc\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x01\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x02\x12\x1b\n\x17\x44\x41TA_TYPE_FLOAT8_E4M3FN\x10\x03\x12\x19\n\x15\x44\x41TA_TYPE_FLOAT8_E5M2\x10\x04\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x05\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x06\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x07*Z\n\tFieldKind\x12\x1a\n\x16\x46IELD_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46IELD_KIND_PER_TOKEN\x10\x01\x12\x17\n\x13\x46IELD_KIND_SNAPSHOT\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16restow/v1/layout.proto\x12\trestow.v1\"}\n\x05\x46ield\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x04kind\x18\x02 \x01(\x0e\x32\x14.restow.v1.FieldKind\x12\x0c\n\x04\x61xes\x18\x03 \x03(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\x12\x15\n\rwindow_tokens\x18\x05 \x01(\x05\x12\x0e\n\x06scales\x18\x06 \x01(\t\"Y\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06\x66ields\x18\x02 \x03(\x0b\x32\x10.restow.v1.Field\x12 \n\x06inputs\x18\x03 \x03(\x0b\x32\x10.restow.v1.Field\"n\n\x06Region\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x19\n\x11page_stride_bytes\x18\x03 \x01(\x03\x12\x13\n\x0bpage_tokens\x18\x04 \x01(\x05\x12\x17\n\x0fpages_per_block\x18\x05 \x01(\x05\"#\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\x03\x12\x0c\n\x04stop\x18\x02 \x01(\x03\"\xb1\x01\n\x05Shard\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x1c\n\x03\x62ox\x18\x02 \x03(\x0b\x32\x0f.restow.v1.Span\x12\"\n\x05\x64type\x18\x03 \x01(\x0e\x32\x13.restow.v1.DataType\x12\x0e\n\x06region\x18\x04 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x03\x12\x15\n\rstrides_bytes\x18\x06 \x03(\x03\x12\x1a\n\x12token_stride_bytes\x18\x07 \x01(\x03\"y\n\x07Scratch\x12\x0e\n\x06region\x18\x01 \x01(\t\x12\"\n\x05\x64type\x18\x02 \x01(\x0e\x32\x13.restow.v1.DataType\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\x12\r\n\x05sizes\x18\x04 \x03(\x03\x12\x15\n\rstrides_bytes\x18\x05 \x03(\x03\"\xa9\x01\n\nProjection\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x1c\n\x03\x62ox\x18\x02 \x03(\x0b\x32\x0f.restow.v1.Span\x12\r\n\x05input\x18\x03 \x01(\t\x12\"\n\x05\x64type\x18\x04 \x01(\x0e\x32\x13.restow.v1.DataType\x12\x0e\n\x06region\x18\x05 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x06 \x01(\x03\x12\x15\n\rstrides_bytes\x18\x07 \x03(\x03\"\xd3\x01\n\nRankLayout\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\"\n\x07regions\x18\x02 \x03(\x0b\x32\x11.restow.v1.Region\x12 \n\x06shards\x18\x03 \x03(\x0b\x32\x10.restow.v1.Shard\x12#\n\x07scratch\x18\x04 \x03(\x0b\x32\x12.restow.v1.Scratch\x12 \n\x06inputs\x18\x05 \x03(\x0b\x32\x10.restow.v1.Shard\x12*\n\x0bprojections\x18\x06 \x03(\x0b\x32\x15.restow.v1.Projection\"O\n\x06Layout\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.restow.v1.Model\x12$\n\x05ranks\x18\x02 \x03(\x0b\x32\x15.restow.v1.RankLayout*\xcc\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\x01\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x02\x12\x1b\n\x17\x44\x41TA_TYPE_FLOAT8_E4M3FN\x10\x03\x12\x19\n\x15\x44\x41TA_TYPE_FLOAT8_E5M2\x10\x04\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x05\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x06\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x07*Z\n\tFieldKind\x12\x1a\n\x16\x46IELD_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46IELD_KIND_PER_TOKEN\x10\x01\x12\x17\n\x13\x46IELD_KIND_SNAPSHOT\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'restow.v1.layout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=891
-  _globals['_DATATYPE']._serialized_end=1095
-  _globals['_FIELDKIND']._serialized_start=1097
-  _globals['_FIELDKIND']._serialized_end=1187
+  _globals['_DATATYPE']._serialized_start=1175
+  _globals['_DATATYPE']._serialized_end=1379
+  _globals['_FIELDKIND']._serialized_start=1381
+  _globals['_FIELDKIND']._serialized_end=1471
   _globals['_FIELD']._serialized_start=37
   _globals['_FIELD']._serialized_end=162
   _globals['_MODEL']._serialized_start=164
-  _globals['_MODEL']._serialized_end=219
-  _globals['_REGION']._serialized_start=221
-  _globals['_REGION']._serialized_end=331
-  _globals['_SPAN']._serialized_start=333
-  _globals['_SPAN']._serialized_end=368
-  _globals['_SHARD']._serialized_start=371
-  _globals['_SHARD']._serialized_end=548
-  _globals['_SCRATCH']._serialized_start=550
-  _globals['_SCRATCH']._serialized_end=671
-  _globals['_RANKLAYOUT']._serialized_start=674
-  _globals['_RANKLAYOUT']._serialized_end=807
-  _globals['_LAYOUT']._serialized_start=809
-  _globals['_LAYOUT']._serialized_end=888
+  _globals['_MODEL']._serialized_end=253
+  _globals['_REGION']._serialized_start=255
+  _globals['_REGION']._serialized_end=365
+  _globals['_SPAN']._serialized_start=367
+  _globals['_SPAN']._serialized_end=402
+  _globals['_SHARD']._serialized_start=405
+  _globals['_SHARD']._serialized_end=582
+  _globals['_SCRATCH']._serialized_start=584
+  _globals['_SCRATCH']._serialized_end=705
+  _globals['_PROJECTION']._serialized_start=708
+  _globals['_PROJECTION']._serialized_end=877
+  _globals['_RANKLAYOUT']._serialized_start=880
+  _globals['_RANKLAYOUT']._serialized_end=1091
+  _globals['_LAYOUT']._serialized_start=1093
+  _globals['_LAYOUT']._serialized_end=1172
 # @@protoc_insertion_point(module_scope)

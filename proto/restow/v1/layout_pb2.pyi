@@ -124,19 +124,28 @@ class Model(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     FIELDS_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the model. Both sides of a handoff must give the same; empty is a name like any other."""
     @property
     def fields(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Field]:
         """All fields of its state. Empty is refused."""
 
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Field]:
+        """What recurrent layers read, of which some conv fields can be rebuilt: snapshots with the axes
+        "tap" and "hidden", the oldest tap first, zero before the prompt. No state. Empty: nothing is
+        said of them. Both sides must give the same shape where both list one.
+        """
+
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         fields: collections.abc.Iterable[Global___Field] | None = ...,
+        inputs: collections.abc.Iterable[Global___Field] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fields", b"fields", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fields", b"fields", "inputs", b"inputs", "name", b"name"]) -> None: ...
 
 Global___Model: typing_extensions.TypeAlias = Model
 
@@ -154,7 +163,10 @@ class Region(google.protobuf.message.Message):
     name: builtins.str
     """Name, unique in the rank. Empty is refused."""
     group: builtins.str
-    """Name of the list of block ids that addresses the region; several regions share one."""
+    """Name of the list of block ids that addresses the region; several regions share one. Empty: the
+    region is constant. It has one page, number 0, that belongs to no request, holds weights of
+    projections and nothing else, and is read by no peer.
+    """
     page_stride_bytes: builtins.int
     """Bytes from one page to the next. Zero is refused."""
     page_tokens: builtins.int
@@ -285,6 +297,54 @@ class Scratch(google.protobuf.message.Message):
 Global___Scratch: typing_extensions.TypeAlias = Scratch
 
 @typing.final
+class Projection(google.protobuf.message.Message):
+    """In-projection weights that a rank offers: the box of the field is their product with the input."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: builtins.int
+    BOX_FIELD_NUMBER: builtins.int
+    INPUT_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    REGION_FIELD_NUMBER: builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: builtins.int
+    STRIDES_BYTES_FIELD_NUMBER: builtins.int
+    field: builtins.str
+    """Name of the field, one of the model's, with an axis "tap"."""
+    input: builtins.str
+    """Name of the input, one of the model's."""
+    dtype: Global___DataType.ValueType
+    """Type of the weights, in which the product is computed. Unspecified is refused."""
+    region: builtins.str
+    """Name of the region that holds the weights, one of the rank's. It must be constant."""
+    offset_bytes: builtins.int
+    """Bytes from the region's beginning to the weights of the box' first element. 0 is the beginning."""
+    @property
+    def box(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """The box, that of one of the rank's shards of the field, with all taps."""
+
+    @property
+    def strides_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Bytes from one weight to the next along each axis of the field but "tap", then along the hidden
+        axis, which must be the size of an element.
+        """
+
+    def __init__(
+        self,
+        *,
+        field: builtins.str = ...,
+        box: collections.abc.Iterable[Global___Span] | None = ...,
+        input: builtins.str = ...,
+        dtype: Global___DataType.ValueType = ...,
+        region: builtins.str = ...,
+        offset_bytes: builtins.int = ...,
+        strides_bytes: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["box", b"box", "dtype", b"dtype", "field", b"field", "input", b"input", "offset_bytes", b"offset_bytes", "region", b"region", "strides_bytes", b"strides_bytes"]) -> None: ...
+
+Global___Projection: typing_extensions.TypeAlias = Projection
+
+@typing.final
 class RankLayout(google.protobuf.message.Message):
     """All that one rank holds."""
 
@@ -294,6 +354,8 @@ class RankLayout(google.protobuf.message.Message):
     REGIONS_FIELD_NUMBER: builtins.int
     SHARDS_FIELD_NUMBER: builtins.int
     SCRATCH_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    PROJECTIONS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """Number of the rank, from 0. Numbers need not be dense."""
     @property
@@ -308,6 +370,16 @@ class RankLayout(google.protobuf.message.Message):
     def scratch(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Scratch]:
         """Memory that is zeroed when a state arrives. Empty: none."""
 
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Shard]:
+        """Inputs that it keeps beside the state, each with all its taps, in pages of snapshots. A row of
+        one has no gaps. Empty: it keeps none.
+        """
+
+    @property
+    def projections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Projection]:
+        """Weights with which it rebuilds conv fields from another engine's inputs. Empty: none."""
+
     def __init__(
         self,
         *,
@@ -315,8 +387,10 @@ class RankLayout(google.protobuf.message.Message):
         regions: collections.abc.Iterable[Global___Region] | None = ...,
         shards: collections.abc.Iterable[Global___Shard] | None = ...,
         scratch: collections.abc.Iterable[Global___Scratch] | None = ...,
+        inputs: collections.abc.Iterable[Global___Shard] | None = ...,
+        projections: collections.abc.Iterable[Global___Projection] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rank", b"rank", "regions", b"regions", "scratch", b"scratch", "shards", b"shards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "projections", b"projections", "rank", b"rank", "regions", b"regions", "scratch", b"scratch", "shards", b"shards"]) -> None: ...
 
 Global___RankLayout: typing_extensions.TypeAlias = RankLayout
 

@@ -96,6 +96,7 @@ class Program(google.protobuf.message.Message):
     CLEARED_ROWS_FIELD_NUMBER: builtins.int
     INTERLEAVED_ROWS_FIELD_NUMBER: builtins.int
     RESTORED_ROWS_FIELD_NUMBER: builtins.int
+    PROJECTED_ROWS_FIELD_NUMBER: builtins.int
     program_id: builtins.str
     """Name of the program; equal layouts, rank and strategy give equal names."""
     dst_rank: builtins.int
@@ -129,6 +130,15 @@ class Program(google.protobuf.message.Message):
     """Rows copied from the chunk of the row's source rank to pages: SRC_OFFSET_BYTES counts from the
     chunk's beginning, SRC_REGION means nothing. Empty: no chunk. Left out for a source's agent.
     """
+    projected_rows: builtins.bytes
+    """Conv windows of the destination that are rebuilt, once the spans are there: as packed
+    little-endian int64, 16 a row: SPAN, SRC_OFFSET_BYTES in it, SRC_TAP_STRIDE_BYTES, TAPS, HIDDEN,
+    DTYPE of inputs and weights, WEIGHT_REGION, WEIGHT_OFFSET_BYTES, WEIGHT_STRIDE_BYTES from channel
+    to channel, CHANNELS, GROUP_PAIR, DST_REGION, DST_OFFSET_BYTES, DST_STRIDE_BYTES from channel to
+    channel, DST_TAP_STRIDE_BYTES, DST_DTYPE. Element (channel, tap) becomes the product of
+    the channel's HIDDEN weights with the tap's HIDDEN inputs. Empty: none. Left out for a source's
+    agent.
+    """
     @property
     def group_pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupPair]:
         """The pairs of block lists, numbered by GROUP_PAIR."""
@@ -146,7 +156,8 @@ class Program(google.protobuf.message.Message):
         cleared_rows: builtins.bytes = ...,
         interleaved_rows: builtins.bytes = ...,
         restored_rows: builtins.bytes = ...,
+        projected_rows: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cleared_rows", b"cleared_rows", "direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "interleaved_rows", b"interleaved_rows", "packed_rows", b"packed_rows", "program_id", b"program_id", "restored_rows", b"restored_rows", "spans", b"spans"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cleared_rows", b"cleared_rows", "direct_rows", b"direct_rows", "dst_rank", b"dst_rank", "extracted_rows", b"extracted_rows", "group_pairs", b"group_pairs", "interleaved_rows", b"interleaved_rows", "packed_rows", b"packed_rows", "program_id", b"program_id", "projected_rows", b"projected_rows", "restored_rows", b"restored_rows", "spans", b"spans"]) -> None: ...
 
 Global___Program: typing_extensions.TypeAlias = Program

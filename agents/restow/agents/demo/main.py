@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
@@ -54,9 +55,14 @@ def demo(
     ] = False,
 ) -> None:
     """Answer prompts on D from states that P prefilled, and compare with D alone."""
+    rebuilding = strategy is Strategy.RECOMPUTE
     options = DemoOptions(
-        p=side(p_tp, p_conv_layout, p_page_tokens, p_speculative_tokens),
-        d=side(d_tp, d_conv_layout, d_page_tokens, d_speculative_tokens),
+        p=replace(
+            side(p_tp, p_conv_layout, p_page_tokens, p_speculative_tokens), mixer_inputs=rebuilding
+        ),
+        d=replace(
+            side(d_tp, d_conv_layout, d_page_tokens, d_speculative_tokens), projections=rebuilding
+        ),
         p_stored=StoredTypes(ssm=DType.parse(p_ssm_dtype)),
         d_stored=StoredTypes(ssm=DType.parse(d_ssm_dtype)),
         allow_narrowing=allow_narrowing,

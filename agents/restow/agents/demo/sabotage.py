@@ -19,15 +19,23 @@ class Sabotage(StrEnum):
     NO_N_MINUS_1 = "no_n_minus_1"
     """P absorbs all N tokens; D absorbs the last one again."""
     SWAPPED_B_C = "swapped_b_c"
-    """P tells the broker that C lies where B lies, and the other way round."""
+    """P tells the broker that C lies where B lies, and the other way round; where it keeps what its
+    mixers read, that the first one read what the last one did."""
     STALE_SSM = "stale_ssm"
     """The SSM part of the page still holds what another request left there."""
 
 
 def swap_b_and_c(layout: Layout) -> Layout:
-    """The layout with the places of B and C exchanged."""
+    """The layout with the places of B and C exchanged, and those of the inputs turned round."""
     ranks = tuple(
-        replace(rank, shards=tuple(replace(s, field=_other_letter(s.field)) for s in rank.shards))
+        replace(
+            rank,
+            shards=tuple(replace(s, field=_other_letter(s.field)) for s in rank.shards),
+            inputs=tuple(
+                replace(one, field=other.field)
+                for one, other in zip(rank.inputs, reversed(rank.inputs), strict=True)
+            ),
+        )
         for rank in layout.ranks
     )
     return replace(layout, ranks=ranks)

@@ -96,6 +96,7 @@ COSTS = (
     "seconds_per_copy",
     "seconds_per_element",
     "seconds_per_stage",
+    "seconds_per_weight_byte",
     "nominal_tokens",
 )
 

@@ -74,6 +74,19 @@ def from_config(
     page_align_bytes: Annotated[
         int, typer.Option(min=1, help="Pages are padded to a multiple of this.")
     ] = 1,
+    mixer_inputs: Annotated[
+        bool,
+        typer.Option(
+            "--mixer-inputs",
+            help="Keep what the mixers read, so that a D may rebuild conv states.",
+        ),
+    ] = False,
+    projections: Annotated[
+        bool,
+        typer.Option(
+            "--projections", help="Offer in-projection weights, to rebuild conv states with."
+        ),
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
@@ -111,6 +124,8 @@ def from_config(
         pp=pp,
         layers_per_stage=_counts(layers_per_stage),
         kv_packed=kv_packed,
+        mixer_inputs=mixer_inputs,
+        projections=projections,
     )
     layout = build_layout(replace(model, name=name or model.name), settings)
     check_layout(layout)

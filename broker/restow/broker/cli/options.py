@@ -20,7 +20,7 @@ TenantOption = Annotated[
     str | None, typer.Option("--tenant", help="Whose handoffs and engines. Default: default.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
-StrategyName = Literal["auto", "slices", "whole", "pack", "interleave"]
+StrategyName = Literal["auto", "slices", "whole", "pack", "interleave", "recompute"]
 """The strategies by name: the planner is imported when one is used."""
 CostsOption = Annotated[
     Path | None,

@@ -17,6 +17,7 @@ BAR, LENS, LABELS, BAND = 26.0, 34.0, 252.0, 38.0
 INK, QUIET = "#1f2430", "#5c6470"
 _FILLS = {
     Content.SCRATCH: "#c3c7cd",
+    Content.INPUTS: "#d9cfb4",
     Content.PADDING: "url(#hatch)",
     Content.OTHER_TOKENS: "#ffffff",
     Content.REST: "#e3e5e9",

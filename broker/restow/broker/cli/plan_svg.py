@@ -116,6 +116,8 @@ def _legend(picture: Picture, colours: dict[str, str], at: float) -> tuple[list[
         entries.append(("a copy that serves nobody", look))
     if Content.SCRATCH in contents:
         entries.append(("scratch rows, zeroed at D", {"fill": "#c3c7cd"}))
+    if Content.INPUTS in contents:
+        entries.append(("mixer inputs, for windows that D rebuilds", {"fill": "#d9cfb4"}))
     if Content.PADDING in contents:
         entries.append(("padding, never moved", {"fill": "url(#hatch)", "stroke": "#b8bcc2"}))
     drawn, x = list[str](), MARGIN

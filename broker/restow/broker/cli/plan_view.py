@@ -30,7 +30,9 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
     )
     for scales, names in scaled_fields(layout.model).items():
         console.print(f"scales of {', '.join(names)}: {scales}", soft_wrap=True, markup=False)
-    table = _table("rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding")
+    columns = ["rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding"]
+    rebuilding = any(rank.bytes_of_inputs or rank.bytes_of_weights for rank in ranks)
+    table = _table(*columns, *(["mixer inputs", "weights"] if rebuilding else []))
     for rank in ranks:
         table.add_row(
             str(rank.rank),
@@ -39,6 +41,7 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
             f"{rank.bytes_per_token:,}",
             f"{rank.bytes_per_snapshot:,}",
             f"{rank.padding_bytes:,}",
+            *([f"{rank.bytes_of_inputs:,}", f"{rank.bytes_of_weights:,}"] if rebuilding else []),
         )
     console.print(table)
 
@@ -119,7 +122,8 @@ def show_costs_used(costs: CostModel) -> None:
         f"{costs.read_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_copy * 1e6:.2f} us "
         f"a copy, {costs.seconds_per_element * 1e9:.1f} ns an element, "
         f"{costs.copy_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_launch * 1e6:.0f} us a "
-        f"launch, {costs.seconds_per_stage * 1e6:.0f} us a stage",
+        f"launch, {costs.seconds_per_stage * 1e6:.0f} us a stage; "
+        f"{costs.seconds_per_weight_byte * 1e9:.2f} ns a byte of weights",
         markup=False,
     )
 

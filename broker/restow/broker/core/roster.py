@@ -90,6 +90,7 @@ class EngineRecord:
             region.group: (region.page_tokens or 0) * region.pages_per_block
             for rank in layout.ranks
             for region in rank.regions
+            if not region.constant
         }
         limits = dict.fromkeys(block_tokens, MAX_IDS)
         return cls(
@@ -164,6 +165,8 @@ class EngineRecord:
             if agent is None:
                 continue
             for region, memory in zip(layout.regions, agent.regions, strict=True):
+                if region.constant:
+                    continue
                 limit = memory.page_count // region.pages_per_block
                 limits[region.group] = min(limit, limits[region.group])
         return limits

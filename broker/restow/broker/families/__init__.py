@@ -2,6 +2,7 @@
 
 from restow.broker.families.build import build_layout
 from restow.broker.families.hf_config import model_from_hf_config
+from restow.broker.families.parts import Mixer
 from restow.broker.families.recurrent import (
     GdnSpec,
     KdaSpec,
@@ -33,6 +34,7 @@ __all__ = [
     "LinearAttentionSpec",
     "Mamba1Spec",
     "Mamba2Spec",
+    "Mixer",
     "MlaSpec",
     "ModelSpec",
     "RecurrentSpec",

@@ -14,16 +14,17 @@ def build_layout(model: ModelSpec, settings: EngineSettings) -> Layout:
 
     Rank ``stage * tp + r`` is tensor-parallel rank ``r`` of a pipeline stage, and holds the state
     of the stage's layers. Raises `TpSizeError`, `StageError`, and `LayoutFormError` for settings
-    outside of their bounds.
+    outside of their bounds or that ask for what the model can't give.
     """
     settings.check()
+    model.check_rebuilding(settings.mixer_inputs or settings.projections)
     stages = stage_layers(model.depth, settings.pp, settings.layers_per_stage)
     ranks = tuple(
         _rank(model, settings, layers, index * settings.tp + tp_rank, tp_rank)
         for index, layers in enumerate(stages)
         for tp_rank in range(settings.tp)
     )
-    return Layout(model.model(), ranks)
+    return Layout(model.model(settings.mixer_inputs or settings.projections), ranks)
 
 
 def _rank(
@@ -39,4 +40,6 @@ def _rank(
         tuple(region for one in pages for region in one.regions),
         tuple(shard for one in pages for shard in one.shards),
         tuple(scratch for one in pages for scratch in one.scratch),
+        tuple(shard for one in pages for shard in one.inputs),
+        tuple(offered for one in pages for offered in one.projections),
     )

@@ -47,6 +47,6 @@ def model_from_hf_config(
         if state is not None and not state.castable:
             raise LayoutFormError(f"{name}: recurrent states are never {state.label}: {FLOATS}")
     kv, scales = kv_type(keys, dtype, kv_dtype, kv_scales)
-    layers = make(keys, Types(kv, conv_dtype or dtype, ssm_dtype, scales))
+    layers = make(keys, Types(kv, conv_dtype or dtype, ssm_dtype, scales, dtype))
     flat = tuple(spec for specs in layers for spec in specs)
     return ModelSpec(model_type, flat, layer_count=len(layers))

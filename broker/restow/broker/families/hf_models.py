@@ -78,6 +78,7 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("mamba_d_conv", keys.number("conv_kernel", 4, least=2), least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys, "mamba_ssm_cache_dtype", DType.FLOAT32),
+        mixer=types.mixer(keys, 4096, "use_bias"),
     )
     return _layers(kinds, attention, mamba)
 
@@ -103,7 +104,9 @@ def _falcon_h1(keys: Keys, types: Types) -> Layers:
     kinds = ["both"] * keys.number("num_hidden_layers", 32)
     unsized = "mamba_d_ssm" in keys.config and not keys.has("mamba_d_ssm")
     channels = _channels(keys) if unsized else keys.number("mamba_d_ssm", 1024)
-    return _mamba_names(keys, types, kinds, keys.kv_heads(8), channels)
+    # Rounded differently from a plain product.
+    why = "the in-projection is scaled by multipliers (ssm_multipliers)"
+    return _mamba_names(keys, types, kinds, keys.kv_heads(8), channels, why)
 
 
 def _channels(keys: Keys) -> int:
@@ -111,9 +114,17 @@ def _channels(keys: Keys) -> int:
 
 
 def _mamba_names(
-    keys: Keys, types: Types, kinds: list[str], kv_heads: int, channels: int
+    keys: Keys,
+    types: Types,
+    kinds: list[str],
+    kv_heads: int,
+    channels: int,
+    obstacle: str = "",
 ) -> Layers:
     """The names that Bamba, Granite and Falcon-H1 share."""
+    mixer = types.mixer(keys, 4096, "mamba_proj_bias")
+    if obstacle:
+        mixer = replace(mixer, obstacle=obstacle)
     heads = keys.number("mamba_n_heads", 128)
     mamba = Mamba2Spec(
         0,
@@ -124,6 +135,7 @@ def _mamba_names(
         conv_kernel=keys.number("mamba_d_conv", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=mixer,
     )
     return _layers(kinds, types.attention(kv_heads, keys.head_dim()), mamba)
 
@@ -148,6 +160,7 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("mamba_d_conv", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 2560, "add_bias_linear"),
     )
     return _layers(kinds, attention, mamba)
 
@@ -162,6 +175,7 @@ def _mamba(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("conv_kernel", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 768, "use_bias"),
     )
     return _layers(["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
 
@@ -177,6 +191,7 @@ def _mamba2(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("conv_kernel", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 4096, "use_bias"),
     )
     return _layers(["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
 
@@ -194,6 +209,7 @@ def _jamba(keys: Keys, types: Types) -> Layers:
         conv_kernel=keys.number("mamba_d_conv", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 4096, "mamba_proj_bias"),
     )
     attention = types.attention(keys.kv_heads(8), keys.head_dim())
     return _layers(keys.listed_kinds() or kinds, attention, mamba)

@@ -7,11 +7,12 @@ import math
 from dataclasses import dataclass, replace
 
 from restow.broker.families.cut import rank_span
+from restow.broker.families.rebuilding import input_shards, weights
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.scales import SCALE_DTYPE
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
 from restow.broker.families.specs import AttentionSpec, BlockScaledMlaSpec, LayerSpec, MlaSpec
-from restow.broker.layout import Box, Region, Scratch, Shard, Span
+from restow.broker.layout import Box, Projection, Region, Scratch, Shard, Span
 
 ATTENTION_GROUP = "attention"
 STATE_GROUP = "state"
@@ -24,6 +25,8 @@ class Pages:
     regions: tuple[Region, ...]
     shards: tuple[Shard, ...]
     scratch: tuple[Scratch, ...] = ()
+    inputs: tuple[Shard, ...] = ()
+    projections: tuple[Projection, ...] = ()
 
 
 def layer_pages(layer: LayerSpec, settings: EngineSettings, tp_rank: int) -> Pages:
@@ -169,8 +172,11 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
             )
         )
         end += _size(box) * form.state_dtype.itemsize_bytes
+    inputs, end = input_shards(layer, settings, name, end)
+    constant, projections = weights(layer, settings, tp_rank)
     region = Region(name, STATE_GROUP, _aligned(end, settings.page_align_bytes), None)
-    return Pages((region,), tuple(shards), (scratch,) if extra and columns else ())
+    kept = (scratch,) if extra and columns else ()
+    return Pages((region, *constant), tuple(shards), kept, inputs, projections)
 
 
 def _size(box: Box) -> int:

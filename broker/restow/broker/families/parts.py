@@ -9,6 +9,11 @@ from restow.broker.families.cut import rank_slice, rank_span
 from restow.broker.layout import Box, DType, Field, Kind, Span
 
 
+def input_name(layer: int) -> str:
+    """The name of what a layer read."""
+    return f"layers.{layer}.mixer_input"
+
+
 class Sharing(StrEnum):
     """What becomes of a part when there are several ranks."""
 
@@ -49,6 +54,19 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixer:
+    """What a layer reads: vectors of ``hidden`` elements; its windows are their in-projection.
+
+    The product is made in ``dtype``. ``obstacle`` says why a window is not that product alone, or
+    is empty.
+    """
+
+    hidden: int
+    dtype: DType
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrence:
     """What a recurrent layer keeps: conv windows of ``taps`` rows, then states, in this order.
 
@@ -63,6 +81,25 @@ class Recurrence:
     states: tuple[Part, ...]
     state_dtype: DType
     speculates: bool = True
+    mixer: Mixer | None = None
+
+    @property
+    def obstacle(self) -> str:
+        """Why the windows can't be rebuilt from what the layer read; empty if they can be."""
+        if not self.conv:
+            return "it has no conv windows"
+        if self.mixer is None:
+            return f"the in-projection of {self.kind} layers is not described"
+        if not self.conv_dtype.castable or not self.mixer.dtype.castable:
+            return f"{self.mixer.dtype.label} can't be multiplied into {self.conv_dtype.label}"
+        return self.mixer.obstacle
+
+    def inputs(self, layer: int) -> tuple[Field, ...]:
+        """What the layer read last, if its windows can be rebuilt from it."""
+        if self.mixer is None or self.obstacle:
+            return ()
+        shape = (self.taps, self.mixer.hidden)
+        return (Field(input_name(layer), Kind.SNAPSHOT, ("tap", "hidden"), shape),)
 
     def fields(self, layer: int) -> tuple[Field, ...]:
         """Every part as a field of the model; windows have an axis ``tap``."""

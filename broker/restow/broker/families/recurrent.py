@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from restow.broker.families.parts import Part, Recurrence, Sharing
+from restow.broker.families.parts import Mixer, Part, Recurrence, Sharing
 from restow.broker.layout import DType, Field
 
 
@@ -21,6 +21,7 @@ class Mamba1Spec:
     conv_kernel: int
     conv_dtype: DType
     ssm_dtype: DType
+    mixer: Mixer | None = None
 
     def recurrence(self) -> Recurrence:
         """Any channel may be cut from its neighbours; no rows for speculative tokens."""
@@ -33,6 +34,7 @@ class Mamba1Spec:
             (Part("ssm", ("channel", "state"), (size, self.state), "Mamba channel", size),),
             self.ssm_dtype,
             speculates=False,
+            mixer=self.mixer,
         )
 
     def fields(self) -> tuple[Field, ...]:
@@ -56,6 +58,7 @@ class Mamba2Spec:
     conv_kernel: int
     conv_dtype: DType
     ssm_dtype: DType
+    mixer: Mixer | None = None
 
     def recurrence(self) -> Recurrence:
         """Ranks share groups when they are more."""
@@ -82,6 +85,7 @@ class Mamba2Spec:
                 ),
             ),
             self.ssm_dtype,
+            mixer=self.mixer,
         )
 
     def fields(self) -> tuple[Field, ...]:

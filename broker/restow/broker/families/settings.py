@@ -34,7 +34,9 @@ class EngineSettings:
 
     ``conv_rows_extra`` are rows for speculative tokens behind the live window; ``page_align_bytes``
     rounds every page up, so that padding follows the last field. Without ``kv_packed`` keys and
-    values have regions of their own. ``layers_per_stage`` empty: as vLLM cuts.
+    values have regions of their own. ``layers_per_stage`` empty: as vLLM cuts. With
+    ``mixer_inputs`` the engine keeps what its recurrent layers read behind their states; with
+    ``projections`` it offers the in-projection weights that such inputs can be multiplied with.
     """
 
     tp: int = 1
@@ -47,6 +49,8 @@ class EngineSettings:
     pp: int = 1
     layers_per_stage: tuple[int, ...] = ()
     kv_packed: bool = True
+    mixer_inputs: bool = False
+    projections: bool = False
 
     def check(self) -> None:
         """Raise `LayoutFormError` that names a setting outside of its bounds."""

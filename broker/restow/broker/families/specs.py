@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from restow.broker.errors import LayoutFormError
+from restow.broker.families.parts import Recurrence
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.scales import NO_SCALES, SCALE_DTYPE, Scales
 from restow.broker.layout import DType, Field, Kind, Model
@@ -136,6 +137,22 @@ class ModelSpec:
         """Whether it has recurrent state, so that the N-1 rule holds."""
         return any(isinstance(layer, RecurrentSpec) for layer in self.layers)
 
-    def model(self) -> Model:
-        """The fields, in the order of the layers."""
-        return Model(self.name, tuple(f for layer in self.layers for f in layer.fields()))
+    def model(self, with_inputs: bool = False) -> Model:
+        """The fields, in the order of the layers, and what recurrent layers read if asked for."""
+        fields = tuple(f for layer in self.layers for f in layer.fields())
+        found = self._recurrences() if with_inputs else []
+        return Model(self.name, fields, tuple(f for n, one in found for f in one.inputs(n)))
+
+    def check_rebuilding(self, wanted: bool) -> None:
+        """Raise `LayoutFormError` if it is ``wanted`` and no conv window can be rebuilt."""
+        found = [one for _, one in self._recurrences()]
+        if wanted and all(one.obstacle for one in found):
+            why = found[0].obstacle if found else "no layer is recurrent"
+            raise LayoutFormError(f"model {self.name!r}: no conv state can be rebuilt: {why}")
+
+    def _recurrences(self) -> list[tuple[int, Recurrence]]:
+        return [
+            (layer.layer, layer.recurrence())
+            for layer in self.layers
+            if isinstance(layer, RecurrentSpec)
+        ]

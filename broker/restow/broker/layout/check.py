@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from restow.broker.errors import LayoutFormError, RanksDisagreeError
 from restow.broker.layout.check_boxes import check_boxes
+from restow.broker.layout.check_inputs import check_inputs
 from restow.broker.layout.check_pages import MAX_AXES, MAX_PAGE_BYTES, PageChecker
 from restow.broker.layout.span import Box
 from restow.broker.layout.values import Field, Kind, Layout
@@ -26,12 +27,14 @@ def check_layout(layout: Layout) -> None:
 
     Checked: names and shapes, strides (positive, inside the page, folding nothing), memory of
     a page claimed once, ranks that agree on dtypes and pages, every element held by some rank,
-    overlaps only between equal boxes of different ranks.
+    overlaps only between equal boxes of different ranks; inputs kept whole, and projections that
+    fit the shards that they speak of.
     """
     _check_size(layout)
-    for field in layout.model.fields:
+    for field in (*layout.model.fields, *layout.model.inputs):
         _check_field(field)
-    pages = PageChecker({field.name: field for field in layout.model.fields})
+    check_inputs(layout)
+    pages = PageChecker(layout.model)
     for rank in layout.ranks:
         pages.check(rank)
     _check_agreement(layout)
@@ -52,13 +55,16 @@ def _check_size(layout: Layout) -> None:
         raise LayoutFormError("the model has no fields: there is no state to hand over")
     if not 0 < len(layout.ranks) <= MAX_RANKS:
         raise LayoutFormError(f"{len(layout.ranks)} ranks; 1 to {MAX_RANKS} are allowed")
-    shards = sum(len(rank.shards) + len(rank.scratch) for rank in layout.ranks)
-    if max(shards, len(layout.model.fields)) > MAX_SHARDS:
+    shards = sum(
+        len(rank.shards) + len(rank.scratch) + len(rank.inputs) + len(rank.projections)
+        for rank in layout.ranks
+    )
+    fields = (*layout.model.fields, *layout.model.inputs)
+    if max(shards, len(fields)) > MAX_SHARDS:
         raise LayoutFormError(
-            f"{len(layout.model.fields)} fields and {shards} shards; at most {MAX_SHARDS} of each "
-            f"are allowed"
+            f"{len(fields)} fields and {shards} shards; at most {MAX_SHARDS} of each are allowed"
         )
-    if double := _double(field.name for field in layout.model.fields):
+    if double := _double(field.name for field in fields):
         raise LayoutFormError(f"field {double[0]} is listed more than once", field=double[0])
     if double := _double(rank.rank for rank in layout.ranks):
         raise LayoutFormError(f"rank {double[0]} is listed more than once", ranks=double[0])
@@ -123,7 +129,7 @@ def _check_agreement(layout: Layout) -> None:
                     region=region.name,
                     ranks=f"{first[0]},{rank.rank}",
                 )
-        for shard in rank.shards:
+        for shard in (*rank.shards, *rank.inputs):
             known = dtypes.setdefault(shard.field, (rank.rank, shard.dtype.label))
             if known[1] != shard.dtype.label:
                 raise RanksDisagreeError(

@@ -7,9 +7,10 @@ from collections import defaultdict
 import numpy as np
 
 from restow.broker.errors import LayoutFormError, LayoutMemoryError, LayoutStrideError
+from restow.broker.layout.check_inputs import check_region_use, weights_as_shard
 from restow.broker.layout.rows import Int64s, count_rows, cut_rows
 from restow.broker.layout.span import Span
-from restow.broker.layout.values import Field, Kind, RankLayout, Region, Scratch, Shard
+from restow.broker.layout.values import Field, Kind, Model, RankLayout, Region, Scratch, Shard
 
 MAX_PAGE_BYTES = 1 << 36
 MAX_AXES = 16
@@ -21,9 +22,10 @@ MAX_RUNS = 1 << 21
 class PageChecker:
     """Checks the ranks of one layout; pages of equal form are looked at once."""
 
-    def __init__(self, fields: dict[str, Field]) -> None:
+    def __init__(self, model: Model) -> None:
         """Start with nothing checked."""
-        self._fields = fields
+        self._fields = {field.name: field for field in (*model.fields, *model.inputs)}
+        self._state = {field.name for field in model.fields}
         self._checked: set[object] = set()
         self._runs = 0
 
@@ -38,10 +40,17 @@ class PageChecker:
             field, shard = _as_shard(rank.rank, scratch, number, regions)
             fields[field.name] = field
             by_region[shard.region].append(shard)
-        for shard in rank.shards:
-            if shard.field not in self._fields:
+        for weights in rank.projections:
+            conv, read = self._fields[weights.field], self._fields[weights.input]
+            field, shard = weights_as_shard(weights, conv, read)
+            fields[field.name] = field
+            by_region[shard.region].append(shard)
+        states = [(shard, True) for shard in rank.shards]
+        for shard, is_state in (*states, *((shard, False) for shard in rank.inputs)):
+            if shard.field not in self._fields or (shard.field in self._state) != is_state:
                 raise LayoutFormError(
-                    f"rank {rank.rank}: the model has no field {shard.field!r}",
+                    f"rank {rank.rank}: the model has no {'field' if is_state else 'input'} "
+                    f"{shard.field!r}",
                     field=shard.field,
                     ranks=rank.rank,
                 )
@@ -54,6 +63,7 @@ class PageChecker:
                 )
             _check_box(rank.rank, shard, self._fields[shard.field], regions[shard.region])
             by_region[shard.region].append(shard)
+        check_region_use(rank, {shard.region for shard in (*rank.shards, *rank.inputs)})
         for name, shards in by_region.items():
             form = _form(regions[name], shards)
             if form not in self._checked:

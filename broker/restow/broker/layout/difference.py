@@ -60,13 +60,21 @@ def _by_class(names: list[str]) -> list[str]:
 
 
 def _forms(layout: Layout) -> dict[str, dict[str, str]]:
-    """What there is to say of every field."""
+    """What there is to say of every field, and of every input that some rank keeps."""
     shards: dict[str, list[tuple[int, Shard, Region]]] = defaultdict(list)
+    offered: dict[str, list[str]] = defaultdict(list)
     for rank in layout.ranks:
         regions = {region.name: region for region in rank.regions}
-        for shard in rank.shards:
+        for shard in (*rank.shards, *rank.inputs):
             shards[shard.field].append((rank.rank, shard, regions[shard.region]))
-    return {field.name: _form(field, shards[field.name]) for field in layout.model.fields}
+        for weights in rank.projections:
+            offered[weights.field].append(weights.dtype.label)
+    kept = [field for field in layout.model.inputs if shards[field.name]]
+    return {
+        field.name: _form(field, shards[field.name])
+        | {"in-projection": _all(offered[field.name]) or "none"}
+        for field in (*layout.model.fields, *kept)
+    }
 
 
 def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]:

@@ -31,6 +31,8 @@ def _lines(layout: Layout) -> Iterator[str]:
                 field.scales,
             )
         )
+    for one in layout.model.inputs:
+        yield ascii(("input field", one.name, one.kind.value, one.axes, one.shape))
     for rank in layout.ranks:
         yield ascii(("rank", rank.rank))
         for region in rank.regions:
@@ -44,10 +46,11 @@ def _lines(layout: Layout) -> Iterator[str]:
                     region.pages_per_block,
                 )
             )
-        for shard in rank.shards:
+        held = [("shard", shard) for shard in rank.shards]
+        for kind, shard in (*held, *(("input", shard) for shard in rank.inputs)):
             yield ascii(
                 (
-                    "shard",
+                    kind,
                     shard.field,
                     [(span.start, span.stop) for span in shard.box],
                     shard.dtype.label,
@@ -57,14 +60,27 @@ def _lines(layout: Layout) -> Iterator[str]:
                     shard.token_stride_bytes,
                 )
             )
-        for one in rank.scratch:
+        for scratch in rank.scratch:
             yield ascii(
                 (
                     "scratch",
-                    one.region,
-                    one.dtype.label,
-                    one.offset_bytes,
-                    one.sizes,
-                    one.strides_bytes,
+                    scratch.region,
+                    scratch.dtype.label,
+                    scratch.offset_bytes,
+                    scratch.sizes,
+                    scratch.strides_bytes,
+                )
+            )
+        for weights in rank.projections:
+            yield ascii(
+                (
+                    "projection",
+                    weights.field,
+                    [(span.start, span.stop) for span in weights.box],
+                    weights.input,
+                    weights.dtype.label,
+                    weights.region,
+                    weights.offset_bytes,
+                    weights.strides_bytes,
                 )
             )

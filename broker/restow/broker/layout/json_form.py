@@ -5,10 +5,11 @@ The shape is fixed (README, "Layout files"): people's scripts read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
+from restow.broker.layout import json_values as read
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box, Span
 from restow.broker.layout.values import (
@@ -16,32 +17,23 @@ from restow.broker.layout.values import (
     Kind,
     Layout,
     Model,
+    Projection,
     RankLayout,
     Region,
     Scratch,
     Shard,
 )
 
-Json = Mapping[str, Any]
-
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
     """The layout as plain dicts and lists."""
-    fields = {field.name: field for field in layout.model.fields}
+    model = layout.model
+    fields = {field.name: field for field in (*model.fields, *model.inputs)}
     return {
         "model": {
-            "name": layout.model.name,
-            "fields": [
-                {
-                    "field": f.name,
-                    "kind": f.kind.value,
-                    "axes": list(f.axes),
-                    "shape": list(f.shape),
-                    "window_tokens": f.window_tokens,
-                    "scales": f.scales,
-                }
-                for f in layout.model.fields
-            ],
+            "name": model.name,
+            "fields": [_field_to_json(field) for field in model.fields],
+            "inputs": [_field_to_json(field) for field in model.inputs],
         },
         "ranks": [
             {
@@ -49,9 +41,22 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
                 "regions": [_region_to_json(region) for region in rank.regions],
                 "shards": [_shard_to_json(shard, fields[shard.field]) for shard in rank.shards],
                 "scratch": [_scratch_to_json(scratch) for scratch in rank.scratch],
+                "inputs": [_shard_to_json(shard, fields[shard.field]) for shard in rank.inputs],
+                "projections": [_projection_to_json(weights) for weights in rank.projections],
             }
             for rank in layout.ranks
         ],
+    }
+
+
+def _field_to_json(field: Field) -> dict[str, Any]:
+    return {
+        "field": field.name,
+        "kind": field.kind.value,
+        "axes": list(field.axes),
+        "shape": list(field.shape),
+        "window_tokens": field.window_tokens,
+        "scales": field.scales,
     }
 
 
@@ -94,24 +99,41 @@ def _scratch_to_json(scratch: Scratch) -> dict[str, Any]:
     }
 
 
+def _projection_to_json(weights: Projection) -> dict[str, Any]:
+    return {
+        "field": weights.field,
+        "box": box_to_json(weights.box),
+        "input": weights.input,
+        "dtype": weights.dtype.label,
+        "region": weights.region,
+        "offset_bytes": weights.offset_bytes,
+        "strides_bytes": list(weights.strides_bytes),
+    }
+
+
 def layout_from_json(data: object) -> Layout:
     """Read a layout. Raises `LayoutFormError` that names the place of what is wrong.
 
     Only the form is checked here; `check_layout` proves that the parts fit. A model that lists no
     fields gets those of its shards, each as large as its shards reach.
     """
-    top = _mapping(data, "layout")
-    model = _mapping(_get(top, "model", "layout"), "model")
-    ranks = _items(_get(top, "ranks", "layout"), "ranks")
+    top = read.mapping(data, "layout")
+    model = read.mapping(read.get(top, "model", "layout"), "model")
+    ranks = read.items(read.get(top, "ranks", "layout"), "ranks")
     found: dict[str, Field] = {}
-    layouts = tuple(_rank(rank, where, found) for where, rank in ranks)
+    read_by: dict[str, Field] = {}
+    layouts = tuple(_rank(rank, where, found, read_by) for where, rank in ranks)
     if "fields" in model:
-        listed = tuple(_field(f, where) for where, f in _items(model["fields"], "model.fields"))
+        listed = tuple(_field(f, where) for where, f in read.items(model["fields"], "model.fields"))
         _check_same_fields(listed, found)
     else:
         listed = tuple(found.values())
-    name = _text(model, "name", "model") if "name" in model else ""
-    return Layout(Model(name, listed), layouts)
+    inputs = tuple(read_by.values())
+    if "inputs" in model:
+        inputs = tuple(_field(f, where) for where, f in read.items(model["inputs"], "model.inputs"))
+        _check_same_fields(inputs, read_by)
+    name = read.text(model, "name", "model") if "name" in model else ""
+    return Layout(Model(name, listed, inputs), layouts)
 
 
 def _check_same_fields(listed: tuple[Field, ...], found: Mapping[str, Field]) -> None:
@@ -128,73 +150,96 @@ def _check_same_fields(listed: tuple[Field, ...], found: Mapping[str, Field]) ->
 
 
 def _field(data: object, where: str) -> Field:
-    item = _mapping(data, where)
+    item = read.mapping(data, where)
     return Field(
-        name=_text(item, "field", where),
+        name=read.text(item, "field", where),
         kind=_kind(item, where),
-        axes=_texts(_get(item, "axes", where), f"{where}.axes"),
-        shape=_ints(_get(item, "shape", where), f"{where}.shape"),
-        window_tokens=_int(item.get("window_tokens", 0), f"{where}.window_tokens"),
-        scales=_name(item.get("scales", ""), f"{where}.scales", least=0),
+        axes=read.texts(read.get(item, "axes", where), f"{where}.axes"),
+        shape=read.numbers(item, "shape", where),
+        window_tokens=read.integer(item.get("window_tokens", 0), f"{where}.window_tokens"),
+        scales=read.name(item.get("scales", ""), f"{where}.scales", least=0),
     )
 
 
-def _rank(data: object, where: str, found: dict[str, Field]) -> RankLayout:
-    item = _mapping(data, where)
-    regions = _items(_get(item, "regions", where), f"{where}.regions")
-    shards = _items(_get(item, "shards", where), f"{where}.shards")
+def _rank(
+    data: object, where: str, found: dict[str, Field], read_by: dict[str, Field]
+) -> RankLayout:
+    item = read.mapping(data, where)
+    regions = read.items(read.get(item, "regions", where), f"{where}.regions")
+    shards = read.items(read.get(item, "shards", where), f"{where}.shards")
     return RankLayout(
-        rank=_int(_get(item, "rank", where), f"{where}.rank"),
+        rank=read.number(item, "rank", where),
         regions=tuple(_region(region, place) for place, region in regions),
         shards=tuple(_shard(shard, place, found) for place, shard in shards),
         scratch=tuple(
             _scratch(scratch, place)
-            for place, scratch in _items(item.get("scratch", ()), f"{where}.scratch")
+            for place, scratch in read.items(item.get("scratch", ()), f"{where}.scratch")
         ),
+        inputs=tuple(
+            _shard(shard, place, read_by)
+            for place, shard in read.items(item.get("inputs", ()), f"{where}.inputs")
+        ),
+        projections=tuple(
+            _projection(weights, place)
+            for place, weights in read.items(item.get("projections", ()), f"{where}.projections")
+        ),
+    )
+
+
+def _projection(data: object, where: str) -> Projection:
+    item = read.mapping(data, where)
+    return Projection(
+        field=read.text(item, "field", where),
+        box=_box(read.get(item, "box", where), f"{where}.box"),
+        input=read.text(item, "input", where),
+        region=read.text(item, "region", where),
+        offset_bytes=read.number(item, "offset_bytes", where),
+        strides_bytes=read.numbers(item, "strides_bytes", where),
+        dtype=_dtype(item, where),
     )
 
 
 def _scratch(data: object, where: str) -> Scratch:
-    item = _mapping(data, where)
+    item = read.mapping(data, where)
     return Scratch(
-        region=_text(item, "region", where),
+        region=read.text(item, "region", where),
         dtype=_dtype(item, where),
-        offset_bytes=_int(_get(item, "offset_bytes", where), f"{where}.offset_bytes"),
-        sizes=_ints(_get(item, "sizes", where), f"{where}.sizes"),
-        strides_bytes=_ints(_get(item, "strides_bytes", where), f"{where}.strides_bytes"),
+        offset_bytes=read.number(item, "offset_bytes", where),
+        sizes=read.numbers(item, "sizes", where),
+        strides_bytes=read.numbers(item, "strides_bytes", where),
     )
 
 
 def _region(data: object, where: str) -> Region:
-    item = _mapping(data, where)
+    item = read.mapping(data, where)
     tokens = item.get("page_tokens")
-    default_group = "state" if tokens is None else "attention"
+    group = item.get("group", "state" if tokens is None else "attention")
     return Region(
-        name=_text(item, "name", where),
-        group=_text(item, "group", where) if "group" in item else default_group,
-        page_stride_bytes=_int(
-            _get(item, "page_stride_bytes", where), f"{where}.page_stride_bytes"
-        ),
-        page_tokens=None if tokens is None else _int(tokens, f"{where}.page_tokens"),
-        pages_per_block=_int(item.get("pages_per_block", 1), f"{where}.pages_per_block"),
+        name=read.text(item, "name", where),
+        group="" if group == "" else read.name(group, f"{where}.group"),
+        page_stride_bytes=read.number(item, "page_stride_bytes", where),
+        page_tokens=None if tokens is None else read.integer(tokens, f"{where}.page_tokens"),
+        pages_per_block=read.integer(item.get("pages_per_block", 1), f"{where}.pages_per_block"),
     )
 
 
 def _shard(data: object, where: str, found: dict[str, Field]) -> Shard:
-    item = _mapping(data, where)
+    item = read.mapping(data, where)
     token_stride = item.get("token_stride_bytes")
     shard = Shard(
-        field=_text(item, "field", where),
-        box=_box(_get(item, "box", where), f"{where}.box"),
+        field=read.text(item, "field", where),
+        box=_box(read.get(item, "box", where), f"{where}.box"),
         dtype=_dtype(item, where),
-        region=_text(item, "region", where),
-        offset_bytes=_int(_get(item, "offset_bytes", where), f"{where}.offset_bytes"),
-        strides_bytes=_ints(_get(item, "strides_bytes", where), f"{where}.strides_bytes"),
+        region=read.text(item, "region", where),
+        offset_bytes=read.number(item, "offset_bytes", where),
+        strides_bytes=read.numbers(item, "strides_bytes", where),
         token_stride_bytes=(
-            None if token_stride is None else _int(token_stride, f"{where}.token_stride_bytes")
+            None
+            if token_stride is None
+            else read.integer(token_stride, f"{where}.token_stride_bytes")
         ),
     )
-    axes = _texts(_get(item, "axes", where), f"{where}.axes")
+    axes = read.texts(read.get(item, "axes", where), f"{where}.axes")
     _add_reach(Field(shard.field, _kind(item, where), axes, ()), shard.box, where, found)
     return shard
 
@@ -217,79 +262,29 @@ def _add_reach(form: Field, box: Box, where: str, found: dict[str, Field]) -> No
 
 def _box(data: object, where: str) -> Box:
     spans = []
-    for place, pair in _items(data, where):
-        numbers = _ints(pair, place)
+    for place, pair in read.items(data, where):
+        numbers = read.integers(pair, place)
         if len(numbers) != 2 or not 0 <= numbers[0] < numbers[1]:
-            raise _malformed(place, f"{list(numbers)} is not [start, stop] with 0 <= start < stop")
+            raise read.malformed(
+                place, f"{list(numbers)} is not [start, stop] with 0 <= start < stop"
+            )
         spans.append(Span(*numbers))
     return tuple(spans)
 
 
-def _kind(item: Json, where: str) -> Kind:
-    text = _text(item, "kind", where)
+def _kind(item: read.Json, where: str) -> Kind:
+    text = read.text(item, "kind", where)
     try:
         return Kind(text)
     except ValueError:
-        raise _malformed(f"{where}.kind", f"{text!r} is neither per_token nor snapshot") from None
+        raise read.malformed(
+            f"{where}.kind", f"{text!r} is neither per_token nor snapshot"
+        ) from None
 
 
-def _dtype(item: Json, where: str) -> DType:
-    text = _text(item, "dtype", where)
+def _dtype(item: read.Json, where: str) -> DType:
+    text = read.text(item, "dtype", where)
     try:
         return DType.parse(text)
     except LayoutFormError as error:
-        raise _malformed(f"{where}.dtype", error.message) from None
-
-
-def _malformed(where: str, what: str) -> LayoutFormError:
-    return LayoutFormError(f"{where}: {what}", place=where)
-
-
-def _get(item: object, key: str, where: str) -> Any:
-    mapping = _mapping(item, where)
-    if key not in mapping:
-        raise _malformed(where, f"{key!r} is missing")
-    return mapping[key]
-
-
-def _text(item: Json, key: str, where: str) -> str:
-    return _name(_get(item, key, where), f"{where}.{key}")
-
-
-def _name(data: object, where: str, least: int = 1) -> str:
-    if not isinstance(data, str) or len(data) < least:
-        raise _malformed(where, f"{_short(data)} is not a name")
-    return data
-
-
-def _texts(data: object, where: str) -> tuple[str, ...]:
-    return tuple(_name(text, place) for place, text in _items(data, where))
-
-
-def _mapping(data: object, where: str) -> Json:
-    if not isinstance(data, Mapping):
-        raise _malformed(where, f"expected an object, got {type(data).__name__}")
-    return data
-
-
-def _items(data: object, where: str) -> list[tuple[str, Any]]:
-    """The items of a list, each with its place."""
-    if not isinstance(data, Sequence) or isinstance(data, str | bytes):
-        raise _malformed(where, f"expected a list, got {type(data).__name__}")
-    return [(f"{where}[{index}]", item) for index, item in enumerate(data)]
-
-
-def _int(data: object, where: str) -> int:
-    if not isinstance(data, int) or isinstance(data, bool):
-        raise _malformed(where, f"{_short(data)} is not an integer")
-    return data
-
-
-def _ints(data: object, where: str) -> tuple[int, ...]:
-    return tuple(_int(value, place) for place, value in _items(data, where))
-
-
-def _short(data: object) -> str:
-    """A value as it goes into a message, however long it is."""
-    text = repr(data)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        raise read.malformed(f"{where}.dtype", error.message) from None

@@ -21,6 +21,10 @@ class RankSummary:
     bytes_per_snapshot: int
     padding_bytes: int
     """Of one page of every region together."""
+    bytes_of_inputs: int = 0
+    """Mixer inputs that it keeps beside a snapshot."""
+    bytes_of_weights: int = 0
+    """Weights that it offers for rebuilding conv windows."""
 
 
 def summarize(rank: RankLayout) -> RankSummary:
@@ -36,9 +40,12 @@ def summarize(rank: RankLayout) -> RankSummary:
         else:
             per_token += size
     used += sum(math.prod(s.sizes) * s.dtype.itemsize_bytes for s in rank.scratch)
+    inputs = sum(volume(shard.box) * shard.dtype.itemsize_bytes for shard in rank.inputs)
+    weights = sum(region.page_stride_bytes for region in rank.regions if region.constant)
+    used += inputs + weights
     pages = sum(region.page_stride_bytes for region in rank.regions)
     counts = len(rank.regions), len(rank.shards)
-    return RankSummary(rank.rank, *counts, per_token, per_snapshot, pages - used)
+    return RankSummary(rank.rank, *counts, per_token, per_snapshot, pages - used, inputs, weights)
 
 
 def scaled_fields(model: Model) -> dict[str, list[str]]:

@@ -47,10 +47,16 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What both engines must agree on: a name and the fields of its state."""
+    """What both engines must agree on: a name and the fields of its state.
+
+    ``inputs`` are no state: the last rows that a recurrent layer read, ``[tap, hidden]``, the
+    oldest first, and zero before the prompt. Its conv windows can be rebuilt from them, so an
+    engine may keep them beside the state, or list none.
+    """
 
     name: str
     fields: tuple[Field, ...]
+    inputs: tuple[Field, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,9 @@ class Region:
     ``group`` names the list of page ids that addresses it (one list serves many regions).
     An engine's id counts blocks of ``pages_per_block`` pages: block ``b`` is the pages
     ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
+
+    A region without a group is constant: one page, number 0, that no request owns. It holds weights
+    for projections, and no peer reads it.
     """
 
     name: str
@@ -67,6 +76,11 @@ class Region:
     page_stride_bytes: int
     page_tokens: int | None
     pages_per_block: int = 1
+
+    @property
+    def constant(self) -> bool:
+        """Whether no list of block ids addresses it."""
+        return not self.group
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +117,38 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Projection:
+    """In-projection weights of a rank: its ``box`` of ``field`` is their product with ``input``.
+
+    The box is that of one of the rank's shards, with all taps. The weight of box index
+    ``(i, j, ...)``, taps left out, and of hidden index ``h`` is at ``offset_bytes +
+    i * strides_bytes[0] + j * strides_bytes[1] + ... + h * itemsize`` of a constant region: the
+    last stride is that of the hidden axis, which lies there without gaps.
+    """
+
+    field: str
+    box: Box
+    input: str
+    region: str
+    offset_bytes: int
+    strides_bytes: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
 class RankLayout:
-    """All regions and shards of one rank, and what it keeps beside them."""
+    """All regions and shards of one rank, and what it keeps beside them.
+
+    ``inputs`` are shards of the model's inputs, each whole; ``projections`` the weights with which
+    the rank can rebuild conv windows from another engine's inputs.
+    """
 
     rank: int
     regions: tuple[Region, ...]
     shards: tuple[Shard, ...]
     scratch: tuple[Scratch, ...] = ()
+    inputs: tuple[Shard, ...] = ()
+    projections: tuple[Projection, ...] = ()
 
     def region(self, name: str) -> Region:
         """The region of that name (`check_layout` has made sure that it exists)."""

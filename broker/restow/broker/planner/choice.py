@@ -21,7 +21,7 @@ from restow.broker.planner.costs import (
 from restow.broker.planner.interleave import Chunks
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
 from restow.broker.planner.spans import Spans
-from restow.broker.planner.strategy import WAYS, Strategy
+from restow.broker.planner.strategy import CHOOSING, WAYS, Strategy
 
 _SLICES, _WHOLE, _PACK, _INTERLEAVE = (WAYS.index(way) for way in WAYS)
 
@@ -35,7 +35,7 @@ def choose_ways(
     ``interleave`` finds no snapshot.
     """
     casts: Bools = rows[:, Column.SRC_DTYPE] != rows[:, Column.DST_DTYPE]
-    if strategy is Strategy.AUTO:
+    if strategy in CHOOSING:
         return _cheapest(rows, pairs, casts, costs)
     if strategy is Strategy.SLICES and casts.any():
         row = rows[int(np.argmax(casts))]

@@ -40,8 +40,9 @@ class CostModel:
     """What the ways cost between two hosts.
 
     See `CopyCosts` and `ReadCosts`; asking a source to gather costs ``seconds_per_stage`` besides.
-    Costs are compared for prompts of ``nominal_tokens``. The defaults were fitted on CMA between
-    two processes of one host (docs/benchmarks.md).
+    Rebuilding conv windows costs a launch, and reading their weights ``seconds_per_weight_byte``,
+    which nobody measures. Costs are compared for prompts of ``nominal_tokens``. The defaults were
+    fitted on CMA between two processes of one host (docs/benchmarks.md).
     """
 
     seconds_per_descriptor: float = 3.3e-6
@@ -51,6 +52,7 @@ class CostModel:
     seconds_per_copy: float = 0.5e-6
     seconds_per_element: float = 5e-9
     seconds_per_stage: float = 0.5e-3
+    seconds_per_weight_byte: float = 2e-10
     nominal_tokens: int = 4096
 
     @property

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.compile import Draft
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import copy_seconds, page_counts, row_costs, wire_bytes
+from restow.broker.planner.draft import Draft
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
 from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import split_rows
@@ -20,9 +20,9 @@ from restow.broker.planner.table import split_rows
 class Cost:
     """What one rank's program costs for a number of tokens.
 
-    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs and
-    SCATTERs on both sides; a GATHER that serves several readers counts for each. ``seconds`` are
-    what the cost model expects where nothing else is going on.
+    ``reads`` are descriptors: pieces read into place and staged runs. ``launches`` are GATHERs,
+    SCATTERs and PROJECTs on both sides; a GATHER that serves several readers counts for each.
+    ``seconds`` are what the cost model expects where nothing else is going on.
     """
 
     bytes: int
@@ -33,7 +33,7 @@ class Cost:
 
 def estimate(draft: Draft, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Cost:
     """The cost of one rank's program. Raises `TooManyPiecesError`."""
-    packed, spans = draft.rows(Strategy.PACK), draft.spans.table
+    packed, spans = draft.rows(Strategy.PACK), draft.all_spans
     gathered = np.concatenate([packed, draft.chunks.interleaved])
     pieces, sizes = row_costs(split_rows(draft.rows(Strategy.SLICES)), pairs, tokens)
     pages = page_counts(pairs, tokens)[spans[:, SpanColumn.GROUP_PAIR]]
@@ -41,7 +41,7 @@ def estimate(draft: Draft, pairs: Sequence[GroupPair], tokens: int, costs: CostM
     read_bytes = int(sizes.sum()) + int(wire_bytes(gathered, pairs, tokens).sum())
     read_bytes += int((pages * spans[:, SpanColumn.LENGTH_BYTES]).sum())
     reads = int(pieces.sum()) + stages + int(pages.sum())
-    launches = 2 * stages + bool(len(spans))
+    launches = 2 * stages + bool(len(draft.spans.table)) + bool(len(draft.rebuilt.projected))
 
     def copying(*tables: Int64s) -> float:
         return sum(float(copy_seconds(rows, pairs, tokens, costs).sum()) for rows in tables)
@@ -53,6 +53,7 @@ def estimate(draft: Draft, pairs: Sequence[GroupPair], tokens: int, costs: CostM
         + read_bytes / costs.read_bytes_per_second
         + launches * costs.seconds_per_launch
         + bool(stages) * costs.seconds_per_stage
+        + draft.rebuilt.weight_bytes * costs.seconds_per_weight_byte
         + copied_s
     )
     return Cost(read_bytes, reads, launches, seconds)

@@ -14,12 +14,14 @@ import numpy as np
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box
 from restow.broker.layout.names import field_class, joined_name
-from restow.broker.planner.compile import Draft, draft_programs
+from restow.broker.planner.compile import draft_programs
 from restow.broker.planner.cost_model import CostModel
+from restow.broker.planner.draft import Draft
 from restow.broker.planner.estimate import Cost, estimate
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.recompute import InputRead, Rebuilt
 from restow.broker.planner.strategy import WAYS, Strategy
 from restow.broker.planner.table import ITEM_BYTES, strided
 
@@ -73,6 +75,8 @@ class RankLines:
     cost_by_strategy: dict[Strategy, Cost | str]
     """What each strategy would cost, or why it can't serve."""
     fields: tuple[FieldLine, ...]
+    rebuilt: Rebuilt
+    """What is not moved."""
 
 
 def explain(
@@ -127,20 +131,27 @@ def _rank_lines(
     for move in moves:
         bytes_from[move.src_rank] += move.bytes
         classes[move.src_rank][field_class(move.field)] = None
+    for one in draft.rebuilt.inputs:
+        bytes_from[one.src_rank] += one.bytes
+        classes[one.src_rank][field_class(one.shard.field)] = None
     ways = _ways(draft)
     by_class: dict[str, list[str]] = defaultdict(list)
     for move, way in zip(moves, ways, strict=True):
         by_class[field_class(move.field)].append(way)
+    for name in draft.rebuilt.names:
+        by_class[field_class(name)].append(Strategy.RECOMPUTE.value)
     return RankLines(
         dst_rank=draft.dst_rank,
         bytes=sum(bytes_from.values()),
-        bytes_at_tokens=sum(move.bytes * entries[move.field] for move in moves),
+        bytes_at_tokens=sum(move.bytes * entries[move.field] for move in moves)
+        + sum(one.bytes for one in draft.rebuilt.inputs),
         bytes_from=dict(sorted(bytes_from.items())),
         classes_from={src: tuple(found) for src, found in sorted(classes.items())},
         strategy={name: _one_way(found) for name, found in by_class.items()},
         cost=cost,
         cost_by_strategy=by_strategy,
-        fields=_field_lines(draft, ways, replicas),
+        fields=_field_lines(draft, ways, replicas) + _input_lines(draft),
+        rebuilt=draft.rebuilt,
     )
 
 
@@ -186,6 +197,25 @@ def _field_lines(
             bytes=sum(move.bytes for field in fields for move in moved[field]),
         )
         for (name, way, found), fields in alike.items()
+    )
+
+
+def _input_lines(draft: Draft) -> tuple[FieldLine, ...]:
+    """What is read to rebuild other fields."""
+    alike: dict[tuple[Part, ...], list[InputRead]] = defaultdict(list)
+    for one in draft.rebuilt.inputs:
+        part = Part(one.shard.box, one.src_rank, one.replicas, 1, one.bytes, "")
+        alike[(part,)].append(one)
+    return tuple(
+        FieldLine(
+            field_class=field_class(read[0].shard.field),
+            fields=tuple(one.shard.field for one in read),
+            per_token=False,
+            parts=parts,
+            strategy=Strategy.RECOMPUTE.value,
+            bytes=sum(one.bytes for one in read),
+        )
+        for parts, read in alike.items()
     )
 
 

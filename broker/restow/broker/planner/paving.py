@@ -25,6 +25,8 @@ class Content(StrEnum):
     """A shard, or a part of it."""
     SCRATCH = "scratch"
     """Rows for speculative tokens: zeroed when a state arrives."""
+    INPUTS = "mixer inputs"
+    """What mixers read: no state, but conv windows may be rebuilt from it."""
     PADDING = "padding"
     OTHER_TOKENS = "other tokens"
     """Between the parts of one token."""
@@ -92,6 +94,11 @@ def shard_item(shard: Shard, name: str, tokens: int) -> Item:
     run, axes = _merged(sizes, shard.dtype.itemsize_bytes)
     step = shard.token_stride_bytes or 0
     return Item(shard.offset_bytes, run, axes, Content.STATE, name, shard.box, step)
+
+
+def input_item(shard: Shard) -> Item:
+    """What a mixer's inputs cover of a page."""
+    return replace(shard_item(shard, "", 1), content=Content.INPUTS, box=())
 
 
 def scratch_item(scratch: Scratch) -> Item:

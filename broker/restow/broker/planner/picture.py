@@ -13,7 +13,14 @@ from restow.broker.layout import Box, Field, RankLayout
 from restow.broker.layout.span import overlap
 from restow.broker.planner.explain import RankLines
 from restow.broker.planner.move import Move
-from restow.broker.planner.paving import Block, Content, pave, scratch_item, shard_item
+from restow.broker.planner.paving import (
+    Block,
+    Content,
+    input_item,
+    pave,
+    scratch_item,
+    shard_item,
+)
 from restow.broker.planner.pieces import Counter, Pieces
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.remarks import remarks
@@ -136,7 +143,7 @@ def make_picture(plan: Plan, ranks: Sequence[RankLines], tokens: int) -> Picture
     }
     fields = {field.name: field for field in plan.source.model.fields}
     alike: dict[object, list[Unit]] = defaultdict(list)
-    for unit in units_of(plan):
+    for unit in units_of(plan, [rank.rebuilt for rank in ranks]):
         travels = tuple(ways[move.dst_rank, move.field] for move in unit.moves)
         windows = tuple(fields[name].window_tokens for name in unit.fields)
         alike[unit.form(), windows, travels].append(unit)
@@ -161,6 +168,8 @@ def _panel(
         by_rank[move.dst_rank].append(move)
     pieces = {rank: counter.pieces(moves, classes) for rank, moves in by_rank.items()}
     all_ways = {way for found in by_class.values() for way in found}
+    for move in unit.rebuilt:
+        by_class[classes[move.field]][Strategy.RECOMPUTE.value] = None
     word = "read" if all_ways == {Strategy.SLICES.value} else "piece"
     shown, source, destination = _shown(unit)
     stages: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = defaultdict(list)
@@ -175,7 +184,7 @@ def _panel(
         word=unit.word,
         per_token=any(move.per_token for move in unit.moves),
         window_tokens=max(fields[name].window_tokens for name in unit.fields),
-        bytes=sum(move.bytes for one in units for move in one.moves),
+        bytes=sum(one.bytes for one in units),
         source=tuple(_rank_pages(rank, names, kept) for rank in source),
         destination=tuple(
             _rank_pages(rank, names, kept, pieces.get(rank.rank, ())) for rank in destination
@@ -246,11 +255,12 @@ def _rank_pages(
     pages = []
     for region in rank.regions:
         shards = [s for s in rank.shards if s.region == region.name]
-        scratch = [scratch_item(s) for s in rank.scratch if s.region == region.name]
+        besides = [scratch_item(s) for s in rank.scratch if s.region == region.name]
+        besides += [input_item(s) for s in rank.inputs if s.region == region.name]
         kept = [shard for shard in shards if shard.field in fields]
         rest = Content.REST if len(kept) < len(shards) else Content.PADDING
         tokens, size = region.page_tokens, region.page_stride_bytes
-        items = [shard_item(s, names[s.field], tokens or 1) for s in kept] + scratch
+        items = [shard_item(s, names[s.field], tokens or 1) for s in kept] + besides
         token: tuple[Block, ...] = ()
         if tokens:
             parts = [shard_item(s, names[s.field], 1) for s in kept]

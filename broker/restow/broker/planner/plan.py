@@ -99,7 +99,10 @@ def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:
 
 
 def check_same_model(source: Layout, destination: Layout) -> None:
-    """Raise `ModelMismatchError` or `ScalesMismatchError` that names the first difference."""
+    """Raise `ModelMismatchError` or `ScalesMismatchError` that names the first difference.
+
+    Of the inputs only those that both list must be the same.
+    """
     ours, theirs = source.model, destination.model
     if ours.name != theirs.name:
         raise ModelMismatchError(
@@ -126,6 +129,14 @@ def check_same_model(source: Layout, destination: Layout) -> None:
             f"model {ours.name!r}, field {name}: P has {_describe(one)}, D has {_describe(two)}",
             field=name,
         )
+    inputs, read = ({one.name: one for one in model.inputs} for model in (ours, theirs))
+    for name in sorted(inputs.keys() & read.keys()):
+        if inputs[name] != read[name]:
+            raise ModelMismatchError(
+                f"model {ours.name!r}, input {name}: P has {_describe(inputs[name])}, "
+                f"D has {_describe(read[name])}",
+                field=name,
+            )
 
 
 def _describe(field: Field | None) -> str:
@@ -182,13 +193,13 @@ def _routes(field: str, held: Held, wanted: Held) -> Routes:
         readers = sorted({dst_rank for _, dst_rank, _ in parts})
         number = {dst_rank: index for index, dst_rank in enumerate(readers)}
         for common, dst_rank, box in parts:
-            src_rank = _spread(src_ranks, number[dst_rank], len(readers))
+            src_rank = spread(src_ranks, number[dst_rank], len(readers))
             routes[dst_rank, box].append(Route(common, src_rank, held_box))
     _check_tiled(field, routes, wanted)
     return routes
 
 
-def _spread(replicas: Sequence[int], reader: int, readers: int) -> int:
+def spread(replicas: Sequence[int], reader: int, readers: int) -> int:
     """One of the ranks that hold a box, for the ``reader``-th of those that want it.
 
     Readers side by side read from replicas side by side: no replica serves more than its share,

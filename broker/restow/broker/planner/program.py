@@ -44,6 +44,27 @@ class SpanColumn(IntEnum):
     LENGTH_BYTES = 4
 
 
+class ProjectColumn(IntEnum):
+    """Columns of a program's projected rows (int64)."""
+
+    SPAN = 0
+    SRC_OFFSET_BYTES = 1
+    SRC_TAP_STRIDE_BYTES = 2
+    TAPS = 3
+    HIDDEN = 4
+    DTYPE = 5
+    WEIGHT_REGION = 6
+    WEIGHT_OFFSET_BYTES = 7
+    WEIGHT_STRIDE_BYTES = 8
+    CHANNELS = 9
+    GROUP_PAIR = 10
+    DST_REGION = 11
+    DST_OFFSET_BYTES = 12
+    DST_STRIDE_BYTES = 13
+    DST_TAP_STRIDE_BYTES = 14
+    DST_DTYPE = 15
+
+
 @dataclass(frozen=True, slots=True)
 class PageForm:
     """How a side's list of block ids addresses tokens; ``page_tokens`` 0 means snapshots."""
@@ -89,7 +110,7 @@ class GroupPair:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the agent of ``dst_rank`` does: rows that travel in four ways.
+    """What the agent of ``dst_rank`` does: rows that travel in four ways, and windows rebuilt.
 
     - ``direct`` rows are read into place.
     - ``packed`` rows are gathered by the agents of their source ranks, read as one run, scattered.
@@ -99,10 +120,12 @@ class Program:
       out of them: these take their ``SRC_REGION`` from the index of a span, a page of which is
       its length, and their ``SRC_OFFSET_BYTES`` from its beginning.
 
-    ``cleared`` rows are zeroed; what they say of a source means nothing.
+    ``cleared`` rows are zeroed; what they say of a source means nothing. ``projected`` rows are
+    conv windows that are rebuilt from inputs in spans and from weights in regions of their own:
+    element ``(channel, tap)`` is the product of ``HIDDEN`` weights and as many inputs.
 
-    Rows are int64 ``[rows, len(Column)]``, spans ``[spans, len(SpanColumn)]``; other regions are
-    indices into the regions of the rank's layout.
+    Rows are int64 ``[rows, len(Column)]``, projected ones ``[rows, len(ProjectColumn)]``, spans
+    ``[spans, len(SpanColumn)]``; other regions are indices into the regions of the rank's layout.
     """
 
     program_id: str
@@ -115,6 +138,7 @@ class Program:
     cleared: Int64s
     interleaved: Int64s
     restored: Int64s
+    projected: Int64s
 
     @property
     def src_ranks(self) -> tuple[int, ...]:
@@ -148,6 +172,11 @@ class Program:
 def no_rows() -> Int64s:
     """A table without rows."""
     return np.zeros((0, len(Column)), np.int64)
+
+
+def no_projections() -> Int64s:
+    """A table without projected rows."""
+    return np.zeros((0, len(ProjectColumn)), np.int64)
 
 
 def no_spans() -> Int64s:

@@ -16,11 +16,18 @@ from restow.broker.planner.units import Unit
 def remarks(
     unit: Unit, fields: dict[str, Field], pieces: dict[int, tuple[Pieces, ...]], word: str
 ) -> tuple[str, ...]:
-    """Sentences about a unit: its pieces and why they are so many, what is shared, cast, zeroed.
+    """Sentences about a unit: its pieces and why they are so many; what is shared, cast, zeroed
+    and rebuilt.
 
     ``pieces`` are those of every destination rank; ``word`` is what one of them is called.
     """
-    return (*_pieces(unit, fields, pieces, word), *_shared(unit), *_casts(unit), *_zeroed(unit))
+    return (
+        *_pieces(unit, fields, pieces, word),
+        *_shared(unit),
+        *_casts(unit),
+        *_rebuilt(unit),
+        *_zeroed(unit),
+    )
 
 
 def listed(words: Iterable[str]) -> str:
@@ -188,6 +195,14 @@ def _casts(unit: Unit) -> Iterable[str]:
             casts[cast][names[move.field]] = None
     for cast, several in casts.items():
         yield f"cast on the way: {listed(several)} from {cast}"
+
+
+def _rebuilt(unit: Unit) -> Iterable[str]:
+    if unit.rebuilt:
+        names = unit.classes()
+        what = listed(dict.fromkeys(names[move.field] for move in unit.rebuilt))
+        most = max((one.bytes for one in unit.inputs), default=0)
+        yield f"rebuilt on D from {most:,} bytes of mixer inputs: {what}"
 
 
 def _zeroed(unit: Unit) -> Iterable[str]:

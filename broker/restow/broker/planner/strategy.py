@@ -21,7 +21,12 @@ class Strategy(StrEnum):
     """The source permutes a state for all its readers in one launch, channel by channel, so that
     each one's share is one run; the destination applies the inverse. Snapshots only: per-token
     fields are packed into the same run."""
+    RECOMPUTE = "recompute"
+    """Conv windows are rebuilt at the destination from what the mixers read, where P keeps that and
+    D offers weights; all else as `AUTO` says."""
 
 
 WAYS = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Strategy.INTERLEAVE)
-"""The ways between which `Strategy.AUTO` chooses."""
+"""The ways of a row, between which `Strategy.AUTO` chooses."""
+CHOOSING = (Strategy.AUTO, Strategy.RECOMPUTE)
+"""The strategies that leave the ways of rows to the cost model."""

@@ -48,12 +48,23 @@ class Cutter:
         self._windows = {field.name: field.window_tokens for field in plan.source.model.fields}
         self._numbers: dict[GroupPair, int] = {}
         self._cuts: dict[object, Rows] = {}
-        self._pieces = 0
+        self.pieces = 0
+        """Of all tables so far: bounded. Who drops a table may take its pieces off."""
         for move in plan.moves:
             _, _, src_form = self._sources[move.src_rank][move.src.region]
             _, _, dst_form = self._destinations[move.dst_rank][move.dst.region]
             pair = GroupPair(src_form, dst_form, self._windows[move.field])
             self._numbers.setdefault(pair, len(self._numbers))
+
+    def pair_number(self, src_rank: int, src: str, dst_rank: int, dst: str) -> int:
+        """The number of the pair of lists that address two regions, which hold no window."""
+        _, _, src_form = self._sources[src_rank][src]
+        _, _, dst_form = self._destinations[dst_rank][dst]
+        return self._numbers.setdefault(GroupPair(src_form, dst_form), len(self._numbers))
+
+    def source_region(self, src_rank: int, name: str) -> int:
+        """The index of a source's region."""
+        return self._sources[src_rank][name][0]
 
     @property
     def pairs(self) -> tuple[GroupPair, ...]:
@@ -91,8 +102,8 @@ class Cutter:
         """All rows before they are joined, and how many there are of each box."""
         firsts, offsets = zip(*cut, strict=True)
         counts = [len(part) for part in offsets]
-        self._pieces += sum(counts)
-        if self._pieces > MAX_ROWS:
+        self.pieces += sum(counts)
+        if self.pieces > MAX_ROWS:
             raise TooManyPiecesError(f"the plan falls into more than {MAX_ROWS} pieces")
         pieces = np.repeat(np.array(firsts, np.int64), counts, axis=0)
         pieces[:, [Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES]] += np.concatenate(offsets)

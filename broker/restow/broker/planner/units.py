@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from restow.broker.layout import Layout, RankLayout
 from restow.broker.layout.names import field_class, field_layer
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
+from restow.broker.planner.recompute import InputRead, Rebuilt
 
 One = TypeVar("One")
 
@@ -20,18 +21,25 @@ class Unit:
     """One layer, or several where they lie in one page.
 
     ``source`` and ``destination`` are the ranks that hold something of it, and no more of them
-    than that.
+    than that. ``rebuilt`` is what would have been moved, had D not read ``inputs`` instead.
     """
 
     fields: tuple[str, ...]
     source: tuple[RankLayout, ...]
     destination: tuple[RankLayout, ...]
     moves: tuple[Move, ...]
+    rebuilt: tuple[Move, ...] = ()
+    inputs: tuple[InputRead, ...] = ()
 
     @property
     def layers(self) -> tuple[str, ...]:
         """The numbers of its layers; a field of no layer stands for itself."""
         return tuple(dict.fromkeys(field_layer(field) or field for field in self.fields))
+
+    @property
+    def bytes(self) -> int:
+        """What is read, counting one token of per-token fields."""
+        return sum(one.bytes for one in self.moves) + sum(one.bytes for one in self.inputs)
 
     @property
     def word(self) -> str:
@@ -53,12 +61,15 @@ class Unit:
         names = self.names()
         src = {rank.rank: index for index, rank in enumerate(self.source)}
         dst = {rank.rank: index for index, rank in enumerate(self.destination)}
-        moves = tuple(
-            (names[move.field], src[move.src_rank], dst[move.dst_rank], move.box)
-            for move in self.moves
+        moves, rebuilt = (
+            tuple(
+                (names[move.field], src[move.src_rank], dst[move.dst_rank], move.box)
+                for move in some
+            )
+            for some in (self.moves, self.rebuilt)
         )
         sides = self.source, self.destination
-        return tuple(tuple(_form(rank, names) for rank in side) for side in sides), moves
+        return tuple(tuple(_form(rank, names) for rank in side) for side in sides), moves, rebuilt
 
 
 def _form(rank: RankLayout, names: dict[str, str]) -> object:
@@ -76,11 +87,15 @@ def _form(rank: RankLayout, names: dict[str, str]) -> object:
             (number[s.region], s.dtype, s.offset_bytes, s.sizes, s.strides_bytes)
             for s in rank.scratch
         ),
+        tuple((number[s.region], s.dtype, s.offset_bytes, s.strides_bytes) for s in rank.inputs),
     )
 
 
-def units_of(plan: Plan) -> tuple[Unit, ...]:
-    """All units, in the order of the model's fields."""
+def units_of(plan: Plan, rebuilt: Sequence[Rebuilt] = ()) -> tuple[Unit, ...]:
+    """All units of which something moves, in the order of the model's fields.
+
+    ``rebuilt`` is what the ranks of D need not be sent.
+    """
     fields = [field.name for field in plan.source.model.fields]
     owner = {name: name for name in fields}
     together: dict[object, list[str]] = defaultdict(list)
@@ -101,12 +116,28 @@ def units_of(plan: Plan) -> tuple[Unit, ...]:
     members: dict[str, list[str]] = defaultdict(list)
     for name in fields:
         members[roots[name]].append(name)
+    spared = {(move.dst_rank, move.field, move.box) for one in rebuilt for move in one.moves}
     moves: dict[str, list[Move]] = defaultdict(list)
+    instead: dict[str, list[Move]] = defaultdict(list)
     for move in plan.moves:
-        moves[roots[move.field]].append(move)
+        is_spared = (move.dst_rank, move.field, move.box) in spared
+        (instead if is_spared else moves)[roots[move.field]].append(move)
+    by_layer = {field_layer(name): root for name, root in roots.items()}
+    inputs: dict[str, list[InputRead]] = defaultdict(list)
+    for read in (read for one in rebuilt for read in one.inputs):
+        layer = field_layer(read.shard.field)
+        if layer in by_layer:
+            inputs[by_layer[layer]].append(read)
     source, destination = _split(plan.source, roots), _split(plan.destination, roots)
     return tuple(
-        Unit(tuple(names), tuple(source[root]), tuple(destination[root]), tuple(moves[root]))
+        Unit(
+            tuple(names),
+            tuple(source[root]),
+            tuple(destination[root]),
+            tuple(moves[root]),
+            tuple(instead[root]),
+            tuple(inputs[root]),
+        )
         for root, names in members.items()
         if moves[root]
     )
@@ -126,12 +157,10 @@ def _split(layout: Layout, roots: dict[str, str]) -> dict[str, list[RankLayout]]
         regions = _by_unit((unit_of.get(region.name), region) for region in rank.regions)
         shards = _by_unit((roots[shard.field], shard) for shard in rank.shards)
         scratch = _by_unit((unit_of.get(one.region), one) for one in rank.scratch)
+        inputs = _by_unit((unit_of.get(one.region), one) for one in rank.inputs)
         for root, held in shards.items():
-            found[root].append(
-                RankLayout(
-                    rank.rank, tuple(regions[root]), tuple(held), tuple(scratch.get(root, ()))
-                )
-            )
+            besides = tuple(scratch.get(root, ())), tuple(inputs.get(root, ()))
+            found[root].append(RankLayout(rank.rank, tuple(regions[root]), tuple(held), *besides))
     return found
 
 

@@ -17,10 +17,16 @@ from transformers import DynamicCache, NemotronHForCausalLM
 
 from restow.agents.engines.transformers.blocks import BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
+from restow.agents.engines.transformers.mixer_inputs import conv_weights, kept_inputs
 from restow.agents.engines.transformers.model_state import export_state, import_state
 from restow.agents.engines.transformers.position import prefill_position
 from restow.agents.engines.transformers.ranks import Identity, RankAgent, RankMemory, serve_rank
-from restow.agents.engines.transformers.state_io import RankPages, collect, lay_out
+from restow.agents.engines.transformers.state_io import (
+    RankPages,
+    collect,
+    lay_out,
+    lay_out_weights,
+)
 from restow.agents.engines.transformers.stored import AS_COMPUTED, StoredTypes, round_cache
 from restow.agents.nursery import Nursery
 from restow.broker.client import BlockingSession, HandoffEnded
@@ -105,12 +111,14 @@ class Engine:
                 else -(-options.capacity_tokens // block_tokens)
             )
             for region in self.layout.ranks[0].regions
+            if not region.constant
         }
         seed = secrets.randbits(32)
         self._pools = {group: BlockPool(group, n, seed) for group, n in counts.items()}
         self._block_tokens = {
             region.group: None if region.page_tokens is None else block_tokens
             for region in self.layout.ranks[0].regions
+            if not region.constant
         }
         self._memories: list[RankMemory] = []
         self._counts = counts
@@ -126,7 +134,7 @@ class Engine:
             options = self._options
             stack.enter_context(self._session)
             for index, rank in enumerate(self.layout.ranks):
-                pages = [self._counts[r.group] * r.pages_per_block for r in rank.regions]
+                pages = [self._counts.get(r.group, 1) * r.pages_per_block for r in rank.regions]
                 memory = RankMemory(rank, pages)
                 stack.callback(memory.close)
                 self._memories.append(memory)
@@ -134,6 +142,7 @@ class Engine:
                 agent = serve_rank(identity, memory.regions, options.homes[index])
                 stack.callback(agent.close)
                 self._agents.append(agent)
+            lay_out_weights(conv_weights(self._model), self.pages)
             for agent in self._agents:
                 agent.start()
             self._stack = stack.pop_all()
@@ -203,14 +212,26 @@ class Engine:
         """
         held = prefill_position(len(token_ids), self._recurrent)
         first = self._options.stored if prefilled_as is None else prefilled_as
-        cache = prefill(self._model, token_ids[:held], first)
+        cache, _ = self._prefilled(token_ids[:held], first)
         round_cache(cache, self._model.config, self._options.stored)
         return self._continue(cache, token_ids, steps)
 
     def state_at(self, token_ids: Sequence[int], position: int) -> State:
-        """The state after the first ``position`` tokens, as it is stored."""
-        cache = prefill(self._model, token_ids[:position], self._options.stored)
-        return export_state(cache, self._model.config)
+        """The state after the first ``position`` tokens, as it is stored.
+
+        With the inputs of its mixers, where the engine keeps them.
+        """
+        cache, inputs = self._prefilled(token_ids[:position], self._options.stored)
+        return export_state(cache, self._model.config) | inputs
+
+    def _prefilled(
+        self, token_ids: Sequence[int], stored: StoredTypes
+    ) -> tuple[DynamicCache, dict[str, Tensor]]:
+        """The cache as it is stored, and the inputs that the engine keeps."""
+        if not self._options.settings.mixer_inputs:
+            return prefill(self._model, token_ids, stored), {}
+        with kept_inputs(self._model) as inputs:
+            return prefill(self._model, token_ids, stored), inputs
 
     def _continue(self, cache: DynamicCache, token_ids: Sequence[int], steps: int) -> Decoded:
         stored = self._options.stored

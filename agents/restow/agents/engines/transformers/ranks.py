@@ -64,7 +64,14 @@ class RankMemory:
             end += -(-size // REGION_ALIGN_BYTES) * REGION_ALIGN_BYTES
         self.shared = SharedMemory.create(max(end, 1))
         self.regions = tuple(
-            SharedRegion(region.name, self.shared.name, offset, pages, region.page_stride_bytes)
+            SharedRegion(
+                region.name,
+                self.shared.name,
+                offset,
+                pages,
+                region.page_stride_bytes,
+                private=region.constant,
+            )
             for region, offset, pages in zip(layout.regions, offsets, page_counts, strict=True)
         )
         whole = torch.frombuffer(self.shared.buffer, dtype=torch.uint8)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from restow.agents.engines.transformers.stored import TORCH_TYPES
 from restow.broker.errors import RestowError
-from restow.broker.layout import Layout, RankLayout, Region, Shard
+from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
 
 Blocks = Mapping[str, Sequence[int]]
 
@@ -35,23 +35,41 @@ class RankPages:
 
 
 def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankPages], blocks: Blocks) -> None:
-    """Write every rank's shard of every field into its blocks.
+    """Write every rank's shard of every field, and of every input that it keeps, into its blocks.
 
     ``state`` has a tensor for each field: ``[token, *shape]`` for a per-token field, ``shape`` for
     a snapshot; it is cast to the type in which the layout stores it. Tokens fill the blocks from
     token 0 on.
     """
     for rank in ranks:
-        for shard in rank.layout.shards:
+        for shard in (*rank.layout.shards, *rank.layout.inputs):
             region = rank.layout.region(shard.region)
             whole = state[shard.field]
             if region.page_tokens is None:
                 view = _pages(rank.regions[region.name], region, shard)
-                view[blocks[region.group][0]] = _as_bytes(whole[_box(shard)], shard)
+                view[blocks[region.group][0]] = _as_bytes(whole[_box(shard)], shard.dtype)
             else:
                 view = _pages(rank.regions[region.name], region, shard)
                 page, token = _places(region, blocks, whole.shape[0])
-                view[page, token] = _as_bytes(whole[(slice(None), *_box(shard))], shard)
+                view[page, token] = _as_bytes(whole[(slice(None), *_box(shard))], shard.dtype)
+
+
+def lay_out_weights(weights: Mapping[str, Tensor], ranks: Sequence[RankPages]) -> None:
+    """Write every rank's part of the weights that it offers into its constant regions.
+
+    ``weights`` has a tensor ``[*axes without tap, hidden]`` for each field that is rebuilt.
+    """
+    for rank in ranks:
+        for offered in rank.layout.projections:
+            box = tuple(slice(span.start, span.stop) for span in offered.box[:-1])
+            part = weights[offered.field][box]
+            memory = rank.regions[offered.region]
+            view = memory.as_strided(
+                (*part.shape, offered.dtype.itemsize_bytes),
+                (*offered.strides_bytes, 1),
+                memory.storage_offset() + offered.offset_bytes,
+            )
+            view[...] = _as_bytes(part, offered.dtype)
 
 
 def collect(
@@ -101,9 +119,9 @@ def _box(shard: Shard) -> tuple[slice, ...]:
     return tuple(slice(span.start, span.stop) for span in shard.box)
 
 
-def _as_bytes(values: Tensor, shard: Shard) -> Tensor:
-    """The elements as the shard stores them, with their bytes as a last axis."""
-    return values.to(TORCH_TYPES[shard.dtype]).contiguous().unsqueeze(-1).view(torch.uint8)
+def _as_bytes(values: Tensor, dtype: DType) -> Tensor:
+    """The elements as they are stored, with their bytes as a last axis."""
+    return values.to(TORCH_TYPES[dtype]).contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def _pages(memory: Tensor, region: Region, shard: Shard) -> Tensor:

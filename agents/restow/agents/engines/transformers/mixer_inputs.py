@@ -1,0 +1,76 @@
+"""What the Mamba layers of a Nemotron-H model read, and the weights that it is multiplied with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import NemotronHConfig, NemotronHForCausalLM
+
+from restow.kernels.product import padded_rows
+
+
+@contextmanager
+def kept_inputs(model: NemotronHForCausalLM) -> Iterator[dict[str, Tensor]]:
+    """Run a prefill in this; afterwards the dict has ``layers.{i}.mixer_input`` [tap, hidden].
+
+    These are the last ``conv_kernel - 1`` vectors that in-projections were given, the oldest first,
+    zero before the prompt. A prompt shorter than `padded_rows` is padded for the in-projection
+    alone: so that each row is computed as in a long prompt, and as D will compute it.
+    """
+    kept: dict[str, Tensor] = {}
+    with ExitStack() as stack:
+        for index, linear in in_projections(model):
+            hooks = _Hooks(kept, f"layers.{index}.mixer_input", model.config.conv_kernel - 1)
+            before = linear.register_forward_pre_hook(hooks.before)
+            stack.callback(before.remove)
+            stack.callback(linear.register_forward_hook(hooks.after).remove)
+        yield kept
+
+
+def in_projections(model: NemotronHForCausalLM) -> Iterator[tuple[int, nn.Linear]]:
+    """The in-projection of each Mamba layer, by the layer's number."""
+    for index, kind in enumerate(model.config.layers_block_type or ()):
+        if kind == "linear_attention":
+            yield index, model.model.layers[index].mixer.in_proj
+
+
+def conv_weights(model: NemotronHForCausalLM) -> dict[str, Tensor]:
+    """For each conv field the rows of the in-projection that make it, ``[*channels, hidden]``."""
+    config: NemotronHConfig = model.config
+    inner = config.mamba_num_heads * config.mamba_head_dim
+    grouped = config.n_groups * config.ssm_state_size
+    found: dict[str, Tensor] = {}
+    for index, linear in in_projections(model):
+        name = f"layers.{index}.conv"
+        # The rows of the gate come first, those of the time steps last.
+        rows = linear.weight.detach()[inner : 2 * inner + 2 * grouped]
+        x, b, c = torch.split(rows, [inner, grouped, grouped])
+        found[f"{name}.x"] = x
+        found[f"{name}.B"] = b.reshape(config.n_groups, -1, config.hidden_size)
+        found[f"{name}.C"] = c.reshape(config.n_groups, -1, config.hidden_size)
+    return found
+
+
+class _Hooks:
+    """Of one in-projection: what it is given is kept, padded, and the padding taken off again."""
+
+    def __init__(self, kept: dict[str, Tensor], name: str, taps: int) -> None:
+        self._kept, self._name, self._taps = kept, name, taps
+        self._tokens = 0
+
+    def before(self, _: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        (hidden,) = given
+        self._tokens = hidden.shape[1]
+        last = hidden[0, -self._taps :]
+        window = torch.zeros((self._taps, hidden.shape[2]), dtype=hidden.dtype)
+        window[self._taps - len(last) :] = last
+        self._kept[self._name] = window
+        missing = max(padded_rows(self._tokens) - self._tokens, 0)
+        return (nn.functional.pad(hidden, (0, 0, 0, missing)),)
+
+    def after(self, _: nn.Module, __: Any, product: Tensor) -> Tensor:
+        return product[:, : self._tokens]

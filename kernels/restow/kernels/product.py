@@ -1,0 +1,51 @@
+"""The twin: PROJECT for host memory, in torch.
+
+project_windows  ProjectTable over host addresses -> None, writes windows
+
+It makes the product that an engine's own in-projection makes, `F.linear` in the type of the
+weights, and must give the same bits. What was measured, torch 2.x on x86: of `F.linear` over n
+rows, a row's bits depend neither on n nor on which of the weights' rows are taken, as long as every
+thread gets four rows or more; with less another routine of the library runs, and in float32 most
+elements differ in the last bit. So inputs are padded with rows of zeros. What they are compared
+with must be made alike: an engine has to give its in-projection at least `padded_rows` rows too,
+when its prompt is shorter.
+
+The loop is over products, one a layer, each of which reads megabytes of weights.
+"""
+
+import torch
+import torch.nn.functional
+
+from restow.kernels.host_memory import view
+from restow.kernels.project_table import ProjectTable
+
+ROWS_PER_THREAD = 4
+LEAST_ROWS = 16
+TYPES = [torch.float32, torch.bfloat16, torch.float16]  # by code
+
+
+def padded_rows(rows: int) -> int:
+    """How many rows a product of `rows` is made with, so that its bits depend on nothing else."""
+    return max(rows, LEAST_ROWS, ROWS_PER_THREAD * torch.get_num_threads())
+
+
+def project_windows(table: ProjectTable) -> None:
+    """Make the table's products, one after the other."""
+    for row in table.rows.tolist():
+        _project(*row)
+
+
+@torch.inference_mode()
+def _project(
+    src: int, src_tap_stride: int, taps: int, hidden: int,
+    weight: int, weight_stride: int, channels: int,
+    dst: int, dst_stride: int, dst_tap_stride: int, code: int, dst_code: int,
+) -> None:  # fmt: skip
+    item = TYPES[code].itemsize
+    inputs = view(src, (taps, hidden), (src_tap_stride, item), TYPES[code])
+    weights = view(weight, (channels, hidden), (weight_stride, item), TYPES[code])
+    rows = torch.zeros((padded_rows(taps), hidden), dtype=TYPES[code])
+    rows[:taps] = inputs
+    products = torch.nn.functional.linear(rows, weights.contiguous())
+    target = view(dst, (taps, channels), (dst_tap_stride, dst_stride), TYPES[dst_code])
+    target.copy_(products[:taps])

@@ -1,0 +1,140 @@
+"""Conv windows that D rebuilds, exactly: the recall model decodes as if its state had never moved.
+
+Real processes, real NIXL, a real model, agents embedded and in a daemon. The bytes that are read
+are those of the inputs, not those of the windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import NemotronHForCausalLM
+
+from restow.agents.demo.options import SEED, side
+from restow.agents.demo.processes import running_broker_process, running_daemon
+from restow.agents.engines.recall.model import load_model
+from restow.agents.engines.recall.task import make_prompts
+from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.engines.transformers.decode import Decoded
+from restow.agents.engines.transformers.mixer_inputs import conv_weights, kept_inputs
+from restow.agents.engines.transformers.state_io import lay_out_weights
+from restow.agents.nursery import Nursery
+from restow.broker.client.admin import AdminClient
+from restow.broker.families import ConvLayout
+from restow.broker.layout.span import volume
+from restow.broker.planner import Strategy
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(600)]
+
+SD, DS = ConvLayout.SD, ConvLayout.DS
+PAIRS = [(1, 1, SD, DS), (2, 4, SD, SD), (4, 2, DS, SD), (2, 4, DS, DS)]
+STEPS = 6
+PROMPTS = [prompt.token_ids for prompt in make_prompts(4, SEED)]
+SHORT = [PROMPTS[0][:length] for length in (2, 3, 4, 6)]
+TAPS = 3
+P_PAGE_TOKENS = 16
+MAMBA_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class House:
+    """A broker that forces recompute, and where agents live."""
+
+    model: NemotronHForCausalLM
+    broker: str
+    home: Nursery | Path
+    stack: ExitStack
+
+    def engine(self, name: str, tp: int, conv: ConvLayout) -> Engine:
+        plain = side(tp, conv, P_PAGE_TOKENS if name == "P" else 12)
+        settings = replace(plain, mixer_inputs=name == "P", projections=name == "D")
+        options = EngineOptions(f"{name}{tp}{conv}", self.broker, settings, (self.home,) * tp)
+        return self.stack.enter_context(Engine(self.model, options))
+
+
+@pytest.fixture(scope="module", params=["embedded", "daemon"])
+def house(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[House]:
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        broker = stack.enter_context(running_broker_process(Strategy.RECOMPUTE))
+        home: Nursery | Path
+        if request.param == "embedded":
+            home = stack.enter_context(Nursery())
+        else:
+            socket = tmp_path_factory.mktemp("sockets") / "agents.sock"
+            home = stack.enter_context(running_daemon(broker, socket))
+        yield House(load_model(), broker, home, stack)
+
+
+def through(p: Engine, d: Engine, name: str, prompt: tuple[int, ...]) -> Decoded:
+    asked = d.ask(name, prompt)
+    freed = p.prefill(name, prompt)
+    answer = d.decode(asked, STEPS)
+    freed.result(30)
+    return answer
+
+
+@pytest.mark.parametrize(("p_tp", "d_tp", "p_conv", "d_conv"), PAIRS)
+def test_decoding_goes_on_to_the_last_bit(
+    house: House, p_tp: int, d_tp: int, p_conv: ConvLayout, d_conv: ConvLayout
+) -> None:
+    p = house.engine("P", p_tp, p_conv)
+    d = house.engine("D", d_tp, d_conv)
+    for number, prompt in enumerate(PROMPTS):
+        name = f"{p_tp}{p_conv}-{d_tp}{d_conv}-{number}"
+        answer, alone = through(p, d, name, tuple(prompt)), d.decode_alone(prompt, STEPS)
+        assert answer.token_ids == alone.token_ids
+        assert torch.equal(answer.first_logits, alone.first_logits)
+        _check_bytes(house, name, d, len(prompt) - 1)
+    # P gives its in-projection the rows of a longer prompt, and so goes on alike.
+    for number, prompt in enumerate(SHORT):
+        name = f"short-{p_tp}{p_conv}-{d_tp}{d_conv}-{number}"
+        answer, alone = through(p, d, name, tuple(prompt)), p.decode_alone(prompt, STEPS)
+        assert torch.equal(answer.first_logits, alone.first_logits)
+
+
+def _check_bytes(house: House, name: str, d: Engine, tokens: int) -> None:
+    """No windows, but inputs, whole for each rank of D; pages may be read to their end."""
+    pages = -(-tokens // P_PAGE_TOKENS) * P_PAGE_TOKENS
+    with AdminClient(house.broker) as admin:
+        read_bytes = admin.handoff(name).handoff.bytes
+    assert read_bytes in {_needed_bytes(house, d, count) for count in (tokens, pages)}
+
+
+def _needed_bytes(house: House, d: Engine, tokens: int) -> int:
+    hidden: int = house.model.config.hidden_size
+    total = len(d.layout.ranks) * MAMBA_LAYERS * TAPS * hidden * 4
+    for rank in d.layout.ranks:
+        for shard in rank.shards:
+            if ".conv." not in shard.field:
+                total += 4 * volume(shard.box) * (tokens if shard.token_stride_bytes else 1)
+    return total
+
+
+def test_weights_of_other_channels_are_seen(house: House) -> None:
+    p, d = house.engine("P", 1, DS), house.engine("D", 2, DS)
+    wrong = {name: rows.flip(0) for name, rows in conv_weights(house.model).items()}
+    lay_out_weights(wrong, d.pages)
+    for number, prompt in enumerate(PROMPTS):
+        answer = through(p, d, f"turned-{number}", tuple(prompt))
+        assert not torch.equal(answer.first_logits, d.decode_alone(prompt, STEPS).first_logits)
+
+
+def test_without_padding_a_short_prompt_would_differ() -> None:
+    """Why P's in-projection is given more rows than a prompt of two tokens has."""
+    torch.set_num_threads(1)
+    model = load_model()
+    engine = Engine(model, EngineOptions("alone", "", side(1, SD, 16), ()))
+    plain = engine.state_at(PROMPTS[0], 2)["layers.0.conv.x"]
+    with kept_inputs(model) as inputs:
+        padded = engine.state_at(PROMPTS[0], 2)["layers.0.conv.x"]
+    assert torch.allclose(plain, padded, atol=1e-5)
+    assert not torch.equal(plain, padded)
+    assert not inputs["layers.0.mixer_input"][0].any(), "a tap before the prompt"

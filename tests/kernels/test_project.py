@@ -1,0 +1,151 @@
+"""PROJECT: windows are the products of weights and inputs, everything else keeps its bytes."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional
+from kernel_arena import Arena
+
+from restow.kernels import ProjectColumn, ProjectTable, ProjectTableError, project_windows
+
+Project = Callable[[ProjectTable, torch.device], None]
+CPU = torch.device("cpu")
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+PAIRS = [(code, code) for code in range(3)] + [(1, 0), (0, 1), (0, 2), (2, 1)]
+
+
+def triton_project(table: ProjectTable, device: torch.device) -> None:
+    from restow.kernels import project
+
+    project.project_windows(table, device)
+
+
+both = pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(project_windows, id="twin"),
+        pytest.param(
+            triton_project,
+            id="triton",
+            marks=pytest.mark.skipif(
+                torch.cuda.is_available(),
+                reason="a GPU is present: test_cuda.py runs the kernels on it",
+            ),
+        ),
+    ],
+)
+
+
+def numbers(*shape: int, seed: int) -> torch.Tensor:
+    """Small integers: every sum of products is exact in each type, in any order."""
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def row(
+    inputs: torch.Tensor, weights: torch.Tensor, dst: int, steps: tuple[int, int], codes: list[int]
+) -> list[int]:
+    """A row for contiguous tensors; ``steps`` are those of channels and taps."""
+    item = inputs.element_size()
+    (taps, hidden), channels = inputs.shape, len(weights)
+    source = [inputs.data_ptr(), inputs.stride(0) * item, taps, hidden]
+    return [
+        *source,
+        weights.data_ptr(),
+        weights.stride(0) * item,
+        channels,
+        dst,
+        *steps,
+        *codes,
+    ]
+
+
+@both
+@pytest.mark.parametrize("codes", PAIRS, ids=str)
+@pytest.mark.parametrize("taps_inside", [True, False], ids=["DS", "SD"])
+def test_windows_of_all_sizes(run: Project, codes: tuple[int, int], taps_inside: bool) -> None:
+    target, rows, kept, wanted = Arena(1 << 16), [], [], []
+    dtype, dst_dtype = (TYPES[code] for code in codes)
+    item, at = dst_dtype.itemsize, 64
+    for taps, hidden, channels in ((3, 128, 70), (1, 5, 1), (4, 65, 64), (17, 3, 2), (3, 200, 129)):
+        inputs = numbers(taps, hidden + 3, seed=hidden)[:, :hidden].to(dtype)
+        weights = numbers(channels, hidden + 1, seed=channels).to(dtype)[:, :hidden]
+        steps = (taps * item, item) if taps_inside else (item, channels * item)
+        rows.append(row(inputs, weights, target.address + at, steps, list(codes)))
+        kept += [inputs, weights]
+        product = (inputs.double() @ weights.double().T).to(dtype).to(dst_dtype)
+        window = product.T if taps_inside else product
+        wanted.append((at, window.contiguous().view(torch.uint8).flatten().numpy()))
+        at += -(-len(wanted[-1][1]) // 64) * 64 + 64
+    run(ProjectTable.checked(np.array(rows, np.int64)), CPU)
+    image = Arena(1 << 16)
+    for start, window_bytes in wanted:
+        image.bytes[start:][: len(window_bytes)] = window_bytes
+    assert np.array_equal(target.memory, image.memory)
+
+
+@both
+@pytest.mark.parametrize("code", range(3))
+def test_numbers_as_they_come(run: Project, code: int) -> None:
+    """Not to the last bit: another order of additions is another sum."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(3, 300, generator=generator).to(TYPES[code])
+    weights = torch.randn(90, 300, generator=generator).to(TYPES[code])
+    out = torch.zeros(3, 90, dtype=TYPES[code])
+    item = out.element_size()
+    table = [row(inputs, weights, out.data_ptr(), (item, 90 * item), [code, code])]
+    run(ProjectTable.checked(np.array(table, np.int64)), CPU)
+    exact = inputs.double() @ weights.double().T
+    assert torch.allclose(out.double(), exact, rtol=2.0 ** [-18, -7, -10][code], atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("hidden", [128, 2688])
+@pytest.mark.parametrize("code", range(3))
+def test_the_twin_gives_the_bits_of_a_long_prompt(code: int, hidden: int, threads: int) -> None:
+    """Of rows of the weights, and of the last rows of any prompt of 4 tokens a thread or more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        generator = torch.Generator().manual_seed(hidden)
+        weights = torch.randn(301, hidden, generator=generator).to(TYPES[code])
+        prompt = torch.randn(200, hidden, generator=generator).to(TYPES[code])
+        for tokens in (4 * threads, 16, 37, 200):
+            whole = torch.nn.functional.linear(prompt[None, :tokens], weights)[0, -3:]
+            out = torch.zeros(3, 100, dtype=TYPES[code])
+            item, part = out.element_size(), weights[77:177]
+            made = row(prompt[tokens - 3 : tokens], part, out.data_ptr(), (item, 100 * item), [])
+            table = np.array([[*made, code, code]], np.int64)
+            project_windows(ProjectTable.checked(table), CPU)
+            assert torch.equal(out, whole[:, 77:177]), tokens
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        (ProjectColumn.TYPE, 3),
+        (ProjectColumn.DST_TYPE, -1),
+        (ProjectColumn.TAPS, 0),
+        (ProjectColumn.HIDDEN, -1),
+        (ProjectColumn.CHANNELS, 0),
+        (ProjectColumn.SRC_ADDRESS, 0),
+        (ProjectColumn.WEIGHT_ADDRESS, 4098),
+        (ProjectColumn.DST_ADDRESS, -4),
+        (ProjectColumn.DST_STRIDE_BYTES, 0),
+        (ProjectColumn.SRC_TAP_STRIDE_BYTES, 6),
+    ],
+)
+def test_a_wrong_row_is_refused(column: ProjectColumn, value: int) -> None:
+    good = [4096, 8, 2, 2, 4096, 8, 2, 4096, 4, 8, 0, 0]
+    ProjectTable.checked(np.array([good], np.int64))
+    good[column] = value
+    with pytest.raises(ProjectTableError, match=column.name):
+        ProjectTable.checked(np.array([good], np.int64))
+
+
+def test_a_table_of_another_form_is_refused() -> None:
+    with pytest.raises(ProjectTableError, match="want int64"):
+        ProjectTable.checked(np.zeros((1, 11), np.int64))
