@@ -19,8 +19,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from restow.agents.binding import Blocks, Descriptors, RegionTable, Tokens, bind_reads
+from restow.agents.binding import Blocks, RegionTable, Tokens, bind_reads
 from restow.agents.memory import HOST
+from restow.agents.pieces import Descriptors
 from restow.agents.spans import bind_spans, staged_spans
 from restow.agents.transport import NixlTransport
 from restow.broker.layout import RankLayout

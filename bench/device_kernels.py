@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from geometry import geometries
 
-from restow.agents.binding import Copies, RegionTable, bind_gather, bind_scatter, staged_bytes
+from restow.agents.binding import RegionTable, bind_gather, bind_scatter, staged_bytes
 from restow.agents.copying import piece_table
 from restow.agents.paging import Blocks, Tokens
+from restow.agents.pieces import Copies
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan

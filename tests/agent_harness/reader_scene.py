@@ -9,10 +9,10 @@ from typing import cast
 import numpy as np
 
 from agent_harness.waiting import until
-from restow.agents.binding import Descriptors
 from restow.agents.errors import AgentError
 from restow.agents.lane import Read
 from restow.agents.memory import HOST
+from restow.agents.pieces import Descriptors
 from restow.agents.reader import Reader
 from restow.agents.transport import Flight, NixlTransport
 

@@ -22,7 +22,6 @@ from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
 from laws.strategies import SENDING
 from restow.agents.binding import (
     Blocks,
-    Descriptors,
     RegionTable,
     Tokens,
     bind_gather,
@@ -33,6 +32,7 @@ from restow.agents.binding import (
 from restow.agents.chunks import bind_interleave, bind_restore
 from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.memory import HOST
+from restow.agents.pieces import Descriptors
 from restow.agents.spans import bind_extract, bind_spans, staged_spans
 from restow.agents.transport import NixlTransport
 from restow.broker.errors import TpSizeError

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from agent_harness.reader_scene import NOTHING, QUARANTINE_S, Scene
-from restow.agents.binding import Descriptors
 from restow.agents.errors import (
     AgentClosedError,
     PeerLostError,
@@ -16,6 +15,7 @@ from restow.agents.errors import (
 )
 from restow.agents.lane import Read
 from restow.agents.memory import HOST
+from restow.agents.pieces import Descriptors
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 
 from agent_harness.reader_scene import QUARANTINE_S, Scene
 from agent_harness.waiting import until
-from restow.agents.binding import Descriptors
 from restow.agents.errors import (
     AgentClosedError,
     PeerLostError,
@@ -20,6 +19,7 @@ from restow.agents.errors import (
 )
 from restow.agents.lane import Read
 from restow.agents.memory import HOST
+from restow.agents.pieces import Descriptors
 from restow.agents.reader import LARGE_BYTES, SHARE_BYTES, Reader
 
 LONG_S = 1000.0

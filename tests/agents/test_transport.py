@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from agent_harness.processes import READY, child
-from restow.agents.binding import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadFailedError
 from restow.agents.memory import HOST
+from restow.agents.pieces import Descriptors
 from restow.agents.transport import Flight, NixlTransport
 
 SIZE_BYTES = 1 << 20

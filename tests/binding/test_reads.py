@@ -9,7 +9,6 @@ import pytest
 
 from restow.agents.binding import (
     Blocks,
-    Descriptors,
     Reads,
     RegionTable,
     Tokens,
@@ -17,6 +16,7 @@ from restow.agents.binding import (
     bind_reads,
     staged_bytes,
 )
+from restow.agents.pieces import Descriptors
 from restow.broker.errors import PageCountError, PageRangeError
 from restow.broker.families import (
     AttentionSpec,

@@ -9,7 +9,8 @@ import numpy as np
 
 from laws.executor import Arena
 from laws.strategies import Case
-from laws.world import Engine, Traffic, group_windows, served, transfer
+from laws.transfers import Traffic, served, transfer
+from laws.world import Engine, group_windows
 from restow.agents.binding import Tokens
 from restow.broker.layout import Box, Kind, Layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json

@@ -14,7 +14,7 @@ from dataclasses import replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from laws import world
+from laws import transfers
 from laws.checks import engines_of, needed_bytes
 from laws.executor import Arena
 from laws.strategies import (
@@ -124,7 +124,7 @@ def check_recompute(case: Case) -> None:
         assume(False)
     arena = Arena()
     source, destination = engines_of(case, arena)
-    traffic = world.transfer(source, destination, case.tokens, Strategy.RECOMPUTE, plan)
+    traffic = transfers.transfer(source, destination, case.tokens, Strategy.RECOMPUTE, plan)
     destination.check(case.state, case.tokens, written=True)
     source.check(case.state, Tokens(0, case.tokens.stop), written=False)
     needed = needed_bytes(destination_layout, case.tokens.stop - case.tokens.start)
@@ -135,6 +135,6 @@ def check_recompute(case: Case) -> None:
         rows = program.projected
         dst_rank = program.dst_rank
         made = rows[:, ProjectColumn.CHANNELS] * rows[:, ProjectColumn.TAPS]
-        rebuilt = int((made * world.ITEMS[rows[:, ProjectColumn.DST_DTYPE]]).sum())
+        rebuilt = int((made * transfers.ITEMS[rows[:, ProjectColumn.DST_DTYPE]]).sum())
         if case.layouts[0].model == case.layouts[1].model and not case.numbers:
             assert read[dst_rank] == needed[dst_rank] - rebuilt, "what is rebuilt was read as well"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from laws import world
+from laws import transfers
 from laws.checks import check_composition, check_cover, check_minimality
 from laws.strategies import Case, any_cases, family_cases, outright_cases
 from restow.agents import binding, sides
@@ -102,13 +102,13 @@ def test_b_and_c_swapped(monkeypatch: pytest.MonkeyPatch, law: Law) -> None:
 
         return replace(right, moves=tuple(map(swap, right.moves)))
 
-    monkeypatch.setattr(world, "make_plan", planner)
+    monkeypatch.setattr(transfers, "make_plan", planner)
     bites(law, family_cases())
 
 
 def test_a_part_that_nobody_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     drop = changed_plan(lambda m: None if m.box[0].start > 0 and m.src_rank > 0 else m)
-    monkeypatch.setattr(world, "make_plan", drop)
+    monkeypatch.setattr(transfers, "make_plan", drop)
     bites(cover(SLICES), family_cases())
 
 
@@ -123,7 +123,7 @@ def test_a_replica_that_is_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
         right = make_plan(source, destination)
         return replace(right, moves=right.moves + right.moves[-1:])
 
-    monkeypatch.setattr(world, "make_plan", twice)
+    monkeypatch.setattr(transfers, "make_plan", twice)
     bites(cover(SLICES), any_cases())
     monkeypatch.setattr("laws.checks.make_plan", twice)
     bites(minimality, any_cases())
@@ -138,7 +138,7 @@ def test_one_rank_shifted_by_one_element(monkeypatch: pytest.MonkeyPatch, side: 
         moved = replace(place, offset_bytes=place.offset_bytes + place.dtype.itemsize_bytes)
         return replace(move, src=moved) if side == "src" else replace(move, dst=moved)
 
-    monkeypatch.setattr(world, "make_plan", changed_plan(shift))
+    monkeypatch.setattr(transfers, "make_plan", changed_plan(shift))
     bites(cover(SLICES), any_cases())
     bites(cover(PACK), any_cases())
 
@@ -156,7 +156,7 @@ def test_the_wrong_group_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(source: Layout, destination: Layout) -> Plan:
         return make_plan(_groups_by_remainder(source), destination)
 
-    monkeypatch.setattr(world, "make_plan", wrong)
+    monkeypatch.setattr(transfers, "make_plan", wrong)
     bites(cover(SLICES), family_cases(pipelines=False), tries=1500)
 
 
@@ -348,5 +348,5 @@ def test_fields_that_lie_in_a_chunk_in_another_order(monkeypatch: pytest.MonkeyP
 def test_packed_rows_that_begin_inside_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk's length is taken for that of its first field."""
     shorter = lambda right, rows, *side: right(rows[:1], *side)  # noqa: E731
-    change_function(monkeypatch, world, "chunk_bytes", shorter)
+    change_function(monkeypatch, transfers, "chunk_bytes", shorter)
     bites(cover(INTERLEAVE), family_cases())

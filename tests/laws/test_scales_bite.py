@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from laws import world
+from laws import transfers
 from laws.strategies import family_cases
 from laws.test_laws_bite import bites, changed_plan, cover
 from restow.broker.layout import Layout, Shard, Span
@@ -20,7 +20,7 @@ def scale(name: str) -> bool:
 @pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.WHOLE, Strategy.PACK])
 def test_scales_that_are_left_behind(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
     drop = changed_plan(lambda move: None if scale(move.field) else move)
-    monkeypatch.setattr(world, "make_plan", drop)
+    monkeypatch.setattr(transfers, "make_plan", drop)
     bites(cover(strategy), family_cases())
 
 
@@ -30,7 +30,7 @@ def test_the_scales_of_another_head(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(source: Layout, destination: Layout) -> object:
         return make_plan(_scales_of_other_ranks(source), destination)
 
-    monkeypatch.setattr(world, "make_plan", wrong)
+    monkeypatch.setattr(transfers, "make_plan", wrong)
     bites(cover(Strategy.SLICES), family_cases(pipelines=False))
 
 
@@ -56,5 +56,5 @@ def test_scales_an_element_further(monkeypatch: pytest.MonkeyPatch, side: str) -
         moved = replace(place, offset_bytes=place.offset_bytes + place.dtype.itemsize_bytes)
         return replace(move, src=moved) if side == "src" else replace(move, dst=moved)
 
-    monkeypatch.setattr(world, "make_plan", changed_plan(shift))
+    monkeypatch.setattr(transfers, "make_plan", changed_plan(shift))
     bites(cover(Strategy.SLICES), family_cases())

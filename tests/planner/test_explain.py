@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from laws.checks import needed_bytes
 from laws.executor import Arena
 from laws.strategies import STRATEGIES, Case, any_cases
-from laws.world import Engine, served, transfer
+from laws.transfers import served, transfer
+from laws.world import Engine
 from restow.agents.binding import Tokens
 from restow.broker.families import (
     AttentionSpec,

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from restow.agents.binding import Copies, Descriptors, RegionTable, bind_scatter, staged_bytes
+from restow.agents.binding import RegionTable, bind_scatter, staged_bytes
 from restow.agents.chunks import bind_restore
 from restow.agents.errors import OrderInvalidError
 from restow.agents.lane import Read
 from restow.agents.memory import Place
 from restow.agents.orders import ExecuteOrder, Peer, Source
+from restow.agents.pieces import Copies, Descriptors
 from restow.agents.projecting import bind_projections
 from restow.agents.spans import bind_extract, bind_spans, staged_spans
 from restow.agents.staging import ALIGN_BYTES

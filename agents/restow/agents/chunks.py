@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from restow.agents.binding import Blocks, Copies, RegionTable, copies_of
+from restow.agents.binding import Blocks, RegionTable
 from restow.agents.paging import SNAPSHOT, Tokens
+from restow.agents.pieces import Copies, copies_of
 from restow.agents.sides import DST, SRC, Lines, Side, by_pair, pages_of
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from restow.agents.binding import Copies
 from restow.agents.copying import run_copies
+from restow.agents.pieces import Copies
 from restow.agents.projecting import run_projections
 from restow.broker.layout.rows import Int64s
 

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from restow.agents.binding import Copies
 from restow.agents.device import finished
 from restow.agents.errors import ProgramInvalidError
+from restow.agents.pieces import Copies
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.table import ITEM_BYTES

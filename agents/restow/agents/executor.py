@@ -8,34 +8,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from restow.agents.arrivals import Arrivals, joined_reads
-from restow.agents.binding import Reads, bind_scatter
+from restow.agents.binding import bind_scatter
 from restow.agents.copier import Copier
 from restow.agents.copying import zero_destinations
+from restow.agents.direct_reads import DirectReads
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
 from restow.agents.gathering import Gathering, StagedRun
 from restow.agents.lane import Read
 from restow.agents.memory import (
-    Place,
     RegionMemory,
     Staging,
+    are_at,
     one_place,
     region_table,
     staging_place,
 )
-from restow.agents.orders import ExecuteOrder, Peer, ProbeOrder, Source, StageOrder
+from restow.agents.orders import ExecuteOrder, Peer, ProbeOrder, StageOrder
 from restow.agents.probing import check_room, measure_copying, measure_reading
 from restow.agents.program_check import CheckedProgram
 from restow.agents.projecting import window_rows
 from restow.agents.reader import Reader
 from restow.agents.staging import Run, StagingPool
 from restow.broker.errors import PagesError, RestowError
-from restow.broker.layout.rows import Bools, Int64s
+from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.planner.program import Column, Program
 
@@ -82,8 +83,7 @@ class Executor:
         self._clock = clock
         self._programs: dict[str, CheckedProgram | RestowError] = {}
         self._peers: dict[str, Peer] = {}
-        self._reads: dict[tuple[str, int, str], list[tuple[Place, Place, Reads]]] = {}
-        """By program, source rank and peer: what binding a handoff need not do again."""
+        self._direct = DirectReads(self._memory, self._places)
 
     @property
     def free_staging_bytes(self) -> tuple[int, int]:
@@ -99,14 +99,14 @@ class Executor:
 
     def add_peer(self, peer: Peer) -> None:
         """Know an agent to read from."""
-        self._forget_reads(peer.agent_name)
+        self._direct.forget_peer(peer.agent_name)
         self._peers[peer.agent_name] = peer
         self._reader.add_peer(peer.agent_name, peer.metadata)
 
     def forget_peer(self, agent_name: str) -> None:
         """A peer is gone; what is read from it fails. May be repeated."""
         self._peers.pop(agent_name, None)
-        self._forget_reads(agent_name)
+        self._direct.forget_peer(agent_name)
         self._reader.forget_peer(agent_name)
 
     def reset(self) -> None:
@@ -115,7 +115,7 @@ class Executor:
             self.forget_peer(name)
         self._gathering.reset()
         self._programs.clear()
-        self._reads.clear()
+        self._direct.clear()
 
     async def stage(self, order: StageOrder) -> list[StagedRun]:
         """Gather for some readers; where each one's run is. Repeating it changes nothing.
@@ -215,7 +215,7 @@ class Executor:
         try:
             reads: list[Read] = []
             for source, peer in zip(order.sources, peers, strict=True):
-                reads += self._direct_reads(whole, order, source, peer)
+                reads += self._direct.bind(whole, order, source.src_rank, peer)
                 reads += arrivals.reads(source, peer, place)
             reads = joined_reads(reads)
             await self._reader.read(reads, deadline_s)
@@ -246,35 +246,6 @@ class Executor:
             raise OrderInvalidError(f"agent {agent_name} was not introduced", agent=agent_name)
         return peer
 
-    def _direct_reads(
-        self, program: Program, order: ExecuteOrder, source: Source, peer: Peer
-    ) -> Iterator[Read]:
-        """One read for each pair of kinds of memory, which is nearly always one."""
-        key = (program.program_id, source.src_rank, peer.agent_name)
-        kept = self._reads.get(key)
-        if kept is None:
-            rows = program.direct[program.direct[:, Column.SRC_RANK] == source.src_rank]
-            kept = self._reads[key] = [
-                (src, dst, Reads.of(part, program.group_pairs, peer.regions, self._memory))
-                for src, dst, part in self._by_place(rows, peer)
-            ]
-        for src, dst, reads in kept:
-            descriptors = reads.bind(order.src_blocks, order.dst_blocks, order.tokens)
-            if len(descriptors.length_bytes):
-                yield Read(peer.agent_name, descriptors, src, dst)
-
-    def _forget_reads(self, agent_name: str) -> None:
-        for key in [key for key in self._reads if key[2] == agent_name]:
-            del self._reads[key]
-
-    def _by_place(self, rows: Int64s, peer: Peer) -> Iterator[tuple[Place, Place, Int64s]]:
-        for src in set(peer.places):
-            for dst in set(self._places):
-                here = _are_at(self._places, dst)[rows[:, Column.DST_REGION]]
-                part = rows[here & _are_at(peer.places, src)[rows[:, Column.SRC_REGION]]]
-                if len(part):
-                    yield src, dst, part
-
     def _clear(self, program: Program, order: ExecuteOrder) -> None:
         """CLEAR: a failed handoff leaves no snapshot behind, neither half of one nor an older one.
 
@@ -299,12 +270,8 @@ class Executor:
         if not len(rows):
             return
         for place in set(self._places):
-            part = rows[_are_at(self._places, place)[rows[:, Column.DST_REGION]]]
+            part = rows[are_at(self._places, place)[rows[:, Column.DST_REGION]]]
             copies = bind_scatter(
                 part, program.group_pairs, self._memory, order.dst_blocks, order.tokens, 0
             )
             zero_destinations(copies, place.device)
-
-
-def _are_at(places: Sequence[Place], place: Place) -> Bools:
-    return np.array([one == place for one in places], np.bool_)

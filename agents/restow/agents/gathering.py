@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.binding import Copies, RegionTable, Tokens, bind_gather, staged_bytes
+from restow.agents.binding import RegionTable, Tokens, bind_gather, staged_bytes
 from restow.agents.chunks import bind_interleave
 from restow.agents.copier import Copier
 from restow.agents.memory import Place, Staging, one_place, staging_place
 from restow.agents.orders import StageOrder
+from restow.agents.pieces import Copies
 from restow.agents.probing import check_room, measure_copying
 from restow.agents.program_check import CheckedProgram
 from restow.agents.staging import Run, StagingPool

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from restow.agents.binding import Descriptors
 from restow.agents.errors import AgentClosedError, AgentError, PeerLostError, ReadDeadlineError
 from restow.agents.memory import Place
+from restow.agents.pieces import Descriptors
 from restow.agents.transport import Flight, NixlTransport
 
 

@@ -17,6 +17,7 @@ import torch
 
 from restow.agents.binding import RegionTable
 from restow.agents.errors import ProgramInvalidError, RegionInvalidError
+from restow.broker.layout.rows import Bools
 
 SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 
@@ -52,6 +53,11 @@ def one_place(places: Sequence[Place], regions: Sequence[int]) -> Place:
     if len(found) > 1:
         raise ProgramInvalidError("staged rows touch the memory of several devices")
     return found.pop() if found else HOST
+
+
+def are_at(places: Sequence[Place], place: Place) -> Bools:
+    """Mask of those that are this one."""
+    return np.array([one == place for one in places], np.bool_)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
-from restow.agents.memory import MemoryKind, Place, RegionMemory, staging_place
+from restow.agents.memory import MemoryKind, Place, RegionMemory, are_at, staging_place
 from restow.broker import wire
 from restow.broker.layout.rows import Bools, Int64s
 from restow.v1 import agent_link_pb2 as pb
@@ -42,10 +42,7 @@ class Peer:
     @cached_property
     def regions_at(self) -> dict[Place, Bools]:
         """For every place that has any: the mask of the regions there."""
-        return {
-            place: np.array([one == place for one in self.places], np.bool_)
-            for place in set(self.places)
-        }
+        return {place: are_at(self.places, place) for place in set(self.places)}
 
     @property
     def staging_place(self) -> Place:

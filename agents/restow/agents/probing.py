@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from restow.agents.binding import Copies, Descriptors
 from restow.agents.copying import run_copies
 from restow.agents.errors import StagingExhaustedError
 from restow.agents.lane import Read
 from restow.agents.memory import HOST, Place
+from restow.agents.pieces import Copies, Descriptors
 from restow.agents.reader import Reader
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s

@@ -10,17 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from restow.agents.binding import (
-    STAGING_ALIGN_BYTES,
-    Blocks,
-    Copies,
-    Descriptors,
-    RegionTable,
-    Tokens,
-    copies_of,
-    merged,
-)
+from restow.agents.binding import STAGING_ALIGN_BYTES, Blocks, RegionTable, Tokens, merged
 from restow.agents.paging import check_pages
+from restow.agents.pieces import Copies, Descriptors, copies_of
 from restow.agents.sides import DST, SRC, Lines, by_pair, cut, pages_of
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, GroupPair, SpanColumn

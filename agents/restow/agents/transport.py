@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from restow.agents.binding import Descriptors
 from restow.agents.device import bind_thread
 from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory import MemoryKind, Place
+from restow.agents.pieces import Descriptors
 
 # UCX reads these when it is loaded. A silent partition ends a read after about 5 s with them, and
 # after minutes without.

@@ -28,7 +28,7 @@ CostsOption = Annotated[
         "--costs",
         exists=True,
         dir_okay=False,
-        help="Costs to choose ways by, as `restow costs --json` shows them, instead of measuring.",
+        help="Costs to choose ways by: a JSON object such as `costs` in `restow costs --json`.",
     ),
 ]
 LogFormatOption = Annotated[

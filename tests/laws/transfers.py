@@ -1,0 +1,179 @@
+"""A transfer between two engines, executed by the reference executor, and what it moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from laws.world import Engine
+from restow.agents import binding, chunks, projecting, spans
+from restow.agents.binding import Tokens
+from restow.agents.pieces import Descriptors
+from restow.broker.layout import RankLayout
+from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.interleave import INTERLEAVED_TO, chunk_bytes
+from restow.broker.planner.program import Column, SpanColumn
+
+ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4])
+"""Bytes of an element by `DType` number."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a transfer did."""
+
+    read_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Bytes of state that (source rank, destination rank) took out of source pages."""
+    wire_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    span_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Of these, what was read as spans of pages."""
+    reads: int = 0
+    launches: int = 0
+
+
+def transfer(
+    source: Engine,
+    destination: Engine,
+    tokens: Tokens,
+    strategy: Strategy = Strategy.AUTO,
+    plan: Plan | None = None,
+) -> Traffic:
+    """Plan, compile, bind and execute with the reference executor."""
+    plan = plan or make_plan(source.layout, destination.layout)
+    traffic = Traffic()
+    for program in compile_programs(plan, served(plan, strategy)):
+        rank = next(r for r in destination.layout.ranks if r.rank == program.dst_rank)
+        for src_rank in program.src_ranks:
+            src = next(r for r in source.layout.ranks if r.rank == src_rank)
+            _read_direct(program, source, src, destination, rank, tokens, traffic)
+            if src_rank in program.staging_ranks:
+                _read_packed(program, source, src, destination, rank, tokens, traffic)
+        _read_spans(program, source, destination, rank, tokens, traffic)
+        cleared = binding.bind_scatter(
+            program.cleared,
+            program.group_pairs,
+            destination.regions(rank),
+            destination.blocks,
+            tokens,
+            0,
+        )
+        destination.arena.zero(cleared)
+    return traffic
+
+
+def served(plan: Plan, strategy: Strategy) -> Strategy:
+    """The strategy, or ``pack`` where interleave would refuse for want of a snapshot."""
+    if strategy is Strategy.INTERLEAVE and all(move.per_token for move in plan.moves):
+        return Strategy.PACK
+    return strategy
+
+
+def _read_direct(
+    program: Program,
+    source: Engine,
+    src: RankLayout,
+    destination: Engine,
+    dst: RankLayout,
+    tokens: Tokens,
+    traffic: Traffic,
+) -> None:
+    rows = program.direct[program.direct[:, Column.SRC_RANK] == src.rank]
+    descriptors = binding.bind_reads(
+        rows,
+        program.group_pairs,
+        source.regions(src),
+        destination.regions(dst),
+        source.blocks,
+        destination.blocks,
+        tokens,
+    )
+    source.arena.read(descriptors)
+    moved = int(descriptors.length_bytes.sum())
+    traffic.read_bytes[src.rank, dst.rank] += moved
+    traffic.wire_bytes[src.rank, dst.rank] += moved
+    traffic.reads += len(descriptors.length_bytes)
+
+
+def _read_packed(
+    program: Program,
+    source: Engine,
+    src: RankLayout,
+    destination: Engine,
+    dst: RankLayout,
+    tokens: Tokens,
+    traffic: Traffic,
+) -> None:
+    """GATHER at the source, one READ of the whole run, SCATTER at the destination.
+
+    The run begins with the chunk of what is interleaved.
+    """
+    arena, pairs = source.arena, program.group_pairs
+    interleaved, packed, restored = (
+        rows[rows[:, Column.SRC_RANK] == src.rank]
+        for rows in (program.interleaved, program.packed, program.restored)
+    )
+    chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
+    assert chunk == chunk_bytes(restored), "the two sides see chunks of other lengths"
+    size = chunk + binding.staged_bytes(packed, pairs, tokens)
+    if size == 0:
+        return
+    there, here = (arena.address(arena.allocate(size, 16)) for _ in range(2))
+    regions, blocks = source.regions(src), source.blocks
+    gathers = (
+        chunks.bind_interleave(interleaved, pairs, regions, blocks, there),
+        binding.bind_gather(packed, pairs, regions, blocks, tokens, there + chunk),
+    )
+    for gather in gathers:
+        arena.copy(gather)
+        moved = int((gather.count * ITEMS[gather.src_dtype]).sum())
+        traffic.read_bytes[src.rank, dst.rank] += moved
+    run = (np.array([value], np.int64) for value in (there, here, size))
+    arena.read(Descriptors(*run))
+    regions, blocks = destination.regions(dst), destination.blocks
+    arena.copy(chunks.bind_restore(restored, pairs, regions, blocks, here))
+    arena.copy(binding.bind_scatter(packed, pairs, regions, blocks, tokens, here + chunk))
+    traffic.wire_bytes[src.rank, dst.rank] += size
+    traffic.reads += 1
+    traffic.launches += 2
+
+
+def _read_spans(
+    program: Program,
+    source: Engine,
+    destination: Engine,
+    dst: RankLayout,
+    tokens: Tokens,
+    traffic: Traffic,
+) -> None:
+    """READ spans of pages as they are, then copy what is wanted out of them."""
+    arena, pairs, table = source.arena, program.group_pairs, program.spans
+    _, size = spans.staged_spans(table, pairs, tokens, 0)
+    if size == 0:
+        return
+    here = arena.address(arena.allocate(size, 16))
+    staged, _ = spans.staged_spans(table, pairs, tokens, here)
+    for src in source.layout.ranks:
+        mine = table[:, SpanColumn.SRC_RANK] == src.rank
+        regions = source.regions(src)
+        descriptors = spans.bind_spans(table, mine, pairs, regions, staged, source.blocks, tokens)
+        arena.read(descriptors)
+        read_bytes = int(descriptors.length_bytes.sum())
+        traffic.wire_bytes[src.rank, dst.rank] += read_bytes
+        traffic.span_bytes[src.rank, dst.rank] += read_bytes
+        traffic.reads += len(descriptors.length_bytes)
+        rows = program.extracted[program.extracted[:, Column.SRC_RANK] == src.rank]
+        copies = spans.bind_extract(
+            rows, pairs, staged, destination.regions(dst), destination.blocks, tokens
+        )
+        arena.copy(copies)
+        traffic.read_bytes[src.rank, dst.rank] += int(
+            (copies.count * ITEMS[copies.src_dtype]).sum()
+        )
+    traffic.launches += bool(len(program.extracted))
+    if len(program.projected):
+        memory, blocks = destination.regions(dst), destination.blocks
+        rows = projecting.bind_projections(program.projected, pairs, staged, memory, blocks, tokens)
+        arena.project(rows)
+        traffic.launches += 1
