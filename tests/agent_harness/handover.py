@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_harness.fake_broker import AgentStream, FakeBroker
 from agent_harness.world import Case, RankMemory
-from restow.broker import program_wire, wire
+from restow.broker import wire, wire_program
 from restow.broker.layout import Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.v1 import agent_link_pb2 as pb
@@ -46,7 +46,7 @@ async def stage(
     staged = {}
     for src_rank in program.staging_ranks:
         source = await fake.agent(engine_id, src_rank)
-        source.send(pb.AgentOrder(program=program_wire.program_to_proto(program, src_rank)))
+        source.send(pb.AgentOrder(program=wire_program.program_to_proto(program, src_rank)))
         source.send(
             pb.AgentOrder(
                 stage=pb.Stage(
@@ -84,7 +84,7 @@ async def send_execute(
                 staged_bytes=run.bytes if run else 0,
             )
         )
-    destination.send(pb.AgentOrder(program=program_wire.program_to_proto(program)))
+    destination.send(pb.AgentOrder(program=wire_program.program_to_proto(program)))
     destination.send(
         pb.AgentOrder(
             execute=pb.Execute(

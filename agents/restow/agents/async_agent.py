@@ -24,7 +24,7 @@ from restow.agents.memory import RegionMemory, Staging, staging_at, staging_plac
 from restow.agents.reader import Reader
 from restow.agents.ticker import Ticker
 from restow.agents.transport import NixlTransport, TransportSettings
-from restow.broker import program_wire
+from restow.broker import wire_program
 from restow.broker.client.channel import broker_address
 from restow.broker.errors import RestowError
 from restow.v1 import agent_link_pb2 as pb
@@ -156,7 +156,7 @@ class AsyncAgent:
         body = order.WhichOneof("body")
         try:
             if body == "program":
-                self._executor.load(program_wire.program_from_proto(order.program))
+                self._executor.load(wire_program.program_from_proto(order.program))
             elif body == "peer":
                 self._executor.add_peer(orders.peer_from_proto(order.peer))
             elif body == "forget":

@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf_keys import Keys, wrong
+from restow.broker.families.hf_layers import Layers, layers_by_kind
 from restow.broker.families.hf_types import Types
 from restow.broker.families.recurrent import (
     GdnSpec,
     KdaSpec,
     Mamba1Spec,
     Mamba2Spec,
-    RecurrentSpec,
     ShortConvSpec,
 )
-from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
+from restow.broker.families.specs import MlaSpec
 from restow.broker.layout import DType
-
-Layers = list[tuple[LayerSpec, ...]]
-"""What each layer of a model keeps, those that keep nothing included."""
-
-
-def _layers(
-    kinds: Sequence[str],
-    attention: AttentionSpec | MlaSpec | None,
-    recurrent: RecurrentSpec | None,
-    sliding: AttentionSpec | None = None,
-) -> Layers:
-    """What each layer keeps, by its kind. Raises `LayoutFormError` for one that the model lacks."""
-    by_kind: dict[str, tuple[LayerSpec | None, ...]] = {
-        "attention": (attention,),
-        "recurrent": (recurrent,),
-        "both": (attention, recurrent),
-        "sliding": (sliding,),
-        "none": (),
-    }
-    layers: Layers = []
-    for index, kind in enumerate(kinds):
-        specs: list[LayerSpec] = []
-        for spec in by_kind[kind]:
-            if spec is None:
-                raise LayoutFormError(
-                    f"config: layer {index}: this model type has no layers of that kind ({kind})",
-                    key="layer_types",
-                )
-            specs.append(replace(spec, layer=index))
-        layers.append(tuple(specs))
-    return layers
 
 
 def _nemotron_h(keys: Keys, types: Types) -> Layers:
@@ -80,7 +49,7 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
         ssm_dtype=types.state(keys, "mamba_ssm_cache_dtype", DType.FLOAT32),
         mixer=types.mixer(keys, 4096, "use_bias"),
     )
-    return _layers(kinds, attention, mamba)
+    return layers_by_kind(kinds, attention, mamba)
 
 
 def _granite(keys: Keys, types: Types) -> Layers:
@@ -137,7 +106,7 @@ def _mamba_names(
         ssm_dtype=types.state(keys),
         mixer=mixer,
     )
-    return _layers(kinds, types.attention(kv_heads, keys.head_dim()), mamba)
+    return layers_by_kind(kinds, types.attention(kv_heads, keys.head_dim()), mamba)
 
 
 def _zamba2(keys: Keys, types: Types) -> Layers:
@@ -162,7 +131,7 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
         ssm_dtype=types.state(keys),
         mixer=types.mixer(keys, 2560, "add_bias_linear"),
     )
-    return _layers(kinds, attention, mamba)
+    return layers_by_kind(kinds, attention, mamba)
 
 
 def _mamba(keys: Keys, types: Types) -> Layers:
@@ -177,7 +146,7 @@ def _mamba(keys: Keys, types: Types) -> Layers:
         ssm_dtype=types.state(keys),
         mixer=types.mixer(keys, 768, "use_bias"),
     )
-    return _layers(["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
+    return layers_by_kind(["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
 
 
 def _mamba2(keys: Keys, types: Types) -> Layers:
@@ -193,7 +162,7 @@ def _mamba2(keys: Keys, types: Types) -> Layers:
         ssm_dtype=types.state(keys),
         mixer=types.mixer(keys, 4096, "use_bias"),
     )
-    return _layers(["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
+    return layers_by_kind(["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
 
 
 def _jamba(keys: Keys, types: Types) -> Layers:
@@ -212,7 +181,7 @@ def _jamba(keys: Keys, types: Types) -> Layers:
         mixer=types.mixer(keys, 4096, "mamba_proj_bias"),
     )
     attention = types.attention(keys.kv_heads(8), keys.head_dim())
-    return _layers(keys.listed_kinds() or kinds, attention, mamba)
+    return layers_by_kind(keys.listed_kinds() or kinds, attention, mamba)
 
 
 def _qwen3_next(keys: Keys, types: Types) -> Layers:
@@ -231,7 +200,7 @@ def _qwen3_next(keys: Keys, types: Types) -> Layers:
         state_dtype=types.state(keys),
     )
     attention = types.attention(keys.kv_heads(2), keys.number("head_dim", 256))
-    return _layers(keys.listed_kinds(48) or kinds, attention, gdn)
+    return layers_by_kind(keys.listed_kinds(48) or kinds, attention, gdn)
 
 
 def _kimi_linear(keys: Keys, types: Types) -> Layers:
@@ -256,7 +225,7 @@ def _kimi_linear(keys: Keys, types: Types) -> Layers:
         conv_dtype=types.conv,
         state_dtype=types.state(keys, unless_named=DType.FLOAT32),
     )
-    return _layers(keys.listed_kinds(27) or kinds, _latent(keys, types), kda)
+    return layers_by_kind(keys.listed_kinds(27) or kinds, _latent(keys, types), kda)
 
 
 def _lfm2(keys: Keys, types: Types) -> Layers:
@@ -272,7 +241,7 @@ def _lfm2(keys: Keys, types: Types) -> Layers:
         conv_dtype=types.conv,
     )
     attention = types.attention(keys.kv_heads(8), keys.number("head_dim", hidden // heads))
-    return _layers(keys.listed_kinds() or kinds, attention, conv)
+    return layers_by_kind(keys.listed_kinds() or kinds, attention, conv)
 
 
 def _gemma3(keys: Keys, types: Types) -> Layers:
@@ -283,13 +252,13 @@ def _gemma3(keys: Keys, types: Types) -> Layers:
     kinds = ["sliding" if (i + 1) % pattern else "attention" for i in range(count)]
     attention = types.attention(text.kv_heads(4), text.number("head_dim", 256))
     sliding = replace(attention, window_tokens=text.number("sliding_window", 4096))
-    return _layers(text.listed_kinds(26) or kinds, attention, None, sliding)
+    return layers_by_kind(text.listed_kinds(26) or kinds, attention, None, sliding)
 
 
 def _deepseek(keys: Keys, types: Types) -> Layers:
     """DeepSeek-V2 and V3: latent attention in every layer."""
     count = keys.number("num_hidden_layers")
-    return _layers(["attention"] * count, _latent(keys, types), None)
+    return layers_by_kind(["attention"] * count, _latent(keys, types), None)
 
 
 def _latent(keys: Keys, types: Types) -> MlaSpec:

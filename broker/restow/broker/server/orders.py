@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from restow.broker import program_wire
+from restow.broker import wire_program
 from restow.broker.core import actions as act
 from restow.broker.core.roster import AgentRecord
 from restow.v1 import agent_link_pb2 as link
@@ -39,7 +39,7 @@ def _fill_blocks(lists: _BlockLists, blocks: tuple[act.GroupIds, ...]) -> None:
 
 def fill_program(order: link.AgentOrder, action: act.SendProgram) -> None:
     """A program, or the part that a source gathers."""
-    order.program.CopyFrom(program_wire.program_to_proto(action.program, action.src_rank))
+    order.program.CopyFrom(wire_program.program_to_proto(action.program, action.src_rank))
 
 
 def fill_peer(order: link.AgentOrder, record: AgentRecord) -> None:

@@ -1,4 +1,4 @@
-"""Programs as messages and back; both sides of the agents' link use it."""
+"""Between a program and its message, which is a table of numbers for the most part."""
 
 from __future__ import annotations
 
