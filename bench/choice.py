@@ -30,6 +30,8 @@ from restow.broker.planner import Plan, Strategy, compile_programs, make_plan
 
 READ_THREADS = AgentSettings().read_threads
 WARM_UPS = 3
+SENDING = tuple(one for one in Strategy if one is not Strategy.RECOMPUTE)
+"""None of these layouts offers what windows could be rebuilt from."""
 LEAST = 1 / 1.10
 """Of the best forced way's speed."""
 PIECES_BYTES = 24 << 20
@@ -127,7 +129,7 @@ def _brokers() -> Iterator[dict[Strategy, str]]:
     with ExitStack() as stack:
         yield {
             one: stack.enter_context(listening([*BROKER, "--strategy", one.value]))
-            for one in Strategy
+            for one in SENDING
         }
 
 
@@ -145,7 +147,7 @@ async def _measure(
     plan, layouts = case.plan, (case.plan.source, case.plan.destination)
     kinds = {
         strategy.value: Engines(layouts, brokers[strategy], case.read_threads)
-        for strategy in Strategy
+        for strategy in SENDING
         if _serves(plan, strategy)
     }
     runs = contiguous(plan, case.tokens)
