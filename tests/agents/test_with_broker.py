@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from agent_harness.world import POISON, make_case
 from laws.strategies import SENDING
 from restow.agents.async_agent import AgentSettings, AsyncAgent, host_name
 from restow.broker.client import EngineSession
+from restow.broker.core.limits import Limits
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
@@ -64,13 +66,18 @@ async def test_a_request_ends_with_every_byte_in_place(name: str, strategy: Stra
                 assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
 
 
-async def test_costs_are_measured_before_they_are_first_needed() -> None:
+async def test_costs_are_measured_before_they_are_first_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("restow.agents.executor.PROBE_S", WAIT_S)
     case = make_case("wide")
     fields = {field.name: field for field in case.destination.model.fields}
     memory = destination_memory(case)
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         broker = await enter(running_broker(BrokerSettings(listen="127.0.0.1:0")))
+        # However busy the machine: in service what takes longer is not waited for.
+        broker.hub.directory.probing._limits = replace(Limits(), probe_s=WAIT_S)
         source = await enter(EngineSession("P", "life-1", case.source, broker.address))
         destination = await enter(EngineSession("D", "life-1", case.destination, broker.address))
         process = await enter(child(serve_source, "wide", broker.address, 8 << 20))
