@@ -59,6 +59,8 @@ class Probing:
 
     def costs(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
         """The hosts of two engines whose costs are known; those of their first ranks."""
+        if not self.known:
+            return None
         hosts = _hosts(source, destination)
         known = None if hosts is None else self.known.get(hosts)
         return hosts if known is not None and known.costs is not None else None
@@ -67,8 +69,8 @@ class Probing:
         self, handoff: int, source: EngineRecord, destination: EngineRecord, now_s: float
     ) -> list[Action] | None:
         """Have a handoff wait until costs are known; None: there is nothing to wait for."""
-        hosts = _hosts(source, destination)
-        if not self._enabled or hosts is None:
+        hosts = _hosts(source, destination) if self._enabled else None
+        if hosts is None:
             return None
         known = self.known.get(hosts)
         if known is not None and (known.costs is not None or now_s < known.again_s):
