@@ -236,6 +236,12 @@ def test_layers_that_are_alike_are_drawn_once_on_whatever_ranks() -> None:
             KV,
             EngineSettings(tp=1),
             EngineSettings(tp=2),
+            "1 read a page for each rank of D: k and v follow each other on both sides",
+        ),
+        (
+            KV,
+            EngineSettings(tp=1),
+            EngineSettings(tp=2, page_tokens=8),
             "2 reads a page for each rank of D: k and v lie side by side, but apart for each head",
         ),
     ],
@@ -247,8 +253,9 @@ def test_words_about_pieces(
     words: str,
 ) -> None:
     plan = make_plan(*(build_layout(ModelSpec("m", (layer,)), s) for s in (source, destination)))
-    ranks = explain(plan, Strategy.SLICES, 16)
-    (panel,) = make_picture(plan, ranks, 16).panels
+    tokens = min(source.page_tokens, destination.page_tokens)
+    ranks = explain(plan, Strategy.SLICES, tokens)
+    (panel,) = make_picture(plan, ranks, tokens).panels
     assert panel.remarks[0] == words
     reads = [sum(one.count for one in rank.pieces) for rank in panel.destination]
     assert reads == [rank.cost.reads for rank in ranks]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from laws.strategies import SENDING
+from restow.agents.binding import Blocks, RegionTable, Tokens, bind_reads
 from restow.broker.errors import (
     CastUnsupportedError,
     ModelMismatchError,
@@ -42,7 +43,7 @@ from restow.broker.layout import (
 )
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.costs import row_costs
+from restow.broker.planner.costs import descriptors, row_costs
 from restow.broker.planner.program import Column, SpanColumn
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
@@ -182,9 +183,41 @@ def test_costs_count_the_stretches_of_unequal_pages(pages: tuple[int, int]) -> N
     (program,) = compile_programs(make_plan(source, destination), Strategy.SLICES)
     tokens = 97
     edges = {t for t in range(tokens) if t % pages[0] == 0 or t % pages[1] == 0}
-    descriptors, sizes = row_costs(program.direct, program.group_pairs, tokens)
-    assert descriptors.tolist() == [len(edges)]
+    pieces, sizes = row_costs(program.direct, program.group_pairs, tokens)
+    assert pieces.tolist() == [len(edges)]
     assert sizes.tolist() == [tokens * 32]
+
+
+@pytest.mark.parametrize(("tokens", "counts"), [(64, 4), (72, 4 + 8), (7, 8)])
+def test_heads_that_follow_each_other_in_a_page_are_one_descriptor(
+    tokens: int, counts: int
+) -> None:
+    """In a whole page; of a page that is not full each head's tokens end apart."""
+    spec = ModelSpec("m", (AttentionSpec(0, 8, 8, BF16),))
+    layout = build_layout(spec, EngineSettings(page_tokens=16))
+    plan = make_plan(layout, layout)
+    (program,) = compile_programs(plan, Strategy.SLICES)
+    assert len(program.direct) == 8
+    found = descriptors(program.direct, program.group_pairs, tokens)
+    assert found.sum() == pytest.approx(counts)
+    assert len(set(found.tolist())) == 1
+    pages = np.arange(2 * -(-tokens // 16))[::2]  # none beside another
+    memory = RegionTable(np.array([4096]), np.array([4096]), np.array([64]))
+    blocks = Blocks({"attention": pages})
+    bound = bind_reads(
+        program.direct, program.group_pairs, memory, memory, blocks, blocks, Tokens(0, tokens)
+    )
+    assert len(bound.length_bytes) == counts
+
+
+def test_auto_reads_equal_pages_in_place() -> None:
+    """Whatever a descriptor costs: a page of many heads needs one of them."""
+    spec = ModelSpec("m", (AttentionSpec(0, 8, 128, BF16),))
+    layout = build_layout(spec, EngineSettings(page_tokens=16))
+    costs = CostModel(seconds_per_descriptor=6e-6, copy_bytes_per_second=12e9)
+    (program,) = compile_programs(make_plan(layout, layout), costs=costs)
+    assert len(program.direct) == 8
+    assert not len(program.spans)
 
 
 def transposed() -> tuple[Layout, Layout]:

@@ -14,6 +14,7 @@ from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import (
     Seconds,
     copy_seconds,
+    descriptors,
     page_counts,
     row_costs,
     wire_bytes,
@@ -98,10 +99,11 @@ def _cheapest(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: Cos
 
 def _seconds(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: CostModel) -> Seconds:
     """What each row costs by each way, ``[len(WAYS), rows]``."""
-    descriptors, sizes = row_costs(rows, pairs, costs.nominal_tokens)
+    _, sizes = row_costs(rows, pairs, costs.nominal_tokens)
+    counts = descriptors(rows, pairs, costs.nominal_tokens)
     reading = sizes / costs.read_bytes_per_second
     copying = copy_seconds(rows, pairs, costs.nominal_tokens, costs)
-    alone = descriptors * costs.seconds_per_descriptor + reading
+    alone = counts * costs.seconds_per_descriptor + reading
     sent = wire_bytes(rows, pairs, costs.nominal_tokens) / costs.read_bytes_per_second
     table = np.empty((len(WAYS), len(rows)))
     table[_SLICES] = np.where(casts, np.inf, alone)

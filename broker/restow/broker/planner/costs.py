@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from restow.broker.layout.rows import Int64s
+from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.program import Column, GroupPair
 from restow.broker.planner.table import ITEM_BYTES, strided
@@ -28,37 +28,84 @@ def page_counts(pairs: Sequence[GroupPair], tokens: int) -> Int64s:
 
 
 def row_costs(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> tuple[Int64s, Int64s]:
-    """Descriptors and bytes of each row when read one by one for a prompt of ``tokens``.
-
-    Pieces of neighbouring pages that could still be joined count apart.
-    """
-    page_tokens = np.array([[p.src.page_tokens, p.dst.page_tokens] for p in pairs], np.int64)
-    page_tokens = page_tokens.reshape(-1, 2)[rows[:, Column.GROUP_PAIR]]
-    per_token = page_tokens[:, 0] > 0
+    """Pieces and bytes of each row for a prompt of ``tokens``, when each piece is taken alone."""
+    page_tokens, joined, length = _joined(rows, pairs)
     repeats = token_counts(pairs, tokens)[rows[:, Column.GROUP_PAIR]]
-    item = ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
-    row_bytes = rows[:, Column.COUNT] * item
-    contiguous = rows[:, Column.SRC_STEP_BYTES] == item
-    contiguous &= rows[:, Column.DST_STEP_BYTES] == item
-    # A run, and also single elements of a strided row, may go on from token to token.
-    length = np.where(contiguous, row_bytes, item)
-    joined = per_token & (rows[:, Column.SRC_TOKEN_STRIDE_BYTES] == length)
-    joined &= rows[:, Column.DST_TOKEN_STRIDE_BYTES] == length
+    row_bytes = rows[:, Column.COUNT] * ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
     sizes = np.maximum(page_tokens, 1)
     edges = -(-repeats[:, None] // sizes)
     stretches = edges.sum(axis=1) - -(-repeats // np.lcm(sizes[:, 0], sizes[:, 1]))
-    pieces = np.where(contiguous, 1, rows[:, Column.COUNT])
+    pieces = np.where(length == row_bytes, 1, rows[:, Column.COUNT])
     return pieces * np.where(joined, stretches, repeats), row_bytes * repeats
+
+
+def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Seconds:
+    """Descriptors of each row when it is read into place.
+
+    A run of rows (`page_runs`) is one descriptor in every whole page, of which each row counts its
+    share. Whole pages that follow each other count apart.
+    """
+    counts = row_costs(rows, pairs, tokens)[0].astype(np.float64)
+    run = page_runs(rows, pairs)
+    members = np.bincount(run, minlength=len(rows))[run]
+    pair = rows[:, Column.GROUP_PAIR]
+    windows = np.array([one.window_tokens for one in pairs], np.int64)
+    size = np.array([max(one.src.page_tokens, 1) for one in pairs], np.int64)
+    # A window begins anywhere in its first page.
+    before = np.where(windows > 0, size - 1, 0)
+    full = (np.maximum(token_counts(pairs, tokens) - before, 0) // size)[pair]
+    return counts - np.where(members > 1, full * (1 - 1 / members), 0.0)
+
+
+def page_runs(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
+    """A number for each row, equal for those that are one piece in whole pages of both sides.
+
+    Such are the heads of a page, where both sides have as many tokens in one.
+    """
+    run = np.arange(len(rows))
+    page_tokens, joined, length = _joined(rows, pairs)
+    index = np.flatnonzero(joined & (page_tokens[:, 0] == page_tokens[:, 1]))
+    if len(index) < 2:
+        return run
+    order = index[np.lexsort((rows[index, Column.SRC_OFFSET_BYTES], *rows[index][:, _SAME].T))]
+    mine = rows[order]
+    reach = length[order] * page_tokens[order, 0]
+    follows = (mine[1:, _SAME] == mine[:-1, _SAME]).all(axis=1)
+    for offset in (Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES):
+        follows &= mine[1:, offset] == mine[:-1, offset] + reach[:-1]
+    begins = np.concatenate([[True], ~follows])
+    run[order] = order[np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    return run
+
+
+_SAME = [Column.SRC_RANK, Column.GROUP_PAIR, Column.SRC_REGION, Column.DST_REGION]
+
+
+def _joined(rows: Int64s, pairs: Sequence[GroupPair]) -> tuple[Int64s, Bools, Int64s]:
+    """Tokens of a page on both sides; rows that go on from token to token; bytes of their pieces.
+
+    A run goes on so, and single elements of a strided row may.
+    """
+    page_tokens = np.array([[p.src.page_tokens, p.dst.page_tokens] for p in pairs], np.int64)
+    page_tokens = page_tokens.reshape(-1, 2)[rows[:, Column.GROUP_PAIR]]
+    item = ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
+    contiguous = rows[:, Column.SRC_STEP_BYTES] == item
+    contiguous &= rows[:, Column.DST_STEP_BYTES] == item
+    length = np.where(contiguous, rows[:, Column.COUNT] * item, item)
+    joined = page_tokens[:, 0] > 0
+    joined &= rows[:, Column.SRC_TOKEN_STRIDE_BYTES] == length
+    joined &= rows[:, Column.DST_TOKEN_STRIDE_BYTES] == length
+    return page_tokens, joined, length
 
 
 def copy_seconds(
     rows: Int64s, pairs: Sequence[GroupPair], tokens: int, costs: CostModel
 ) -> Seconds:
     """What copying each row once costs, on one side of staging."""
-    descriptors, sizes = row_costs(rows, pairs, tokens)
+    pieces, sizes = row_costs(rows, pairs, tokens)
     spread = strided(rows)
     # However many elements a strided row has, it is one piece to copy.
-    pieces = np.where(spread, descriptors // rows[:, Column.COUNT], descriptors)
+    pieces = np.where(spread, pieces // rows[:, Column.COUNT], pieces)
     elements = np.where(spread, sizes // ITEM_BYTES[rows[:, Column.SRC_DTYPE]], 0)
     seconds: Seconds = sizes / costs.copy_bytes_per_second
     return seconds + pieces * costs.seconds_per_copy + elements * costs.seconds_per_element

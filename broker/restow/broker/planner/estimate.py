@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,13 @@ import numpy as np
 
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.costs import copy_seconds, page_counts, row_costs, wire_bytes
+from restow.broker.planner.costs import (
+    copy_seconds,
+    descriptors,
+    page_counts,
+    row_costs,
+    wire_bytes,
+)
 from restow.broker.planner.draft import Draft
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
 from restow.broker.planner.strategy import Strategy
@@ -35,12 +42,14 @@ def estimate(draft: Draft, pairs: Sequence[GroupPair], tokens: int, costs: CostM
     """The cost of one rank's program. Raises `TooManyPiecesError`."""
     packed, spans = draft.rows(Strategy.PACK), draft.all_spans
     gathered = np.concatenate([packed, draft.chunks.interleaved])
-    pieces, sizes = row_costs(split_rows(draft.rows(Strategy.SLICES)), pairs, tokens)
+    direct = split_rows(draft.rows(Strategy.SLICES))
+    _, sizes = row_costs(direct, pairs, tokens)
+    pieces = math.ceil(descriptors(direct, pairs, tokens).sum().round(6))
     pages = page_counts(pairs, tokens)[spans[:, SpanColumn.GROUP_PAIR]]
     stages = len(np.unique(gathered[:, Column.SRC_RANK]))
     read_bytes = int(sizes.sum()) + int(wire_bytes(gathered, pairs, tokens).sum())
     read_bytes += int((pages * spans[:, SpanColumn.LENGTH_BYTES]).sum())
-    reads = int(pieces.sum()) + stages + int(pages.sum())
+    reads = pieces + stages + int(pages.sum())
     launches = 2 * stages + bool(len(draft.spans.table)) + bool(len(draft.rebuilt.projected))
 
     def copying(*tables: Int64s) -> float:

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.costs import page_runs
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column
@@ -62,13 +64,15 @@ class Counter:
         sizes = np.where(wide, 1, rows[:, Column.COUNT]) * item
         found: dict[tuple[tuple[str, ...], int, Per, bool], list[int]] = {}
         sources: dict[object, dict[int, None]] = defaultdict(dict)
-        for index in range(len(rows)):
-            size, per = int(sizes[index]), Per.LAYER
-            if int(rows[index, Column.SRC_TOKEN_STRIDE_BYTES]):
-                per, size = self._of_tokens(rows[index], size, bool(wide[index]))
-            key = (tuple(members[index]), size, per, bool(wide[index]))
-            found.setdefault(key, []).append(int(counts[index]))
-            sources[key][int(rows[index, Column.SRC_RANK])] = None
+        for run in _runs(page_runs(rows, self._cutter.pairs)):
+            first, size, per = run[0], int(sizes[run].sum()), Per.LAYER
+            if int(rows[first, Column.SRC_TOKEN_STRIDE_BYTES]):
+                per, one = self._of_tokens(rows[first], int(sizes[first]), bool(wide[first]))
+                size = one * len(run)
+            held = tuple(dict.fromkeys(name for index in run for name in members[index]))
+            key = (held, size, per, bool(wide[first]))
+            found.setdefault(key, []).append(int(counts[first]))
+            sources[key][int(rows[first, Column.SRC_RANK])] = None
         order = {name: index for index, name in enumerate(dict.fromkeys(names.values()))}
         return tuple(
             Pieces(key[0], sum(found[key]), key[1], key[2], key[3], tuple(sorted(sources[key])))
@@ -84,3 +88,11 @@ class Counter:
             return Per.TOKEN, size
         pair = self._cutter.pairs[int(row[Column.GROUP_PAIR])]
         return Per.PAGE, size * min(pair.src.page_tokens, pair.dst.page_tokens)
+
+
+def _runs(numbers: Int64s) -> list[list[int]]:
+    """The rows of each run, in the order of their first ones."""
+    found: dict[int, list[int]] = {}
+    for index, number in enumerate(numbers.tolist()):
+        found.setdefault(number, []).append(index)
+    return list(found.values())
