@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks.md anew from docs/benchmarks.json.
+"""Writes the tables of docs/benchmarks.md anew from docs/benchmarks.json and docs/ways.json.
 
     python bench/page.py
 
@@ -22,6 +22,11 @@ CONTIGUOUS = "contiguous READ"
 def machine(about: str, rows: Rows) -> list[str]:
     """What the figures were measured on."""
     return [f"Measured on {about}."]
+
+
+def ways_machine(about: str, rows: Rows) -> list[str]:
+    """What the ways were measured on."""
+    return machine(about, rows)
 
 
 def data(about: str, rows: Rows) -> list[str]:
@@ -112,32 +117,36 @@ def _goal(row: dict[str, Any]) -> str:
     return "" if row["goal"] is None else f"{row['goal']:.2f}"
 
 
-TABLES: tuple[Callable[[str, Rows], list[str]], ...] = (
-    machine,
-    data,
-    pieces,
-    models,
-    control,
-    planning,
-)
+TABLES: dict[str, tuple[Callable[[str, Rows], list[str]], ...]] = {
+    "benchmarks.json": (machine, data, control),
+    "ways.json": (ways_machine, pieces, models, planning),
+}
+"""Which table is made from which file: suites that take long are not always measured together."""
 
 
 def main() -> None:
     """Rewrite the page."""
-    measured = json.loads((DOCS / "benchmarks.json").read_text())
     page = (DOCS / "benchmarks.md").read_text()
-    for table in TABLES:
-        name = table.__name__
-        lines = "\n".join(table(f"{measured['date']}, {measured['machine']}", measured["rows"]))
-        page, found = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-            lambda match, lines=lines: f"{match[1]}{lines}\n{match[2]}",  # type: ignore[misc]
-            page,
-            flags=re.DOTALL,
-        )
-        if found != 1:
-            raise ValueError(f"docs/benchmarks.md has {found} places for {name}, not one")
+    for file, tables in TABLES.items():
+        measured = json.loads((DOCS / file).read_text())
+        about = f"{measured['date']}, {measured['machine']}"
+        for table in tables:
+            page = _put(page, table.__name__, table(about, measured["rows"]))
     (DOCS / "benchmarks.md").write_text(page)
+
+
+def _put(page: str, name: str, lines: list[str]) -> str:
+    """The page with one table in its place."""
+    text = "\n".join(lines)
+    page, found = re.subn(
+        rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+        lambda match: f"{match[1]}{text}\n{match[2]}",
+        page,
+        flags=re.DOTALL,
+    )
+    if found != 1:
+        raise ValueError(f"docs/benchmarks.md has {found} places for {name}, not one")
+    return page
 
 
 if __name__ == "__main__":
