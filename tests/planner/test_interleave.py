@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from restow.broker import wire_program
 from restow.broker.errors import StrategyRefusedError
 from restow.broker.families import (
     AttentionSpec,
@@ -74,6 +77,17 @@ def test_tokens_are_packed_behind_the_chunk() -> None:
         assert all(len(rows) for rows in gathered)
         assert not any(len(rows) for rows in (program.direct, program.spans))
         assert program.staging_ranks == program.interleaving_ranks == (program.dst_rank // 2,)
+
+
+@pytest.mark.parametrize("strategy", [one for one in Strategy if one is not Strategy.RECOMPUTE])
+def test_a_programs_size_counts_every_table_that_travels(strategy: Strategy) -> None:
+    """By it the broker keeps a batch below what one message may be."""
+    layers = (replace(MAMBA, heads=64, head_dim=8), ATTENTION)
+    plan = make_plan(layout(1, ConvLayout.SD, *layers), layout(2, ConvLayout.DS, *layers))
+    for program in compile_programs(plan, strategy):
+        for part in (None, *program.staging_ranks):
+            message = wire_program.program_to_proto(program, part)
+            assert message.ByteSize() <= program.size_bytes + 512
 
 
 def test_nothing_to_interleave_is_refused() -> None:

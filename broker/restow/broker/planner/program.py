@@ -8,7 +8,7 @@ groups or Mamba any more, and an agent needs nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -139,6 +139,12 @@ class Program:
     interleaved: Int64s
     restored: Int64s
     projected: Int64s
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tables."""
+        values = (getattr(self, one.name) for one in fields(self))
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
     @property
     def src_ranks(self) -> tuple[int, ...]:

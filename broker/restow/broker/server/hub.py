@@ -130,8 +130,7 @@ class Hub:
         return None if outbox is None else outbox.open(size_bytes).orders.add()
 
     def _send_program(self, action: act.SendProgram) -> None:
-        size_bytes = action.program.direct.nbytes + action.program.packed.nbytes
-        if (order := self._order(action.agent, size_bytes)) is not None:
+        if (order := self._order(action.agent, action.program.size_bytes)) is not None:
             orders.fill_program(order, action)
 
     def _send_peer(self, action: act.SendPeer) -> None:
