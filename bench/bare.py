@@ -51,6 +51,11 @@ class Rank:
         return json.loads(self.come.readline())
 
 
+ALONE = "NIXL alone"
+ALONE_CONTIGUOUS = "NIXL alone, contiguous"
+"""References: the pieces of the plan, and one run of their bytes for each pair of ranks."""
+
+
 class Bare:
     """The ranks of a plan, and the programs that say what they read."""
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import uvloop
-from bare import bare
+from bare import ALONE, bare
 from control import BROKER, listening
 from geometry import geometries
 from rows import Row, Yield, compared
-from scene import Engines, contiguous, scene
+from scene import Engines, contiguous, page_counts, scene
 
 from restow.agents.async_agent import AgentSettings
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
@@ -98,9 +98,7 @@ async def _measure(case: Case, index: int, broker: str, repeats: int) -> list[Ro
         made = await stack.enter_async_context(scene(f"{index}", kinds, TOKENS, case.scattered))
         ours, runs, copies, alone = [], [], [], []
         rng = np.random.default_rng(index)
-        # Twice what a prompt needs, so that its pages lie scattered.
-        pages = {"attention": 2 * -(-TOKENS // case.page_tokens), "state": 2}
-        nixl = stack.enter_context(bare(plan, TOKENS, pages))
+        nixl = stack.enter_context(bare(plan, TOKENS, page_counts(plan.source, TOKENS)))
         for kind in kinds:
             await made.hand_over(kind, "warm", rng)
         if nixl.complete:
@@ -128,6 +126,5 @@ async def _measure(case: Case, index: int, broker: str, repeats: int) -> list[Ro
         compared("data", case.name, ours, "memcpy, one thread", copies, size_bytes=size_bytes),
     ]
     if alone:
-        what = "NIXL alone, the same pieces"
-        rows.append(compared("data", case.name, ours, what, alone, size_bytes=size_bytes))
+        rows.append(compared("data", case.name, ours, ALONE, alone, size_bytes=size_bytes))
     return rows

@@ -108,6 +108,11 @@ class Scene:
         return found
 
 
+def page_counts(layout: Layout, tokens: int) -> dict[str, int]:
+    """By group, twice what a prompt needs, so that its pages lie scattered."""
+    return {g: -(-tokens // t) * 2 if t else 2 for g, t in _groups(layout).items()}
+
+
 def _groups(layout: Layout) -> dict[str, int]:
     return {r.group: r.page_tokens or 0 for rank in layout.ranks for r in rank.regions}
 
@@ -153,7 +158,7 @@ def _worker(
     served = []
     for kind, engines in kinds.items():
         layout = engines.layouts[index]
-        pages = {g: -(-made.tokens // t) * 2 if t else 2 for g, t in _groups(layout).items()}
+        pages = page_counts(layout, made.tokens)
         rank = layout.ranks[position]
         served.append(
             {

@@ -102,6 +102,34 @@ def test_conv_states_are_transposed_and_back(run: CopyPieces, channels: int) -> 
     assert np.all(home.bytes.reshape(5, -1)[[1, 3]] == 0xA5)
 
 
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("code", [CopyCode.COPY_2, CopyCode.F32_BF16, CopyCode.BF16_F32])
+@pytest.mark.parametrize(("runs", "ways", "count"), [(5, 3, 40), (2, 2, 1500), (40, 4, 600)])
+def test_rows_that_interlace_on_one_side(
+    runs: int,
+    ways: int,
+    count: int,
+    code: CopyCode,
+    inverse: bool,
+    complete: bool,
+) -> None:
+    """``ways`` rows of every run alternate there, and lie one after the other on the other side."""
+    units = [int(SRC_BYTES[code]), int(DST_BYTES[code])]
+    i_run, i_way = (index.ravel() for index in np.mgrid[:runs, :ways])
+    apart = (i_run * (count * ways + 3) + i_way, ways)
+    behind = ((i_run * ways + i_way) * (count + 5), 1)
+    ends = (apart, behind) if inverse else (behind, apart)
+    rows = np.empty((runs * ways, 6), np.int64)
+    for side, ((first, step), unit) in enumerate(zip(ends, units, strict=True)):
+        rows[:, side], rows[:, 3 + side] = first * unit, step * unit
+    rows[:, 2], rows[:, 5] = count, code
+    rows = np.random.default_rng(ways).permutation(rows)[0 if complete else 1 :]
+    source, target = (Arena(runs * ways * (count + 5) * unit + 64, seed=1) for unit in units)
+    table = table_of(source, target, *map(tuple, rows.tolist()))
+    assert_copies(naive.copy_pieces, table, target)
+
+
 def interesting(dtype: torch.dtype) -> torch.Tensor:
     """NaN, infinities, zeros, denormals, halfway cases, the largest numbers, and many others."""
     int_dtype = {4: torch.int32, 2: torch.int16}[dtype.itemsize]

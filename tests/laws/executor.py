@@ -6,6 +6,8 @@ piece of memory, and every byte counts how often it was read and written.
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import numpy.typing as npt
 
@@ -54,17 +56,8 @@ class Arena:
 
     def copy(self, copies: Copies) -> None:
         """Copy strided rows, element by element, with a cast where the dtypes differ."""
-        for row in zip(
-            copies.src_address,
-            copies.dst_address,
-            copies.count,
-            copies.src_step_bytes,
-            copies.dst_step_bytes,
-            copies.src_dtype,
-            copies.dst_dtype,
-            strict=True,
-        ):
-            src_at, dst_at, count, src_step, dst_step, src_number, dst_number = map(int, row)
+        for row in rows_of(copies):
+            src_at, dst_at, count, src_step, dst_step, src_number, dst_number = row
             src_dtype, dst_dtype = DType(src_number), DType(dst_number)
             src = self._elements(src_at, count, src_step, src_dtype.itemsize_bytes)
             dst = self._elements(dst_at, count, dst_step, dst_dtype.itemsize_bytes)
@@ -110,11 +103,8 @@ class Arena:
 
     def zero(self, copies: Copies) -> None:
         """Zero what the copies would write."""
-        for at, count, step, number in zip(
-            copies.dst_address, copies.count, copies.dst_step_bytes, copies.dst_dtype, strict=True
-        ):
-            item = DType(int(number)).itemsize_bytes
-            dst = self._elements(int(at), int(count), int(step), item).ravel()
+        for _, at, count, _, step, _, number in rows_of(copies):
+            dst = self._elements(at, count, step, DType(number).itemsize_bytes).ravel()
             self._count(self.writes, dst)
             self.data[dst] = 0
 
@@ -142,6 +132,21 @@ class Arena:
     @staticmethod
     def _count(counters: npt.NDArray[np.uint8], index: Int64s) -> None:
         np.add.at(counters, index, 1)
+
+
+def rows_of(copies: Copies) -> list[list[int]]:
+    """Every row of the copies: addresses, count, steps, dtypes."""
+    rows: list[list[int]] = []
+    for grid in copies.grids:
+        columns = np.broadcast_arrays(*(getattr(grid, field.name) for field in fields(grid)))
+        assert columns[0].shape == grid.src_address.shape, "more rows than addresses"
+        rows += np.stack([column.ravel() for column in columns], axis=1).tolist()
+    return rows
+
+
+def bytes_read_by(copies: Copies) -> int:
+    """What the copies read."""
+    return sum(row[2] * DType(row[5]).itemsize_bytes for row in rows_of(copies))
 
 
 def _bytes_of_runs(starts: Int64s, lengths: Int64s) -> Int64s:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from laws.executor import bytes_read_by
 from laws.world import Engine
 from restow.agents import binding, chunks, projecting, spans
 from restow.agents.binding import Tokens
@@ -127,8 +128,7 @@ def _read_packed(
     )
     for gather in gathers:
         arena.copy(gather)
-        moved = int((gather.count * ITEMS[gather.src_dtype]).sum())
-        traffic.read_bytes[src.rank, dst.rank] += moved
+        traffic.read_bytes[src.rank, dst.rank] += bytes_read_by(gather)
     run = (np.array([value], np.int64) for value in (there, here, size))
     arena.read(Descriptors(*run))
     regions, blocks = destination.regions(dst), destination.blocks
@@ -168,9 +168,7 @@ def _read_spans(
             rows, pairs, staged, destination.regions(dst), destination.blocks, tokens
         )
         arena.copy(copies)
-        traffic.read_bytes[src.rank, dst.rank] += int(
-            (copies.count * ITEMS[copies.src_dtype]).sum()
-        )
+        traffic.read_bytes[src.rank, dst.rank] += bytes_read_by(copies)
     traffic.launches += bool(len(program.extracted))
     if len(program.projected):
         memory, blocks = destination.regions(dst), destination.blocks

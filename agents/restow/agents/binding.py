@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.agents.paging import Blocks, RegionTable, Tokens
-from restow.agents.pieces import Copies, Descriptors, copies_of
+from restow.agents.pieces import Copies, Descriptors, Ends, grid
 from restow.agents.sides import DST, SRC, Lines, Side, by_pair, cut, pages_of
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
@@ -152,8 +152,8 @@ def bind_gather(
     staging_address: int,
 ) -> Copies:
     """Copies from pages to the run at ``staging_address``: rows in order, tokens in order."""
-    memory, staged = _bind_staged(rows, pairs, src, src_blocks, tokens, staging_address, SRC)
-    return copies_of(memory, staged)
+    ends = _staged_ends(rows, pairs, src, src_blocks, tokens, staging_address, SRC)
+    return Copies(tuple(grid(memory, staged, count) for memory, staged, count in ends))
 
 
 def bind_scatter(
@@ -165,11 +165,11 @@ def bind_scatter(
     staging_address: int,
 ) -> Copies:
     """Copies from the run at ``staging_address`` to pages: the inverse of `bind_gather`."""
-    memory, staged = _bind_staged(rows, pairs, dst, dst_blocks, tokens, staging_address, DST)
-    return copies_of(staged, memory)
+    ends = _staged_ends(rows, pairs, dst, dst_blocks, tokens, staging_address, DST)
+    return Copies(tuple(grid(staged, memory, count) for memory, staged, count in ends))
 
 
-def _bind_staged(
+def _staged_ends(
     rows: Int64s,
     pairs: Sequence[GroupPair],
     regions: RegionTable,
@@ -177,35 +177,34 @@ def _bind_staged(
     tokens: Tokens,
     staging_address: int,
     side: Side,
-) -> tuple[Int64s, Int64s]:
-    """The ends of all copies in memory and in the run, in the form that `copies_of` takes."""
+) -> Iterator[tuple[Ends, Ends, Int64s]]:
+    """The ends of copies in memory and in the run, and counts: ``[rows, stretches]``.
+
+    Row by row, as they lie in the run: kernels then walk through it from end to end.
+    """
     begins, _ = _staging(rows, pairs, tokens)
     extended = np.column_stack([rows, begins, _wire_dtypes(rows)])
-    ends = [np.empty((2, 4, 0), np.int64)]
     for pair, table in by_pair(extended, pairs):
         pages = pages_of(pair, side, blocks, tokens)
         joined = side.joined(table)
         for part, whole in ((table[joined], True), (table[~joined], False)):
             if not len(part):
                 continue
-            begin, wire = part[:, -2], part[:, -1]
-            count, item = part[:, Column.COUNT], ITEM_BYTES[wire]
+            begin, wire, count = (part[:, [i]] for i in (-2, -1, Column.COUNT))
+            item = ITEM_BYTES[wire]
             stretches = cut(pair, (side,), tokens, whole)
+            if not len(stretches.first):
+                continue
             lines = Lines.of(part, regions, side)
-            memory = lines.addresses(pages, side.form(pair), stretches)
+            memory = lines.addresses(pages, side.form(pair), stretches).T
             first = pair.first_token(tokens.start, tokens.stop) if pair.per_token else 0
-            moved = stretches.first - first
-            staged = staging_address + begin + moved[:, None] * (count * item)
-            counts = count * stretches.count[:, None] if whole else count
-            both = (
-                (memory, counts, part[:, side.step], part[:, side.dtype]),
-                (staged, counts, item, wire),
+            staged = (stretches.first - first) * (count * item)
+            staged += staging_address + begin
+            yield (
+                Ends(memory, part[:, [side.step]], part[:, [side.dtype]]),
+                Ends(staged, item, wire),
+                count * stretches.count if whole else count,
             )
-            # Row by row, as they lie in the run: kernels then walk through it from end to end.
-            columns = [[np.broadcast_to(c, memory.shape).T.ravel() for c in e] for e in both]
-            ends.append(np.array(columns, np.int64))
-    memory_ends, staged_ends = np.concatenate(ends, axis=2)
-    return memory_ends, staged_ends
 
 
 def _staging(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tuple[Int64s, int]:

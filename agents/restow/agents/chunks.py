@@ -5,13 +5,11 @@ A chunk lies at the beginning of a staged run; rows say where in it (`planner.in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Iterator, Sequence
 
 from restow.agents.binding import Blocks, RegionTable
 from restow.agents.paging import SNAPSHOT, Tokens
-from restow.agents.pieces import Copies, copies_of
+from restow.agents.pieces import Copies, Ends, grid
 from restow.agents.sides import DST, SRC, Lines, Side, by_pair, pages_of
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
@@ -27,8 +25,8 @@ def bind_interleave(
     chunk_address: int,
 ) -> Copies:
     """Copies from pages into the chunk. Raises `PageCountError` and `PageRangeError`."""
-    memory, chunk = _ends(rows, pairs, src, src_blocks, chunk_address, SRC, DST)
-    return copies_of(memory, chunk)
+    ends = _ends(rows, pairs, src, src_blocks, chunk_address, SRC, DST)
+    return Copies(tuple(grid(memory, chunk, count) for memory, chunk, count in ends))
 
 
 def bind_restore(
@@ -39,8 +37,8 @@ def bind_restore(
     chunk_address: int,
 ) -> Copies:
     """Copies from the chunk to pages. Raises `PageCountError` and `PageRangeError`."""
-    memory, chunk = _ends(rows, pairs, dst, dst_blocks, chunk_address, DST, SRC)
-    return copies_of(chunk, memory)
+    ends = _ends(rows, pairs, dst, dst_blocks, chunk_address, DST, SRC)
+    return Copies(tuple(grid(chunk, memory, count) for memory, chunk, count in ends))
 
 
 def _ends(
@@ -51,19 +49,15 @@ def _ends(
     chunk_address: int,
     side: Side,
     other: Side,
-) -> tuple[Int64s, Int64s]:
-    """The ends in memory, on ``side`` of the rows, and in the chunk, in the form of `copies_of`."""
-    ends = [np.empty((2, 4, 0), np.int64)]
+) -> Iterator[tuple[Ends, Ends, Int64s]]:
+    """The ends in memory, on ``side`` of the rows, and in the chunk, and counts."""
     for pair, part in by_pair(rows, pairs):
         pages = pages_of(pair, side, blocks, _ONE)
         lines = Lines.of(part, regions, side)
         (memory,) = lines.addresses(pages, side.form(pair), SNAPSHOT)
         chunk = chunk_address + part[:, other.offset]
-        count = part[:, Column.COUNT]
-        columns = [
-            [address, count, part[:, one.step], part[:, one.dtype]]
+        here, there = (
+            Ends(address, part[:, one.step], part[:, one.dtype])
             for address, one in ((memory, side), (chunk, other))
-        ]
-        ends.append(np.array(columns, np.int64))
-    memory_ends, chunk_ends = np.concatenate(ends, axis=2)
-    return memory_ends, chunk_ends
+        )
+        yield here, there, part[:, Column.COUNT]

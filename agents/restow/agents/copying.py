@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from restow.agents.device import finished
 from restow.agents.errors import ProgramInvalidError
-from restow.agents.pieces import Copies
+from restow.agents.pieces import Copies, Grid
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.table import ITEM_BYTES
-from restow.kernels import PieceTable, PieceTableError, UnsupportedCast, copy_code, copy_pieces
+from restow.kernels import (
+    Column,
+    PieceTable,
+    PieceTableError,
+    UnsupportedCast,
+    copy_code,
+    copy_pieces,
+)
 
 _NO_CODE = -1
 
@@ -31,7 +40,7 @@ def run_copies(copies: Copies, device: torch.device) -> None:
 
     Raises `ProgramInvalidError` for elements that do not lie at multiples of their size.
     """
-    if not len(copies.count):
+    if not len(copies):
         return
     table = piece_table(copies)
     with finished(device):
@@ -43,42 +52,47 @@ def piece_table(copies: Copies) -> PieceTable:
 
     Raises `ProgramInvalidError` for elements that do not lie at multiples of their size.
     """
-    rows = np.stack(
-        [
-            copies.src_address,
-            copies.dst_address,
-            copies.count,
-            copies.src_step_bytes,
-            copies.dst_step_bytes,
-            _CODES[copies.src_dtype, copies.dst_dtype],
-        ],
-        axis=1,
-    )
+    table = np.empty((len(Column), len(copies)), np.int64)
+    begin = 0
+    for grid in copies.grids:
+        size = grid.src_address.size
+        filled = table[:, begin : begin + size].reshape(len(Column), *grid.src_address.shape)
+        begin += size
+        for column, values in (
+            (Column.SRC_ADDRESS, grid.src_address),
+            (Column.DST_ADDRESS, grid.dst_address),
+            (Column.COUNT, grid.count),
+            (Column.SRC_STEP_BYTES, grid.src_step_bytes),
+            (Column.DST_STEP_BYTES, grid.dst_step_bytes),
+            (Column.CODE, _CODES[grid.src_dtype, grid.dst_dtype]),
+        ):
+            filled[column] = values
     try:
-        return PieceTable.checked(rows)
+        return PieceTable.checked(table.T)
     except PieceTableError as error:
         raise ProgramInvalidError(f"a copy that no kernel does: {error}") from None
 
 
 def zero_destinations(copies: Copies, device: torch.device) -> None:
     """Write zeroes wherever the copies would write."""
-    if not len(copies.count):
+    if not len(copies):
         return
-    items = ITEM_BYTES[copies.dst_dtype]
+    longest = max(int((grid.count * ITEM_BYTES[grid.dst_dtype]).max()) for grid in copies.grids)
     with finished(device):  # the zeroes are made on the stream that reads them
-        zeroes = torch.zeros(int((copies.count * items).max()), dtype=torch.uint8, device=device)
+        zeroes = torch.zeros(longest, dtype=torch.uint8, device=device)
         run_copies(
-            Copies(
-                np.full_like(copies.dst_address, zeroes.data_ptr()),
-                copies.dst_address,
-                copies.count,
-                items,
-                copies.dst_step_bytes,
-                copies.dst_dtype,
-                copies.dst_dtype,
-            ),
-            device,
+            Copies(tuple(_filling(grid, zeroes.data_ptr()) for grid in copies.grids)), device
         )
+
+
+def _filling(grid: Grid, address: int) -> Grid:
+    """The same destinations, from elements that follow each other from ``address`` on."""
+    return replace(
+        grid,
+        src_address=np.full_like(grid.dst_address, address),
+        src_step_bytes=ITEM_BYTES[grid.dst_dtype],
+        src_dtype=grid.dst_dtype,
+    )
 
 
 def _code_table() -> Int64s:

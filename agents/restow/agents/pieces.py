@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -62,8 +62,8 @@ class Descriptors:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
-    """Strided copies of one GATHER or SCATTER: int64 arrays of equal length.
+class Grid:
+    """Strided copies: int64 arrays that broadcast to the shape of the addresses.
 
     ``src_dtype`` and ``dst_dtype`` are `DType` numbers; equal ones copy bytes unchanged.
     """
@@ -79,17 +79,42 @@ class Copies:
     @property
     def size_bytes(self) -> int:
         """Bytes that are written."""
-        return int((self.count * ITEM_BYTES[self.dst_dtype]).sum())
+        sizes = self.count * ITEM_BYTES[self.dst_dtype]
+        return int(np.broadcast_to(sizes, self.src_address.shape).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """All copies of one GATHER or SCATTER."""
+
+    grids: tuple[Grid, ...] = ()
+
+    def __len__(self) -> int:
+        """How many rows of elements are copied."""
+        return sum(grid.src_address.size for grid in self.grids)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that are written."""
+        return sum(grid.size_bytes for grid in self.grids)
 
     @classmethod
     def joined(cls, parts: Sequence[Copies]) -> Copies:
         """All copies of all parts, for one launch."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = ([getattr(part, column.name) for part in parts] for column in fields(cls))
-        return cls(*(np.concatenate(arrays) for arrays in columns))
+        return cls(tuple(grid for part in parts for grid in part.grids))
 
 
-def copies_of(src: Int64s, dst: Int64s) -> Copies:
-    """From the ends of all copies: int64 ``[4, copies]`` each, address, count, step, dtype."""
-    return Copies(src[0], dst[0], src[1], src[2], dst[2], src[3], dst[3])
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """One end of a grid's rows."""
+
+    address: Int64s
+    step_bytes: Int64s
+    dtype: Int64s
+
+
+def grid(src: Ends, dst: Ends, count: Int64s) -> Grid:
+    """Rows of ``count`` elements from one end to the other."""
+    return Grid(
+        src.address, dst.address, count, src.step_bytes, dst.step_bytes, src.dtype, dst.dtype
+    )

@@ -18,7 +18,7 @@ from restow.agents.copying import run_copies
 from restow.agents.errors import StagingExhaustedError
 from restow.agents.lane import Read
 from restow.agents.memory import HOST, Place
-from restow.agents.pieces import Copies, Descriptors
+from restow.agents.pieces import Copies, Descriptors, Grid
 from restow.agents.reader import Reader
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
@@ -70,8 +70,7 @@ async def measure_copying(address: int, size_bytes: int, place: Place) -> CopyCo
     spread_s = rows_s - launch_s - elements * _WIDE.itemsize_bytes * second_per_byte
     turns = list(_pieces(half))
     pieces_s = await seconds(
-        Copies(address + src, there + dst, *_same(len(src), PIECE_BYTES, 1, 1, DType.UINT8))
-        for src, dst in turns
+        _copies(address + src, there + dst, PIECE_BYTES, (1, 1), DType.UINT8) for src, dst in turns
     )
     count = len(turns[0][0])
     piece_s = (pieces_s - launch_s) / count - PIECE_BYTES * second_per_byte
@@ -129,7 +128,7 @@ def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
 def _runs(src_address: int, dst_address: int, size_bytes: int, length: int) -> Iterator[Copies]:
     for at in _windows(size_bytes, length):
         src, dst = _one(src_address + at, dst_address + at)
-        yield Copies(src, dst, *_same(1, length, 1, 1, DType.UINT8))
+        yield _copies(src, dst, length, (1, 1), DType.UINT8)
 
 
 def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Copies]:
@@ -137,11 +136,8 @@ def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Co
     item = _WIDE.itemsize_bytes
     rows = item * np.arange(ROWS)
     for at in _windows(size_bytes, ROWS * ROW_ELEMENTS * item):
-        yield Copies(
-            src_address + at + ROW_ELEMENTS * rows,
-            dst_address + at + rows,
-            *_same(ROWS, ROW_ELEMENTS, item, ROWS * item, _WIDE),
-        )
+        src, dst = src_address + at + ROW_ELEMENTS * rows, dst_address + at + rows
+        yield _copies(src, dst, ROW_ELEMENTS, (item, ROWS * item), _WIDE)
 
 
 def _pieces(size_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
@@ -152,14 +148,14 @@ def _pieces(size_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
         yield order[at : at + count], PIECE_BYTES * np.arange(at, at + count)
 
 
-def _same(
-    rows: int, count: int, src_step: int, dst_step: int, dtype: DType
-) -> tuple[Int64s, Int64s, Int64s, Int64s, Int64s]:
-    """The columns of rows that are all alike, behind their addresses."""
-    counts, src, dst, number = (
-        np.full(rows, value, np.int64) for value in (count, src_step, dst_step, int(dtype))
+def _copies(
+    src: Int64s, dst: Int64s, count: int, steps_bytes: tuple[int, int], dtype: DType
+) -> Copies:
+    """Rows that are all alike."""
+    counts, src_step, dst_step, number = (
+        np.array(value, np.int64) for value in (count, *steps_bytes, int(dtype))
     )
-    return counts, src, dst, number, number
+    return Copies((Grid(src, dst, counts, src_step, dst_step, number, number),))
 
 
 def _one(*values: int) -> list[Int64s]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from restow.agents.binding import STAGING_ALIGN_BYTES, Blocks, RegionTable, Tokens, merged
 from restow.agents.paging import check_pages
-from restow.agents.pieces import Copies, Descriptors, copies_of
+from restow.agents.pieces import Copies, Descriptors, Ends, Grid, grid
 from restow.agents.sides import DST, SRC, Lines, by_pair, cut, pages_of
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
@@ -66,12 +66,12 @@ def bind_extract(
     rows: Int64s,
     pairs: Sequence[GroupPair],
     staged: RegionTable,
-    dst: RegionTable,
+    dst_regions: RegionTable,
     dst_blocks: Blocks,
     tokens: Tokens,
 ) -> Copies:
     """Copies from the spans in staging to pages. Raises `PageCountError` and `PageRangeError`."""
-    ends = [np.empty((2, 4, 0), np.int64)]
+    grids: list[Grid] = []
     for pair, table in by_pair(rows, pairs):
         held = pair.src_pages(tokens.start, tokens.stop)
         # Page 0 in staging is the first one that was read.
@@ -82,15 +82,14 @@ def bind_extract(
             stretches = cut(pair, (SRC, DST), tokens, whole)
             if not len(part) or not len(stretches.first):
                 continue
-            src_address = Lines.of(part, staged, SRC).addresses(src_pages, pair.src, stretches)
-            dst_address = Lines.of(part, dst, DST).addresses(dst_pages, pair.dst, stretches)
-            count = part[:, Column.COUNT]
-            counts = count * stretches.count[:, None] if whole else count
-            both = [
-                (address, counts, part[:, side.step], part[:, side.dtype])
-                for address, side in ((src_address, SRC), (dst_address, DST))
-            ]
-            columns = [[np.broadcast_to(c, src_address.shape).T.ravel() for c in e] for e in both]
-            ends.append(np.array(columns, np.int64))
-    src_ends, dst_ends = np.concatenate(ends, axis=2)
-    return copies_of(src_ends, dst_ends)
+            src, dst = (
+                Ends(
+                    Lines.of(part, memory, side).addresses(pages, side.form(pair), stretches).T,
+                    part[:, [side.step]],
+                    part[:, [side.dtype]],
+                )
+                for memory, side, pages in ((staged, SRC, src_pages), (dst_regions, DST, dst_pages))
+            )
+            count = part[:, [Column.COUNT]]
+            grids.append(grid(src, dst, count * stretches.count if whole else count))
+    return Copies(tuple(grids))

@@ -20,9 +20,9 @@ def classes(rows: Int64s) -> list[Int64s]:
 
     At most about 20 powers of two occur, so tables of all-different rows stay vectorised as well.
     """
-    groups = _groups(rows)
+    groups = alike(rows)
     if len(groups) > MAX_CLASSES and len(rows) < ROWS_PER_CLASS * len(groups):
-        groups = _groups(_powers_of_two(rows))
+        groups = alike(_powers_of_two(rows))
     return groups
 
 
@@ -37,7 +37,8 @@ def even_parts(address: Int64s) -> list[slice] | None:
     return [slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
 
 
-def _groups(rows: Int64s) -> list[Int64s]:
+def alike(rows: Int64s) -> list[Int64s]:
+    """Group the rows."""
     if not len(rows):
         return []
     kind = [rows[:, column] for column in list(Column)[Column.COUNT :]]

@@ -51,10 +51,13 @@ class PieceTable:
 
         Addresses and steps are multiples of the element's size, for a GPU insists on it. A
         contiguous run at any address may be given as COPY_1 of its bytes: `widen` finds its unit.
+        All work goes column by column, so a table that lies so in memory is faster.
         """
         if rows.ndim != 2 or rows.shape[1] != len(Column) or rows.dtype != np.int64:
             raise PieceTableError(None, f"want int64 [n, 6], got {rows.dtype} {list(rows.shape)}")
         count, code = rows[:, Column.COUNT], rows[:, Column.CODE]
+        if _plainly_right(rows):
+            return cls(rows)
         _refuse(rows, (code < 0) | (code >= len(CopyCode)), Column.CODE, "is no known code")
         _refuse(rows, count < 0, Column.COUNT, "is negative")
         for address, step, low_bits in (
@@ -66,7 +69,7 @@ class PieceTable:
             _refuse(rows, (count > 0) & (rows[:, address] & low_bits != 0), address, uneven)
             _refuse(rows, (count > 1) & (rows[:, step] <= 0), step, "is not positive")
             _refuse(rows, (count > 1) & (rows[:, step] & low_bits != 0), step, uneven)
-        return cls(np.ascontiguousarray(rows))
+        return cls(rows)
 
     @property
     def bytes_read(self) -> int:
@@ -85,6 +88,20 @@ class PieceTable:
     def lengthen(self) -> "PieceTable":
         """Regroup runs of short, evenly spaced rows into few long rows of the same elements."""
         return PieceTable(lengthened(self.rows))
+
+
+def _plainly_right(rows: Int64s) -> bool:
+    """Tell at little cost that nothing is wrong; False says nothing."""
+    if not len(rows) or rows.min() < 0 or rows[:, : Column.CODE].min() == 0:
+        return False
+    code = rows[:, Column.CODE]
+    if code[0] >= len(CopyCode) or np.any(code != code[0]):
+        return False
+    src, dst, _, src_step, dst_step = np.bitwise_or.reduce(rows[:, : Column.CODE], axis=0)
+    low_bits = (int(sizes[code[0]]) - 1 for sizes in (SRC_BYTES, DST_BYTES))
+    return not any(
+        (end & low) for end, low in zip((src | src_step, dst | dst_step), low_bits, strict=True)
+    )
 
 
 def _refuse(rows: Int64s, bad: Bools, column: Column, why: str) -> None:
