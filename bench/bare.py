@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
+from touched import touched
 
 from restow.agents.binding import Blocks, RegionTable, Tokens, bind_reads
 from restow.agents.memory import HOST
@@ -156,7 +157,7 @@ def _rank(layout: RankLayout, page_counts: dict[str, int]) -> Iterator[Rank]:
 
 def main() -> None:
     transport = NixlTransport("bare")
-    memory = [np.full(size, 7, np.uint8) for size in json.loads(sys.stdin.readline())]
+    memory = [touched(size) for size in json.loads(sys.stdin.readline())]
     for piece in memory:
         transport.register(piece.ctypes.data, piece.nbytes, HOST)
     _say(

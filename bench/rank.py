@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import sys
 from contextlib import ExitStack
 
-import numpy as np
 import torch
+from touched import touched
 
 from restow.agents import Agent
 from restow.agents.async_agent import AgentSettings
@@ -23,8 +22,7 @@ from restow.broker.logs import log_to_stderr
 
 def allocate(name: str, page_count: int, page_stride_bytes: int, stack: ExitStack) -> RegionMemory:
     """Memory of one region, every page of it touched; it lives as long as ``stack``."""
-    view = np.frombuffer(mmap.mmap(-1, page_count * page_stride_bytes), np.uint8)
-    view[:] = 7
+    view = touched(page_count * page_stride_bytes)
     stack.callback(id, view)  # the reference is what keeps the mapping
     return RegionMemory(name, view.ctypes.data, page_count, page_stride_bytes)
 

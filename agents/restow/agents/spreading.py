@@ -8,6 +8,8 @@ from __future__ import annotations
 
 BUSY_SHARE = 0.7
 """A copying thread that ran for less of the time than this waited for a core."""
+BUSY_READS = 2
+"""One read may have met something that passes."""
 SHORT_S = 0.002
 """A share that took no longer tells nothing."""
 FIRST_PAUSE_READS = 2
@@ -15,26 +17,36 @@ LAST_PAUSE_READS = 64
 
 
 class Spreading:
-    """Learns from every shared read; after one that waited for cores, pauses for some reads."""
+    """Learns from every shared read; when some in a row waited for cores, pauses for a while."""
 
     def __init__(self) -> None:
         """Nothing is known to speak against it."""
         self._pause_reads = FIRST_PAUSE_READS
         self._left_reads = 0
+        self._busy_reads = 0
+        """Of the latest ones, with none between them that waited for no core."""
+        self._told = self._waited = False
+        """Of the latest read: whether a share told anything, and whether one waited."""
 
     def allows(self) -> bool:
         """Whether the next read may be shared out. Counts it if not."""
         if self._left_reads:
             self._left_reads -= 1
             return False
+        if self._told and not self._waited:
+            self._busy_reads, self._pause_reads = 0, FIRST_PAUSE_READS
+        self._told = self._waited = False
         return True
 
     def saw(self, ran_s: float, elapsed_s: float) -> None:
-        """One share of a read took ``elapsed_s``, of which its thread ran for ``ran_s``."""
+        """One share of the latest read took ``elapsed_s``; its thread ran for ``ran_s`` of that."""
         if elapsed_s < SHORT_S or self._left_reads:
             return
-        if ran_s >= BUSY_SHARE * elapsed_s:
-            self._pause_reads = FIRST_PAUSE_READS
-        else:
+        self._told = True
+        if ran_s >= BUSY_SHARE * elapsed_s or self._waited:
+            return
+        self._waited = True
+        self._busy_reads += 1
+        if self._busy_reads >= BUSY_READS:
             self._left_reads = self._pause_reads
             self._pause_reads = min(2 * self._pause_reads, LAST_PAUSE_READS)
