@@ -6,16 +6,15 @@ First pieces of one size, over shared memory and over TCP; then real models' siz
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import uvloop
-from bare import ALONE, ALONE_CONTIGUOUS, bare
 from control import BROKER, listening
 from geometry import geometries
 from rows import Row, Yield, compared
-from scene import Engines, contiguous, page_counts, scene
+from scene import Engines, contiguous, scene
 
 from restow.agents.async_agent import AgentSettings
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
@@ -67,8 +66,6 @@ class Case:
     pack_goal: float | None = None
     """Of the speed of `slices`."""
     read_threads: int = READ_THREADS
-    shows_ground: bool = False
-    """Whether NIXL alone is measured too."""
 
 
 def pieces() -> Iterator[Case]:
@@ -106,7 +103,7 @@ def models() -> Iterator[Case]:
                     tokens //= 2
                 goal = {16: 0.50, 64: 0.90 if p_tp == d_tp else 0.75}[page_tokens]
                 words = f"{name}, P{p_tp} to D{d_tp}, pages of {page_tokens}, {tokens} tokens"
-                yield Case(words, plan, tokens, read_goal=goal, shows_ground=True)
+                yield Case(words, plan, tokens, read_goal=goal)
 
 
 def run_pieces(put: Yield, repeats: int) -> None:
@@ -157,30 +154,13 @@ async def _measure(
     kinds["contiguous"] = Engines(runs, brokers[Strategy.SLICES], 1)
     taken: dict[str, list[float]] = {kind: [] for kind in kinds}
     rng = np.random.default_rng(0)
-    async with AsyncExitStack() as stack:
-        made = await stack.enter_async_context(
-            scene(name, kinds, case.tokens, environment=case.environment)
-        )
+    async with scene(name, kinds, case.tokens, environment=case.environment) as made:
         for warm_up in range(WARM_UPS):
             for kind in kinds:
                 await made.hand_over(kind, f"warm-{warm_up}", rng)
-        grounds = {}
-        if case.shows_ground:
-            for reference, moved in ((ALONE, plan), (ALONE_CONTIGUOUS, make_plan(*runs))):
-                ground = stack.enter_context(
-                    bare(moved, case.tokens, page_counts(moved.source, case.tokens))
-                )
-                if ground.complete:
-                    grounds[reference] = ground, (moved.source, moved.destination)
-        for ground, sides in grounds.values():
-            ground.read(*(made.blocks(layout, rng) for layout in sides))
-            ground.rest()
         for repeat in range(repeats):
             for kind in kinds:
                 taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
-            for reference, (ground, sides) in grounds.items():
-                blocks = (made.blocks(layout, rng) for layout in sides)
-                taken.setdefault(reference, []).append(ground.read(*blocks))
     size_bytes = plan.bytes_at(case.tokens)
     goals = {kind: LEAST for kind in kinds} | {"contiguous": case.read_goal}
     rows = [
@@ -190,7 +170,7 @@ async def _measure(
             taken["auto"],
             "contiguous READ" if kind == "contiguous" else kind,
             seconds,
-            goal=goals.get(kind),
+            goal=goals[kind],
             size_bytes=size_bytes,
         )
         for kind, seconds in taken.items()

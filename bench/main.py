@@ -21,6 +21,7 @@ class Suite(StrEnum):
     PLANNING = "planning"
     PIECES = "pieces"
     MODELS = "models"
+    GROUND = "ground"
 
 
 MODULES = {
@@ -29,6 +30,7 @@ MODULES = {
     Suite.PLANNING: ("planning", "run"),
     Suite.PIECES: ("choice", "run_pieces"),
     Suite.MODELS: ("choice", "run_models"),
+    Suite.GROUND: ("ground", "run"),
 }
 
 

@@ -16,10 +16,8 @@ from typing import Any
 
 DOCS = Path(__file__).parent.parent / "docs"
 Rows = list[dict[str, Any]]
-Found = dict[str, dict[str, Any]]
-"""The rows of a case by reference."""
 CONTIGUOUS = "contiguous READ"
-ALONE, ALONE_CONTIGUOUS = "NIXL alone", "NIXL alone, contiguous"
+ALONE = "NIXL alone"
 
 
 def machine(about: str, rows: Rows) -> list[str]:
@@ -34,7 +32,7 @@ def ways_machine(about: str, rows: Rows) -> list[str]:
 
 def data(about: str, rows: Rows) -> list[str]:
     """A line a case: ours, the contiguous READ, NIXL alone (not where a source gathers), memcpy."""
-    cases: dict[str, Found] = {}
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         if row["suite"] == "data":
             cases.setdefault(row["case"], {})[row["reference"]] = row
@@ -50,9 +48,9 @@ def data(about: str, rows: Rows) -> list[str]:
     return lines
 
 
-def _alone(by_reference: Found) -> str:
+def _alone(by_reference: dict[str, dict[str, Any]]) -> str:
     row = by_reference.get(ALONE)
-    return "" if row is None else f"{row['reference_seconds'] * 1e3:.1f}"
+    return _ms(row)
 
 
 def pieces(about: str, rows: Rows) -> list[str]:
@@ -66,16 +64,13 @@ def models(about: str, rows: Rows) -> list[str]:
 
 
 def _ways(suite: str, what: str, rows: Rows) -> list[str]:
-    cases: dict[str, Found] = {}
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
     for row in rows:
         if row["suite"] == suite and not row["case"].endswith(": pack"):
             cases.setdefault(row["case"], {})[row["reference"]] = row
     ways = list(dict.fromkeys(way for found in cases.values() for way in found))
-    grounds = [way for way in (ALONE, ALONE_CONTIGUOUS) if way in ways]
-    forced = [way for way in ways if way not in (CONTIGUOUS, *grounds)]
-    ways = [*forced, *grounds, CONTIGUOUS]
-    at_most = ["at most"] if grounds else []
-    lines = _head(what, "MB", "auto, ms", *ways, "best of the others", "of READ", *at_most)
+    forced = [way for way in ways if way != CONTIGUOUS]
+    lines = _head(what, "MB", "auto, ms", *forced, CONTIGUOUS, "best of the others", "of READ")
     for case, found in cases.items():
         own = next(iter(found.values()))
         times = [
@@ -85,19 +80,12 @@ def _ways(suite: str, what: str, rows: Rows) -> list[str]:
         lines.append(
             f"| {case} | {own['bytes'] / 1e6:.0f} | {own['seconds'] * 1e3:.1f} "
             f"| {' | '.join(times)} | {best:.2f} | {found[CONTIGUOUS]['ratio']:.2f} |"
-            + (f" {_at_most(found)} |" if grounds else "")
         )
     return lines
 
 
-def _at_most(found: Found) -> str:
-    """The ratio if nothing but NIXL's own reads took longer than in the contiguous handoff."""
-    if ALONE not in found:
-        return ""
-    alone, run, whole = (
-        found[way]["reference_seconds"] for way in (ALONE, ALONE_CONTIGUOUS, CONTIGUOUS)
-    )
-    return f"{whole / (whole - run + alone):.2f}"
+def _ms(row: dict[str, Any] | None) -> str:
+    return "" if row is None else f"{row['reference_seconds'] * 1e3:.1f}"
 
 
 def control(about: str, rows: Rows) -> list[str]:

@@ -235,21 +235,12 @@ class Staging(Protocol):
 
 
 class HostStaging:
-    """Anonymous host memory, which costs nothing until it is used.
-
-    In huge pages where the system gives some: pieces of 1 to 4 KiB are staged in 0.8 to 0.9 of the
-    time. Children do not get it: their copies of private pages would part it from what a network
-    card was told.
-    """
+    """Anonymous host memory, which costs nothing until it is used."""
 
     def __init__(self, size_bytes: int) -> None:
         """Map at least one page."""
         self.size_bytes = size_bytes
-        length = max(size_bytes, mmap.PAGESIZE)
-        self._mapping = mmap.mmap(-1, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._mapping.madvise(mmap.MADV_DONTFORK)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        self._mapping = mmap.mmap(-1, max(size_bytes, mmap.PAGESIZE))
         self.address = _address_of(self._mapping)
 
 

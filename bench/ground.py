@@ -1,0 +1,76 @@
+"""How much of a handoff is the ground's: NIXL alone reads the same pieces, in turns with ours.
+
+Of the time of a contiguous handoff some is NIXL's and some is not: orders, reports, turns on busy
+processors. A handoff of scattered pieces pays that too, and NIXL's time for its own pieces.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import numpy as np
+import uvloop
+from bare import ALONE, ALONE_CONTIGUOUS, bare
+from choice import Case, models
+from control import BROKER, listening
+from rows import Row, Yield, compared
+from scene import Engines, contiguous, page_counts, scene
+
+from restow.broker.planner import make_plan
+
+WARM_UPS = 3
+AUTO, CONTIGUOUS = "auto", "contiguous READ"
+
+
+def run(put: Yield, repeats: int) -> None:
+    """Every geometry with unequal TP, as in the suite `models`."""
+    unequal = (case for case in models() if len(case.plan.source.ranks) > 1)
+    with listening(BROKER) as broker:
+        for index, case in enumerate(unequal):
+            for row in uvloop.run(_measure(case, f"{index}", broker, repeats)):
+                put(row)
+
+
+async def _measure(case: Case, name: str, broker: str, repeats: int) -> list[Row]:
+    runs = contiguous(case.plan, case.tokens)
+    kinds = {
+        AUTO: Engines((case.plan.source, case.plan.destination), broker, case.read_threads),
+        CONTIGUOUS: Engines(runs, broker, 1),
+    }
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    rng = np.random.default_rng(0)
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(scene(name, kinds, case.tokens))
+        for warm_up in range(WARM_UPS):
+            for kind in kinds:
+                await made.hand_over(kind, f"warm-{warm_up}", rng)
+        grounds = {}
+        for reference, plan in ((ALONE, case.plan), (ALONE_CONTIGUOUS, make_plan(*runs))):
+            ground = stack.enter_context(
+                bare(plan, case.tokens, page_counts(plan.source, case.tokens))
+            )
+            if ground.complete:
+                grounds[reference] = ground, (plan.source, plan.destination)
+        for ground, sides in grounds.values():
+            ground.read(*(made.blocks(layout, rng) for layout in sides))
+            ground.rest()
+        for repeat in range(repeats):
+            for kind in kinds:
+                taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
+            for reference, (ground, sides) in grounds.items():
+                blocks = (made.blocks(layout, rng) for layout in sides)
+                taken.setdefault(reference, []).append(ground.read(*blocks))
+    size_bytes = case.plan.bytes_at(case.tokens)
+    return [
+        compared(
+            "ground",
+            case.name,
+            taken[AUTO],
+            reference,
+            seconds,
+            goal=case.read_goal if reference == CONTIGUOUS else None,
+            size_bytes=size_bytes,
+        )
+        for reference, seconds in taken.items()
+        if reference != AUTO
+    ]
