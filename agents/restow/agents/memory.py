@@ -235,7 +235,11 @@ class Staging(Protocol):
 
 
 class HostStaging:
-    """Anonymous host memory, which costs nothing until it is used."""
+    """Anonymous host memory, which costs nothing until it is used.
+
+    In pages of 4 KiB, as engines' memory mostly is: what reading costs is measured in it, and in
+    huge pages small pieces would seem cheaper than they are.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         """Map at least one page."""
