@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from kernel_arena import DTYPES, Arena, assert_copies
 from kernel_tables import tables
 
-from restow.kernels import CopyCode, PieceTable, copy_pieces, gather, naive, scatter
+from restow.kernels import CopyCode, Order, PieceTable, copy_pieces, gather, naive, scatter
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
 
 # The interpreter casts with numpy, which warns where float16 overflows to infinity.
@@ -102,32 +102,68 @@ def test_conv_states_are_transposed_and_back(run: CopyPieces, channels: int) -> 
     assert np.all(home.bytes.reshape(5, -1)[[1, 3]] == 0xA5)
 
 
+def windows(
+    ways: int, count: int, code: CopyCode, inverse: bool, places: tuple[list[int], list[int]]
+) -> tuple[list[tuple[int, ...]], int]:
+    """Rows of runs whose ``ways`` rows alternate on one side, and how much memory they need.
+
+    On each side run ``i`` lies at ``places[side][i]``, counted in runs with a gap behind them.
+    """
+    units = [int(SRC_BYTES[code]), int(DST_BYTES[code])]
+    i_run, i_way = (index.ravel() for index in np.mgrid[: len(places[0]), :ways])
+    rows = np.empty((len(i_run), 6), np.int64)
+    for side, unit in enumerate(units):
+        begin = np.array(places[side])[i_run] * ways * (count + 5)
+        apart = (side == 0) == inverse
+        rows[:, side] = (begin + (i_way if apart else i_way * (count + 5))) * unit
+        rows[:, 3 + side] = (ways if apart else 1) * unit
+    rows[:, 2], rows[:, 5] = count, code
+    size = (1 + max(max(side) for side in places)) * ways * (count + 5) * max(units)
+    return [tuple(row) for row in np.random.default_rng(ways).permutation(rows).tolist()], size
+
+
 @pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("code", [CopyCode.COPY_2, CopyCode.F32_BF16, CopyCode.BF16_F32])
 @pytest.mark.parametrize(("runs", "ways", "count"), [(5, 3, 40), (2, 2, 1500), (40, 4, 600)])
 def test_rows_that_interlace_on_one_side(
-    runs: int,
-    ways: int,
-    count: int,
-    code: CopyCode,
-    inverse: bool,
-    complete: bool,
+    runs: int, ways: int, count: int, code: CopyCode, inverse: bool, complete: bool
 ) -> None:
-    """``ways`` rows of every run alternate there, and lie one after the other on the other side."""
-    units = [int(SRC_BYTES[code]), int(DST_BYTES[code])]
-    i_run, i_way = (index.ravel() for index in np.mgrid[:runs, :ways])
-    apart = (i_run * (count * ways + 3) + i_way, ways)
-    behind = ((i_run * ways + i_way) * (count + 5), 1)
-    ends = (apart, behind) if inverse else (behind, apart)
-    rows = np.empty((runs * ways, 6), np.int64)
-    for side, ((first, step), unit) in enumerate(zip(ends, units, strict=True)):
-        rows[:, side], rows[:, 3 + side] = first * unit, step * unit
-    rows[:, 2], rows[:, 5] = count, code
-    rows = np.random.default_rng(ways).permutation(rows)[0 if complete else 1 :]
-    source, target = (Arena(runs * ways * (count + 5) * unit + 64, seed=1) for unit in units)
-    table = table_of(source, target, *map(tuple, rows.tolist()))
+    order = np.random.default_rng(runs).permutation(runs).tolist()
+    rows, size = windows(ways, count, code, inverse, (list(range(runs)), order))
+    source, target = Arena(size, seed=1), Arena(size)
+    table = table_of(source, target, *rows[0 if complete else 1 :])
     assert_copies(naive.copy_pieces, table, target)
+
+
+def test_an_order_that_is_kept_serves_other_places_and_notices_other_shapes() -> None:
+    kept = Order()
+    found = []
+    for count, places in (
+        (40, ([0, 1, 2], [2, 0, 1])),
+        (40, ([4, 1, 3], [3, 5, 0])),
+        (41, ([0, 1, 2], [0, 1, 2])),
+        (40, ([0, 1, 2], [0, 1, 2])),
+    ):
+        rows, size = windows(3, count, CopyCode.COPY_2, False, places)
+        source, target = Arena(size, seed=1), Arena(size)
+        table = table_of(source, target, *rows)
+        found.append(kept.interlaced(table.rows))
+        assert_copies(lambda table: naive.copy_pieces(table, kept), table, target)
+    assert found[0] is found[1]
+    assert None not in found
+
+
+def test_an_order_that_is_kept_does_not_serve_rows_that_lie_otherwise() -> None:
+    kept = Order()
+    rows, size = windows(3, 40, CopyCode.COPY_2, False, ([0, 1, 2], [2, 0, 1]))
+    source, target = Arena(2 * size, seed=1), Arena(2 * size)
+    table = table_of(source, target, *rows)
+    assert kept.interlaced(table.rows)
+    src, dst, *rest = rows[0]
+    moved = table_of(source, target, (src, dst + size, *rest), *rows[1:])
+    assert kept.interlaced(moved.rows) is None
+    assert_copies(lambda table: naive.copy_pieces(table, kept), moved, target)
 
 
 def interesting(dtype: torch.dtype) -> torch.Tensor:

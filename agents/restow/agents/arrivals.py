@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from restow.agents.staging import ALIGN_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.interleave import chunk_bytes
 from restow.broker.planner.program import Column, Program, SpanColumn
+from restow.kernels import Order
 
 
 class Arrivals:
@@ -76,8 +78,8 @@ class Arrivals:
             if len(descriptors.length_bytes):
                 yield Read(peer.agent_name, descriptors, src, place)
 
-    def copies(self, memory: RegionTable) -> Iterator[Copies]:
-        """What is copied from the run to own pages."""
+    def copies(self, memory: RegionTable, extraction: Order) -> Iterator[Copies]:
+        """What is copied from the run to own pages; ``extraction`` is kept for the program."""
         order, pairs = self._order, self._program.group_pairs
         for rank, begin in self._begins.items():
             rows = self._restored[rank]
@@ -88,7 +90,8 @@ class Arrivals:
                 yield bind_scatter(rows, pairs, memory, order.dst_blocks, order.tokens, begin)
         rows = self._program.extracted
         if len(rows):
-            yield bind_extract(rows, pairs, self._spans, memory, order.dst_blocks, order.tokens)
+            copies = bind_extract(rows, pairs, self._spans, memory, order.dst_blocks, order.tokens)
+            yield replace(copies, order=extraction)
 
     def projections(self, memory: RegionTable) -> Int64s:
         """The products of inputs in the run with weights in own memory."""

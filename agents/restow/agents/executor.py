@@ -219,7 +219,7 @@ class Executor:
                 reads += arrivals.reads(source, peer, place)
             reads = joined_reads(reads)
             await self._reader.read(reads, deadline_s)
-            for copies in arrivals.copies(self._memory):
+            for copies in arrivals.copies(self._memory, program.extraction):
                 await self._copier.run(copies, place.device)
             if len(whole.projected):
                 await self._copier.project(arrivals.projections(self._memory), place.device)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from restow.kernels import naive, product
+from restow.kernels.interlaced import Order
 from restow.kernels.piece_table import (
     Column,
     CopyCode,
@@ -33,6 +34,7 @@ __all__ = [
     "Column",
     "CopyCode",
     "FloatCode",
+    "Order",
     "PieceTable",
     "PieceTableError",
     "ProjectColumn",
@@ -52,13 +54,14 @@ __all__ = [
 ]
 
 
-def copy_pieces(table: PieceTable, device: torch.device) -> None:
+def copy_pieces(table: PieceTable, device: torch.device, order: Order | None = None) -> None:
     """Execute a piece table whose addresses are `device`'s.
 
+    ``order`` is kept by who copies tables with rows alike; host memory is then copied sooner.
     On the CPU the copy is done on return; on a GPU it is queued on the current stream.
     """
     if device.type == "cpu":
-        naive.copy_pieces(table)
+        naive.copy_pieces(table, order)
     else:
         from restow.kernels import copy
 

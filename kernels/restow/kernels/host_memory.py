@@ -14,6 +14,11 @@ from restow.kernels.codes import Int64s
 
 Voids = npt.NDArray[np.void]
 
+RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+DTYPES = [*((raw, raw) for raw in RAW.values()), (F32, BF16), (BF16, F32), (F32, F16), (F16, F32),
+          (BF16, F16), (F16, BF16)]  # of source and destination, by code  # fmt: skip
+
 
 def memmove_rows(src: Int64s, dst: Int64s, length_bytes: Int64s) -> None:
     """Call memmove once for every row."""

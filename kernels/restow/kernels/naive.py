@@ -17,8 +17,8 @@ import torch
 
 from restow.kernels.classes import alike, classes, even_parts
 from restow.kernels.codes import DST_BYTES, SRC_BYTES, Column, CopyCode, Int64s
-from restow.kernels.host_memory import Rows, elements, memmove_rows, zero_rows
-from restow.kernels.interlaced import interlaced
+from restow.kernels.host_memory import DTYPES, Rows, elements, memmove_rows, zero_rows
+from restow.kernels.interlaced import CHUNK_ELEMS, Interlaced, Order
 from restow.kernels.piece_table import PieceTable
 from restow.kernels.regroup import contiguous
 from restow.kernels.slot_table import SlotTable
@@ -29,17 +29,16 @@ FEW_ROWS = 1024  # as many memmove calls cost less than sorting rows into classe
 FEW_ROWS_BYTES = 512  # at least, in every one of them
 SHORT_BYTES = 64  # shorter runs may join to longer rows
 CHUNK_BYTES = 256 * 1024  # a temporary that stays in L2
-CHUNK_ELEMS = 16 * 1024
 LONG_STRIDED_ELEMS = 1024  # a row of its own: 1.5 us of overhead against 1 us and more
 
-RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-DTYPES = [*((raw, raw) for raw in RAW.values()), (F32, BF16), (BF16, F32), (F32, F16), (F16, F32),
-          (BF16, F16), (F16, BF16)]  # by code  # fmt: skip
 
-
-def copy_pieces(table: PieceTable) -> None:
-    """Execute the table's rows on host memory."""
+def copy_pieces(table: PieceTable, order: Order | None = None) -> None:
+    """Execute the table's rows on host memory; ``order`` is that of tables with rows alike."""
+    found = order.interlaced(table.rows) if order is not None else None
+    if found is not None:
+        for one in found:
+            one.copy(table.rows)
+        return
     lengths = _run_lengths(table.rows)
     if lengths is not None and len(lengths):
         shortest, longest = int(lengths.min()), int(lengths.max())
@@ -67,12 +66,20 @@ def copy_pieces(table: PieceTable) -> None:
     strided = (src_step != SRC_BYTES[code]) | (dst_step != DST_BYTES[code])
     long = count >= np.where(strided, LONG_STRIDED_ELEMS, CHUNK_ELEMS)
     for same in alike(rest[long]):
-        if not _copy_interlaced(same):
+        if not _copied_as_runs(same):
             for row in same.tolist():
                 _copy_long(*row)
     for same in classes(rest[~long]):
-        if not _copy_interlaced(same):
+        if not _copied_as_runs(same):
             _copy_strided(same)
+
+
+def _copied_as_runs(same: Int64s) -> bool:
+    """Copy rows of equal shape if they interlace."""
+    found = Interlaced.of(same, np.arange(len(same)))
+    if found is not None:
+        found.copy(same)
+    return found is not None
 
 
 def _run_lengths(rows: Int64s) -> Int64s | None:
@@ -126,49 +133,6 @@ def _copy_strided(rows: Int64s) -> None:
         target = Rows(dst[part], count, dst_step, DTYPES[code][1])
         for chunk in _chunks(source.n, CHUNK_ELEMS // count):
             target.write(chunk, source.read(chunk))
-
-
-def _copy_interlaced(rows: Int64s) -> bool:
-    """Copy rows of equal shape whose elements interlace on one side, if they do.
-
-    The runs that they fill move as voids; only a temporary in cache is walked with a stride.
-    """
-    count, src_step, dst_step, code = rows[0, Column.COUNT :].tolist()
-    src_bytes, dst_bytes = int(SRC_BYTES[code]), int(DST_BYTES[code])
-    if src_step == src_bytes:
-        ways, side, unit_bytes = dst_step // dst_bytes, Column.DST_ADDRESS, dst_bytes
-    elif dst_step == dst_bytes:
-        ways, side, unit_bytes = src_step // src_bytes, Column.SRC_ADDRESS, src_bytes
-    else:
-        return False
-    order = interlaced(rows[:, side], ways, unit_bytes)
-    if order is None:
-        return False
-    src_dtype, dst_dtype = DTYPES[code]
-    runs = rows[order]  # [runs, ways, columns]
-    if side is Column.DST_ADDRESS:
-        source = Rows(runs[:, :, 0].ravel(), count, src_bytes, src_dtype)
-        target = Rows(runs[:, 0, 1], count * ways, dst_bytes, dst_dtype)
-    else:
-        source = Rows(runs[:, 0, 0], count * ways, src_bytes, src_dtype)
-        target = Rows(runs[:, :, 1].ravel(), count, dst_bytes, dst_dtype)
-    for chunk in _chunks(len(runs), CHUNK_ELEMS // count):
-        taken = source.read(_rows_of(chunk, source.n // len(runs)))
-        n = taken.numel() // (count * ways)
-        if side is Column.DST_ADDRESS:
-            values = torch.empty((n, count, ways), dtype=dst_dtype)
-            put, taken = values.transpose(1, 2), taken.view(n, ways, count)
-        else:
-            put = values = torch.empty((n, ways, count), dtype=dst_dtype)
-            taken = taken.view(n, count, ways).transpose(1, 2)
-        for way in range(ways):  # as one operation it would walk along the short axis
-            put[:, way].copy_(taken[:, way])
-        target.write(_rows_of(chunk, target.n // len(runs)), values.view(-1, target.count))
-    return True
-
-
-def _rows_of(runs: slice, rows_each: int) -> slice:
-    return slice(runs.start * rows_each, runs.stop * rows_each)
 
 
 def _chunks(n: int, size: int) -> list[slice]:
