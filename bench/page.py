@@ -17,7 +17,7 @@ from typing import Any
 DOCS = Path(__file__).parent.parent / "docs"
 Rows = list[dict[str, Any]]
 CONTIGUOUS = "contiguous READ"
-ALONE = "NIXL alone"
+ALONE, ALONE_CONTIGUOUS = "NIXL alone", "NIXL alone, contiguous"
 
 
 def machine(about: str, rows: Rows) -> list[str]:
@@ -88,6 +88,32 @@ def _ms(row: dict[str, Any] | None) -> str:
     return "" if row is None else f"{row['reference_seconds'] * 1e3:.1f}"
 
 
+def ground(about: str, rows: Rows) -> list[str]:
+    """A line a geometry and TP sizes, and what NIXL's own reads leave possible."""
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], {})[row["reference"]] = row
+    lines = _head("model", "auto, ms", CONTIGUOUS, ALONE, "a run by it", "ratio", "goal", "at most")
+    for case, found in cases.items():
+        own = found[CONTIGUOUS]
+        times = [_ms(found.get(way)) for way in (CONTIGUOUS, ALONE, ALONE_CONTIGUOUS)]
+        lines.append(
+            f"| {case} | {own['seconds'] * 1e3:.1f} | {' | '.join(times)} "
+            f"| {own['ratio']:.2f} | {_goal(own)} | {_at_most(found)} |"
+        )
+    return lines
+
+
+def _at_most(found: dict[str, dict[str, Any]]) -> str:
+    """The ratio if NIXL's own reads were all that took longer than in the contiguous handoff."""
+    if ALONE not in found:
+        return ""
+    alone, run, whole = (
+        found[way]["reference_seconds"] for way in (ALONE, ALONE_CONTIGUOUS, CONTIGUOUS)
+    )
+    return f"{whole / (whole - run + alone):.2f}"
+
+
 def control(about: str, rows: Rows) -> list[str]:
     """A line a reference."""
     lines = _head("case", "us", "reference", "us", "ratio", "goal")
@@ -125,6 +151,7 @@ def _goal(row: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[Callable[[str, Rows], list[str]], ...]] = {
     "benchmarks.json": (machine, data, control),
     "ways.json": (ways_machine, pieces, models, planning),
+    "ground.json": (ground,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
 
