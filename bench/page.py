@@ -32,10 +32,7 @@ def ways_machine(about: str, rows: Rows) -> list[str]:
 
 def data(about: str, rows: Rows) -> list[str]:
     """A line a case: ours, the contiguous READ, NIXL alone (not where a source gathers), memcpy."""
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        if row["suite"] == "data":
-            cases.setdefault(row["case"], {})[row["reference"]] = row
+    cases = _by_case(rows, "data")
     columns = ("case", "MB", "ms", "contiguous READ, ms", "ratio", "goal", "NIXL alone, ms")
     lines = _head(*columns, "of memcpy")
     for case, by_reference in cases.items():
@@ -64,10 +61,7 @@ def models(about: str, rows: Rows) -> list[str]:
 
 
 def _ways(suite: str, what: str, rows: Rows) -> list[str]:
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        if row["suite"] == suite and not row["case"].endswith(": pack"):
-            cases.setdefault(row["case"], {})[row["reference"]] = row
+    cases = _by_case(rows, suite)
     ways = list(dict.fromkeys(way for found in cases.values() for way in found))
     forced = [way for way in ways if way != CONTIGUOUS]
     lines = _head(what, "MB", "auto, ms", *forced, CONTIGUOUS, "best of the others", "of READ")
@@ -90,9 +84,7 @@ def _ms(row: dict[str, Any] | None) -> str:
 
 def ground(about: str, rows: Rows) -> list[str]:
     """A line a geometry and TP sizes, and what NIXL's own reads leave possible."""
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        cases.setdefault(row["case"], {})[row["reference"]] = row
+    cases = _by_case(rows, "ground")
     lines = _head("model", "auto, ms", CONTIGUOUS, ALONE, "a run by it", "ratio", "goal", "at most")
     for case, found in cases.items():
         own = found[CONTIGUOUS]
@@ -138,6 +130,15 @@ def planning(about: str, rows: Rows) -> list[str]:
                 f"| {row['reference_seconds'] * 1e3:.0f} |"
             )
     return lines
+
+
+def _by_case(rows: Rows, suite: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """The rows of a suite by case and reference; those of `pack` alone are no case."""
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if row["suite"] == suite and not row["case"].endswith(": pack"):
+            cases.setdefault(row["case"], {})[row["reference"]] = row
+    return cases
 
 
 def _head(*columns: str) -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from kernel_arena import DTYPES, Arena, assert_copies
 from kernel_tables import tables
 
-from restow.kernels import CopyCode, Order, PieceTable, copy_pieces, gather, naive, scatter
+from restow.kernels import CopyCode, KeptRuns, PieceTable, copy_pieces, gather, naive, scatter
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
 
 # The interpreter casts with numpy, which warns where float16 overflows to infinity.
@@ -136,8 +136,8 @@ def test_rows_that_interlace_on_one_side(
     assert_copies(naive.copy_pieces, table, target)
 
 
-def test_an_order_that_is_kept_serves_other_places_and_notices_other_shapes() -> None:
-    kept = Order()
+def test_runs_that_are_kept_serve_other_places_and_notice_other_shapes() -> None:
+    kept = KeptRuns()
     found = []
     for count, places in (
         (40, ([0, 1, 2], [2, 0, 1])),
@@ -154,8 +154,8 @@ def test_an_order_that_is_kept_serves_other_places_and_notices_other_shapes() ->
     assert None not in found
 
 
-def test_an_order_that_is_kept_does_not_serve_rows_that_lie_otherwise() -> None:
-    kept = Order()
+def test_runs_that_are_kept_do_not_serve_rows_that_lie_otherwise() -> None:
+    kept = KeptRuns()
     rows, size = windows(3, 40, CopyCode.COPY_2, False, ([0, 1, 2], [2, 0, 1]))
     source, target = Arena(2 * size, seed=1), Arena(2 * size)
     table = table_of(source, target, *rows)

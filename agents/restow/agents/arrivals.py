@@ -20,7 +20,7 @@ from restow.agents.staging import ALIGN_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.interleave import chunk_bytes
 from restow.broker.planner.program import Column, Program, SpanColumn
-from restow.kernels import Order
+from restow.kernels import KeptRuns
 
 
 class Arrivals:
@@ -78,7 +78,7 @@ class Arrivals:
             if len(descriptors.length_bytes):
                 yield Read(peer.agent_name, descriptors, src, place)
 
-    def copies(self, memory: RegionTable, extraction: Order) -> Iterator[Copies]:
+    def copies(self, memory: RegionTable, extraction: KeptRuns) -> Iterator[Copies]:
         """What is copied from the run to own pages; ``extraction`` is kept for the program."""
         order, pairs = self._order, self._program.group_pairs
         for rank, begin in self._begins.items():
@@ -91,7 +91,7 @@ class Arrivals:
         rows = self._program.extracted
         if len(rows):
             copies = bind_extract(rows, pairs, self._spans, memory, order.dst_blocks, order.tokens)
-            yield replace(copies, order=extraction)
+            yield replace(copies, kept=extraction)
 
     def projections(self, memory: RegionTable) -> Int64s:
         """The products of inputs in the run with weights in own memory."""

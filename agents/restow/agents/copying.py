@@ -44,7 +44,7 @@ def run_copies(copies: Copies, device: torch.device) -> None:
         return
     table = piece_table(copies)
     with finished(device):
-        copy_pieces(table, device, copies.order)
+        copy_pieces(table, device, copies.kept)
 
 
 def piece_table(copies: Copies) -> PieceTable:

@@ -10,7 +10,7 @@ import numpy as np
 
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.table import ITEM_BYTES
-from restow.kernels import Order
+from restow.kernels import KeptRuns
 
 SPLIT_BYTES = 4096
 """Reads are split at multiples of this from their beginning."""
@@ -89,8 +89,8 @@ class Copies:
     """All copies of one GATHER or SCATTER."""
 
     grids: tuple[Grid, ...] = ()
-    order: Order | None = None
-    """Of copies alike, for other pages, if somebody keeps it."""
+    kept: KeptRuns | None = None
+    """What is known of copies alike, for other pages, if somebody keeps it."""
 
     def __len__(self) -> int:
         """How many rows of elements are copied."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from restow.kernels import naive, product
-from restow.kernels.interlaced import Order
+from restow.kernels.interlaced import KeptRuns
 from restow.kernels.piece_table import (
     Column,
     CopyCode,
@@ -34,7 +34,7 @@ __all__ = [
     "Column",
     "CopyCode",
     "FloatCode",
-    "Order",
+    "KeptRuns",
     "PieceTable",
     "PieceTableError",
     "ProjectColumn",
@@ -54,14 +54,14 @@ __all__ = [
 ]
 
 
-def copy_pieces(table: PieceTable, device: torch.device, order: Order | None = None) -> None:
+def copy_pieces(table: PieceTable, device: torch.device, kept: KeptRuns | None = None) -> None:
     """Execute a piece table whose addresses are `device`'s.
 
-    ``order`` is kept by who copies tables with rows alike; host memory is then copied sooner.
+    ``kept`` belongs to who copies tables with rows alike; host memory is then copied sooner.
     On the CPU the copy is done on return; on a GPU it is queued on the current stream.
     """
     if device.type == "cpu":
-        naive.copy_pieces(table, order)
+        naive.copy_pieces(table, kept)
     else:
         from restow.kernels import copy
 

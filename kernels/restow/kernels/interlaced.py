@@ -94,24 +94,26 @@ def all_interlaced(rows: Int64s) -> list[Interlaced] | None:
     return found
 
 
-class Order:
+class KeptRuns:
     """Which rows of a table alternate; kept, it serves tables of the same shapes elsewhere.
 
-    Such are those of one program for other pages. What was found is checked each time.
+    Such are those of one program for other pages. What was found is checked each time. May be used
+    on several threads: shapes and what was found for them are one value.
     """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self._shapes: Int64s | None = None
-        self._interlaced: list[Interlaced] | None = None
+        self._known: tuple[Int64s, list[Interlaced] | None] | None = None
 
     def interlaced(self, rows: Int64s) -> list[Interlaced] | None:
         """As `all_interlaced`, but looked for only when shapes have changed."""
         shapes = rows[:, Column.COUNT :]
-        if self._shapes is None or not np.array_equal(shapes, self._shapes):
-            self._shapes, self._interlaced = shapes.copy(), all_interlaced(rows)
-            return self._interlaced
-        found = self._interlaced
+        known = self._known
+        if known is None or not np.array_equal(shapes, known[0]):
+            found = all_interlaced(rows)
+            self._known = shapes.copy(), found
+            return found
+        found = known[1]
         return found if found and all(one.holds(rows) for one in found) else None
 
 

@@ -18,7 +18,7 @@ import torch
 from restow.kernels.classes import alike, classes, even_parts
 from restow.kernels.codes import DST_BYTES, SRC_BYTES, Column, CopyCode, Int64s
 from restow.kernels.host_memory import DTYPES, Rows, elements, memmove_rows, zero_rows
-from restow.kernels.interlaced import CHUNK_ELEMS, Interlaced, Order
+from restow.kernels.interlaced import CHUNK_ELEMS, Interlaced, KeptRuns
 from restow.kernels.piece_table import PieceTable
 from restow.kernels.regroup import contiguous
 from restow.kernels.slot_table import SlotTable
@@ -32,9 +32,9 @@ CHUNK_BYTES = 256 * 1024  # a temporary that stays in L2
 LONG_STRIDED_ELEMS = 1024  # a row of its own: 1.5 us of overhead against 1 us and more
 
 
-def copy_pieces(table: PieceTable, order: Order | None = None) -> None:
-    """Execute the table's rows on host memory; ``order`` is that of tables with rows alike."""
-    found = order.interlaced(table.rows) if order is not None else None
+def copy_pieces(table: PieceTable, kept: KeptRuns | None = None) -> None:
+    """Execute the table's rows on host memory; ``kept`` is that of tables with rows alike."""
+    found = kept.interlaced(table.rows) if kept is not None else None
     if found is not None:
         for one in found:
             one.copy(table.rows)
