@@ -1,4 +1,4 @@
-"""The law of splitting a read: every byte once, in order, in parts of about equal size."""
+"""The law of splitting a read: every byte once, in order, in parts that take about as long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.agents.pieces import SPLIT_BYTES, Descriptors
+from restow.agents.pieces import PIECE_BYTES, SPLIT_BYTES, Descriptors
 
 PIECE = st.tuples(st.integers(1, 1 << 40), st.integers(1, 1 << 40), st.integers(1, 6 * SPLIT_BYTES))
 
@@ -26,6 +26,11 @@ def byte_pairs(parts: list[Descriptors]) -> list[tuple[int, int]]:
     ]
 
 
+def effort(part: Descriptors) -> int:
+    """How long it takes to read, in bytes."""
+    return part.size_bytes + PIECE_BYTES * len(part.length_bytes)
+
+
 @given(st.lists(PIECE, min_size=1, max_size=6), st.integers(1, 5))
 def test_every_byte_is_in_exactly_one_part(pieces: list[tuple[int, int, int]], count: int) -> None:
     whole = Descriptors(*(np.array(column, np.int64) for column in zip(*pieces, strict=True)))
@@ -34,6 +39,15 @@ def test_every_byte_is_in_exactly_one_part(pieces: list[tuple[int, int, int]], c
     assert byte_pairs(parts) == before
     assert len(parts) == count
     for part in parts:
-        assert abs(part.size_bytes - whole.size_bytes / count) <= 2 * SPLIT_BYTES
+        assert abs(effort(part) - effort(whole) / count) <= 3 * (SPLIT_BYTES + PIECE_BYTES)
         assert (part.length_bytes > 0).all()
     assert byte_pairs([whole]) == before, "splitting changed the whole"
+
+
+def test_many_small_pieces_are_not_all_given_to_one_part() -> None:
+    small, large = np.full(512, 1024), np.array([512 * 1024])
+    length = np.concatenate([small, large])
+    at = np.cumsum(length) - length
+    pages, state = Descriptors(at, at, length).split(2)
+    assert len(state.length_bytes) > 200
+    assert abs(effort(pages) - effort(state)) <= 3 * (SPLIT_BYTES + PIECE_BYTES)

@@ -13,7 +13,9 @@ from restow.broker.planner.table import ITEM_BYTES
 from restow.kernels import KeptRuns
 
 SPLIT_BYTES = 4096
-"""Reads are split at multiples of this from their beginning."""
+"""Pieces are cut at multiples of this from their beginning."""
+PIECE_BYTES = 16 * 1024
+"""What is read in the time that a piece costs beyond its bytes: 2.5 us at 6 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,14 @@ class Descriptors:
         )
 
     def split(self, count: int) -> list[Descriptors]:
-        """The same bytes in ``count`` parts of about equal size; a piece may be cut in several."""
+        """The same bytes in ``count`` parts that take about as long; a piece may be cut."""
         stops = np.cumsum(self.length_bytes)
-        cuts = self.size_bytes * np.arange(1, count) // count // SPLIT_BYTES * SPLIT_BYTES
+        efforts = stops + PIECE_BYTES * np.arange(1, len(stops) + 1)
+        at = efforts[-1] * np.arange(1, count) // count
+        index = np.searchsorted(efforts, at)
+        begins = stops[index] - self.length_bytes[index]
+        inside = np.maximum(at - efforts[index] + self.length_bytes[index], 0)
+        cuts = begins + inside // SPLIT_BYTES * SPLIT_BYTES
         bounds = [0, *cuts.tolist(), self.size_bytes]
         return [self._part(stops, begin, end) for begin, end in pairwise(bounds)]
 
