@@ -16,6 +16,8 @@ from restow.kernels.regroup import SHORT_ROW_ELEMS
 
 CHUNK_ELEMS = 16 * 1024
 """In one operation of torch: with more it may fork."""
+TURN_CHUNK_ELEMS = 64 * 1024
+"""In one operation of numpy, which never forks; two such temporaries stay in L2."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +67,8 @@ class Interlaced:
         else:
             source = Rows(src[:, 0], self.count * ways, src_dtype.itemsize, src_dtype)
             target = Rows(dst.ravel(), self.count, dst_dtype.itemsize, dst_dtype)
-        step = max(1, CHUNK_ELEMS // self.count)
+        chunk = TURN_CHUNK_ELEMS if src_dtype == dst_dtype else CHUNK_ELEMS
+        step = max(1, chunk // self.count)
         for first in range(0, runs, step):
             n = min(step, runs - first)
             taken = source.read(_rows_of(first, n, source.n // runs))
@@ -75,8 +78,7 @@ class Interlaced:
             else:
                 put = values = torch.empty((n, ways, self.count), dtype=dst_dtype)
                 taken = taken.view(n, self.count, ways).transpose(1, 2)
-            for way in range(ways):  # as one operation it would walk along the short axis
-                put[:, way].copy_(taken[:, way])
+            _turn(put, taken)
             whole = values.view(-1, target.count)
             target.write(_rows_of(first, n, target.n // runs), whole)
 
@@ -115,6 +117,18 @@ class KeptRuns:
             return found
         found = known[1]
         return found if found and all(one.holds(rows) for one in found) else None
+
+
+def _turn(put: torch.Tensor, taken: torch.Tensor) -> None:
+    """Copy [runs, ways, count] way by way: in one operation it would walk along the short axis."""
+    ways = range(put.shape[1])
+    if put.dtype != taken.dtype:
+        for way in ways:
+            put[:, way].copy_(taken[:, way])
+        return
+    target, source = put.numpy(), taken.numpy()
+    for way in ways:
+        target[:, way] = source[:, way]
 
 
 def _rows_of(first: int, runs: int, rows_each: int) -> slice:
