@@ -20,10 +20,11 @@ from typing import IO, Any
 import numpy as np
 from touched import touched
 
-from restow.agents.binding import Blocks, RegionTable, Tokens, bind_reads
+from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.memory import HOST
 from restow.agents.pieces import Descriptors
-from restow.agents.spans import bind_spans, staged_spans
+from restow.agents.reads import bind_reads
+from restow.agents.spans import SpanReads, StagedSpans
 from restow.agents.transport import NixlTransport
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, compile_programs
@@ -100,7 +101,7 @@ class Bare:
         self, program: Program, reader: Rank, src_blocks: Blocks, dst_blocks: Blocks
     ) -> Iterator[tuple[str, list[list[int]]]]:
         pairs, tokens, spans = program.group_pairs, self._tokens, program.spans
-        staged, _ = staged_spans(spans, pairs, tokens, reader.staging_address)
+        staged, _ = StagedSpans.of(spans, pairs).at(tokens, reader.staging_address)
         for src_rank in program.src_ranks:
             source = self._sources[src_rank]
             rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
@@ -110,7 +111,9 @@ class Bare:
                     bind_reads(
                         rows, pairs, source.memory, reader.memory, src_blocks, dst_blocks, tokens
                     ),
-                    bind_spans(spans, mine, pairs, source.memory, staged, src_blocks, tokens),
+                    SpanReads.of(spans, mine, pairs, source.memory).bind(
+                        staged, src_blocks, tokens
+                    ),
                 ]
             )
             columns = (both.src_address, both.dst_address, both.length_bytes)

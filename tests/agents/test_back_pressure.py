@@ -14,9 +14,10 @@ from agent_harness.processes import child
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
-from restow.agents.arrivals import Arrivals
+from restow.agents.arrivals import Arrivals, ArrivingRows
 from restow.agents.async_agent import AgentSettings, AsyncAgent
-from restow.agents.binding import Blocks, Tokens
+from restow.agents.binding import Blocks, RegionTable, Tokens
+from restow.agents.extraction import Extraction
 from restow.agents.gathering import Share
 from restow.agents.orders import ExecuteOrder, Source
 from restow.agents.staging import ALIGN_BYTES
@@ -49,7 +50,9 @@ def arriving_bytes(case: Case, program: Program) -> int:
     sources = tuple(Source(rank, "", 0, 0) for rank in program.src_ranks)
     none = Blocks({})
     order = ExecuteOrder(0, "", none, none, Tokens(0, case.tokens), sources, 1.0)
-    return aligned(Arrivals(program, order).length_bytes)
+    nowhere = RegionTable(*np.zeros((3, 64), np.int64))
+    rows = ArrivingRows.of(program, Extraction(program.extracted, program.group_pairs, nowhere))
+    return aligned(Arrivals(rows, order).length_bytes)
 
 
 def ids_of(case: Case, number: int) -> dict[str, tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,18 @@ async def test_every_byte_arrives_and_no_other_changes(
                 stage.check_whole(rank)
         free = {agent._executor.free_staging_bytes for agent in stage.agents.values()}
         assert free == {(8 << 20, 8 << 20)}
+
+
+async def test_a_program_that_takes_the_name_of_another_is_the_one_that_runs() -> None:
+    async with on_stage("wide") as stage:
+        await stage.enter(1)
+        ways = (Strategy.SLICES, Strategy.WHOLE, Strategy.SLICES)
+        for handoff, strategy in enumerate(ways):
+            stage.memory[1].poison()
+            program = replace(programs(stage.case, strategy)[1], program_id="one name")
+            settled = await hand_over(stage.fake, stage.case, program, handoff)
+            assert settled.reason == "", settled.detail
+            stage.check_whole(1)
 
 
 async def test_every_byte_arrives_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,15 +25,16 @@ from restow.agents.binding import (
     RegionTable,
     Tokens,
     bind_gather,
-    bind_reads,
     bind_scatter,
     staged_bytes,
 )
 from restow.agents.chunks import bind_interleave, bind_restore
 from restow.agents.copying import run_copies, zero_destinations
+from restow.agents.extraction import Extraction
 from restow.agents.memory import HOST
 from restow.agents.pieces import Descriptors
-from restow.agents.spans import bind_extract, bind_spans, staged_spans
+from restow.agents.reads import bind_reads
+from restow.agents.spans import SpanReads, StagedSpans
 from restow.agents.transport import NixlTransport
 from restow.broker.errors import TpSizeError
 from restow.broker.families import (
@@ -176,14 +177,15 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
     """What agents do with a program: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
     tokens, pairs, spans = Tokens(0, TOKENS), program.group_pairs, program.spans
     here = destination.regions(program.dst_rank)
-    staged, size = staged_spans(spans, pairs, tokens, wire.staging[1].ctypes.data)
+    staged, size = StagedSpans.of(spans, pairs).at(tokens, wire.staging[1].ctypes.data)
     for src_rank in program.src_ranks:
         mine = spans[:, SpanColumn.SRC_RANK] == src_rank
         there = source.regions(src_rank)
-        wire.read(bind_spans(spans, mine, pairs, there, staged, source.blocks, tokens))
+        laid = SpanReads.of(spans, mine, pairs, there)
+        wire.read(laid.bind(staged, source.blocks, tokens))
     if size:
-        rows = program.extracted
-        run_copies(bind_extract(rows, pairs, staged, here, destination.blocks, tokens), CPU)
+        extraction = Extraction(program.extracted, pairs, here)
+        run_copies(extraction.bind(staged, destination.blocks, tokens), CPU)
     cleared = bind_scatter(program.cleared, pairs, here, destination.blocks, tokens, 0)
     zero_destinations(cleared, CPU)
     for src_rank in program.src_ranks:

@@ -9,14 +9,13 @@ import pytest
 
 from restow.agents.binding import (
     Blocks,
-    Reads,
     RegionTable,
     Tokens,
     bind_gather,
-    bind_reads,
     staged_bytes,
 )
 from restow.agents.pieces import Descriptors
+from restow.agents.reads import Reads, bind_reads
 from restow.broker.errors import PageCountError, PageRangeError
 from restow.broker.families import (
     AttentionSpec,

@@ -9,9 +9,12 @@ import numpy as np
 
 from laws.executor import bytes_read_by
 from laws.world import Engine
-from restow.agents import binding, chunks, projecting, spans
+from restow.agents import binding, chunks, projecting
 from restow.agents.binding import Tokens
+from restow.agents.extraction import Extraction
 from restow.agents.pieces import Descriptors
+from restow.agents.reads import bind_reads
+from restow.agents.spans import SpanReads, StagedSpans
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.interleave import INTERLEAVED_TO, chunk_bytes
@@ -81,7 +84,7 @@ def _read_direct(
     traffic: Traffic,
 ) -> None:
     rows = program.direct[program.direct[:, Column.SRC_RANK] == src.rank]
-    descriptors = binding.bind_reads(
+    descriptors = bind_reads(
         rows,
         program.group_pairs,
         source.regions(src),
@@ -149,24 +152,25 @@ def _read_spans(
 ) -> None:
     """READ spans of pages as they are, then copy what is wanted out of them."""
     arena, pairs, table = source.arena, program.group_pairs, program.spans
-    _, size = spans.staged_spans(table, pairs, tokens, 0)
+    laid = StagedSpans.of(table, pairs)
+    _, size = laid.at(tokens, 0)
     if size == 0:
         return
     here = arena.address(arena.allocate(size, 16))
-    staged, _ = spans.staged_spans(table, pairs, tokens, here)
+    staged, _ = laid.at(tokens, here)
     for src in source.layout.ranks:
         mine = table[:, SpanColumn.SRC_RANK] == src.rank
         regions = source.regions(src)
-        descriptors = spans.bind_spans(table, mine, pairs, regions, staged, source.blocks, tokens)
+        reads = SpanReads.of(table, mine, pairs, regions)
+        descriptors = reads.bind(staged, source.blocks, tokens)
         arena.read(descriptors)
         read_bytes = int(descriptors.length_bytes.sum())
         traffic.wire_bytes[src.rank, dst.rank] += read_bytes
         traffic.span_bytes[src.rank, dst.rank] += read_bytes
         traffic.reads += len(descriptors.length_bytes)
         rows = program.extracted[program.extracted[:, Column.SRC_RANK] == src.rank]
-        copies = spans.bind_extract(
-            rows, pairs, staged, destination.regions(dst), destination.blocks, tokens
-        )
+        extraction = Extraction(rows, pairs, destination.regions(dst))
+        copies = extraction.bind(staged, destination.blocks, tokens)
         arena.copy(copies)
         traffic.read_bytes[src.rank, dst.rank] += bytes_read_by(copies)
     traffic.launches += bool(len(program.extracted))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from laws.strategies import SENDING
-from restow.agents.binding import Blocks, RegionTable, Tokens, bind_reads
+from restow.agents.binding import Blocks, RegionTable, Tokens
+from restow.agents.reads import bind_reads
 from restow.broker.errors import (
     CastUnsupportedError,
     ModelMismatchError,

@@ -2,49 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from restow.agents.binding import RegionTable, bind_scatter, staged_bytes
 from restow.agents.chunks import bind_restore
 from restow.agents.errors import OrderInvalidError
+from restow.agents.extraction import Extraction
 from restow.agents.lane import Read
 from restow.agents.memory import Place
 from restow.agents.orders import ExecuteOrder, Peer, Source
 from restow.agents.pieces import Copies, Descriptors
 from restow.agents.projecting import bind_projections
-from restow.agents.spans import bind_extract, bind_spans, staged_spans
+from restow.agents.spans import SpanReads, StagedSpans
 from restow.agents.staging import ALIGN_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.interleave import chunk_bytes
-from restow.broker.planner.program import Column, Program, SpanColumn
-from restow.kernels import KeptRuns
+from restow.broker.planner.program import Column, Program
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivingRows:
+    """The rows of one program that arrive in staging first; keep it for many handoffs.
+
+    By source rank: rows that it packs, those that it interleaves, and the bytes of the latter.
+    """
+
+    program: Program
+    packed: Mapping[int, Int64s]
+    restored: Mapping[int, Int64s]
+    chunks: Mapping[int, int]
+    spans: StagedSpans
+    extraction: Extraction
+
+    @classmethod
+    def of(cls, program: Program, extraction: Extraction) -> ArrivingRows:
+        """Those of ``program``, whose extracted rows are ``extraction``."""
+        packed, restored = (
+            {rank: rows[rows[:, Column.SRC_RANK] == rank] for rank in program.staging_ranks}
+            for rows in (program.packed, program.restored)
+        )
+        chunks = {rank: chunk_bytes(rows) for rank, rows in restored.items()}
+        spans = StagedSpans.of(program.spans, program.group_pairs)
+        return cls(program, packed, restored, chunks, spans, extraction)
 
 
 class Arrivals:
     """One run of staging: first what each source gathered, then the spans."""
 
-    def __init__(self, program: Program, order: ExecuteOrder) -> None:
+    def __init__(self, rows: ArrivingRows, order: ExecuteOrder) -> None:
         """Lay the run out, at address 0 for now."""
-        self._program, self._order = program, order
-        ranks = program.staging_ranks
-        self._packed, self._restored = (
-            {rank: rows[rows[:, Column.SRC_RANK] == rank] for rank in ranks}
-            for rows in (program.packed, program.restored)
-        )
-        self._chunks = {rank: chunk_bytes(rows) for rank, rows in self._restored.items()}
+        self._rows, self._order = rows, order
+        pairs = rows.program.group_pairs
         self._lengths = {
-            rank: self._chunks[rank] + staged_bytes(rows, program.group_pairs, order.tokens)
-            for rank, rows in self._packed.items()
+            rank: rows.chunks[rank] + staged_bytes(packed, pairs, order.tokens)
+            for rank, packed in rows.packed.items()
         }
         self._begins: dict[int, int] = {}
         length = 0
         for rank, size in self._lengths.items():
             self._begins[rank] = length
             length += _aligned(size)
-        self._spans, size = staged_spans(program.spans, program.group_pairs, order.tokens, length)
+        self._spans, size = rows.spans.at(order.tokens, length)
         self.length_bytes = length + size
 
     def put_at(self, address: int) -> None:
@@ -54,48 +75,39 @@ class Arrivals:
         base = spans.base_address + address
         self._spans = RegionTable(base, spans.page_stride_bytes, spans.page_count)
 
-    def reads(self, source: Source, peer: Peer, place: Place) -> Iterator[Read]:
-        """What is read from one source into the run, which is at ``place``."""
+    def reads(
+        self,
+        source: Source,
+        peer: Peer,
+        spans: Iterable[tuple[Place, SpanReads]],
+        place: Place,
+    ) -> Iterator[Read]:
+        """What is read from one source, its ``spans`` too, into the run, which is at ``place``."""
         length = self._lengths.get(source.src_rank, 0)
         if length:
             yield _staged_read(source, peer, self._begins[source.src_rank], length, place)
-        spans = self._program.spans
-        mine = spans[:, SpanColumn.SRC_RANK] == source.src_rank
-        if not mine.any():
-            return
-        for src, at in peer.regions_at.items():
-            chosen = mine.copy()
-            chosen[mine] = at[spans[mine, SpanColumn.SRC_REGION]]
-            descriptors = bind_spans(
-                spans,
-                chosen,
-                self._program.group_pairs,
-                peer.regions,
-                self._spans,
-                self._order.src_blocks,
-                self._order.tokens,
-            )
+        for src, laid in spans:
+            descriptors = laid.bind(self._spans, self._order.src_blocks, self._order.tokens)
             if len(descriptors.length_bytes):
                 yield Read(peer.agent_name, descriptors, src, place)
 
-    def copies(self, memory: RegionTable, extraction: KeptRuns) -> Iterator[Copies]:
-        """What is copied from the run to own pages; ``extraction`` is kept for the program."""
-        order, pairs = self._order, self._program.group_pairs
+    def copies(self, memory: RegionTable) -> Iterator[Copies]:
+        """What is copied from the run to own pages."""
+        order, pairs = self._order, self._rows.program.group_pairs
         for rank, begin in self._begins.items():
-            rows = self._restored[rank]
+            rows = self._rows.restored[rank]
             if len(rows):
                 yield bind_restore(rows, pairs, memory, order.dst_blocks, begin)
-            rows, begin = self._packed[rank], begin + self._chunks[rank]
+            rows, begin = self._rows.packed[rank], begin + self._rows.chunks[rank]
             if len(rows):
                 yield bind_scatter(rows, pairs, memory, order.dst_blocks, order.tokens, begin)
-        rows = self._program.extracted
-        if len(rows):
-            copies = bind_extract(rows, pairs, self._spans, memory, order.dst_blocks, order.tokens)
-            yield replace(copies, kept=extraction)
+        extracted = self._rows.extraction.bind(self._spans, order.dst_blocks, order.tokens)
+        if len(extracted):
+            yield extracted
 
     def projections(self, memory: RegionTable) -> Int64s:
         """The products of inputs in the run with weights in own memory."""
-        order, program = self._order, self._program
+        order, program = self._order, self._rows.program
         return bind_projections(
             program.projected,
             program.group_pairs,

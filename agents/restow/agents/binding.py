@@ -8,12 +8,11 @@ token ``t``. Nothing here loops over pages, tokens or rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from restow.agents.paging import Blocks, RegionTable, Tokens
-from restow.agents.pieces import Copies, Descriptors, Ends, grid
+from restow.agents.pieces import Copies, Ends, grid
 from restow.agents.sides import DST, SRC, Lines, Side, by_pair, cut, pages_of
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
@@ -22,120 +21,15 @@ from restow.broker.planner.table import ITEM_BYTES
 __all__ = [
     "STAGING_ALIGN_BYTES",
     "Blocks",
-    "Reads",
     "RegionTable",
     "Tokens",
     "bind_gather",
-    "bind_reads",
     "bind_scatter",
     "staged_bytes",
 ]
 
 STAGING_ALIGN_BYTES = 16
 """Every row of a staged run begins at a multiple of this."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows that are bound alike: ``[regions, 1, rows]``, regions with equally many rows.
-
-    ``whole``: their tokens follow each other without a gap on both sides.
-    """
-
-    pair: GroupPair
-    whole: bool
-    src: Lines
-    dst: Lines
-    length_bytes: Int64s
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """The direct rows of one program from one source rank, laid over the memory of both ranks.
-
-    All that does not depend on the handoff is done in `of`; keep it to bind many handoffs.
-    """
-
-    parts: tuple[_Part, ...]
-
-    @classmethod
-    def of(
-        cls, rows: Int64s, pairs: Sequence[GroupPair], src: RegionTable, dst: RegionTable
-    ) -> Reads:
-        """Sort the rows into parts."""
-        parts = []
-        for pair, table in by_pair(rows, pairs):
-            joined = SRC.joined(table) & DST.joined(table)
-            for some, whole in ((table[joined], True), (table[~joined], False)):
-                for alike in _by_region(some):
-                    lines = Lines.of(alike, src, SRC), Lines.of(alike, dst, DST)
-                    parts.append(_Part(pair, whole, *lines, alike[:, None, :, Column.COUNT]))
-        return cls(tuple(parts))
-
-    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Descriptors:
-        """The descriptors of one handoff.
-
-        A row whose tokens follow each other without a gap on both sides becomes one descriptor for
-        each stretch of tokens inside a page; any other row one for each token. They are in the
-        order of region, page, place in the page, and those that continue each other on both sides,
-        inside one region, are one. Raises `PageCountError` and `PageRangeError`.
-        """
-        tables = [np.empty((3, 0), np.int64)]
-        for part in self.parts:
-            pair = part.pair
-            stretches = cut(pair, (SRC, DST), tokens, part.whole)
-            src_pages = pages_of(pair, SRC, src_blocks, tokens)
-            dst_pages = pages_of(pair, DST, dst_blocks, tokens)
-            src_address = part.src.addresses(src_pages, pair.src, stretches)
-            dst_address = part.dst.addresses(dst_pages, pair.dst, stretches)
-            repeats = stretches.count if part.whole else np.ones_like(stretches.count)
-            lengths = part.length_bytes * repeats[:, None]
-            tables.append(merged(src_address, dst_address, lengths))
-        return Descriptors(*np.concatenate(tables, axis=1))
-
-
-def bind_reads(
-    rows: Int64s,
-    pairs: Sequence[GroupPair],
-    src: RegionTable,
-    dst: RegionTable,
-    src_blocks: Blocks,
-    dst_blocks: Blocks,
-    tokens: Tokens,
-) -> Descriptors:
-    """Descriptors of direct rows that all have one source rank: `Reads`, used once."""
-    return Reads.of(rows, pairs, src, dst).bind(src_blocks, dst_blocks, tokens)
-
-
-def _by_region(rows: Int64s) -> Iterator[Int64s]:
-    """The rows as ``[regions, rows, len(Column)]``, once for each number of rows in a region."""
-    if not len(rows):
-        return
-    regions = rows[:, [Column.SRC_REGION, Column.DST_REGION]]
-    begins = np.concatenate([[True], (regions[1:] != regions[:-1]).any(axis=1)])
-    first = np.flatnonzero(begins)
-    counts = np.diff(first, append=len(rows))
-    for count in np.unique(counts):
-        yield rows[first[counts == count, None] + np.arange(count)]
-
-
-def merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Int64s:
-    """Join what continues on both sides: ``[regions, ...]`` to ``[3, descriptors]``.
-
-    Never from one region into the next: a READ must not leave the registration it begins in, even
-    where two lie side by side.
-    """
-    src, dst, length = (a.reshape(len(a), -1) for a in (src_address, dst_address, lengths))
-    begins = np.ones(src.shape, np.bool_)
-    begins[:, 1:] = src[:, 1:] - src[:, :-1] != length[:, :-1]
-    begins[:, 1:] |= dst[:, 1:] - dst[:, :-1] != length[:, :-1]
-    table = np.array([src.ravel(), dst.ravel(), length.ravel()])
-    first = np.flatnonzero(begins)
-    if len(first) == begins.size:
-        return table
-    joined = table[:, first]
-    joined[2] = np.add.reduceat(table[2], first)
-    return joined
 
 
 def staged_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,9 @@ from restow.agents.arrivals import Arrivals, joined_reads
 from restow.agents.binding import bind_scatter
 from restow.agents.copier import Copier
 from restow.agents.copying import zero_destinations
-from restow.agents.direct_reads import DirectReads
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
 from restow.agents.gathering import Gathering, StagedRun
+from restow.agents.laid_rows import LaidRows, PeerRows
 from restow.agents.lane import Read
 from restow.agents.memory import (
     RegionMemory,
@@ -83,7 +83,7 @@ class Executor:
         self._clock = clock
         self._programs: dict[str, CheckedProgram | RestowError] = {}
         self._peers: dict[str, Peer] = {}
-        self._direct = DirectReads(self._memory, self._places)
+        self._laid = LaidRows(self._memory, self._places)
 
     @property
     def free_staging_bytes(self) -> tuple[int, int]:
@@ -92,6 +92,7 @@ class Executor:
 
     def load(self, program: Program) -> None:
         """Take a program; one that is invalid refuses the orders that name it."""
+        self._laid.forget_program(program.program_id)
         try:
             self._programs[program.program_id] = CheckedProgram(program)
         except ProgramInvalidError as error:
@@ -99,14 +100,14 @@ class Executor:
 
     def add_peer(self, peer: Peer) -> None:
         """Know an agent to read from."""
-        self._direct.forget_peer(peer.agent_name)
+        self._laid.forget_peer(peer.agent_name)
         self._peers[peer.agent_name] = peer
         self._reader.add_peer(peer.agent_name, peer.metadata)
 
     def forget_peer(self, agent_name: str) -> None:
         """A peer is gone; what is read from it fails. May be repeated."""
         self._peers.pop(agent_name, None)
-        self._direct.forget_peer(agent_name)
+        self._laid.forget_peer(agent_name)
         self._reader.forget_peer(agent_name)
 
     def reset(self) -> None:
@@ -115,7 +116,7 @@ class Executor:
             self.forget_peer(name)
         self._gathering.reset()
         self._programs.clear()
-        self._direct.clear()
+        self._laid.clear()
 
     async def stage(self, order: StageOrder) -> list[StagedRun]:
         """Gather for some readers; where each one's run is. Repeating it changes nothing.
@@ -206,7 +207,7 @@ class Executor:
             program.check_source(source.src_rank, peer.page_strides_bytes)
         program.check_size(order.tokens)
         place = one_place(self._places, program.staged_regions)
-        arrivals = Arrivals(whole, order)
+        arrivals = Arrivals(self._laid.arriving(whole), order)
         run = await self._acquire(arrivals.length_bytes, deadline_s)
         if run is not None:
             arrivals.put_at(self._scatter_staging.address + run.offset_bytes)
@@ -215,11 +216,12 @@ class Executor:
         try:
             reads: list[Read] = []
             for source, peer in zip(order.sources, peers, strict=True):
-                reads += self._direct.bind(whole, order, source.src_rank, peer)
-                reads += arrivals.reads(source, peer, place)
+                laid = self._laid.from_peer(whole, source.src_rank, peer)
+                reads += _direct_reads(laid, order, peer)
+                reads += arrivals.reads(source, peer, laid.spans, place)
             reads = joined_reads(reads)
             await self._reader.read(reads, deadline_s)
-            for copies in arrivals.copies(self._memory, program.extraction):
+            for copies in arrivals.copies(self._memory):
                 await self._copier.run(copies, place.device)
             if len(whole.projected):
                 await self._copier.project(arrivals.projections(self._memory), place.device)
@@ -275,3 +277,10 @@ class Executor:
                 part, program.group_pairs, self._memory, order.dst_blocks, order.tokens, 0
             )
             zero_destinations(copies, place.device)
+
+
+def _direct_reads(laid: PeerRows, order: ExecuteOrder, peer: Peer) -> Iterator[Read]:
+    for src, dst, reads in laid.direct:
+        descriptors = reads.bind(order.src_blocks, order.dst_blocks, order.tokens)
+        if len(descriptors.length_bytes):
+            yield Read(peer.agent_name, descriptors, src, dst)

@@ -28,7 +28,6 @@ from restow.broker.planner.program import (
     SpanColumn,
 )
 from restow.broker.planner.table import ITEM_BYTES
-from restow.kernels import KeptRuns
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -76,8 +75,6 @@ class CheckedProgram:
         regions = np.concatenate([staged[:, Column.DST_REGION], touched.ravel()])
         self.staged_regions = tuple(np.unique(regions).tolist())
         """Regions of the destination that are filled from staging, and those of weights."""
-        self.extraction = KeptRuns()
-        """Of the copies out of spans, which are alike in every handoff."""
         self._small: dict[int | None, int] = {}
         """How many tokens each source's rows, or all rows, were found to be few enough for."""
         self._passed: set[tuple[int | None, tuple[int, ...], tuple[bool, ...]]] = set()

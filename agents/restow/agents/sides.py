@@ -82,6 +82,14 @@ class Lines:
             side,
         )
 
+    def some(self, mask: Bools) -> Lines:
+        """Those of a flat mask, as ``[rows]``."""
+        first, page, token = (
+            values.ravel()[mask]
+            for values in (self.first_address, self.page_stride_bytes, self.token_stride_bytes)
+        )
+        return Lines(first, page, token, self.page_count, self.side)
+
     def addresses(self, pages: Int64s, form: PageForm, stretches: Stretches) -> Int64s:
         """Address of every row at every stretch, ``[..., stretches, rows]``.
 
