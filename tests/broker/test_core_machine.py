@@ -68,7 +68,8 @@ class BrokerMachine(RuleBasedStateMachine):
         world, model = self.world, self.model
         known = set(model.ended)
         tells: Counter[int] = Counter()
-        for handoff in world.directory.ledger.live.values():
+        ledger = world.directory.ledger
+        for handoff in (*ledger.ended.values(), *ledger.live.values()):
             self.numbers[handoff.tenant, handoff.handoff_id] = handoff.number
         for action in world.sent[self.heard :]:
             if isinstance(action, act.SendExecute):
@@ -168,6 +169,10 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(who=engines, name=handoffs)
     def cancel(self, who: str, name: str) -> None:
         self.say("cancel", self.side(who), name)
+
+    @rule(who=engines, name=handoffs)
+    def decline(self, who: str, name: str) -> None:
+        self.say("decline", self.side(who), name)
 
     @precondition(lambda self: self.model.readers)
     @rule(data=st.data(), reason=st.sampled_from(["", "", "", "TRANSFER_FAILED"]))

@@ -181,9 +181,11 @@ class World:
         *,
         held: int = 0,
         timeout_s: float = 30.0,
+        position: int = 0,
     ) -> list[act.Action]:
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
-        wish = Wish(tuple((g, packed(ids)) for g, ids in blocks.items()), held, timeout_s)
+        listed = tuple((g, packed(ids)) for g, ids in blocks.items())
+        wish = Wish(listed, held, timeout_s, position)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
@@ -196,6 +198,9 @@ class World:
 
     def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.renew(side.record, name, lease_s, now_s))
+
+    def decline(self, side: Side, name: str = "h") -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.decline(side.record, name, "", now_s))
 
     def cancel(self, side: Side, name: str = "h") -> list[act.Action]:
         return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s))

@@ -248,12 +248,15 @@ class Demand(google.protobuf.message.Message):
     BLOCKS_FIELD_NUMBER: builtins.int
     HELD_TOKENS_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
     """Leading tokens that D holds already; their KV is not moved. Snapshots move always. 0: none."""
     timeout_ms: builtins.int
     """How long D waits, publication included, counted from the broker's receipt. 0: the default."""
+    position_tokens: builtins.int
+    """Tokens that the state must stand at, or the handoff fails: what D goes on from. 0: any."""
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
@@ -265,8 +268,9 @@ class Demand(google.protobuf.message.Message):
         blocks: collections.abc.Iterable[Global___BlockList] | None = ...,
         held_tokens: builtins.int = ...,
         timeout_ms: builtins.int = ...,
+        position_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "timeout_ms", b"timeout_ms"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
 
@@ -315,6 +319,28 @@ class Cancellation(google.protobuf.message.Message):
 Global___Cancellation: typing_extensions.TypeAlias = Cancellation
 
 @typing.final
+class Decline(google.protobuf.message.Message):
+    """D goes on without the state, instead of asking for it: it holds all of it, or computes it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff's id. P need not have published it."""
+    detail: builtins.str
+    """Why, for the timeline and P. May be empty."""
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+        detail: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "handoff_id", b"handoff_id"]) -> None: ...
+
+Global___Decline: typing_extensions.TypeAlias = Decline
+
+@typing.final
 class EngineMessage(google.protobuf.message.Message):
     """One message of an engine."""
 
@@ -325,6 +351,7 @@ class EngineMessage(google.protobuf.message.Message):
     REQUEST_FIELD_NUMBER: builtins.int
     RENEW_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
+    DECLINE_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -343,6 +370,10 @@ class EngineMessage(google.protobuf.message.Message):
     def cancel(self) -> Global___Cancellation:
         """A side gives up."""
 
+    @property
+    def decline(self) -> Global___Decline:
+        """D does without."""
+
     def __init__(
         self,
         *,
@@ -351,10 +382,11 @@ class EngineMessage(google.protobuf.message.Message):
         request: Global___Demand | None = ...,
         renew: Global___Renewal | None = ...,
         cancel: Global___Cancellation | None = ...,
+        decline: Global___Decline | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 

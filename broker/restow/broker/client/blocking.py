@@ -105,14 +105,28 @@ class BlockingSession:
         )
 
     def request(
-        self, handoff_id: str, blocks: Blocks, *, held_tokens: int = 0, timeout_ms: int = 30_000
+        self,
+        handoff_id: str,
+        blocks: Blocks,
+        *,
+        held_tokens: int = 0,
+        position_tokens: int = 0,
+        timeout_ms: int = 30_000,
     ) -> Future[HandoffEnded]:
         """Ask for a handoff's state; the future tells how it ended."""
         return self._ask(
             lambda session: session.request(
-                handoff_id, blocks, held_tokens=held_tokens, timeout_ms=timeout_ms
+                handoff_id,
+                blocks,
+                held_tokens=held_tokens,
+                position_tokens=position_tokens,
+                timeout_ms=timeout_ms,
             )
         )
+
+    def decline(self, handoff_id: str, detail: str = "") -> Future[HandoffEnded]:
+        """Go on without a state; the future tells when the broker knows."""
+        return self._ask(lambda session: session.decline(handoff_id, detail))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up."""

@@ -158,19 +158,35 @@ class EngineSession:
         return end
 
     def request(
-        self, handoff_id: str, blocks: Blocks, *, held_tokens: int = 0, timeout_ms: int = 30_000
+        self,
+        handoff_id: str,
+        blocks: Blocks,
+        *,
+        held_tokens: int = 0,
+        position_tokens: int = 0,
+        timeout_ms: int = 30_000,
     ) -> asyncio.Future[HandoffEnded]:
         """Ask for a handoff's state; the future tells how it ended.
 
-        Raises like `publish`.
+        It fails if the state stands elsewhere than at ``position_tokens``; 0: anywhere. Raises like
+        `publish`.
         """
         demand = pb.Demand(
             handoff_id=handoff_id,
             blocks=wire.block_lists(blocks),
             held_tokens=held_tokens,
+            position_tokens=position_tokens,
             timeout_ms=timeout_ms,
         )
         return self._say(handoff_id, pb.EngineMessage(request=demand))
+
+    def decline(self, handoff_id: str, detail: str = "") -> asyncio.Future[HandoffEnded]:
+        """Go on without a state, instead of asking for it: P's pages are free at once.
+
+        P need not have published it. The future tells when the broker knows.
+        """
+        declined = pb.Decline(handoff_id=handoff_id, detail=detail)
+        return self._say(handoff_id, pb.EngineMessage(decline=declined))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up; its future tells when it has ended."""

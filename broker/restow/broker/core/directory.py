@@ -115,6 +115,25 @@ class Directory:
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
 
+    def decline(
+        self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float
+    ) -> list[Action]:
+        """D goes on without the state: P's pages are free at once, or will be when it publishes.
+
+        Raises `HandoffOwnedError` if another engine is D, and what `Ledger.make` raises.
+        """
+        if engine.gone:
+            raise engine.departed()
+        known = self.ledger.look_up(engine, handoff_id)
+        if known is not None:
+            known.check_destination(engine)
+            if known.ended:
+                return [told(known, engine)]
+        handoff = known or self.ledger.make(engine, handoff_id, now_s)
+        handoff.destination = engine
+        words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
+        return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
+
     # -- words of agents --------------------------------------------------------------------------
 
     def resume(self, engine: EngineRecord, now_s: float) -> list[Action]:

@@ -21,11 +21,12 @@ class Chunk(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """D's demand."""
+    """D's demand; ``position_tokens`` 0: a state at any position."""
 
     blocks: tuple[GroupIds, ...]
     held_tokens: int
     timeout_s: float
+    position_tokens: int = 0
 
 
 class Settlement(NamedTuple):
@@ -59,6 +60,6 @@ class Failure:
     detail: str
 
 
-def wish_hash(blocks: Mapping[str, bytes], held_tokens: int) -> int:
+def wish_hash(blocks: Mapping[str, bytes], held_tokens: int, position_tokens: int) -> int:
     """A demand as one number, unguessable from outside."""
-    return hash((frozenset(blocks.items()), held_tokens))
+    return hash((frozenset(blocks.items()), held_tokens, position_tokens))

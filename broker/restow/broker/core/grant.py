@@ -69,6 +69,13 @@ def _check_blocks(
             "ARGUMENT_INVALID",
             f"D holds {handoff.held_tokens} tokens of a state at {handoff.position_tokens}",
         )
+    if handoff.wanted_tokens not in (0, handoff.position_tokens):
+        return Failure(
+            State.FAILED,
+            "POSITION_MISMATCH",
+            f"P's state stands at {handoff.position_tokens} tokens, and D goes on from "
+            f"{handoff.wanted_tokens}: the two do not cut the same prompt alike",
+        )
     try:
         destination.check_counts(pair.dst_groups, handoff.dst_blocks, handoff.position_tokens)
         # Agents that came later may have less memory than those that the ids were checked against.

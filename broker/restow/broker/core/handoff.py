@@ -52,6 +52,8 @@ class Handoff:
     dst_blocks: dict[str, bytes] = field(default_factory=dict)
     position_tokens: int = 0
     held_tokens: int = 0
+    wanted_tokens: int = 0
+    """The position that D goes on from; 0: any."""
     published: bool = False
     final: bool = False
     fenced: set[int] = field(default_factory=set)
@@ -195,12 +197,13 @@ class Handoff:
                 )
             blocks[group] = data
         if self.destination is not None:
-            if blocks != self.dst_blocks or wish.held_tokens != self.held_tokens:
+            before = self.dst_blocks, self.held_tokens, self.wanted_tokens
+            if (blocks, wish.held_tokens, wish.position_tokens) != before:
                 raise self.asked_otherwise(engine)
             return False
         self.destination = engine
         self.dst_blocks = blocks
-        self.held_tokens = wish.held_tokens
+        self.held_tokens, self.wanted_tokens = wish.held_tokens, wish.position_tokens
         self.dst_checked = engine.admitted
         self.patience_until_s = now_s + wish.timeout_s
         self.note(now_s, "requested", wish.held_tokens)
@@ -216,7 +219,8 @@ class Handoff:
         if self.destination is not None:
             blocks = dict(wish.blocks)
             repeated = len(blocks) == len(wish.blocks)
-            if not repeated or self.asked != wish_hash(blocks, wish.held_tokens):
+            asked = wish_hash(blocks, wish.held_tokens, wish.position_tokens)
+            if not repeated or self.asked != asked:
                 raise self.asked_otherwise(engine)
 
     def asked_otherwise(self, engine: EngineRecord) -> HandoffConflictError:
@@ -229,7 +233,7 @@ class Handoff:
 
     def forget_blocks(self) -> None:
         """Keep of an ended handoff what its story needs."""
-        self.asked = wish_hash(self.dst_blocks, self.held_tokens)
+        self.asked = wish_hash(self.dst_blocks, self.held_tokens, self.wanted_tokens)
         self.src_blocks = {}
         self.dst_blocks = {}
         self.staged = {}

@@ -143,6 +143,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         if body == "cancel":
             cancel = message.cancel
             return directory.cancel(engine, cancel.handoff_id, cancel.detail, now_s)
+        if body == "decline":
+            decline = message.decline
+            return directory.decline(engine, decline.handoff_id, decline.detail, now_s)
         raise RequestError("a message without a body")
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
@@ -203,6 +206,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     def _wish(self, demand: pb.Demand) -> Wish:
         limits = self._hub.directory.limits
         timeout_ms, held_tokens = demand.timeout_ms, demand.held_tokens
+        if demand.position_tokens < 0:
+            raise RequestError(
+                f"position_tokens {demand.position_tokens} must not be negative",
+                field="position_tokens",
+            )
         if held_tokens < 0 or not 0 <= timeout_ms <= limits.max_lease_s * 1000:
             raise RequestError(
                 f"timeout_ms {timeout_ms} and held_tokens {held_tokens} must not be negative, nor "
@@ -215,7 +223,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 raise RequestError("a demand names all blocks from 0 on", field="first_block")
             blocks.append((one.group, one.block_ids))
         timeout_s = timeout_ms / 1000 if timeout_ms else limits.timeout_s
-        return Wish(tuple(blocks), held_tokens, timeout_s)
+        return Wish(tuple(blocks), held_tokens, timeout_s, demand.position_tokens)
 
 
 def _checked_digest(layout: Any) -> str:
