@@ -11,7 +11,7 @@ import pytest
 from agent_harness.handover import destination_memory
 from agent_harness.processes import child
 from agent_harness.source_main import serve_source
-from agent_harness.waiting import WAIT_S
+from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import POISON, make_case
 from laws.strategies import SENDING
 from restow.agents.async_agent import AgentSettings, AsyncAgent, host_name
@@ -64,6 +64,36 @@ async def test_a_request_ends_with_every_byte_in_place(name: str, strategy: Stra
             assert (await asyncio.wait_for(released, WAIT_S)).done
             for rank, own in memory.items():
                 assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
+
+
+async def test_agents_may_begin_before_their_engine_is_known() -> None:
+    case = make_case("wide")
+    memory = destination_memory(case)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(
+            running_broker(BrokerSettings(listen="127.0.0.1:0"))
+        )
+        agents = []
+        for rank, own in memory.items():
+            agent = AsyncAgent(broker.address, "D", "life-1", rank, own.regions)
+            agent.begin()
+            agents.append(agent)
+            stack.push_async_callback(agent.close)
+        await until(lambda: all(agent.refusal is not None for agent in agents))
+        assert {agent.refusal.reason for agent in agents if agent.refusal} == {"ENGINE_UNKNOWN"}
+        source = await stack.enter_async_context(
+            EngineSession("P", "life-1", case.source, broker.address)
+        )
+        destination = await stack.enter_async_context(
+            EngineSession("D", "life-1", case.destination, broker.address)
+        )
+        process = await stack.enter_async_context(child(serve_source, "wide", broker.address))
+        process.tell("h")
+        released = source.publish("h", case.src_ids, case.tokens)
+        ended = await asyncio.wait_for(destination.request("h", case.dst_ids), WAIT_S)
+        assert ended.done, ended.detail
+        assert (await released).done
+        assert all(agent.refusal is None for agent in agents)
 
 
 async def test_costs_are_measured_before_they_are_first_needed(

@@ -11,6 +11,7 @@ from restow.agents.errors import AgentClosedError
 from restow.agents.fences import DeviceEvent
 from restow.agents.loop_thread import LoopThread
 from restow.agents.memory import RegionMemory
+from restow.broker.errors import RestowError
 
 STAGING_BYTES = AgentSettings().staging_bytes
 
@@ -50,13 +51,29 @@ class Agent:
         Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
         if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here.
         """
-        self._thread = LoopThread(f"restow-agent-{self._rank}")
         try:
-            self._agent = self._thread.run(self._open())
-            self._thread.run(self._agent.start(timeout_s))
+            thread, agent = self._opened()
+            thread.run(agent.start(timeout_s))
         except BaseException:
             self.close()
             raise
+
+    def begin(self) -> None:
+        """Register the memory and connect, without waiting: the engine may be registered later.
+
+        `refusal` says if the broker wants none of it. Raises `TransportFailedError`.
+        """
+        try:
+            thread, agent = self._opened()
+            thread.call_soon(agent.begin)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def refusal(self) -> RestowError | None:
+        """Why the broker does not know the agent, as far as it has said."""
+        return self._agent.refusal if self._agent is not None else None
 
     def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
         """Say that the rank's part of a handoff is complete in memory.
@@ -92,6 +109,11 @@ class Agent:
     ) -> None:
         """Close."""
         self.close()
+
+    def _opened(self) -> tuple[LoopThread, AsyncAgent]:
+        self._thread = LoopThread(f"restow-agent-{self._rank}")
+        self._agent = self._thread.run(self._open())
+        return self._thread, self._agent
 
     async def _open(self) -> AsyncAgent:
         return AsyncAgent(

@@ -20,7 +20,13 @@ from restow.agents.errors import AgentBusyError, AgentError, OrderInvalidError
 from restow.agents.executor import Executor
 from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
 from restow.agents.link import Link
-from restow.agents.memory import RegionMemory, Staging, staging_at, staging_place
+from restow.agents.memory import (
+    RegionMemory,
+    Staging,
+    registrations,
+    staging_at,
+    staging_place,
+)
 from restow.agents.reader import Reader
 from restow.agents.ticker import Ticker
 from restow.agents.transport import NixlTransport, TransportSettings
@@ -105,6 +111,16 @@ class AsyncAgent:
     def name(self) -> str:
         """The NIXL name under which the rank's memory is read."""
         return self._serving.name
+
+    @property
+    def refusal(self) -> RestowError | None:
+        """Why the broker does not know the agent, as far as it has said."""
+        return self._link.refusal
+
+    def begin(self) -> None:
+        """Connect, without waiting: the engine may be registered later."""
+        self._ticker.start()
+        self._link.begin()
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Wait until the broker knows the agent. Raises like `KeptStream.start`."""
@@ -191,10 +207,8 @@ class AsyncAgent:
 
     def _open_transport(self, staging: Staging) -> NixlTransport:
         transport = NixlTransport(self._label, self._settings.transport)
-        for region in self._regions:
-            if region.private:
-                continue
-            transport.register(region.base_address, region.length_bytes, region.place)
+        for begin, length_bytes, place in registrations(self._regions):
+            transport.register(begin, length_bytes, place)
         if staging.size_bytes:
             place = staging_place([region.place for region in self._regions])
             transport.register(staging.address, staging.size_bytes, place)

@@ -17,6 +17,7 @@ from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
 
 MAX_BATCH = 1024
+UNKNOWN_PAUSE_S = 0.25
 _MAY_PASS = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"})
 
 Message = TypeVar("Message")
@@ -57,6 +58,15 @@ class KeptStream(Generic[Message, Request, Response]):
         self._runner: asyncio.Task[None] | None = None
         self._refusal: RestowError | None = None
         self._log = structlog.get_logger(log_name).bind(address=address)
+
+    def begin(self) -> None:
+        """Connect, without waiting; `refusal` says if the other side wants none of it."""
+        self._runner = asyncio.create_task(self._run())
+
+    @property
+    def refusal(self) -> RestowError | None:
+        """Why the stream is not open, as far as the other side has said."""
+        return self._refusal
 
     async def start(self, timeout_s: float) -> None:
         """Connect, and wait for the welcome.
@@ -113,15 +123,24 @@ class KeptStream(Generic[Message, Request, Response]):
                     await self._stream(channel)
                     self._log.warning("the other side ended the stream")
                 except grpc.aio.AioRpcError as error:
-                    refusal = self._refusal = from_rpc_error(error, self._address)
-                    self._log.warning("stream broke", reason=refusal.reason, detail=refusal.message)
+                    before, refusal = self._refusal, from_rpc_error(error, self._address)
+                    self._refusal = refusal
+                    if before is None or before.reason != refusal.reason:
+                        log = self._log.bind(reason=refusal.reason, detail=refusal.message)
+                        log.warning("stream broke")
                     if self._is_final(refusal):
                         return
                 finally:
                     self._open.clear()
-                await asyncio.sleep(self._backoff.wait_s())
+                await asyncio.sleep(self._pause_s())
         finally:
             await channel.close()
+
+    def _pause_s(self) -> float:
+        """How long to wait. An engine that is unknown yet may be registered at any moment."""
+        wait_s = self._backoff.wait_s()
+        unknown = self._refusal is not None and self._refusal.reason == "ENGINE_UNKNOWN"
+        return min(wait_s, UNKNOWN_PAUSE_S) if unknown else wait_s
 
     def _is_final(self, refusal: RestowError) -> bool:
         """Whether trying again is of no use. An engine may still be registered, for example."""

@@ -9,6 +9,7 @@ import grpc
 import structlog
 
 from restow.agents.kept_stream import KeptStream
+from restow.broker.errors import RestowError
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
 
@@ -37,6 +38,15 @@ class Link:
         self._listener = listener
         self._stream: _Stream = KeptStream(broker, self, "restow.agent")
         self._log = structlog.get_logger("restow.agent").bind(broker=broker)
+
+    @property
+    def refusal(self) -> RestowError | None:
+        """Why the broker does not know the agent, as far as it has said."""
+        return self._stream.refusal
+
+    def begin(self) -> None:
+        """Connect, without waiting."""
+        self._stream.begin()
 
     async def start(self, timeout_s: float) -> None:
         """Connect, and wait for the welcome. Raises like `KeptStream.start`."""

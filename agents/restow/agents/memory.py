@@ -105,6 +105,32 @@ def region_table(regions: Sequence[RegionMemory]) -> RegionTable:
     )
 
 
+def registrations(regions: Sequence[RegionMemory]) -> list[tuple[int, int, Place]]:
+    """Address, bytes and place of what to register with NIXL, in the order of addresses.
+
+    Regions that overlay each other are one: engines lay groups of layers over the same bytes, of
+    which a block id belongs to one at a time. Those that only touch stay apart.
+    """
+    found: list[tuple[int, int, Place]] = []
+    for place in {region.place for region in regions}:
+        spans = sorted(
+            (region.base_address, region.base_address + region.length_bytes)
+            for region in regions
+            if region.place == place and not region.private
+        )
+        begin = end = 0
+        for start, stop in spans:
+            if start < end:
+                end = max(end, stop)
+                continue
+            if end:
+                found.append((begin, end - begin, place))
+            begin, end = start, stop
+        if end:
+            found.append((begin, end - begin, place))
+    return sorted(found, key=lambda one: one[0])
+
+
 class SharedMemory:
     """A POSIX shared-memory object, mapped. The one who created it removes its name on `close`.
 
