@@ -35,7 +35,7 @@ def shards_of(rank: RankLayout) -> dict[str, Shard]:
     return {shard.field.removeprefix("layers.0."): shard for shard in rank.shards}
 
 
-@pytest.mark.parametrize("order", KvOrder)
+@pytest.mark.parametrize("order", [KvOrder.HND, KvOrder.NHD])
 @pytest.mark.parametrize("tp", [1, 2, 16])
 @pytest.mark.parametrize("dtype", [E4M3, INT8])
 def test_a_scale_lies_behind_the_elements_of_its_head(
@@ -55,6 +55,13 @@ def test_a_scale_lies_behind_the_elements_of_its_head(
         assert (shard.strides_bytes[0], shard.token_stride_bytes) == strides
         assert shard.dtype is (DType.FLOAT32 if name.endswith("scale") else dtype)
         assert shard.box[0] == shards["k"].box[0]
+
+
+def test_keys_whose_tokens_are_innermost_have_no_scales_beside_them() -> None:
+    with pytest.raises(LayoutFormError, match="HDN"):
+        rank_of(
+            AttentionSpec(0, HEADS, DIM, INT8, scales=OWN), EngineSettings(kv_order=KvOrder.HDN)
+        )
 
 
 def test_scales_lie_with_keys_and_with_values_where_those_are_apart() -> None:

@@ -240,6 +240,9 @@ def family_cases(
         pp = 1 + draw(_PICKS) % min(model.depth, 3) if pipelines else 1
         stages = draw(_stages(model.depth, pp))
         settings = replace(draw(_SETTINGS[casts]), tp=tp, pp=pp, layers_per_stage=stages)
+        if any(isinstance(one, AttentionSpec) and one.scales.per_token for one in own.layers):
+            order = KvOrder.NHD if settings.kv_order is KvOrder.NHD else KvOrder.HND
+            settings = replace(settings, kv_order=order)
         layouts.append(build_layout(own, settings))
     return Case(tuple(layouts), draw(prompts()), casts, draw(_GUARDS), draw(_SEEDS))
 

@@ -38,7 +38,11 @@ def from_config(
     page_tokens: Annotated[int, typer.Option(min=1, help="Tokens in an attention page.")] = 16,
     pages_per_block: Annotated[int, typer.Option(min=1, help="Pages that a block id names.")] = 1,
     kv_order: Annotated[
-        Literal["HND", "NHD"], typer.Option(help="Heads or tokens first in an attention page.")
+        Literal["HND", "NHD", "HDN"],
+        typer.Option(
+            help="Heads or tokens first in an attention page; HDN: keys with tokens innermost, as "
+            "vLLM's attention on the CPU."
+        ),
     ] = "HND",
     kv_packed: Annotated[
         bool,

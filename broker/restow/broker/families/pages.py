@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
+from restow.broker.errors import LayoutFormError
 from restow.broker.families.cut import rank_span
 from restow.broker.families.rebuilding import input_shards, weights
 from restow.broker.families.recurrent import RecurrentSpec
@@ -49,6 +50,8 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
     data_bytes = layer.head_dim * item
     part_bytes = data_bytes + (SCALE_DTYPE.itemsize_bytes if layer.scales.per_token else 0)
     row_bytes = part_bytes * (2 if settings.kv_packed else 1)
+    if settings.kv_order is KvOrder.HDN:
+        return _transposed_keys(layer, settings, heads)
     if settings.kv_order is KvOrder.HND:
         token_stride, head_stride = row_bytes, settings.page_tokens * row_bytes
     else:
@@ -56,8 +59,7 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
     page_bytes = settings.page_tokens * heads.size * row_bytes
     prefix = f"layers.{layer.layer}"
     names = ("kv",) if settings.kv_packed else ("k", "v")
-    # Engines free the pages that a window has left behind: its lists are not those of the others.
-    group = f"window.{layer.window_tokens}" if layer.window_tokens else ATTENTION_GROUP
+    group = _group(layer)
     regions = tuple(
         _token_region(f"{prefix}.{name}", group, page_bytes, settings) for name in names
     )
@@ -84,6 +86,41 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
             )
             shards.append(scale)
     return Pages(regions, tuple(shards))
+
+
+def _transposed_keys(layer: AttentionSpec, settings: EngineSettings, heads: Span) -> Pages:
+    """Of each head its keys as ``[dim][token]``, then its values as ``[token][dim]``."""
+    if layer.scales.per_token:
+        raise LayoutFormError("kv_order HDN: no engine keeps scales per token and head beside it")
+    item, tokens = layer.dtype.itemsize_bytes, settings.page_tokens
+    part_bytes = tokens * layer.head_dim * item
+    parts = 2 if settings.kv_packed else 1
+    prefix = f"layers.{layer.layer}"
+    names = ("kv",) if settings.kv_packed else ("k", "v")
+    regions = tuple(
+        _token_region(f"{prefix}.{name}", _group(layer), heads.size * parts * part_bytes, settings)
+        for name in names
+    )
+    shards = tuple(
+        Shard(
+            field=f"{prefix}.{part}",
+            box=(heads, Span(0, layer.head_dim)),
+            dtype=layer.dtype,
+            region=regions[index % len(regions)].name,
+            offset_bytes=index * part_bytes if settings.kv_packed else 0,
+            strides_bytes=(parts * part_bytes, dim_stride),
+            token_stride_bytes=token_stride,
+        )
+        for index, (part, dim_stride, token_stride) in enumerate(
+            (("k", tokens * item, item), ("v", item, layer.head_dim * item))
+        )
+    )
+    return Pages(regions, shards)
+
+
+def _group(layer: AttentionSpec) -> str:
+    """Engines free the pages that a window has left behind: its lists are not those of others."""
+    return f"window.{layer.window_tokens}" if layer.window_tokens else ATTENTION_GROUP
 
 
 def _latent(layer: MlaSpec | BlockScaledMlaSpec, settings: EngineSettings) -> Pages:

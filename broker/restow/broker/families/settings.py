@@ -20,12 +20,17 @@ class ConvLayout(StrEnum):
 
 
 class KvOrder(StrEnum):
-    """Order of tokens and heads inside an attention page."""
+    """Order of tokens, heads and their elements inside an attention page."""
 
     HND = "HND"
     """Head, token, then K and V side by side (vLLM 0.32)."""
     NHD = "NHD"
     """Token, head, then K and V side by side."""
+    HDN = "HDN"
+    """Head, then its keys with tokens innermost, then its values token by token (vLLM on the CPU).
+
+    vLLM 0.32 `csrc/cpu`, attention of the kinds vec and vec16: seen by writing tokens there.
+    """
 
 
 @dataclass(frozen=True, slots=True)
