@@ -1,0 +1,23 @@
+"""Restow in vLLM: ``{"kv_connector": "RestowConnector",
+"kv_connector_module_path": "restow.agents.engines.vllm", "kv_role": "kv_producer"}``.
+
+The name below is loaded when it is first used: whoever needs only a submodule needs no vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from restow.agents.engines.vllm.connector import RestowConnector
+
+__all__ = ["RestowConnector"]
+
+
+def __getattr__(name: str) -> object:
+    """Load the connector."""
+    if name != "RestowConnector":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from restow.agents.engines.vllm.connector import RestowConnector
+
+    return RestowConnector

@@ -1,0 +1,322 @@
+"""vLLM's connector: its hooks on one side, `SchedulerSide` and `WorkerSide` on the other.
+
+Contract: vLLM 0.32.0 `distributed/kv_transfer/kv_connector/v1/base.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    SupportsHMA,
+)
+from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
+from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.request import RequestStatus
+
+from restow.agents.engines.vllm.caches import (
+    check_groups,
+    groups_of,
+    layer_caches,
+    model_spec,
+    windows_of,
+)
+from restow.agents.engines.vllm.errors import EngineUnsupportedError
+from restow.agents.engines.vllm.metrics import RestowPromMetrics, RestowStats
+from restow.agents.engines.vllm.rank_pages import RankShape, rank_pages
+from restow.agents.engines.vllm.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.agents.engines.vllm.step import Step
+from restow.agents.engines.vllm.worker_side import WorkerSide
+from restow.broker.client import BlockingSession, BrokerUnreachableError
+from restow.broker.families import ConvLayout, ModelSpec
+from restow.broker.layout import Layout, RankLayout
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+TESTED_VERSIONS = ("0.32.0",)
+PATIENCE_S = 5.0
+"""How often an engine that waits for its broker says so."""
+
+
+@dataclass
+class RestowMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """What workers do in a step."""
+
+    step: Step
+
+
+@dataclass
+class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """A worker's part of the engine's layout."""
+
+    layout: RankLayout
+
+
+class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Hands prompts' state over through a Restow broker. Pulls; every worker has its agent."""
+
+    _cache_hit_source = CacheHitSource.P2P
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        """Check what the engine is. Raises `SettingsError` and `EngineUnsupportedError`."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._log = structlog.get_logger("restow.vllm").bind(engine=transfer.engine_id)
+        self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
+        self._engine_id, self._incarnation = transfer.engine_id, vllm_config.instance_id
+        _check_engine(vllm_config)
+        check_groups(kv_cache_config)
+        self._model: ModelSpec = model_spec(
+            vllm_config.model_config.hf_text_config.to_dict(), kv_cache_config
+        )
+        self._handshake: RankHandshake | None = None
+        self._worker: WorkerSide | None = None
+        self._session: BlockingSession | None = None
+        self._scheduler: SchedulerSide | None = None
+        if vllm.__version__ not in TESTED_VERSIONS and role is KVConnectorRole.SCHEDULER:
+            self._log.warning(
+                "this version of vLLM was not tested",
+                version=vllm.__version__,
+                tested=list(TESTED_VERSIONS),
+            )
+
+    # -- what vLLM asks of the class ---------------------------------------------------------------
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """A state is always loaded whole, whatever D holds of the keys and values."""
+        return True
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """Heads outside of tokens: a rank's heads are one piece of a page."""
+        return None if vllm_config.model_config.use_mla else "LBHNC"
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> RestowStats:
+        """Stats from the values that travelled."""
+        stats = RestowStats()
+        if data is None:
+            stats.reset()
+        else:
+            stats.data = data
+        return stats
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> RestowPromMetrics:
+        """The Prometheus side of `RestowStats`."""
+        return RestowPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """All: a handoff carries the request's own blocks."""
+        ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
+        return ids
+
+    def get_finished_count(self) -> int | None:
+        """Every worker reports every request."""
+        return None
+
+    # -- worker ------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Check where everything lies, register it, and begin to connect."""
+        config = self._vllm_config
+        tp, tp_rank = config.parallel_config.tensor_parallel_size, get_tensor_model_parallel_rank()
+        shape = RankShape(
+            tp,
+            tp_rank,
+            get_pp_group().rank_in_group * tp + tp_rank,
+            ConvLayout(get_conv_state_layout()),
+            config.num_speculative_tokens if config.speculative_config else 0,
+        )
+        layers = config.compilation_config.static_forward_context
+        caches = list(layer_caches(self._kv_cache_config, kv_caches, layers))
+        pages = rank_pages(self._model, shape, caches)
+        self._worker = WorkerSide(self._engine_id, self._incarnation, pages, caches, self._settings)
+        self._handshake = RankHandshake(pages.layout)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """The rank's layout, for the scheduler's side to register."""
+        return self._handshake
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Zero what arriving states leave out."""
+        if self._worker is not None:
+            self._worker.load(self._step())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: states are there before a request is scheduled."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing: D reads P's pages."""
+
+    def wait_for_save(self) -> None:
+        """Say which prompts this step has completed."""
+        if self._worker is not None:
+            self._worker.fence(self._step())
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """What the scheduler's side has learnt since the last step."""
+        step = self._step()
+        return KVConnectorTransferResults(
+            finished_sending=set(step.sent),
+            finished_recving=set(step.received),
+            failed_recving={one for one, arrived in step.received.items() if not arrived},
+        )
+
+    # -- scheduler ---------------------------------------------------------------------------------
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """All ranks are known: register the engine with the broker, and wait for that.
+
+        Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
+        """
+        ranks = sorted((one.layout for one in metadata.values()), key=lambda one: one.rank)
+        session = self._connected(Layout(self._model.model(), tuple(ranks)))
+        transfer = self._vllm_config.kv_transfer_config
+        self._session = session
+        self._scheduler = SchedulerSide(
+            self._engine_id,
+            self._incarnation,
+            transfer.kv_role,
+            groups_of(self._kv_cache_config),
+            windows_of(self._model, self._kv_cache_config),
+            self._vllm_config.num_prefill_lookahead_tokens,
+            session,
+            self._settings,
+        )
+
+    def on_new_request(self, request: Request) -> None:
+        """Find the request's part; P's prompt is cut here."""
+        self._side().new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """What another engine has of the prompt, or will have."""
+        count = self._side().loadable_tokens(request, num_computed_tokens)
+        return count, count > 0
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Ask for the state, or do without."""
+        side = self._side()
+        if side.decides(request.request_id):
+            ids = self._kv_cache_config.select_transfer_block_ids(blocks.get_block_ids())
+            side.allocated(request, ids, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """What workers do in this step."""
+        return RestowMetadata(self._side().step(_progress(scheduler_output)))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Publish P's state; free D's part."""
+        computed = request.status in (
+            RequestStatus.FINISHED_LENGTH_CAPPED,
+            RequestStatus.FINISHED_STOPPED,
+        )
+        ids = self._kv_cache_config.select_transfer_block_ids(block_ids)
+        answer = self._side().finished(request, ids, computed)
+        return answer is not None, answer
+
+    def get_kv_connector_stats(self) -> RestowStats | None:
+        """The scheduler's side counts; workers have nothing to add."""
+        if self._scheduler is None or self._scheduler.tally.empty:
+            return None
+        return RestowStats(data=self._scheduler.tally.take())
+
+    def shutdown(self) -> None:
+        """Leave the broker."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._session is not None:
+            self._session.close()
+        self._worker = self._session = None
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _step(self) -> Step:
+        metadata = self._get_connector_metadata()
+        if not isinstance(metadata, RestowMetadata):
+            raise TypeError(f"a step's metadata is {type(metadata).__name__}")
+        return metadata.step
+
+    def _side(self) -> SchedulerSide:
+        if self._scheduler is None:
+            raise EngineUnsupportedError("the engine asks before its workers have registered")
+        return self._scheduler
+
+    def _connected(self, layout: Layout) -> BlockingSession:
+        """A session, as soon as the broker answers."""
+        settings, began_s = self._settings, time.monotonic()
+        while True:
+            session = BlockingSession(
+                self._engine_id, self._incarnation, layout, settings.broker or None
+            )
+            left_s = began_s + settings.connect_timeout_s - time.monotonic()
+            try:
+                session.start(min(PATIENCE_S, max(left_s, 0.1)))
+            except BrokerUnreachableError as error:
+                if left_s <= PATIENCE_S:
+                    raise
+                self._log.warning(
+                    "the broker is not there yet",
+                    detail=error.message,
+                    gives_up_in_s=round(left_s - PATIENCE_S),
+                )
+                continue
+            self._log.info("registered with the broker", ranks=len(layout.ranks))
+            return session
+
+
+def _progress(scheduler_output: SchedulerOutput) -> Iterator[tuple[str, int]]:
+    """Requests of this step, and how many of their tokens are computed when it is over."""
+    scheduled = scheduler_output.num_scheduled_tokens
+    for new in scheduler_output.scheduled_new_reqs:
+        yield new.req_id, new.num_computed_tokens + scheduled[new.req_id]
+    cached = scheduler_output.scheduled_cached_reqs
+    for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+        yield req_id, computed + scheduled[req_id]
+
+
+def _check_engine(config: VllmConfig) -> None:
+    parallel = config.parallel_config
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise EngineUnsupportedError(
+                f"{name} is {getattr(parallel, name)}: context parallelism is not handed over yet"
+            )

@@ -1,0 +1,63 @@
+"""Where P stops and D goes on: the state stands before the tokens that D computes anew.
+
+D computes a prompt's last token again to sample the next one. Keys and values do not mind being
+written twice; a recurrent state must not take the same token twice (vLLM PR #37310).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from restow.agents.engines.vllm.parameters import TRUNCATED
+
+
+class Request(Protocol):
+    """What is needed of a vLLM request (`v1/request.py`)."""
+
+    request_id: str
+    kv_transfer_params: dict[str, Any] | None
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    max_tokens: int
+    prompt_token_ids: list[int] | None
+    prompt_embeds: Any
+    _all_token_ids: list[int]
+
+    def get_skip_reading_prefix_cache(self) -> bool:
+        """Whether all of the prompt must be computed here, as for prompt logprobs."""
+
+
+def backoff_tokens(recurrent: bool, lookahead_tokens: int) -> int:
+    """Tokens at a prompt's end that D computes anew and P must not have computed."""
+    return max(1 if recurrent else 0, lookahead_tokens - 1)
+
+
+def position_tokens(prompt_tokens: int, backoff: int) -> int:
+    """Where the state of a handed-over prompt stands; 0: there is nothing to hand over.
+
+    >>> position_tokens(100, 1), position_tokens(100, 0), position_tokens(1, 1)
+    (99, 100, 0)
+    """
+    return max(prompt_tokens - backoff, 0)
+
+
+def truncate(request: Request, backoff: int) -> None:
+    """Take the last tokens from P's prompt, once per request, however often it is preempted."""
+    params = request.kv_transfer_params
+    if (
+        params is None
+        or params.get(TRUNCATED)
+        or not 0 < backoff < request.num_prompt_tokens
+        or request.get_skip_reading_prefix_cache()
+    ):
+        return
+    if request.prompt_token_ids is not None:
+        del request.prompt_token_ids[-backoff:]
+    elif request.prompt_embeds is not None:
+        request.prompt_embeds = request.prompt_embeds[:-backoff]
+    else:
+        return
+    del request._all_token_ids[-backoff:]
+    request.num_prompt_tokens -= backoff
+    request.max_tokens = 1
+    params[TRUNCATED] = True

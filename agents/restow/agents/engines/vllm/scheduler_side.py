@@ -1,0 +1,167 @@
+"""The connector in the engine's core: requests on one side, the broker's session on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import structlog
+
+from restow.agents.engines.vllm.decode import DecodeSide, Requester
+from restow.agents.engines.vllm.errors import BlocksError, ParametersError
+from restow.agents.engines.vllm.groups import Group, handoff_blocks
+from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
+from restow.agents.engines.vllm.prefill import PrefillSide, Publisher
+from restow.agents.engines.vllm.prompt import Request, backoff_tokens, position_tokens, truncate
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.agents.engines.vllm.stats import Tally
+from restow.agents.engines.vllm.step import Step
+from restow.agents.engines.vllm.unwritten import unwritten
+
+
+class Session(Publisher, Requester, Protocol):
+    """What the scheduler's side needs of `restow.broker.client.BlockingSession`."""
+
+
+class SchedulerSide:
+    """Follows every request from its arrival to its end. Belongs to the scheduler's thread."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        life: str,
+        kv_role: str,
+        groups: Sequence[Group],
+        windows: Mapping[str, int],
+        lookahead_tokens: int,
+        session: Session,
+        settings: ConnectorSettings,
+    ) -> None:
+        """Serve ``groups``, of which some keep only ``windows`` of tokens.
+
+        ``life`` tells handoffs apart that P names itself, over restarts of the engine.
+        """
+        self._engine_id, self._life, self._kv_role = engine_id, life, kv_role
+        self._groups, self._windows = tuple(groups), dict(windows)
+        recurrent = any(group.is_state for group in groups)
+        self._backoff = backoff_tokens(recurrent, lookahead_tokens)
+        self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
+        self._decode = DecodeSide(session, settings.request_timeout_ms)
+        self._parts: dict[str, Part] = {}
+        self._prompt_tokens: dict[str, int] = {}
+        """Of P's requests whose prompt is not yet computed."""
+        self._step = Step()
+        self.tally = Tally()
+        self._log = structlog.get_logger("restow.vllm").bind(engine=engine_id)
+
+    # -- a request's way --------------------------------------------------------------------------
+
+    def new_request(self, request: Request) -> None:
+        """A request came in."""
+        request_id = request.request_id
+        try:
+            default_id = f"{self._engine_id}/{self._life}/{request_id}"
+            part = part_of(request.kv_transfer_params, self._kv_role, default_id)
+        except ParametersError as error:
+            self._log.error("request is served alone", request=request_id, detail=error.message)
+            return
+        if part is None:
+            return
+        if part.side is Side.DECODE:
+            self._parts[request_id] = part
+            tokens = position_tokens(request.num_prompt_tokens, self._backoff)
+            self._decode.begin(request_id, part.handoff_id, tokens)
+            return
+        truncate(request, self._backoff)
+        self._parts[request_id] = part
+        self._prompt_tokens[request_id] = request.num_prompt_tokens
+        self._prefill.begin(request_id, part.handoff_id)
+
+    def loadable_tokens(self, request: Request, computed_tokens: int) -> int:
+        """Tokens of the prompt that another engine has, beyond those computed here."""
+        if self._decode.idle:
+            return 0
+        return self._decode.loadable_tokens(request.request_id, computed_tokens)
+
+    def decides(self, request_id: str) -> bool:
+        """Whether `allocated` has something to decide for the request. Nearly always not."""
+        return not self._decode.idle and self._decode.waits(request_id)
+
+    def allocated(
+        self, request: Request, blocks: Sequence[Sequence[int]], external_tokens: int
+    ) -> None:
+        """The request has blocks; ``external_tokens`` of its prompt are to come from elsewhere."""
+        request_id = request.request_id
+        if not self.decides(request_id):
+            return
+        if not external_tokens:
+            self._decode.do_without(request_id, "it computes the prompt itself")
+            return
+        try:
+            named = handoff_blocks(self._groups, blocks)
+        except BlocksError as error:
+            # vLLM waits for an end: it gets one, and the load counts as failed.
+            self._log.error("no state can be loaded", request=request_id, detail=error.message)
+            self._decode.do_without(request_id, error.message)
+            self._step.received = {**self._step.received, request_id: False}
+            return
+        self._decode.load(request_id, named, external_tokens)
+        position = self._decode.position_tokens(request_id)
+        held = position - external_tokens
+        holes = unwritten(self._groups, self._windows, named, held, position)
+        self._step.loading.append(holes)
+
+    def finished(
+        self, request: Request, blocks: Sequence[Sequence[int]], computed: bool
+    ) -> dict[str, Any] | None:
+        """The request has ended, ``computed`` to its planned end or not.
+
+        Returns the answer for the router if the pages are held until D has read them.
+        """
+        request_id = request.request_id
+        part = self._parts.pop(request_id, None)
+        if part is None:
+            return None
+        if part.side is Side.DECODE:
+            self._decode.finish(request_id)
+            return None
+        self._prompt_tokens.pop(request_id, None)
+        position = request.num_computed_tokens
+        if not computed or not position:
+            self._prefill.give_up(request_id, "P's request ended before its prompt was computed")
+            return None
+        try:
+            named = handoff_blocks(self._groups, blocks)
+        except BlocksError as error:
+            self._log.error("no state can be published", request=request_id, detail=error.message)
+            self._prefill.give_up(request_id, error.message)
+            return None
+        if not self._prefill.finish(request_id, named, position):
+            return None
+        return answer(part, self._engine_id, request_id, position)
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def step(self, progress: Iterator[tuple[str, int]]) -> Step:
+        """What workers do in this step; ``progress`` yields requests and the tokens computed then.
+
+        A step of an engine without handoffs costs next to nothing.
+        """
+        if self._prompt_tokens:
+            done = [
+                request_id
+                for request_id, tokens in progress
+                if tokens >= self._prompt_tokens.get(request_id, tokens + 1)
+            ]
+            self._step.fences += self._prefill.completed(done)
+        sent, received = self._prefill.sent(), self._decode.received()
+        for end in sent:
+            self._step.sent.append(end.request_id)
+            self.tally.sent(end)
+        if received:
+            ends = {end.request_id: not end.reason for end in received}
+            self._step.received = {**self._step.received, **ends}
+            for end in received:
+                self.tally.received(end)
+        step, self._step = self._step, Step()
+        return step

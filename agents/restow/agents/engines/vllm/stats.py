@@ -1,0 +1,53 @@
+"""What the handoffs of an interval came to, for vLLM's log and its Prometheus endpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from restow.agents.engines.vllm.ends import End
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the last `take`, as plain values that travel between vLLM's processes."""
+
+    transfers: list[tuple[int, float]] = field(default_factory=list)
+    """Bytes and seconds of each state received."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By side and reason, such as ``decode:TIMEOUT``."""
+    waits: list[float] = field(default_factory=list)
+    """Seconds from D's wish to the beginning of the read."""
+    external_tokens: int = 0
+
+    def received(self, end: End) -> None:
+        """D's wait has ended."""
+        if end.reason:
+            self.failures[f"decode:{end.reason}"] += 1
+            return
+        self.transfers.append((end.bytes, end.transfer_us / 1e6))
+        self.waits.append(max(end.waited_s - end.transfer_us / 1e6, 0.0))
+        self.external_tokens += end.tokens
+
+    def sent(self, end: End) -> None:
+        """P's pages are free."""
+        if end.failed:
+            self.failures[f"prefill:{end.reason}"] += 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has happened."""
+        return not (self.transfers or self.failures)
+
+    def take(self) -> dict[str, Any]:
+        """Everything so far, and begin anew."""
+        data = {
+            "transfers": [list(one) for one in self.transfers],
+            "failures": dict(self.failures),
+            "waits": list(self.waits),
+            "external_tokens": self.external_tokens,
+        }
+        self.transfers, self.waits, self.external_tokens = [], [], 0
+        self.failures = Counter()
+        return data

@@ -1,0 +1,122 @@
+"""Which side of which handoff a request is, and where its prompt is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from restow.agents.engines.vllm.errors import ParametersError, SettingsError
+from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
+from restow.agents.engines.vllm.prompt import backoff_tokens, position_tokens, truncate
+from restow.agents.engines.vllm.settings import ConnectorSettings
+
+
+@dataclass
+class Request:
+    """What of a vLLM request is looked at."""
+
+    prompt_token_ids: list[int] | None
+    kv_transfer_params: dict[str, Any] | None
+    request_id: str = "r"
+    num_computed_tokens: int = 0
+    max_tokens: int = 16
+    prompt_embeds: Any = None
+    skip: bool = False
+    _all_token_ids: list[int] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        known = self.prompt_token_ids if self.prompt_embeds is None else self.prompt_embeds
+        assert known is not None
+        self.num_prompt_tokens = len(known)
+        self._all_token_ids = list(self.prompt_token_ids or [0] * len(known))
+
+    def get_skip_reading_prefix_cache(self) -> bool:
+        return self.skip
+
+
+def test_routers_made_for_vllm_say_the_side_by_themselves() -> None:
+    assert part_of({"do_remote_decode": True}, "kv_both", "P/1/r") == Part(Side.PREFILL, "P/1/r")
+    given = answer(Part(Side.PREFILL, "P/1/r"), "P", "r", 99)
+    assert part_of(given, "kv_both", "D/1/q") == Part(Side.DECODE, "P/1/r")
+
+
+@pytest.mark.parametrize(
+    ("role", "side"), [("kv_producer", Side.PREFILL), ("kv_consumer", Side.DECODE)]
+)
+def test_a_handoff_id_alone_is_enough_where_the_role_says_the_side(role: str, side: Side) -> None:
+    assert part_of({"handoff_id": "h"}, role, "other") == Part(side, "h")
+
+
+def test_a_request_without_parameters_has_no_part() -> None:
+    for params in (None, {}, {"do_remote_decode": False, "do_remote_prefill": False}):
+        assert part_of(params, "kv_both", "id") is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"handoff_id": ""},
+        {"handoff_id": 7},
+        {"handoff_id": "h"},
+        {"do_remote_prefill": True},
+        {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "P"},
+    ],
+)
+def test_parameters_that_name_no_side_or_no_handoff_are_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(ParametersError):
+        part_of(params, "kv_both", "id")
+
+
+@pytest.mark.parametrize(("recurrent", "lookahead", "tokens"), [(0, 0, 0), (1, 0, 1), (1, 4, 3)])
+def test_what_d_computes_anew(recurrent: int, lookahead: int, tokens: int) -> None:
+    assert backoff_tokens(bool(recurrent), lookahead) == tokens
+
+
+def test_a_prompt_is_cut_once_however_often_it_comes_back() -> None:
+    request = Request(list(range(10)), {"do_remote_decode": True})
+    for _ in range(3):
+        truncate(request, 1)
+    assert request.prompt_token_ids == request._all_token_ids == list(range(9))
+    assert (request.num_prompt_tokens, request.max_tokens) == (9, 1)
+    assert position_tokens(10, 1) == request.num_prompt_tokens
+
+
+def test_embeddings_are_cut_like_tokens() -> None:
+    request = Request(None, {"do_remote_decode": True}, prompt_embeds=torch.arange(10))
+    truncate(request, 1)
+    assert request.prompt_embeds.tolist() == list(range(9))
+    assert (request.num_prompt_tokens, len(request._all_token_ids)) == (9, 9)
+
+
+@pytest.mark.parametrize(
+    "request_", [Request([1], {}), Request([1, 2], None), Request([1, 2], {}, skip=True)]
+)
+def test_prompts_that_are_left_alone(request_: Request) -> None:
+    before = list(request_._all_token_ids)
+    truncate(request_, 1)
+    assert request_._all_token_ids == before
+    assert request_.max_tokens == 16
+
+
+def test_keys_and_values_alone_keep_the_whole_prompt() -> None:
+    request = Request([1, 2, 3], {"do_remote_decode": True})
+    truncate(request, backoff_tokens(recurrent=False, lookahead_tokens=0))
+    assert request.num_prompt_tokens == position_tokens(3, 0) == 3
+
+
+def test_settings_are_read_and_checked() -> None:
+    assert ConnectorSettings.of({}) == ConnectorSettings()
+    made = ConnectorSettings.of({"broker": "h:1", "connect_timeout_s": 5, "lease_ms": 1000})
+    assert (made.broker, made.connect_timeout_s, made.lease_ms) == ("h:1", 5.0, 1000)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"brokr": "h:1"}, {"broker": 7}, {"lease_ms": 0}, {"hold_ms": "x"}, {"hold_ms": True}]
+)
+def test_settings_that_say_nothing_sensible_name_the_key(extra: dict[str, object]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(extra))):
+        ConnectorSettings.of(extra)

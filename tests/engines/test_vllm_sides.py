@@ -1,0 +1,245 @@
+"""The scheduler's side over the whole life of requests; the session's words are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.test_vllm_parameters import Request
+from restow.agents.engines.vllm.groups import Group
+from restow.agents.engines.vllm.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.broker.client import BrokerCallError, HandoffEnded
+
+GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
+PROMPT = list(range(10))
+BLOCKS = ([1, 2, 3], [0, 0, 5])
+
+
+@dataclass
+class Session:
+    """Writes down what is said; ends come when the test says so."""
+
+    said: list[tuple[Any, ...]] = field(default_factory=list)
+    ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
+
+    def publish(
+        self,
+        handoff_id: str,
+        blocks: Any,
+        position_tokens: int,
+        *,
+        final: bool = True,
+        lease_ms: int = 0,
+        hold_ms: int = 0,
+    ) -> Future[HandoffEnded]:
+        self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
+        return self._end(handoff_id)
+
+    def request(
+        self,
+        handoff_id: str,
+        blocks: Any,
+        *,
+        held_tokens: int = 0,
+        position_tokens: int = 0,
+        timeout_ms: int = 0,
+    ) -> Future[HandoffEnded]:
+        self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
+        return self._end(handoff_id)
+
+    def cancel(self, handoff_id: str, detail: str = "") -> None:
+        self.said.append(("cancel", handoff_id))
+
+    def decline(self, handoff_id: str, detail: str = "") -> Future[HandoffEnded]:
+        self.said.append(("decline", handoff_id))
+        return self._end(handoff_id)
+
+    def end(self, handoff_id: str, state: str = "DONE", reason: str = "") -> None:
+        self.ends[handoff_id].set_result(HandoffEnded(handoff_id, state, reason, "", 100, 7))
+
+    def take(self) -> list[tuple[Any, ...]]:
+        said, self.said = self.said, []
+        return said
+
+    def _end(self, handoff_id: str) -> Future[HandoffEnded]:
+        self.ends[handoff_id] = Future()
+        return self.ends[handoff_id]
+
+
+def side(session: Session, role: str = "kv_both") -> SchedulerSide:
+    return SchedulerSide("E", "life", role, GROUPS, {}, 0, session, ConnectorSettings())
+
+
+def nothing() -> Iterator[tuple[str, int]]:
+    return iter(())
+
+
+def prefill() -> Request:
+    return Request(list(PROMPT), {"do_remote_decode": True, "handoff_id": "h"})
+
+
+def decode() -> Request:
+    return Request(list(PROMPT), {"do_remote_prefill": True, "handoff_id": "h"})
+
+
+def test_p_publishes_fences_and_holds_until_d_has_it() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    p.new_request(request)
+    assert session.take() == [("publish", "h", {}, 0, False)]
+    assert p.step(iter([("r", 4)])).fences == []
+    assert p.step(iter([("r", 9)])).fences == ["h"]
+    assert p.step(iter([("r", 9)])).fences == []
+    request.num_computed_tokens = 9
+    given = p.finished(request, BLOCKS, computed=True)
+    assert given is not None
+    assert (given["handoff_id"], given["do_remote_prefill"]) == ("h", True)
+    blocks = {"group.0": [1, 2, 3], "group.1": [5]}
+    assert session.take() == [("publish", "h", blocks, 9, True)]
+    assert p.step(nothing()).sent == []
+    session.end("h")
+    assert p.step(nothing()).sent == ["r"]
+    assert p.step(nothing()).sent == []
+    assert p.tally.empty
+
+
+def test_p_whose_state_nobody_needs_is_no_failure() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    p.new_request(request)
+    request.num_computed_tokens = 9
+    p.finished(request, BLOCKS, computed=True)
+    session.end("h", "CANCELLED", "DECLINED")
+    assert p.step(nothing()).sent == ["r"]
+    assert p.tally.empty
+
+
+def test_p_that_is_aborted_tells_d_and_holds_nothing() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    p.new_request(request)
+    session.take()
+    assert p.finished(request, BLOCKS, computed=False) is None
+    assert session.take() == [("cancel", "h")]
+    assert p.step(iter([("r", 9)])).fences == []
+
+
+def test_p_without_a_state_block_tells_d() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    p.new_request(request)
+    session.take()
+    request.num_computed_tokens = 9
+    assert p.finished(request, ([1, 2, 3], [0, 0, 0]), computed=True) is None
+    assert session.take() == [("cancel", "h")]
+
+
+def test_pages_that_the_broker_refuses_are_free_again() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    p.new_request(request)
+    request.num_computed_tokens = 9
+    p.finished(request, BLOCKS, computed=True)
+    session.ends["h"].set_exception(BrokerCallError("ALREADY_EXISTS", "HANDOFF_OWNED", "taken"))
+    assert p.step(nothing()).sent == ["r"]
+    assert p.tally.take()["failures"] == {"prefill:HANDOFF_OWNED": 1}
+
+
+def test_d_waits_and_goes_on_from_the_state() -> None:
+    session = Session()
+    d, request = side(session), decode()
+    d.new_request(request)
+    assert session.take() == []
+    assert [d.loadable_tokens(request, held) for held in (0, 4, 8, 9, 10)] == [9, 5, 1, 0, 0]
+    assert d.decides("r")
+    d.allocated(request, BLOCKS, 5)
+    blocks = {"group.0": [1, 2, 3], "group.1": [5]}
+    assert session.take() == [("request", "h", blocks, 4, 9)]
+    assert not d.decides("r")
+    step = d.step(nothing())
+    (loading,) = step.loading
+    assert {(h.block, h.start, h.stop) for h in loading.holes["group.0"]} == {(3, 1, 4)}
+    assert step.received == {}
+    session.end("h")
+    assert d.step(nothing()).received == {"r": True}
+    assert d.loadable_tokens(request, 0) == 0, "a state is loaded once, also after a preemption"
+    d.allocated(request, BLOCKS, 0)
+    assert d.finished(request, BLOCKS, computed=True) is None
+    assert session.take() == []
+    taken = d.tally.take()
+    assert (taken["transfers"], taken["external_tokens"]) == ([[100, 7e-06]], 5)
+
+
+def test_a_load_that_failed_is_reported_as_one() -> None:
+    session = Session()
+    d, request = side(session), decode()
+    d.new_request(request)
+    d.allocated(request, BLOCKS, 9)
+    session.end("h", "EXPIRED", "TIMEOUT")
+    assert d.step(nothing()).received == {"r": False}
+    assert d.loadable_tokens(request, 0) == 0, "the prompt is computed here, if at all"
+    assert d.tally.take()["failures"] == {"decode:TIMEOUT": 1}
+
+
+def test_d_that_holds_all_already_frees_p_at_once() -> None:
+    session = Session()
+    d, request = side(session), decode()
+    d.new_request(request)
+    d.allocated(request, BLOCKS, 0)
+    assert session.take() == [("decline", "h")]
+    d.finished(request, BLOCKS, computed=True)
+    assert session.take() == []
+
+
+def test_d_that_is_never_scheduled_frees_p_at_once() -> None:
+    session = Session()
+    d, request = side(session), decode()
+    d.new_request(request)
+    d.finished(request, ([], []), computed=False)
+    assert session.take() == [("decline", "h")]
+
+
+def test_d_that_is_aborted_while_it_loads_frees_its_blocks_when_the_read_has_ended() -> None:
+    session = Session()
+    d, request = side(session), decode()
+    d.new_request(request)
+    d.allocated(request, BLOCKS, 9)
+    d.finished(request, BLOCKS, computed=False)
+    assert session.take()[-1] == ("cancel", "h")
+    assert d.step(nothing()).received == {}
+    session.end("h", "CANCELLED", "CANCELLED")
+    assert d.step(nothing()).received == {"r": False}
+
+
+def test_d_without_a_block_for_the_state_fails_the_load() -> None:
+    session = Session()
+    d, request = side(session), decode()
+    d.new_request(request)
+    d.allocated(request, ([1, 2, 3], [0, 0, 0]), 9)
+    assert session.take() == [("decline", "h")]
+    assert d.step(nothing()).received == {"r": False}
+
+
+def test_a_prompt_of_one_token_is_computed_by_d_itself() -> None:
+    session = Session()
+    d = side(session)
+    request = Request([1], {"do_remote_prefill": True, "handoff_id": "h"})
+    d.new_request(request)
+    assert d.loadable_tokens(request, 0) == 0
+    d.allocated(request, BLOCKS, 0)
+    assert session.take() == [("decline", "h")]
+
+
+def test_requests_that_name_no_side_are_served_alone() -> None:
+    session = Session()
+    both = side(session)
+    for params in (None, {"handoff_id": "h"}, {"do_remote_prefill": True}):
+        request = Request(list(PROMPT), params)
+        both.new_request(request)
+        assert both.loadable_tokens(request, 0) == 0
+        assert both.finished(request, BLOCKS, computed=True) is None
+    assert session.take() == []
+    assert len(PROMPT) == request.num_prompt_tokens

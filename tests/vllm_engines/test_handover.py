@@ -1,0 +1,57 @@
+"""A real vLLM decodes from another's state exactly as it would have from its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from restow.agents.engines.recall.task import Prompt
+from restow.broker.core.actions import State
+from vllm_harness.engine import Answer, Options
+from vllm_harness.pair import MODEL, vllm_pair
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        (Options(MODEL, 1, conv_layout="SD"), Options(MODEL, 1, conv_layout="SD")),
+        (Options(MODEL, 1, conv_layout="SD"), Options(MODEL, 2, conv_layout="DS")),
+        (Options(MODEL, 2, conv_layout="DS"), Options(MODEL, 1, conv_layout="SD")),
+    ],
+    ids=["P1 SD to D1 SD", "P1 SD to D2 DS", "P2 DS to D1 SD"],
+)
+async def test_tokens_are_those_of_an_engine_that_serves_alone(
+    vllm_python: Path,
+    tmp_path: Path,
+    prompts: tuple[Prompt, ...],
+    prefill: Options,
+    decode: Options,
+) -> None:
+    """All prompts at once, both sides asked in the same moment with nothing but a handoff id."""
+    async with vllm_pair(vllm_python, tmp_path, prefill, decode) as pair:
+        assert pair.alone is not None
+
+        async def hand_over(number: int, prompt: Prompt) -> Answer:
+            ids, params = list(prompt.token_ids), {"handoff_id": f"h{number}"}
+            first = pair.prefill.begin(ids, 1, params)
+            answer = await pair.decode.ask(ids, len(prompt.answer_ids), params)
+            given = await pair.prefill.answer(first)
+            assert given.params is not None
+            assert given.params["remote_num_tokens"] == len(ids) - 1
+            return answer
+
+        expected = [
+            await pair.alone.ask(list(prompt.token_ids), len(prompt.answer_ids))
+            for prompt in prompts
+        ]
+        found = await asyncio.gather(*(hand_over(i, one) for i, one in enumerate(prompts)))
+        assert [one.tokens for one in found] == [one.tokens for one in expected]
+        right = sum(
+            one.tokens == prompt.answer_ids for one, prompt in zip(found, prompts, strict=True)
+        )
+        assert right == len(prompts)
+        assert pair.broker.hub.directory.ledger.ended_counts == {State.DONE: len(prompts)}

@@ -1,0 +1,97 @@
+"""What happens to requests on a real vLLM when things do not go their usual way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from agent_harness.waiting import until
+from restow.agents.engines.recall.task import Prompt
+from restow.broker.core.actions import State
+from vllm_harness.engine import Options
+from vllm_harness.pair import MODEL, Pair, vllm_pair
+
+pytestmark = pytest.mark.timeout(600)
+REQUEST_S = 3
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    """P1 to D1; D is impatient."""
+    decode = Options(MODEL, extra={"request_timeout_ms": REQUEST_S * 1000})
+    logs = tmp_path_factory.mktemp("logs")
+    async with vllm_pair(vllm_python, logs, Options(MODEL), decode, alone=False) as made:
+        yield made
+
+
+def ended(pair: Pair) -> dict[State, int]:
+    return dict(pair.broker.hub.directory.ledger.ended_counts)
+
+
+async def test_routers_that_carry_parameters_work_unchanged(
+    pair: Pair, prompts: tuple[Prompt, ...]
+) -> None:
+    for prompt in prompts[:3]:
+        ids = list(prompt.token_ids)
+        given = await pair.prefill.ask(ids, 1, {"do_remote_decode": True})
+        assert given.params is not None
+        answer = await pair.decode.ask(ids, len(prompt.answer_ids), given.params)
+        assert answer.tokens == prompt.answer_ids
+
+
+async def test_a_prompt_of_one_token_is_computed_by_d(pair: Pair) -> None:
+    before = ended(pair).get(State.CANCELLED, 0)
+    given = await pair.prefill.ask([5], 1, {"do_remote_decode": True})
+    answer = await pair.decode.ask([5], 2, given.params)
+    assert (answer.finish, len(answer.tokens)) == ("length", 2)
+    await until(lambda: ended(pair).get(State.CANCELLED, 0) == before + 1)
+
+
+async def test_a_handoff_that_never_comes_is_an_error_and_not_a_wrong_answer(
+    pair: Pair, prompts: tuple[Prompt, ...]
+) -> None:
+    answer = await pair.decode.ask(list(prompts[0].token_ids), 6, {"handoff_id": "nowhere"})
+    assert answer.finish == "error" or answer.error
+    assert answer.tokens == ()
+    again = await pair.prefill.ask(list(prompts[0].token_ids), 1, {"do_remote_decode": True})
+    answer = await pair.decode.ask(list(prompts[0].token_ids), 6, again.params)
+    assert answer.tokens == prompts[0].answer_ids
+
+
+async def test_a_prompt_of_another_length_is_an_error(
+    pair: Pair, prompts: tuple[Prompt, ...]
+) -> None:
+    """The state stands elsewhere than D goes on from: such an answer would look right."""
+    ids = list(prompts[0].token_ids)
+    given = await pair.prefill.ask(ids[:-4], 1, {"do_remote_decode": True})
+    answer = await pair.decode.ask(ids, 6, given.params)
+    assert answer.finish == "error" or answer.error
+    assert answer.tokens == ()
+
+
+async def test_d_that_is_aborted_while_it_waits_frees_p(
+    pair: Pair, prompts: tuple[Prompt, ...]
+) -> None:
+    live = pair.broker.hub.directory.ledger.live
+    number = pair.decode.begin(list(prompts[1].token_ids), 6, {"handoff_id": "aborted"})
+    await until(lambda: ("default", "aborted") in live)
+    pair.decode.abort(number)
+    await until(lambda: ("default", "aborted") not in live)
+    given = await pair.prefill.ask(list(prompts[1].token_ids), 1, {"handoff_id": "aborted"})
+    assert given.finish == "length"
+    await asyncio.sleep(0.2)
+    assert not live
+
+
+async def test_a_killed_p_is_an_error(pair: Pair, prompts: tuple[Prompt, ...]) -> None:
+    """The last test of the module: P is gone afterwards."""
+    waiting = pair.decode.begin(list(prompts[2].token_ids), 6, {"handoff_id": "lost"})
+    pair.prefill.kill()
+    answer = await pair.decode.answer(waiting)
+    assert answer.finish == "error" or answer.error
+    alone = await pair.decode.ask(list(prompts[2].token_ids), 6)
+    assert alone.tokens == prompts[2].answer_ids

@@ -1,0 +1,192 @@
+"""The test's end of a vLLM engine: start it, ask it, end it and all its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_S = 240.0
+ANSWER_S = 120.0
+MAIN = Path(__file__).with_name("engine_main.py")
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What engines differ in."""
+
+    model: Path
+    tp: int = 1
+    role: str = ""
+    broker: str = ""
+    conv_layout: str = "SD"
+    connector: str = "restow"
+    prefix_caching: bool = False
+    policy: str = "fail"
+    extra: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> dict[str, Any]:
+        """In vLLM's words."""
+        arguments: dict[str, Any] = {
+            "model": str(self.model),
+            "tensor_parallel_size": self.tp,
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "max_model_len": 256,
+            "max_num_seqs": 32,
+            "dtype": "float32",
+            "enable_prefix_caching": self.prefix_caching,
+            "disable_log_stats": False,
+        }
+        if self.role:
+            transfer: dict[str, Any] = {
+                "kv_role": self.role,
+                "kv_load_failure_policy": self.policy,
+                "kv_buffer_device": "cpu",
+            }
+            if self.connector == "restow":
+                transfer |= {
+                    "kv_connector": "RestowConnector",
+                    "kv_connector_module_path": "restow.agents.engines.vllm",
+                    "kv_connector_extra_config": {"broker": self.broker, **self.extra},
+                }
+            else:
+                transfer |= {"kv_connector": self.connector}
+            arguments["kv_transfer_config"] = transfer
+        return arguments | self.engine
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an engine said to a prompt."""
+
+    tokens: tuple[int, ...]
+    finish: str | None
+    params: dict[str, Any] | None
+    error: str = ""
+    logprobs: tuple[dict[str, float], ...] = ()
+
+
+class VllmEngine:
+    """A running engine."""
+
+    def __init__(self, process: asyncio.subprocess.Process, answers: asyncio.StreamReader) -> None:
+        self.process = process
+        self._reader = answers
+        self._next = 0
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._listening = asyncio.create_task(self._listen())
+
+    async def ask(
+        self, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None, **more: Any
+    ) -> Answer:
+        """Generate greedily."""
+        return await self.answer(self.begin(prompt, max_tokens, params, **more))
+
+    def begin(
+        self, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None, **more: Any
+    ) -> int:
+        """Generate; `answer` waits for what came of it."""
+        self._next += 1
+        number = self._next
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        told = {"id": number, "op": "generate", "prompt": prompt, "max_tokens": max_tokens}
+        self._tell({**told, "params": params, **more})
+        return number
+
+    async def answer(self, number: int) -> Answer:
+        told = await asyncio.wait_for(self._waiting[number], ANSWER_S)
+        return Answer(
+            tuple(told["tokens"]),
+            told["finish"],
+            told["params"],
+            told.get("error", ""),
+            tuple(told.get("logprobs", ())),
+        )
+
+    def abort(self, number: int) -> None:
+        self._tell({"id": number, "op": "abort"})
+
+    def kill(self) -> None:
+        """End it and its workers at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        self._listening.cancel()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.process.wait(), 20)
+        self.kill()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def _listen(self) -> None:
+        while line := await self._reader.readline():
+            told = json.loads(line)
+            waiting = self._waiting.get(told["id"])
+            if waiting is not None and not waiting.done():
+                waiting.set_result(told)
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionError("the engine has ended"))
+
+
+@contextlib.asynccontextmanager
+async def vllm_engine(python: Path, options: Options, log: Path) -> AsyncIterator[VllmEngine]:
+    """Start an engine; its words go to ``log``."""
+    read_fd, write_fd = os.pipe()
+    environment = {
+        **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")},
+        **ENVIRONMENT,
+        "VLLM_SSM_CONV_STATE_LAYOUT": options.conv_layout,
+    }
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            python,
+            MAIN,
+            str(write_fd),
+            json.dumps(options.arguments()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            pass_fds=(write_fd,),
+            env=environment,
+            start_new_session=True,
+        )
+    os.close(write_fd)
+    reader = asyncio.StreamReader(limit=1 << 26)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb")
+    )
+    try:
+        first = await asyncio.wait_for(reader.readline(), START_S)
+        if not first:
+            raise RuntimeError(f"the engine did not start: its words are in {log}")
+        engine = VllmEngine(process, reader)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+    try:
+        yield engine
+    finally:
+        await engine.close()
