@@ -117,6 +117,19 @@ def test_p_whose_state_nobody_needs_is_no_failure() -> None:
     assert p.tally.empty
 
 
+def test_what_p_says_itself_is_not_part_of_keys_and_values_that_are_handed_over() -> None:
+    session = Session()
+    groups, settings = (Group("group.0", 4),), ConnectorSettings()
+    p = SchedulerSide("E", "life", "kv_producer", groups, {}, 0, session, settings)
+    request = prefill()
+    p.new_request(request)
+    assert request.num_prompt_tokens == len(PROMPT)
+    request.num_computed_tokens = len(PROMPT) + 3
+    session.take()
+    p.finished(request, ([1, 2, 3, 4],), computed=True)
+    assert session.take() == [("publish", "h", {"group.0": [1, 2, 3, 4]}, len(PROMPT), True)]
+
+
 def test_p_that_is_aborted_tells_d_and_holds_nothing() -> None:
     session = Session()
     p, request = side(session), prefill()

@@ -54,11 +54,6 @@ class PrefillSide:
     _held: set[str] = field(default_factory=set)
     """Requests that are finished, and whose pages D may still read."""
 
-    @property
-    def idle(self) -> bool:
-        """Whether no request has a part to play."""
-        return not (self._prompts or self._held)
-
     def begin(self, request_id: str, handoff_id: str) -> None:
         """A prompt came in. D may know of it from now on, and learns if it is given up."""
         self._prompts[request_id] = _Prompt(handoff_id)

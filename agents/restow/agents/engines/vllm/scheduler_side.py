@@ -43,8 +43,8 @@ class SchedulerSide:
         """
         self._engine_id, self._life, self._kv_role = engine_id, life, kv_role
         self._groups, self._windows = tuple(groups), dict(windows)
-        recurrent = any(group.is_state for group in groups)
-        self._backoff = backoff_tokens(recurrent, lookahead_tokens)
+        self._recurrent = any(group.is_state for group in groups)
+        self._backoff = backoff_tokens(self._recurrent, lookahead_tokens)
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
         self._parts: dict[str, Part] = {}
@@ -127,6 +127,8 @@ class SchedulerSide:
             return None
         self._prompt_tokens.pop(request_id, None)
         position = request.num_computed_tokens
+        if not self._recurrent:  # what P has said itself follows the prompt, and does not matter
+            position = min(position, request.num_prompt_tokens)
         if not computed or not position:
             self._prefill.give_up(request_id, "P's request ended before its prompt was computed")
             return None
