@@ -79,7 +79,6 @@ class Answer:
     finish: str | None
     params: dict[str, Any] | None
     error: str = ""
-    logprobs: tuple[dict[str, float], ...] = ()
 
 
 class VllmEngine:
@@ -116,7 +115,6 @@ class VllmEngine:
             told["finish"],
             told["params"],
             told.get("error", ""),
-            tuple(told.get("logprobs", ())),
         )
 
     def abort(self, number: int) -> None:
