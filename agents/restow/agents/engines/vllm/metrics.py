@@ -117,6 +117,3 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         for name, count in transfer_stats_data["failures"].items():
             side, _, reason = name.partition(":")
             self._failures.labels(*self._labels[engine_idx], side, reason).inc(count)
-
-
-__all__ = ["RestowPromMetrics", "RestowStats"]

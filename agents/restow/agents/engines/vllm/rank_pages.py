@@ -7,7 +7,7 @@ or nothing is served: a layout that is only believed gives wrong bytes without a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -202,7 +202,7 @@ def _check_state(spec: RecurrentSpec, shape: RankShape, cache: LayerCache) -> No
     dtypes: list[DType] = []
     if form.conv:
         boxes = [part.box(shape.tp, shape.tp_rank) for part in form.conv]
-        columns = sum(_size(span.size for span in box) for box in boxes)
+        columns = sum(math.prod(span.size for span in box) for box in boxes)
         rows = form.taps + (shape.conv_rows_extra if form.speculates else 0)
         window = (rows, columns) if shape.conv_layout is ConvLayout.SD else (columns, rows)
         expected.append(window)
@@ -228,10 +228,6 @@ def _check_end(cache: LayerCache, memory: RegionMemory) -> None:
             "VLLM_KV_CACHE_LAYOUT to the connector",
             layer=cache.name,
         )
-
-
-def _size(sizes: Iterable[int]) -> int:
-    return math.prod(sizes)
 
 
 def _unlike(cache: LayerCache, wanted: object, found: object) -> CacheUnknownError:
