@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from aiohttp import ClientResponse, ClientSession, ClientTimeout, web
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, web
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 HOP_HEADERS = frozenset({"connection", "content-length", "content-encoding", "transfer-encoding"})
@@ -52,6 +52,8 @@ class Router:
             if prefill.done() and (refusal := await _refusal(prefill)) is not None:
                 return refusal  # the decode engine would wait for a state that never comes
             return await _passed_on(request, await decode)
+        except ClientError as error:
+            return web.json_response({"error": {"message": f"no engine: {error}"}}, status=502)
         finally:
             for task in (prefill, decode):
                 task.cancel()
@@ -110,7 +112,13 @@ def main() -> None:
     app.cleanup_ctx.append(router.session)
     for path in PATHS:
         app.router.add_post(path, router.route)
-    web.run_app(app, port=options.port, print=lambda text: print(text, flush=True))
+    # A client that leaves takes its requests to the engines with it.
+    web.run_app(
+        app,
+        port=options.port,
+        handler_cancellation=True,
+        print=lambda text: print(text, flush=True),
+    )
 
 
 if __name__ == "__main__":

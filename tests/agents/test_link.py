@@ -13,11 +13,18 @@ from agent_harness.fake_broker import AgentStream, FakeBroker
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent
 from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.backoff import LAST_S, LONGEST_S
 from restow.agents.errors import AgentClosedError
 from restow.agents.link import Link
 from restow.agents.memory import RegionMemory
 from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError
-from restow.broker.errors import AgentMismatchError, EngineReplacedError, EngineUnknownError
+from restow.broker.core.limits import Limits
+from restow.broker.errors import (
+    AgentMismatchError,
+    DirectoryFullError,
+    EngineReplacedError,
+    EngineUnknownError,
+)
 from restow.v1 import agent_link_pb2 as pb
 
 MEMORY = np.zeros(4096, np.uint8)
@@ -167,6 +174,26 @@ async def test_an_engine_that_is_registered_a_little_later_is_waited_for() -> No
         fake.refusal = None
         await starting
         await agent.close()
+
+
+async def test_waiting_for_an_engine_makes_later_pauses_no_longer() -> None:
+    """A broker that answers is not shunned: after a break, the agent is back at once."""
+    async with FakeBroker() as fake:
+        fake.refusal = EngineUnknownError("no engine E")
+        agent = _agent(fake.address)
+        agent.begin()
+        await until(lambda: fake.refusals >= 6)
+        fake.refusal = DirectoryFullError("just now")
+        await until(lambda: agent.refusal is not None and agent.refusal.reason != "ENGINE_UNKNOWN")
+        fake.refusal = None
+        began_s = asyncio.get_running_loop().time()
+        await until(lambda: agent.refusal is None)
+        assert asyncio.get_running_loop().time() - began_s < LAST_S / 2
+        await agent.close()
+
+
+def test_the_broker_waits_longer_than_agents_pause() -> None:
+    assert Limits().agent_wait_s > LONGEST_S
 
 
 async def test_the_last_refusal_is_told_when_time_is_up() -> None:

@@ -190,7 +190,7 @@ def test_agents_that_stay_away_are_named() -> None:
     ready(world)
     world.connect(d, 1)
     world.request(d)
-    world.wait(2.1)
+    world.wait(world.directory.limits.agent_wait_s + 0.1)
     assert ends(p) == ends(d) == [("FAILED", "AGENT_MISSING")]
     assert "engine d: no agent is connected for ranks [0, 2]" in d.told[0].detail
 

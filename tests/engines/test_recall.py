@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor
-from transformers import NemotronHForCausalLM
+from transformers import AutoTokenizer, NemotronHForCausalLM
 
 from restow.agents.engines.recall.evaluate import whole_answer_accuracy
-from restow.agents.engines.recall.model import load_model
+from restow.agents.engines.recall.model import checkpoint_folder, load_model
 from restow.agents.engines.recall.task import Prompt, decode, make_prompts
+from restow.agents.engines.recall.tokenizer import make_tokenizer
 from restow.agents.engines.transformers.decode import (
     Decoded,
     decode_greedily,
@@ -162,3 +163,13 @@ def test_gross_fault_changes_most_replies(
     replies = zip(moved, replies_with(model, fault), strict=True)
     changed = sum(right.token_ids != wrong.token_ids for right, wrong in replies)
     assert changed > len(PROMPTS) // 2
+
+
+@pytest.mark.parametrize("group_count", [1, 2])
+def test_the_packaged_tokenizers_have_the_tasks_words(group_count: int) -> None:
+    folder = checkpoint_folder(group_count)
+    packaged = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    assert packaged.get_vocab() == make_tokenizer().get_vocab()
+    for prompt in PROMPTS:
+        assert tuple(packaged(prompt.text)["input_ids"]) == prompt.token_ids
+        assert packaged.decode(prompt.answer_ids) == decode(prompt.answer_ids)

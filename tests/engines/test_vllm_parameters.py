@@ -51,6 +51,15 @@ def test_a_handoff_id_alone_is_enough_where_the_role_says_the_side(role: str, si
     assert part_of({"handoff_id": "h"}, role, "other") == Part(side, "h")
 
 
+def test_a_router_may_say_how_long_d_waits() -> None:
+    params = {"handoff_id": "h", "timeout_ms": 500}
+    assert part_of(params, "kv_consumer", "other") == Part(Side.DECODE, "h", 500)
+    assert part_of(params, "kv_producer", "other") == Part(Side.PREFILL, "h")
+    assert part_of({"do_remote_prefill": True, **params}, "kv_both", "other") == Part(
+        Side.DECODE, "h", 500
+    )
+
+
 def test_a_request_without_parameters_has_no_part() -> None:
     for params in (None, {}, {"do_remote_decode": False, "do_remote_prefill": False}):
         assert part_of(params, "kv_both", "id") is None
@@ -62,6 +71,9 @@ def test_a_request_without_parameters_has_no_part() -> None:
         {"handoff_id": ""},
         {"handoff_id": 7},
         {"handoff_id": "h"},
+        {"do_remote_decode": True, "handoff_id": "h", "timeout_ms": -1},
+        {"do_remote_decode": True, "handoff_id": "h", "timeout_ms": 1.5},
+        {"do_remote_decode": True, "handoff_id": "h", "timeout_ms": True},
         {"do_remote_prefill": True},
         {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "P"},
     ],

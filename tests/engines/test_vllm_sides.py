@@ -24,6 +24,7 @@ class Session:
 
     said: list[tuple[Any, ...]] = field(default_factory=list)
     ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
+    patience_ms: list[int] = field(default_factory=list)
 
     def publish(
         self,
@@ -48,6 +49,7 @@ class Session:
         timeout_ms: int = 0,
     ) -> Future[HandoffEnded]:
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
+        self.patience_ms.append(timeout_ms)
         return self._end(handoff_id)
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
@@ -104,6 +106,16 @@ def test_p_publishes_fences_and_holds_until_d_has_it() -> None:
     assert p.step(nothing()).sent == ["r"]
     assert p.step(nothing()).sent == []
     assert p.tally.empty
+
+
+def test_d_waits_as_long_as_the_router_says() -> None:
+    for said, patience_ms in (({}, 120_000), ({"timeout_ms": 500}, 500)):
+        session, request = Session(), decode()
+        d = side(session)
+        request.kv_transfer_params = {"do_remote_prefill": True, "handoff_id": "h", **said}
+        d.new_request(request)
+        d.allocated(request, BLOCKS, 9)
+        assert session.patience_ms == [patience_ms]
 
 
 def test_p_whose_state_nobody_needs_is_no_failure() -> None:

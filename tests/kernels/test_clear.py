@@ -11,14 +11,21 @@ from kernel_arena import Arena
 
 from restow.kernels import SlotColumn, SlotTable, SlotTableError, clear_slots
 
-ClearSlots = Callable[[SlotTable, torch.Tensor, torch.Tensor], None]
+ClearSlots = Callable[..., None]
 PAGES, STRIDE = 6, 20_000
 
 
-def triton_clear(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:
+def triton_clear(
+    regions: SlotTable,
+    slots: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    of_zero: bool = False,
+    first_page: int = 0,
+) -> None:
     from restow.kernels import clear
 
-    clear.clear_slots(regions, slots, mask)
+    clear.clear_slots(regions, slots, mask, of_zero, first_page)
 
 
 both = pytest.mark.parametrize(
@@ -42,8 +49,8 @@ def check(
 ) -> None:
     """Clear ranges (offset, length) of two regions of poisoned pages; compare all bytes."""
     regions = [Arena(PAGES * STRIDE) for _ in range(2)]
-    rows = [(region.address, STRIDE, *item) for region in regions for item in ranges]
-    run(SlotTable.checked(np.array(rows, np.int64).reshape(-1, 4)), slots, mask)
+    rows = [(region.address, STRIDE, *item, 0) for region in regions for item in ranges]
+    run(SlotTable.checked(np.array(rows, np.int64).reshape(-1, 5)), slots, mask)
     want = Arena(PAGES * STRIDE)
     for slot, flag in zip(slots.tolist(), mask.tolist(), strict=True):
         for offset, length in ranges if flag else []:
@@ -61,6 +68,33 @@ def test_masked_slots_alone_are_cleared(
     slots = torch.tensor([4, 1, -1, 0, 2, -1], dtype=ids)  # -1 and mask 0: a graph's padding
     mask = torch.tensor([1, 0, 0, 1, 1, 0], dtype=flags)
     check(run, [(0, 36), (48, 0), (64, 17_000), (STRIDE - 8, 8)], slots, mask)
+
+
+@both
+@pytest.mark.parametrize("numbers", [torch.int32, torch.int64, torch.bool], ids=str)
+def test_groups_have_pages_of_their_own(run: ClearSlots, numbers: torch.dtype) -> None:
+    """Cleared is where the number is zero; pages below the first are padding."""
+    regions = [Arena(PAGES * STRIDE) for _ in range(3)]
+    groups = [1, 0, 1]
+    rows = [
+        (one.address, STRIDE, 24, 8000, group) for one, group in zip(regions, groups, strict=True)
+    ]
+    slots = torch.tensor([[1, 2, 0, 4, -1], [3, 5, 1, 2, 0]], dtype=torch.int32)
+    context = torch.tensor([0, 7, 0, 1, 0]).to(numbers)
+    run(SlotTable.checked(np.array(rows, np.int64)), slots, context, of_zero=True, first_page=1)
+    for one, group in zip(regions, groups, strict=True):
+        want = Arena(PAGES * STRIDE)
+        for page in ([1], [3, 1])[group]:
+            want.bytes[page * STRIDE + 24 :][:8000] = 0
+        assert np.array_equal(one.memory, want.memory)
+
+
+@both
+def test_a_group_without_pages_is_refused(run: ClearSlots) -> None:
+    table = SlotTable.checked(np.array([(800, 64, 8, 16, 2)], np.int64))
+    for slots in (torch.tensor([1]), torch.tensor([[1], [2]])):
+        with pytest.raises(SlotTableError, match="3 groups"):
+            run(table, slots, torch.tensor([True]))
 
 
 @both
@@ -96,16 +130,17 @@ def test_twin_clears_what_is_listed(
         (SlotColumn.BASE_ADDRESS, 0, "BASE_ADDRESS is 0"),
         (SlotColumn.LENGTH_BYTES, -1, "LENGTH_BYTES is -1"),
         (SlotColumn.OFFSET_BYTES, -8, "OFFSET_BYTES is -8"),
+        (SlotColumn.GROUP, -1, "GROUP is -1"),
         (SlotColumn.LENGTH_BYTES, 99, "ends at byte 107, beyond its page"),
     ],
 )
 def test_a_broken_range_is_named(column: SlotColumn, value: int, reason: str) -> None:
-    rows = np.array([(800, 64, 8, 16)] * 3, dtype=np.int64)
+    rows = np.array([(800, 64, 8, 16, 0)] * 3, dtype=np.int64)
     rows[2, column] = value
     with pytest.raises(SlotTableError, match=f"row 2: .*{reason}"):
         SlotTable.checked(rows)
 
 
 def test_another_shape_is_refused() -> None:
-    with pytest.raises(SlotTableError, match=r"want int64 \[n, 4\]"):
+    with pytest.raises(SlotTableError, match=r"want int64 \[n, 5\]"):
         SlotTable.checked(np.zeros((3, 3), dtype=np.int64))

@@ -107,7 +107,8 @@ def test_a_captured_copy_copies_what_is_there_at_its_replay() -> None:
 @needs_gpu
 def test_a_captured_clear_follows_its_mask() -> None:
     pages = torch.full((8, 4096), 0xA5, dtype=torch.uint8, device=CUDA)
-    rows = np.array([(pages.data_ptr(), 4096, 16, 1000), (pages.data_ptr(), 4096, 2000, 24)])
+    base = pages.data_ptr()
+    rows = np.array([(base, 4096, 16, 1000, 0), (base, 4096, 2000, 24, 0)])
     regions = SlotTable.checked(rows.astype(np.int64), CUDA)
     slots = torch.tensor([5, 2, -1], device=CUDA)
     mask = torch.zeros(3, dtype=torch.bool, device=CUDA)
@@ -146,8 +147,10 @@ signature = {"rows": "*i64", "tiles": "*i64"} | dict.fromkeys(blocks, "constexpr
 windows = ASTSource(project.project_kernel, signature, blocks)
 assert triton.compile(windows, target=target).asm["cubin"]
 for slots in ("*i32", "*i64"):
-    signature = {"rows": "*i64", "tiles": "*i64", "slots": slots, "mask": "*u8", "n_tiles": "i32"}
+    signature = {"rows": "*i64", "tiles": "*i64", "slots": slots, "mask": "*u8"}
+    signature |= dict.fromkeys(("n_tiles", "n_slots", "first_page"), "i32")
     fixed = {"UNIT_BYTES": 8, "UNIT": clear.UNIT_TYPES[8], "BLOCK": clear.TILE_UNITS}
+    fixed["OF_ZERO"] = True
     signature |= dict.fromkeys(fixed, "constexpr")
     source = ASTSource(clear.clear_slots_kernel, signature, fixed)
     assert triton.compile(source, target=target).asm["cubin"]

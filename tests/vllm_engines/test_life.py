@@ -15,15 +15,13 @@ from vllm_harness.engine import Options
 from vllm_harness.pair import MODEL, Pair, vllm_pair
 
 pytestmark = pytest.mark.timeout(600)
-REQUEST_S = 3
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pair(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    """P1 to D1; D is impatient."""
-    decode = Options(MODEL, extra={"request_timeout_ms": REQUEST_S * 1000})
+    """P1 to D1."""
     logs = tmp_path_factory.mktemp("logs")
-    async with vllm_pair(vllm_python, logs, Options(MODEL), decode, alone=False) as made:
+    async with vllm_pair(vllm_python, logs, Options(MODEL), Options(MODEL), alone=False) as made:
         yield made
 
 
@@ -53,7 +51,8 @@ async def test_a_prompt_of_one_token_is_computed_by_d(pair: Pair) -> None:
 async def test_a_handoff_that_never_comes_is_an_error_and_not_a_wrong_answer(
     pair: Pair, prompts: tuple[Prompt, ...]
 ) -> None:
-    answer = await pair.decode.ask(list(prompts[0].token_ids), 6, {"handoff_id": "nowhere"})
+    params = {"handoff_id": "nowhere", "timeout_ms": 1500}
+    answer = await pair.decode.ask(list(prompts[0].token_ids), 6, params)
     assert answer.finish == "error" or answer.error
     assert answer.tokens == ()
     again = await pair.prefill.ask(list(prompts[0].token_ids), 1, {"do_remote_decode": True})

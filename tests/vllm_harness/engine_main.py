@@ -44,7 +44,9 @@ class Engine:
             temperature=0.0,
             max_tokens=told["max_tokens"],
             ignore_eos=True,
-            detokenize=False,
+            # vLLM has logprobs only of answers that it puts into words.
+            detokenize="logprobs" in told,
+            logprobs=told.get("logprobs"),
             extra_args={"kv_transfer_params": told["params"]} if told.get("params") else None,
         )
         prompt = {"prompt_token_ids": told["prompt"]}
@@ -55,6 +57,10 @@ class Engine:
                 answer["tokens"] = list(one.token_ids)
                 answer["finish"] = one.finish_reason
                 answer["cached"] = output.num_cached_tokens
+                answer["logprobs"] = [
+                    {token: value.logprob for token, value in step.items()}
+                    for step in one.logprobs or ()
+                ]
                 answer["params"] = output.kv_transfer_params
         except Exception as error:  # noqa: BLE001 - the test sees it
             answer["error"] = f"{type(error).__name__}: {error}"

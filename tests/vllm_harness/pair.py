@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
 
+GRANT_S = 120.0
 MODEL = Path(recall.__file__).with_name("checkpoint")
 
 
@@ -36,7 +38,7 @@ async def vllm_pair(
     """
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(
-            running_broker(BrokerSettings(listen="127.0.0.1:0"))
+            running_broker(BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S))
         )
         wanted = [
             ("P", replace(prefill, role="kv_producer", broker=broker.address)),
@@ -49,4 +51,26 @@ async def vllm_pair(
                 for name, options in wanted[: 3 if alone else 2]
             )
         )
-        yield Pair(broker, engines[0], engines[1], engines[2] if alone else None)
+        pair = Pair(broker, engines[0], engines[1], engines[2] if alone else None)
+        try:
+            yield pair
+        except BaseException as error:
+            error.add_note(_story(pair, logs))
+            raise
+
+
+def _story(pair: Pair, logs: Path) -> str:
+    """What a test that failed wants to know: how handoffs ended, and what engines complained of."""
+    ended = pair.broker.hub.directory.ledger.ended.values()
+    failures = Counter(
+        f"{one.failure.reason}: {one.failure.detail}" for one in ended if one.failure is not None
+    )
+    lines = [f"{count} x {failure}" for failure, count in failures.items()]
+    for log in sorted(logs.glob("*.log")):
+        words = log.read_text(errors="replace").splitlines()
+        lines += [f"{log.stem}: {line[:300]}" for line in words if _is_complaint(line)][-12:]
+    return "\n".join(lines)
+
+
+def _is_complaint(line: str) -> bool:
+    return "[warning" in line or "[error" in line or "ERROR" in line

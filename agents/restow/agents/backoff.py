@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 FIRST_S = 0.1
 LAST_S = 5.0
+JITTER = 0.5
+LONGEST_S = LAST_S * (1 + JITTER)
 
 
 class Backoff:
@@ -30,7 +32,7 @@ class Backoff:
         """Seconds to wait now."""
         if self._clock() - self._began_s >= LAST_S:
             self._next_s = FIRST_S
-        wait_s = self._next_s * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+        wait_s = self._next_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
         self._next_s = min(2 * self._next_s, LAST_S)
         self._began_s = self._clock() + wait_s
         return wait_s

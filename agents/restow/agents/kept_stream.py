@@ -138,9 +138,9 @@ class KeptStream(Generic[Message, Request, Response]):
 
     def _pause_s(self) -> float:
         """How long to wait. An engine that is unknown yet may be registered at any moment."""
-        wait_s = self._backoff.wait_s()
-        unknown = self._refusal is not None and self._refusal.reason == "ENGINE_UNKNOWN"
-        return min(wait_s, UNKNOWN_PAUSE_S) if unknown else wait_s
+        if self._refusal is not None and self._refusal.reason == "ENGINE_UNKNOWN":
+            return UNKNOWN_PAUSE_S
+        return self._backoff.wait_s()
 
     def _is_final(self, refusal: RestowError) -> bool:
         """Whether trying again is of no use. An engine may still be registered, for example."""

@@ -102,15 +102,25 @@ def project_windows(table: ProjectTable, device: torch.device) -> None:
             project.project_windows(table, device)
 
 
-def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:
+def clear_slots(
+    regions: SlotTable,
+    slots: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    of_zero: bool = False,
+    first_page: int = 0,
+) -> None:
     """CLEAR: zero every range of `regions` in the pages `slots[i]` whose `mask[i]` is set.
 
-    All three live on one device. On a GPU nothing waits, and a CUDA graph may capture the launch.
+    ``slots`` is [s], or [g, s] where groups have lists of their own; ``mask`` any integers [s], and
+    with ``of_zero`` those that are zero are meant. Pages below ``first_page`` are padding.
+    All live on one device. On a GPU nothing waits, and a CUDA graph may capture the launch.
+    Raises `SlotTableError` if there are fewer lists than groups.
     """
     if slots.device.type == "cpu":
-        naive.clear_slots(regions, slots, mask)
+        naive.clear_slots(regions, slots, mask, of_zero, first_page)
     else:
         from restow.kernels import clear
 
         with torch.cuda.device(slots.device):
-            clear.clear_slots(regions, slots, mask)
+            clear.clear_slots(regions, slots, mask, of_zero, first_page)

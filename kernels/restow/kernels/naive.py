@@ -1,7 +1,7 @@
 """The twins: copy_pieces and clear_slots for host memory, in numpy and torch.
 
 copy_pieces  PieceTable over host addresses                                      -> None, copies
-clear_slots  SlotTable over host addresses, slots int [n], mask bool or uint8 [n] -> None, zeroes
+clear_slots  SlotTable over host addresses, slots int [g, n], mask [n] -> None, zeroes
 
 They are the kernels' truth and the production path on the CPU. Python loops over classes of equal
 rows and over rows long enough to pay for it, never over short rows. What was measured, one thread:
@@ -88,12 +88,16 @@ def _run_lengths(rows: Int64s) -> Int64s | None:
     return lengths if contiguous(rows).all() else None
 
 
-def clear_slots(regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor) -> None:
-    """Zero every listed byte range in the pages `slots[mask]` of host memory."""
-    base, page_stride, offset, length = regions.rows.numpy()[:, :, None].transpose(1, 0, 2)
-    page = slots[mask.bool()].to(torch.int64).numpy()
-    start = base + offset + page * page_stride  # [ranges, pages]
-    zero_rows(start.ravel(), np.broadcast_to(length, start.shape).ravel())
+def clear_slots(
+    regions: SlotTable, slots: torch.Tensor, mask: torch.Tensor, of_zero: bool, first_page: int
+) -> None:
+    """Zero every listed byte range in the pages of host memory that the mask says."""
+    base, page_stride, offset, length, group = regions.rows.numpy()[:, :, None].transpose(1, 0, 2)
+    marked = mask == 0 if of_zero else mask != 0
+    page = regions.lists(slots)[:, marked].to(torch.int64).numpy()[group[:, 0]]  # [ranges, pages]
+    start = base + offset + page * page_stride
+    cleared = page >= first_page
+    zero_rows(start[cleared], np.broadcast_to(length, start.shape)[cleared])
 
 
 def _copy_runs(src: Int64s, dst: Int64s, length: int) -> None:

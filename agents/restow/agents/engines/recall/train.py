@@ -14,6 +14,7 @@ from transformers import NemotronHConfig, NemotronHForCausalLM
 from restow.agents.engines.recall import task
 from restow.agents.engines.recall.evaluate import whole_answer_accuracy
 from restow.agents.engines.recall.fast_scan import fast_training
+from restow.agents.engines.recall.tokenizer import write_tokenizer
 
 IGNORED_LABEL = -100
 EVALUATION_SEED = 1_000_003  # far from any training seed: held-out prompts are never trained on
@@ -64,10 +65,11 @@ class Batch:
     labels: Tensor
 
 
-def make_config() -> NemotronHConfig:
+def make_config(group_count: int = 2) -> NemotronHConfig:
     """Return the shape of the model: it can be cut for tensor parallel sizes 1, 2 and 4.
 
-    Two KV heads and two B/C groups are fewer than four ranks, so size 4 replicates both.
+    Two KV heads and two B/C groups are fewer than four ranks, so size 4 replicates both; a single
+    group is replicated by size 2 too.
     """
     return NemotronHConfig(
         vocab_size=task.VOCABULARY_SIZE,
@@ -86,7 +88,7 @@ def make_config() -> NemotronHConfig:
         intermediate_size=512,
         mamba_num_heads=8,
         mamba_head_dim=32,
-        n_groups=2,
+        n_groups=group_count,
         ssm_state_size=32,
         conv_kernel=4,
         expand=2,
@@ -104,9 +106,9 @@ def make_config() -> NemotronHConfig:
     )
 
 
-def make_model() -> NemotronHForCausalLM:
+def make_model(group_count: int = 2) -> NemotronHForCausalLM:
     """Return an untrained model whose time steps start between 0.001 and 0.1."""
-    model = NemotronHForCausalLM(make_config())
+    model = NemotronHForCausalLM(make_config(group_count))
     with torch.no_grad():
         # Large enough that the first mixers do not drown which word a token is.
         model.get_input_embeddings().weight.normal_(std=0.5)
@@ -236,14 +238,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--groups", type=int, default=2, help="B/C groups of each Mamba2 layer")
     parser.add_argument("--threads", type=int, default=1, help="two stall on a shared machine")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
-    model = make_model()
+    model = make_model(arguments.groups)
     print(f"parameters {sum(p.numel() for p in model.parameters())}", flush=True)
     train(model, arguments.seed, Schedule())
     model.save_pretrained(arguments.out)
+    write_tokenizer(arguments.out)
     accuracy = whole_answer_accuracy(model, task.make_prompts(256, EVALUATION_SEED))
     print(f"held-out whole-answer accuracy {accuracy:.4f} on 256 prompts", flush=True)
 

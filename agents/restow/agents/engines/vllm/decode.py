@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from restow.agents.engines.vllm.ends import End, Ends
+from restow.agents.engines.vllm.ends import SILENT, End, Ends
 from restow.broker.client import HandoffEnded
 
 Blocks = Mapping[str, Sequence[int]]
@@ -49,6 +49,7 @@ class _Wait:
 
     handoff_id: str
     position_tokens: int
+    timeout_ms: int
     stage: _Stage = _Stage.NEW
 
 
@@ -67,9 +68,12 @@ class DecodeSide:
         """Whether no request has a part to play."""
         return not self._waits
 
-    def begin(self, request_id: str, handoff_id: str, position_tokens: int) -> None:
+    def begin(
+        self, request_id: str, handoff_id: str, position_tokens: int, timeout_ms: int = 0
+    ) -> None:
         """A request came in whose state another engine has, or will have."""
-        self._waits[request_id] = _Wait(handoff_id, position_tokens)
+        wait = _Wait(handoff_id, position_tokens, timeout_ms or self.timeout_ms)
+        self._waits[request_id] = wait
 
     def loadable_tokens(self, request_id: str, computed_tokens: int) -> int:
         """How many tokens beyond those computed here can be loaded. Changes nothing."""
@@ -98,9 +102,11 @@ class DecodeSide:
             blocks,
             held_tokens=held_tokens,
             position_tokens=wait.position_tokens,
-            timeout_ms=self.timeout_ms,
+            timeout_ms=wait.timeout_ms,
         )
-        self.ends.watch(request_id, wait.handoff_id, future, external_tokens)
+        self.ends.watch(
+            request_id, wait.handoff_id, future, wait.timeout_ms / 1000, external_tokens
+        )
 
     def do_without(self, request_id: str, why: str) -> None:
         """D computes the prompt itself: P's pages are free at once."""
@@ -129,6 +135,8 @@ class DecodeSide:
             wait = self._waits.get(end.request_id)
             if wait is not None:
                 wait.stage = _Stage.OVER
+            if end.reason == SILENT:
+                self.session.cancel(end.handoff_id, end.detail)
             if end.reason:
                 structlog.get_logger("restow.vllm").warning(
                     "no state was received",

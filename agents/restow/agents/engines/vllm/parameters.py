@@ -14,6 +14,7 @@ from typing import Any
 from restow.agents.engines.vllm.errors import ParametersError
 
 HANDOFF_ID = "handoff_id"
+TIMEOUT_MS = "timeout_ms"
 TRUNCATED = "_p_side_truncated"
 """vLLM's own mark of a prompt that was cut already, kept over preemptions."""
 
@@ -31,6 +32,8 @@ class Part:
 
     side: Side
     handoff_id: str
+    timeout_ms: int = 0
+    """How long D waits for this state; 0: as long as its engine commonly waits."""
 
 
 def part_of(params: Mapping[str, Any] | None, kv_role: str, default_id: str) -> Part | None:
@@ -43,6 +46,9 @@ def part_of(params: Mapping[str, Any] | None, kv_role: str, default_id: str) -> 
     handoff_id = params.get(HANDOFF_ID)
     if handoff_id is not None and (not isinstance(handoff_id, str) or not handoff_id):
         raise ParametersError(f"handoff_id is {handoff_id!r}; it must be a text")
+    timeout_ms = params.get(TIMEOUT_MS, 0)
+    if not isinstance(timeout_ms, int) or isinstance(timeout_ms, bool) or timeout_ms < 0:
+        raise ParametersError(f"timeout_ms is {timeout_ms!r}; it must be a positive whole number")
     if params.get("do_remote_decode"):
         return Part(Side.PREFILL, handoff_id or default_id)
     if params.get("do_remote_prefill"):
@@ -51,7 +57,7 @@ def part_of(params: Mapping[str, Any] | None, kv_role: str, default_id: str) -> 
                 "do_remote_prefill without handoff_id: the parameters are not those that a P with "
                 "this connector answered with"
             )
-        return Part(Side.DECODE, handoff_id)
+        return Part(Side.DECODE, handoff_id, timeout_ms)
     if handoff_id is None:
         return None
     if kv_role == "kv_both":
@@ -59,7 +65,9 @@ def part_of(params: Mapping[str, Any] | None, kv_role: str, default_id: str) -> 
             f"handoff {handoff_id}: this engine is both P and D (kv_both), so the request must say "
             "do_remote_decode or do_remote_prefill"
         )
-    return Part(Side.PREFILL if kv_role == "kv_producer" else Side.DECODE, handoff_id)
+    if kv_role == "kv_producer":
+        return Part(Side.PREFILL, handoff_id)
+    return Part(Side.DECODE, handoff_id, timeout_ms)
 
 
 def answer(part: Part, engine_id: str, request_id: str, position_tokens: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class SchedulerSide:
         if part.side is Side.DECODE:
             self._parts[request_id] = part
             tokens = position_tokens(request.num_prompt_tokens, self._backoff)
-            self._decode.begin(request_id, part.handoff_id, tokens)
+            self._decode.begin(request_id, part.handoff_id, tokens, part.timeout_ms)
             return
         truncate(request, self._backoff)
         self._parts[request_id] = part

@@ -1,0 +1,177 @@
+"""The reason of a failure in vLLM's HTTP answer. No vLLM is needed: ASGI on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker.fakes import D_BLOCKS, broker, pair
+from restow.agents.engines.vllm.failure_reasons import (
+    FailureReasons,
+    Fate,
+    Message,
+    Receive,
+    Send,
+    ask_broker,
+)
+
+ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}}
+FATE = Fate("h1", "EXPIRED", "NOT_PUBLISHED", "D's patience ran out: nobody published it")
+NAMED = json.dumps({"prompt": "x", "kv_transfer_params": {"handoff_id": "h1"}}).encode()
+
+
+class Engine:
+    """An application that answers what it is told to, in chunks."""
+
+    def __init__(self, status: int, kind: str, *chunks: bytes) -> None:
+        self.status, self.kind, self.chunks = status, kind, chunks
+        self.heard = b""
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        more = True
+        while more:
+            message = await receive()
+            self.heard += message.get("body", b"")
+            more = message.get("more_body", False)
+        length = sum(len(chunk) for chunk in self.chunks)
+        headers = [(b"content-type", self.kind.encode()), (b"content-length", b"%d" % length)]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        for number, chunk in enumerate(self.chunks, 1):
+            more = number < len(self.chunks)
+            await send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+
+class Asked:
+    """Knows one fate, and who was asked for which."""
+
+    def __init__(self, fate: Fate | None = FATE) -> None:
+        self.fate, self.calls = fate, list[tuple[str, str]]()
+
+    def __call__(self, broker: str, handoff_id: str) -> Fate | None:
+        self.calls.append((broker, handoff_id))
+        return self.fate
+
+
+def post(
+    engine: Engine, ask: Any, *body: bytes, app: object = None, method: str = "POST"
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    """What a client hears who posts a body in these chunks."""
+    chunks = list(body)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        chunk = chunks.pop(0)
+        return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": "/v1/completions", "app": app}
+    asyncio.run(_call(FailureReasons(engine, ask), scope, receive, send))
+    assert [one["type"] for one in sent[:2]] == ["http.response.start", "http.response.body"]
+    assert not sent[-1].get("more_body", False)
+    whole = b"".join(one["body"] for one in sent[1:])
+    return sent[0]["status"], dict(sent[0]["headers"]), whole
+
+
+async def _call(middleware: Any, *arguments: Any) -> None:
+    await middleware(*arguments)
+
+
+def test_the_reason_is_in_the_answer() -> None:
+    text = json.dumps(ERROR).encode()
+    engine, ask = Engine(500, "application/json", text[:10], text[10:]), Asked()
+    status, headers, body = post(engine, ask, NAMED[:7], NAMED[7:])
+    assert engine.heard == NAMED
+    assert ask.calls == [("", "h1")]
+    assert status == 500
+    assert int(headers[b"content-length"]) == len(body)
+    error = json.loads(body)["error"]
+    assert error["message"] == (
+        "no state was handed over: NOT_PUBLISHED: D's patience ran out: nobody published it"
+    )
+    assert (error["type"], error["code"]) == ("InternalServerError", 500)
+    assert error["handoff"] == {
+        "handoff_id": "h1",
+        "state": "EXPIRED",
+        "reason": "NOT_PUBLISHED",
+        "detail": FATE.detail,
+    }
+
+
+def test_a_stream_that_breaks_says_why() -> None:
+    first = b'data: {"choices": []}\n\n'
+    failed = b"data: " + json.dumps(ERROR).encode() + b"\n\ndata: [DONE]\n\n"
+    engine = Engine(200, "text/event-stream; charset=utf-8", first, failed)
+    _, _, body = post(engine, Asked(), NAMED)
+    lines = body.decode().split("\n\n")
+    assert lines[0] == 'data: {"choices": []}'
+    assert "NOT_PUBLISHED" in json.loads(lines[1].removeprefix("data: "))["error"]["message"]
+    assert lines[2:] == ["data: [DONE]", ""]
+
+
+@pytest.mark.parametrize(
+    ("engine", "fate", "request_body"),
+    [
+        (Engine(200, "application/json", b'{"ok": 1}'), FATE, NAMED),
+        (Engine(400, "application/json", json.dumps(ERROR).encode()), FATE, NAMED),
+        (Engine(500, "application/json", json.dumps(ERROR).encode()), None, NAMED),
+        (Engine(500, "application/json", json.dumps(ERROR).encode()), FATE, b'{"prompt": "x"}'),
+        (Engine(500, "application/json", json.dumps(ERROR).encode()), FATE, b"no json"),
+        (Engine(500, "application/json", json.dumps(ERROR).encode()), FATE, b'{"kv_transfer_par'),
+        (Engine(500, "application/json", b"no json"), FATE, NAMED),
+        (Engine(500, "application/json", b'["error"]'), FATE, NAMED),
+        (Engine(500, "text/plain", json.dumps(ERROR).encode()), FATE, NAMED),
+    ],
+    ids=[
+        "no error",
+        "the client's own fault",
+        "the handoff went well",
+        "no handoff",
+        "a body that is no JSON",
+        "half a body",
+        "an answer that is no JSON",
+        "an answer without an error",
+        "an answer in text",
+    ],
+)
+def test_other_answers_stay_as_they_are(
+    engine: Engine, fate: Fate | None, request_body: bytes
+) -> None:
+    status, _, body = post(engine, Asked(fate), request_body)
+    assert (status, body) == (engine.status, b"".join(engine.chunks))
+
+
+def test_the_broker_is_the_connectors() -> None:
+    config = SimpleNamespace(kv_connector_extra_config={"broker": "10.0.0.7:7350"})
+    args = SimpleNamespace(kv_transfer_config=config)
+    ask = Asked()
+    engine = Engine(500, "application/json", json.dumps(ERROR).encode())
+    post(engine, ask, NAMED, app=SimpleNamespace(state=SimpleNamespace(args=args)))
+    assert ask.calls == [("10.0.0.7:7350", "h1")]
+
+
+async def test_a_real_broker_is_asked() -> None:
+    async with broker() as running, pair(running.address) as both:
+        ended = both.d.request("early", D_BLOCKS)
+        both.d.cancel("early", "the client left")
+        await ended
+        await both.hand_over("well")
+
+        async def ask(handoff_id: str) -> Fate | None:
+            return await asyncio.to_thread(ask_broker, running.address, handoff_id)
+
+        fate, well, unknown = await ask("early"), await ask("well"), await ask("nowhere")
+    assert fate is not None
+    assert unknown is not None
+    assert (fate.state, fate.reason) == ("CANCELLED", "CANCELLED")
+    assert "the client left" in fate.detail
+    assert well is None
+    assert unknown.reason == "HANDOFF_UNKNOWN"
+    gone = await ask("early")
+    assert gone is not None
+    assert (gone.state, gone.reason) == ("UNKNOWN", "BROKER_UNREACHABLE")
