@@ -119,6 +119,23 @@ def control(about: str, rows: Rows) -> list[str]:
     return lines
 
 
+def engines_machine(about: str, rows: Rows) -> list[str]:
+    """What the engines were measured on."""
+    return machine(about, rows)
+
+
+def engines(about: str, rows: Rows) -> list[str]:
+    """A line a case of a real vLLM."""
+    lines = _head("case", "ms", "reference", "ms", "ratio", "goal", "replies")
+    for row in rows:
+        lines.append(
+            f"| {row['case']} | {row['seconds'] * 1e3:.3g} | {row['reference']} "
+            f"| {row['reference_seconds'] * 1e3:.3g} | {row['ratio']:.2f} | {_goal(row)} "
+            f"| {row['note']} |"
+        )
+    return lines
+
+
 def planning(about: str, rows: Rows) -> list[str]:
     """A line a geometry and a step."""
     lines = _head("case", "ms", "budget, ms")
@@ -153,6 +170,7 @@ TABLES: dict[str, tuple[Callable[[str, Rows], list[str]], ...]] = {
     "benchmarks.json": (machine, data, control),
     "ways.json": (ways_machine, pieces, models, planning),
     "ground.json": (ground,),
+    "vllm.json": (engines_machine, engines),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
 

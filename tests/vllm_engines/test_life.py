@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,9 +20,10 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pair(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    """P1 to D1."""
+    """P1 to D1; P computes two prompts at once, so that others wait."""
     logs = tmp_path_factory.mktemp("logs")
-    async with vllm_pair(vllm_python, logs, Options(MODEL), Options(MODEL), alone=False) as made:
+    prefill = Options(MODEL, engine={"max_num_seqs": 2})
+    async with vllm_pair(vllm_python, logs, prefill, Options(MODEL), alone=False) as made:
         yield made
 
 
@@ -84,11 +86,45 @@ async def test_d_that_is_aborted_while_it_waits_frees_p(
     await until(lambda: not live)
 
 
+async def test_p_that_is_aborted_leaves_no_garbage(pair: Pair, prompts: tuple[Prompt, ...]) -> None:
+    """Some are computed before the abort comes, others are not: D has the right answer, or none."""
+    live = pair.broker.hub.directory.ledger.live
+
+    def ids(prompt: Prompt) -> list[int]:
+        return list(prompt.token_ids)
+
+    numbers = [
+        pair.prefill.begin(ids(one), 1, {"handoff_id": f"aborted {i}"})
+        for i, one in enumerate(prompts)
+    ]
+    await until(lambda: ("default", f"aborted {len(prompts) - 1}") in live)
+    for number in reversed(numbers):
+        pair.prefill.abort(number)
+    answers = await asyncio.gather(
+        *(
+            pair.decode.ask(ids(one), 6, {"handoff_id": f"aborted {i}", "timeout_ms": 3000})
+            for i, one in enumerate(prompts)
+        )
+    )
+    failed = 0
+    for answer, prompt in zip(answers, prompts, strict=True):
+        assert answer.tokens in ((), prompt.answer_ids)
+        failed += answer.tokens == ()
+    assert failed > 0
+    await until(lambda: not live)
+    given = await pair.prefill.ask(ids(prompts[0]), 1, {"do_remote_decode": True})
+    answer = await pair.decode.ask(ids(prompts[0]), 6, given.params)
+    assert answer.tokens == prompts[0].answer_ids
+
+
 async def test_a_killed_p_is_an_error(pair: Pair, prompts: tuple[Prompt, ...]) -> None:
-    """The last test of the module: P is gone afterwards."""
-    waiting = pair.decode.begin(list(prompts[2].token_ids), 6, {"handoff_id": "lost"})
+    """It had published one state, and not yet begun with another. The last test of the module."""
+    ids = list(prompts[2].token_ids)
+    given = await pair.prefill.ask(ids, 1, {"do_remote_decode": True})
     pair.prefill.kill()
-    answer = await pair.decode.answer(waiting)
-    assert answer.finish == "error" or answer.error
-    alone = await pair.decode.ask(list(prompts[2].token_ids), 6)
+    for params in (given.params, {"handoff_id": "not begun", "timeout_ms": 3000}):
+        answer = await pair.decode.ask(ids, 6, params)
+        assert answer.finish == "error" or answer.error
+        assert answer.tokens == ()
+    alone = await pair.decode.ask(ids, 6)
     assert alone.tokens == prompts[2].answer_ids

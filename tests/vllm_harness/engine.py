@@ -43,6 +43,7 @@ class Options:
     policy: str = "fail"
     extra: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
         """In vLLM's words."""
@@ -88,6 +89,9 @@ class Answer:
     """Tokens of the prompt that the engine did not compute."""
     logprobs: tuple[dict[int, float], ...] = ()
     """Of each token said, those of the likeliest; asked for with ``logprobs=2`` or more."""
+    first_s: float = 0.0
+    done_s: float = 0.0
+    """When the first and the last token came, on the host's monotonic clock."""
 
 
 class VllmEngine:
@@ -129,6 +133,8 @@ class VllmEngine:
                 {int(token): value for token, value in step.items()}
                 for step in told.get("logprobs", ())
             ),
+            told.get("first_s", 0.0),
+            told.get("done_s", 0.0),
         )
 
     def abort(self, number: int) -> None:
@@ -170,6 +176,7 @@ async def vllm_engine(python: Path, options: Options, log: Path) -> AsyncIterato
         **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")},
         **ENVIRONMENT,
         "VLLM_SSM_CONV_STATE_LAYOUT": options.conv_layout,
+        **options.environment,
     }
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from typing import Any
 
 from vllm import SamplingParams
@@ -55,6 +56,8 @@ class Engine:
             async for output in self._engine.generate(prompt, sampling, f"{told['id']}"):
                 (one,) = output.outputs
                 answer["tokens"] = list(one.token_ids)
+                answer["done_s"] = time.monotonic()
+                answer.setdefault("first_s", answer["done_s"])
                 answer["finish"] = one.finish_reason
                 answer["cached"] = output.num_cached_tokens
                 answer["logprobs"] = [

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from restow.agents.engines import recall
+from restow.agents.engines.recall.model import checkpoint_folder
 from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
 
 GRANT_S = 120.0
-MODEL = Path(recall.__file__).with_name("checkpoint")
+MODEL = checkpoint_folder()
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,35 @@ async def vllm_pair(
 
     The engine that serves alone is like the decode engine, without a connector.
     """
-    async with contextlib.AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(
-            running_broker(BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S))
-        )
-        wanted = [
-            ("P", replace(prefill, role="kv_producer", broker=broker.address)),
-            ("D", replace(decode, role="kv_consumer", broker=broker.address)),
-            ("alone", decode),
-        ]
-        engines = await asyncio.gather(
-            *(
-                stack.enter_async_context(vllm_engine(python, options, logs / f"{name}.log"))
-                for name, options in wanted[: 3 if alone else 2]
-            )
-        )
+    async with (
+        running_broker(BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)) as broker,
+        vllm_engines(python, logs, broker.address, prefill, decode, alone) as engines,
+    ):
         pair = Pair(broker, engines[0], engines[1], engines[2] if alone else None)
         try:
             yield pair
         except BaseException as error:
             error.add_note(_story(pair, logs))
             raise
+
+
+@contextlib.asynccontextmanager
+async def vllm_engines(
+    python: Path, logs: Path, address: str, prefill: Options, decode: Options, alone: bool
+) -> AsyncIterator[list[VllmEngine]]:
+    """P, D, and perhaps one that serves alone; the broker at ``address`` may come later."""
+    wanted = [
+        ("P", replace(prefill, role="kv_producer", broker=address)),
+        ("D", replace(decode, role="kv_consumer", broker=address)),
+        ("alone", decode),
+    ]
+    async with contextlib.AsyncExitStack() as stack:
+        yield await asyncio.gather(
+            *(
+                stack.enter_async_context(vllm_engine(python, options, logs / f"{name}.log"))
+                for name, options in wanted[: 3 if alone else 2]
+            )
+        )
 
 
 def _story(pair: Pair, logs: Path) -> str:

@@ -1,0 +1,190 @@
+"""A real vLLM: handing over through Restow, beside vLLM's own NixlConnector.
+
+Both pairs of engines run at once and are asked in turns. `routed`: P is asked, and D when P has
+answered, as routers do for vLLM's connectors. `early`: both are asked in the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rows import Row, Yield, compared
+from simulated import small_layout
+
+from restow.agents.engines.recall.model import checkpoint_folder
+from restow.agents.engines.recall.task import Prompt, make_prompts
+from restow.agents.engines.vllm.groups import Group
+from restow.agents.engines.vllm.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.broker.client import BlockingSession
+from restow.broker.server.serve import running_broker
+from restow.broker.server.settings import BrokerSettings
+from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine
+
+SUITE = "vllm"
+PAIRS = ((1, 1), (1, 2))
+WARM_UP, AT_ONCE = 6, 64
+SAMPLES_PER_REPEAT = 3
+STEP_BUDGET_S = 50e-6
+STEPS = 2000
+NIXL = "NixlConnector"
+FIRST_PORT = 5600
+
+
+@dataclass
+class Way:
+    """One way to hand over, and what came of it."""
+
+    name: str
+    prefill: VllmEngine
+    decode: VllmEngine
+    early: bool
+    waits_s: list[float] = field(default_factory=list)
+    """From P's answer to D's first token."""
+    right: int = 0
+    failed: int = 0
+    asked: int = 0
+
+    async def hand_over(self, prompt: Prompt, handoff_id: str) -> None:
+        """One prompt; the reply is looked at, and a failure has no time."""
+        ids = list(prompt.token_ids)
+        if self.early:
+            params = {"handoff_id": handoff_id}
+            number = self.prefill.begin(ids, 1, params)
+            answer = await self.decode.ask(ids, len(prompt.answer_ids), params)
+            first = await self.prefill.answer(number)
+        else:
+            first = await self.prefill.ask(ids, 1, {"do_remote_decode": True})
+            answer = await self.decode.ask(ids, len(prompt.answer_ids), first.params)
+        self._look_at(prompt, first, answer)
+
+    def _look_at(self, prompt: Prompt, first: Answer, answer: Answer) -> None:
+        self.asked += 1
+        self.right += answer.tokens == prompt.answer_ids
+        if not answer.tokens:
+            self.failed += 1
+            return
+        self.waits_s.append(answer.first_s - first.done_s)
+
+    def take(self) -> tuple[list[float], str]:
+        """What was measured since the last call, and how right the replies were."""
+        found = self.waits_s, f"{self.right} of {self.asked} right"
+        if self.failed:
+            found = found[0], f"{found[1]}, {self.failed} failed"
+        self.waits_s, self.right, self.failed, self.asked = [], 0, 0, 0
+        return found
+
+
+def run(put: Yield, repeats: int) -> None:
+    """Needs the interpreter of vLLM's environment in RESTOW_VLLM_PYTHON."""
+    put(_step())
+    python = Path(os.environ["RESTOW_VLLM_PYTHON"])
+    for groups in (2, 1):
+        for prefill_tp, decode_tp in PAIRS:
+            case = f"P{prefill_tp} to D{decode_tp}, groups {groups}"
+            model = Options(checkpoint_folder(groups), conv_layout="DS")
+            pair = replace(model, tp=prefill_tp), replace(model, tp=decode_tp)
+            for row in asyncio.run(_measure(python, case, *pair, repeats)):
+                put(row)
+
+
+async def _measure(
+    python: Path, case: str, prefill: Options, decode: Options, repeats: int
+) -> list[Row]:
+    prompts = make_prompts(WARM_UP + max(AT_ONCE, SAMPLES_PER_REPEAT * repeats), seed=1_000_003)
+    warm_up, prompts = prompts[:WARM_UP], prompts[WARM_UP:]
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(
+            running_broker(BrokerSettings(listen="127.0.0.1:0"))
+        )
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        restow = [replace(one, broker=broker.address) for one in (prefill, decode)]
+        nixl = [
+            replace(one, connector=NIXL, environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
+            for one, port in ((prefill, FIRST_PORT), (decode, FIRST_PORT + 100))
+        ]
+        started = [
+            await stack.enter_async_context(vllm_engine(python, replace(one, role=role), log))
+            for one, role, log in zip(
+                (*restow, *nixl),
+                ("kv_producer", "kv_consumer") * 2,
+                (logs / f"{number}.log" for number in range(4)),
+                strict=True,
+            )
+        ]
+        ways = [
+            Way("routed", started[0], started[1], early=False),
+            Way("early", started[0], started[1], early=True),
+            Way(NIXL, started[2], started[3], early=False),
+        ]
+        for number, prompt in enumerate(warm_up):
+            for way in ways:
+                await way.hand_over(prompt, f"warm-up/{number}")
+        for way in ways:
+            way.take()
+        for number, prompt in enumerate(prompts[: SAMPLES_PER_REPEAT * repeats]):
+            # Each goes first as often as the others.
+            for way in (ways[(number + turn) % len(ways)] for turn in range(len(ways))):
+                await way.hand_over(prompt, f"one/{number}")
+        waits = {way.name: way.take() for way in ways}
+        at_once: dict[str, tuple[list[float], str]] = {}
+        for way in ways:
+            began_s = time.monotonic()
+            work = [way.hand_over(one, f"at once/{i}") for i, one in enumerate(prompts[:AT_ONCE])]
+            await asyncio.gather(*work)
+            elapsed_s = time.monotonic() - began_s
+            at_once[way.name] = [elapsed_s], way.take()[1]
+    return [
+        *_rows(f"{case}: from P's finish to D's first token", waits, goal=1.0),
+        *_rows(f"{case}: {AT_ONCE} requests at once", at_once, goal=None),
+    ]
+
+
+def _rows(
+    what: str, measured: dict[str, tuple[list[float], str]], goal: float | None
+) -> Iterator[Row]:
+    theirs, their_note = measured[NIXL]
+    for name in ("routed", "early"):
+        ours, note = measured[name]
+        if ours and theirs:
+            yield compared(
+                SUITE,
+                f"{what}, {name}",
+                ours,
+                NIXL,
+                theirs,
+                goal=goal,
+                note=f"{note}; {NIXL}: {their_note}",
+            )
+
+
+def _step() -> Row:
+    """What the scheduler's side does in a step of an engine that hands nothing over."""
+    session = BlockingSession("idle", "life", small_layout())
+    groups = (Group("group.0", 128), Group("group.1", 128, 0))
+    side = SchedulerSide("idle", "life", "kv_both", groups, {}, 0, session, ConnectorSettings())
+    running = [(f"request {number}", 100) for number in range(256)]
+    samples = [_timed(side, running) for _ in range(STEPS)]
+    return compared(
+        SUITE,
+        "a scheduler's step without a handoff, 256 requests",
+        samples,
+        "budget",
+        [STEP_BUDGET_S],
+        goal=1.0,
+    )
+
+
+def _timed(side: SchedulerSide, running: Sequence[tuple[str, int]]) -> float:
+    began_s = time.perf_counter()
+    for request_id, _ in running:
+        side.decides(request_id)
+    side.step(iter(running))
+    return time.perf_counter() - began_s

@@ -1,0 +1,94 @@
+"""A broker that is not there yet, goes, and comes back; D computes what it does not get."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+import pytest
+
+from agent_harness.waiting import until
+from restow.agents.engines.recall.task import Prompt
+from restow.broker.core.actions import State
+from restow.broker.server.serve import RunningBroker, running_broker
+from restow.broker.server.settings import BrokerSettings
+from vllm_harness.engine import START_S, Answer, Options, VllmEngine
+from vllm_harness.pair import GRANT_S, MODEL, vllm_engines
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def free_address() -> str:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{one.getsockname()[1]}"
+
+
+def served(address: str) -> contextlib.AbstractAsyncContextManager[RunningBroker]:
+    return running_broker(BrokerSettings(listen=address, grant_s=GRANT_S))
+
+
+async def hand_over(
+    engines: list[VllmEngine], prompt: Prompt, handoff_id: str, timeout_ms: int = 60_000
+) -> Answer:
+    params = {"handoff_id": handoff_id, "timeout_ms": timeout_ms}
+    prefill, decode, *_ = engines
+    first = prefill.begin(list(prompt.token_ids), 1, params)
+    answer = await decode.ask(list(prompt.token_ids), len(prompt.answer_ids), params)
+    await prefill.answer(first)
+    return answer
+
+
+def done(broker: RunningBroker) -> int:
+    return broker.hub.directory.ledger.ended_counts[State.DONE]
+
+
+async def test_engines_outlive_their_broker(
+    vllm_python: Path, tmp_path: Path, prompts: tuple[Prompt, ...]
+) -> None:
+    address = free_address()
+    patient = {"connect_timeout_s": START_S}
+    prefill = Options(MODEL, extra=patient)
+    decode = Options(MODEL, extra=patient, policy="recompute")
+    logs = [tmp_path / "P.log", tmp_path / "D.log"]
+    async with contextlib.AsyncExitStack() as stack:
+        starting = asyncio.create_task(
+            stack.enter_async_context(
+                vllm_engines(vllm_python, tmp_path, address, prefill, decode, alone=False)
+            )
+        )
+        async with asyncio.timeout(START_S):
+            while not all(b"the broker is not there yet" in _words(log) for log in logs):
+                assert not starting.done()
+                await asyncio.sleep(0.2)
+        async with served(address) as broker:
+            engines = await starting
+            answers = [await hand_over(engines, one, f"a{i}") for i, one in enumerate(prompts[:3])]
+            assert [one.tokens for one in answers] == [one.answer_ids for one in prompts[:3]]
+            assert done(broker) == 3
+            lost = await engines[1].ask(
+                list(prompts[3].token_ids), 6, {"handoff_id": "nowhere", "timeout_ms": 1000}
+            )
+            assert lost.tokens == prompts[3].answer_ids
+            assert done(broker) == 3
+        # Nobody is there to say that no state comes: D gives up by itself.
+        answer = await hand_over(engines, prompts[4], "meanwhile", timeout_ms=1000)
+        assert answer.tokens == prompts[4].answer_ids
+        assert b"BROKER_SILENT" in _words(logs[1])
+        async with served(address) as broker:
+            await until(lambda: len(broker.hub.directory.members.engines) == 2)
+            answers = [await hand_over(engines, one, f"b{i}") for i, one in enumerate(prompts[:3])]
+            assert [one.tokens for one in answers] == [one.answer_ids for one in prompts[:3]]
+            assert done(broker) == 3
+            ids = list(prompts[5].token_ids)
+            given = await engines[0].ask(ids, 1, {"do_remote_decode": True})
+            engines[0].kill()
+            answer = await engines[1].ask(ids, 6, given.params)
+            assert answer.tokens == prompts[5].answer_ids
+            assert done(broker) == 3
+
+
+def _words(log: Path) -> bytes:
+    return log.read_bytes() if log.exists() else b""
