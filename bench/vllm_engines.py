@@ -31,6 +31,10 @@ from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine
 SUITE = "vllm"
 PAIRS = ((1, 1), (1, 2))
 WARM_UP, AT_ONCE = 6, 64
+PATIENCE_S = 30.0
+"""What takes longer has failed."""
+MOST_FAILURES = 3
+"""After so many, a way is asked no more until the next case."""
 SAMPLES_PER_REPEAT = 3
 STEP_BUDGET_S = 50e-6
 STEPS = 2000
@@ -54,6 +58,16 @@ class Way:
 
     async def hand_over(self, prompt: Prompt, handoff_id: str) -> None:
         """One prompt; the reply is looked at, and a failure has no time."""
+        if self.failed >= MOST_FAILURES:
+            return
+        self.asked += 1
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._hand_over(prompt, handoff_id)
+        except TimeoutError:
+            self.failed += 1
+
+    async def _hand_over(self, prompt: Prompt, handoff_id: str) -> None:
         ids = list(prompt.token_ids)
         if self.early:
             params = {"handoff_id": handoff_id}
@@ -66,7 +80,6 @@ class Way:
         self._look_at(prompt, first, answer)
 
     def _look_at(self, prompt: Prompt, first: Answer, answer: Answer) -> None:
-        self.asked += 1
         self.right += answer.tokens == prompt.answer_ids
         if not answer.tokens:
             self.failed += 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 from engines.test_vllm_sides import Session
 from restow.agents.async_agent import AgentSettings
 from restow.agents.engines.vllm.decode import DecodeSide
 from restow.agents.engines.vllm.ends import SILENCE_S, SILENT, Ends
 from restow.agents.engines.vllm.prefill import PrefillSide
+from restow.broker.client import HandoffEnded
 from restow.broker.core.limits import Limits
 
 PATIENCE_S = 2.0
@@ -55,6 +58,16 @@ def test_what_the_broker_says_too_late_changes_nothing() -> None:
     assert d.received() == []
     session.end("g")
     assert [end.request_id for end in d.received()] == ["q"]
+
+
+def test_an_end_is_told_once() -> None:
+    clock, future = Clock(), Future[HandoffEnded]()
+    ends = Ends(clock)
+    ends.watch("r", "h", future, PATIENCE_S)
+    clock.now_s += PATIENCE_S + SILENCE_S
+    assert [end.reason for end in ends.take()] == [SILENT]
+    future.set_result(HandoffEnded("h", "DONE", "", "", 100, 7))
+    assert list(ends.take()) == []
 
 
 def test_an_end_in_time_is_the_only_one() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import signal
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -107,10 +109,20 @@ def handoffs(
         elif not watch:
             admin_view.show_handoffs(value)
         else:
-            with contextlib.suppress(KeyboardInterrupt), admin_view.live_handoffs(value) as update:
-                while True:
-                    time.sleep(WATCH_S)
+            with _interruption() as interrupted, admin_view.live_handoffs(value) as update:
+                while not interrupted.wait(WATCH_S):
                     update(admin_json.handoffs_json(client.handoffs(state, limit)))
+
+
+@contextlib.contextmanager
+def _interruption() -> Iterator[threading.Event]:
+    """What Ctrl-C sets. Raised in the midst of a call of gRPC, KeyboardInterrupt can get lost."""
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def handoff(
