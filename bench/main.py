@@ -55,14 +55,14 @@ def main(
     def put(row: Row) -> None:
         rows.append(row)
         console.print(f"  {row.suite}: {row.case}: {row.ratio:.2f} of {row.reference}")
+        if json_file is not None:  # what is measured is kept, should the rest not come
+            write_json(rows, json_file, about)
 
     for name in suite or [one for one in Suite if one not in NAMED_ONLY]:
         # Imported when needed: the control plane is measured without torch.
         module, run = MODULES[name]
         getattr(import_module(module), run)(put, repeats)
     show(rows, console)
-    if json_file is not None:
-        write_json(rows, json_file, about)
 
 
 if __name__ == "__main__":

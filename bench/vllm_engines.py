@@ -1,6 +1,6 @@
 """A real vLLM: handing over through Restow, beside vLLM's own NixlConnector.
 
-Both pairs of engines run at once and are asked in turns. `routed`: P is asked, and D when P has
+One pair of engines after the other, the same prompts. `routed`: P is asked, and D when P has
 answered, as routers do for vLLM's connectors. `early`: both are asked in the same moment.
 """
 
@@ -40,6 +40,9 @@ STEP_BUDGET_S = 50e-6
 STEPS = 2000
 NIXL = "NixlConnector"
 FIRST_PORT = 5600
+
+Measured = dict[str, tuple[list[float], str]]
+"""By way: seconds, and how right the replies were."""
 
 
 @dataclass
@@ -111,58 +114,63 @@ def run(put: Yield, repeats: int) -> None:
 async def _measure(
     python: Path, case: str, prefill: Options, decode: Options, repeats: int
 ) -> list[Row]:
-    prompts = make_prompts(WARM_UP + max(AT_ONCE, SAMPLES_PER_REPEAT * repeats), seed=1_000_003)
-    warm_up, prompts = prompts[:WARM_UP], prompts[WARM_UP:]
-    async with AsyncExitStack() as stack:
-        broker = await stack.enter_async_context(
-            running_broker(BrokerSettings(listen="127.0.0.1:0"))
-        )
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    """Each connector has the machine for itself: idle engines do not rest on few cores."""
+    async with running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker:
         restow = [replace(one, broker=broker.address) for one in (prefill, decode)]
-        nixl = [
-            replace(one, connector=NIXL, environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
-            for one, port in ((prefill, FIRST_PORT), (decode, FIRST_PORT + 100))
-        ]
-        started = [
-            await stack.enter_async_context(vllm_engine(python, replace(one, role=role), log))
-            for one, role, log in zip(
-                (*restow, *nixl),
-                ("kv_producer", "kv_consumer") * 2,
-                (logs / f"{number}.log" for number in range(4)),
-                strict=True,
-            )
-        ]
-        ways = [
-            Way("routed", started[0], started[1], early=False),
-            Way("early", started[0], started[1], early=True),
-            Way(NIXL, started[2], started[3], early=False),
-        ]
-        for number, prompt in enumerate(warm_up):
-            for way in ways:
-                await way.hand_over(prompt, f"warm-up/{number}")
-        for way in ways:
-            way.take()
-        for number, prompt in enumerate(prompts[: SAMPLES_PER_REPEAT * repeats]):
-            # Each goes first as often as the others.
-            for way in (ways[(number + turn) % len(ways)] for turn in range(len(ways))):
-                await way.hand_over(prompt, f"one/{number}")
-        waits = {way.name: way.take() for way in ways}
-        at_once: dict[str, tuple[list[float], str]] = {}
-        for way in ways:
-            began_s = time.monotonic()
-            work = [way.hand_over(one, f"at once/{i}") for i, one in enumerate(prompts[:AT_ONCE])]
-            await asyncio.gather(*work)
-            elapsed_s = time.monotonic() - began_s
-            at_once[way.name] = [elapsed_s], way.take()[1]
+        ours = await _measured(python, restow, {"routed": False, "early": True}, repeats)
+    nixl = [
+        replace(one, connector=NIXL, environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
+        for one, port in ((prefill, FIRST_PORT), (decode, FIRST_PORT + 100))
+    ]
+    theirs = await _measured(python, nixl, {NIXL: False}, repeats)
+    waits, at_once = ({**one, **other} for one, other in zip(ours, theirs, strict=True))
     return [
         *_rows(f"{case}: from P's finish to D's first token", waits, goal=1.0),
         *_rows(f"{case}: {AT_ONCE} requests at once", at_once, goal=None),
     ]
 
 
-def _rows(
-    what: str, measured: dict[str, tuple[list[float], str]], goal: float | None
-) -> Iterator[Row]:
+async def _measured(
+    python: Path, engines: Sequence[Options], early: dict[str, bool], repeats: int
+) -> tuple[Measured, Measured]:
+    """Of each way between two engines: seconds of single requests, and of all at once."""
+    prompts = make_prompts(WARM_UP + max(AT_ONCE, SAMPLES_PER_REPEAT * repeats), seed=1_000_003)
+    warm_up, prompts = prompts[:WARM_UP], prompts[WARM_UP:]
+    with tempfile.TemporaryDirectory() as logs:
+        async with AsyncExitStack() as stack:
+            prefill, decode = await asyncio.gather(
+                *(
+                    stack.enter_async_context(
+                        vllm_engine(python, replace(one, role=role), Path(logs) / role)
+                    )
+                    for one, role in zip(engines, ("kv_producer", "kv_consumer"), strict=True)
+                )
+            )
+            ways = [Way(name, prefill, decode, one) for name, one in early.items()]
+            for number, prompt in enumerate(warm_up):
+                for way in ways:
+                    await way.hand_over(prompt, f"{way.name}/warm-up/{number}")
+            for way in ways:
+                way.take()
+            for number, prompt in enumerate(prompts[: SAMPLES_PER_REPEAT * repeats]):
+                for way in ways:
+                    await way.hand_over(prompt, f"{way.name}/one/{number}")
+            waits = {way.name: way.take() for way in ways}
+            at_once: Measured = {}
+            for way in ways:
+                began_s = time.monotonic()
+                await asyncio.gather(
+                    *(
+                        way.hand_over(one, f"{way.name}/at once/{number}")
+                        for number, one in enumerate(prompts[:AT_ONCE])
+                    )
+                )
+                elapsed_s = time.monotonic() - began_s
+                at_once[way.name] = [elapsed_s], way.take()[1]
+    return waits, at_once
+
+
+def _rows(what: str, measured: Measured, goal: float | None) -> Iterator[Row]:
     theirs, their_note = measured[NIXL]
     for name in ("routed", "early"):
         ours, note = measured[name]
