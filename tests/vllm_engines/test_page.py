@@ -23,6 +23,7 @@ import pytest_asyncio
 
 from restow.agents.engines.recall.task import Prompt, decode
 from restow.broker.client import AdminClient
+from vllm_harness.pair import GRANT_S
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +66,7 @@ async def served(
     log = tmp_path_factory.mktemp("page") / "log"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
     environment |= {"RESTOW_BROKER": broker, "RESTOW_LISTEN": broker, "HF_HUB_OFFLINE": "1"}
+    environment["RESTOW_GRANT_S"] = f"{GRANT_S:g}"
     with log.open("wb") as out:
         shell = subprocess.Popen(  # noqa: ASYNC220 - it only starts others
             ["/bin/bash", "-ec", start + "wait -n"],
