@@ -8,8 +8,8 @@ from collections.abc import Callable
 WAIT_S = 20.0
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when it holds; fail after 20 s."""
-    async with asyncio.timeout(WAIT_S):
+async def until(condition: Callable[[], bool], within_s: float = WAIT_S) -> None:
+    """Return when it holds; fail after a while."""
+    async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - conditions of other processes have no event
             await asyncio.sleep(0.002)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+from agent_harness.waiting import until
 from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.actions import State
 from restow.broker.server.serve import RunningBroker, running_broker
@@ -22,9 +24,12 @@ BACK_S = 60.0
 
 
 def free_address() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{one.getsockname()[1]}"
+    """One that stays free while nobody listens: below the ports that the system gives away."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+    raise RuntimeError("no port is free")
 
 
 def served(address: str) -> contextlib.AbstractAsyncContextManager[RunningBroker]:
@@ -60,10 +65,8 @@ async def test_engines_outlive_their_broker(
                 vllm_engines(vllm_python, tmp_path, address, prefill, decode, alone=False)
             )
         )
-        async with asyncio.timeout(START_S):
-            while not all(b"the broker is not there yet" in _words(log) for log in logs):
-                assert not starting.done()
-                await asyncio.sleep(0.2)
+        waits = b"the broker is not there yet"
+        await until(lambda: all(waits in _words(log) for log in logs), START_S)
         async with served(address) as broker:
             engines = await starting
             answers = [await hand_over(engines, one, f"a{i}") for i, one in enumerate(prompts[:3])]
@@ -79,9 +82,8 @@ async def test_engines_outlive_their_broker(
         assert answer.tokens == prompts[4].answer_ids
         assert b"BROKER_SILENT" in _words(logs[1])
         async with served(address) as broker:
-            async with asyncio.timeout(BACK_S):
-                while len(broker.hub.directory.members.engines) < 2:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+            members = broker.hub.directory.members.engines
+            await until(lambda: [one.complete for one in members.values()] == [True] * 2, BACK_S)
             answers = [await hand_over(engines, one, f"b{i}") for i, one in enumerate(prompts[:3])]
             assert [one.tokens for one in answers] == [one.answer_ids for one in prompts[:3]]
             assert done(broker) == 3

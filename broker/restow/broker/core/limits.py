@@ -27,7 +27,7 @@ class Limits:
     min_grant_s: float = 0.05
     lease_margin_s: float = 0.1
     settle_grace_s: float = 7.0
-    agent_wait_s: float = 8.0
+    agent_wait_s: float = 10.0
     engine_idle_s: float = 600.0
     max_live: int = 100_000
     max_ended: int = 10_000
