@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -50,7 +51,9 @@ class Engine:
             logprobs=told.get("logprobs"),
             extra_args={"kv_transfer_params": told["params"]} if told.get("params") else None,
         )
-        prompt = {"prompt_token_ids": told["prompt"]}
+        prompt: dict[str, Any] = {"prompt_token_ids": told["prompt"]}
+        if told.get("embeds"):
+            prompt = {"prompt_embeds": torch.load(told["embeds"], weights_only=True)}
         answer: dict[str, Any] = {"id": told["id"], "tokens": [], "finish": None, "params": None}
         try:
             async for output in self._engine.generate(prompt, sampling, f"{told['id']}"):
