@@ -15,6 +15,7 @@ import pytest
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.actions import State
 from vllm_harness.checkpoints import gated_delta_net, write_checkpoint
+from vllm_harness.closeness import assert_same
 from vllm_harness.engine import Answer, Options
 from vllm_harness.pair import vllm_pair
 
@@ -22,8 +23,6 @@ pytestmark = pytest.mark.timeout(600)
 STEPS = 12
 BLOCK_TOKENS = 384
 """As vLLM chooses it for this model at both TP sizes, so that a state fits into a block of keys."""
-ROUNDING = 0.25
-"""More than logprobs were seen to differ by, of values between 0 and 5."""
 
 
 def prompts() -> list[list[int]]:
@@ -48,17 +47,6 @@ def prompts() -> list[list[int]]:
         first[:760] + some(60),
         some(40),
     ]
-
-
-def assert_same(found: Answer, expected: Answer) -> int:
-    """Up to where the other engine tossed a coin; returns how many steps that were."""
-    for step, (ours, theirs) in enumerate(zip(found.logprobs, expected.logprobs, strict=True)):
-        best, second = sorted(theirs.values(), reverse=True)[:2]
-        if found.tokens[step] != expected.tokens[step]:
-            assert best - second < ROUNDING, (step, ours, theirs)
-            return step
-        assert abs(ours[found.tokens[step]] - best) < ROUNDING, (step, ours, theirs)
-    return STEPS
 
 
 @pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(1, 2), (2, 1)])

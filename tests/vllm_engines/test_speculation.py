@@ -2,7 +2,7 @@
 
 D is asked for one prompt after the other: vLLM for the CPU samples wrong first tokens where several
 loaded prompts are padded with drafts in one step, with its own connector as well (see
-docs/vllm.md), and its convolution is mended (`vllm_harness.first_rows`).
+docs/vllm.md), and its convolution is mended (`vllm_harness.mended_workers`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 def guessing(tokens: int) -> dict[str, object]:
     """Drafts are what followed the same word before."""
     return {
-        "worker_extension_cls": "vllm_harness.first_rows.FirstRows",
+        "worker_extension_cls": "vllm_harness.mended_workers.MendedWorkers",
         "speculative_config": {
             "method": "ngram",
             "num_speculative_tokens": tokens,

@@ -16,14 +16,14 @@ from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.agents.engines.recall.tokenizer import write_tokenizer
 
 
-def gated_delta_net() -> PreTrainedModel:
-    """Qwen3-Next: three GDN layers to one of attention; the last one has experts."""
+def gated_delta_net(layers: int = 4) -> PreTrainedModel:
+    """Qwen3-Next: three GDN layers to one of attention, which has experts."""
     return Qwen3NextForCausalLM(
         Qwen3NextConfig(
             vocab_size=VOCABULARY_SIZE,
             hidden_size=128,
             intermediate_size=256,
-            num_hidden_layers=4,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=2048,
@@ -36,7 +36,7 @@ def gated_delta_net() -> PreTrainedModel:
             linear_num_value_heads=8,
             linear_key_head_dim=64,
             linear_value_head_dim=64,
-            mlp_only_layers=[0, 1, 2],
+            mlp_only_layers=[layer for layer in range(layers) if layer % 4 != 3],
             num_experts=4,
             num_experts_per_tok=2,
             moe_intermediate_size=64,

@@ -1,8 +1,11 @@
-"""Mends in its workers how vLLM for the CPU decodes where a conv state has rows for drafts.
+"""Mends two faults of vLLM for the CPU in its workers, where a test can't do without.
 
-There its convolution takes a state's last K-1 rows, whatever was accepted. It was prefilled into
-the first K-1, and a step's window begins after the tokens that were accepted before it
-(`num_accepted_tokens - 1`), as `ops/causal_conv1d.py` has it on every other device.
+Decoding, its convolution takes a state's last K-1 rows, whatever was accepted. The state was
+prefilled into the first K-1, and a step's window begins after the tokens that were accepted before
+it (`num_accepted_tokens - 1`), as `ops/causal_conv1d.py` has it on every other device.
+
+Its second pipeline stage has nowhere to put what the first one sends: others make room in the
+profiling run, which it leaves out.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 from vllm.model_executor.layers.mamba import mamba_mixer2
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-def _update(
+def _update_conv(
     x: torch.Tensor,
     conv_state: torch.Tensor,
     weight: torch.Tensor,
@@ -40,8 +44,20 @@ def _update(
     return found
 
 
-mamba_mixer2.causal_conv1d_update = _update
+_gather = GPUModelRunner.sync_and_gather_intermediate_tensors
 
 
-class FirstRows:
+def _gather_into_room(self: GPUModelRunner, *arguments: Any, **named: Any) -> Any:
+    if self.intermediate_tensors is None:
+        self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
+            batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+        )
+    return _gather(self, *arguments, **named)
+
+
+mamba_mixer2.causal_conv1d_update = _update_conv
+GPUModelRunner.sync_and_gather_intermediate_tensors = _gather_into_room
+
+
+class MendedWorkers:
     """Named to vLLM as ``worker_extension_cls``, so that every worker imports this module."""

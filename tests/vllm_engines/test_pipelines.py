@@ -1,0 +1,64 @@
+"""Layers split over stages on one side, heads over ranks on the other.
+
+vLLM refuses a stage without attention layers, so the model has twice the layers of the one that
+`test_gated_delta_net` hands over; tokens are compared as there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from restow.agents.engines.recall.task import VOCABULARY_SIZE
+from restow.broker.core.actions import State
+from vllm_harness.checkpoints import gated_delta_net, write_checkpoint
+from vllm_harness.closeness import assert_same
+from vllm_harness.engine import Answer, Options
+from vllm_harness.pair import vllm_pair
+
+pytestmark = pytest.mark.timeout(600)
+STEPS = 8
+STAGES = {"pipeline_parallel_size": 2}
+
+
+def prompts() -> list[list[int]]:
+    """Within one block and over several."""
+    rng = Random(5)  # noqa: S311 - reproducible, not secret
+    return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in (2, 40, 385, 500, 800)]
+
+
+@pytest.mark.parametrize("staged", ["P", "D"])
+async def test_pipeline_stages(vllm_python: Path, tmp_path: Path, staged: str) -> None:
+    model = write_checkpoint(partial(gated_delta_net, layers=8), tmp_path / "model")
+    engine = {
+        "max_model_len": 1024,
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": False,
+        "worker_extension_cls": "vllm_harness.mended_workers.MendedWorkers",
+    }
+    harness = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    stages = Options(model, 1, engine=engine | STAGES, environment=harness)
+    ranks = Options(model, 2, engine=engine, environment=harness)
+    prefill, decode = (stages, ranks) if staged == "P" else (ranks, stages)
+    async with vllm_pair(vllm_python, tmp_path, prefill, decode) as pair:
+        alone = pair.alone
+        assert alone is not None
+
+        async def hand_over(name: str, ids: list[int]) -> Answer:
+            params = {"handoff_id": name}
+            first = pair.prefill.begin(ids, 1, params)
+            answer = await pair.decode.ask(ids, STEPS, params, logprobs=2)
+            await pair.prefill.answer(first)
+            return answer
+
+        asked = prompts()
+        expected = await asyncio.gather(*(alone.ask(ids, STEPS, logprobs=2) for ids in asked))
+        found = await asyncio.gather(*(hand_over(f"h{i}", ids) for i, ids in enumerate(asked)))
+        steps = [assert_same(ours, other) for ours, other in zip(found, expected, strict=True)]
+        print(f"{staged} in stages: {sum(steps)} of {len(asked) * STEPS} steps", steps)
+        assert sum(steps) > len(asked) * STEPS / 2
+        assert pair.broker.hub.directory.ledger.ended_counts == {State.DONE: len(asked)}
