@@ -10,6 +10,7 @@ import asyncio
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,8 @@ async def _measure(
     async with running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker:
         restow = [replace(one, broker=broker.address) for one in (prefill, decode)]
         ours = await _measured(python, restow, {"routed": False, "early": True}, repeats)
+        ended = broker.hub.directory.ledger.ended.values()
+        why = Counter(one.failure.reason for one in ended if one.failure is not None)
     nixl = [
         replace(one, connector=NIXL, environment={"VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)})
         for one, port in ((prefill, FIRST_PORT), (decode, FIRST_PORT + 100))
@@ -125,8 +128,8 @@ async def _measure(
     theirs = await _measured(python, nixl, {NIXL: False}, repeats)
     waits, at_once = ({**one, **other} for one, other in zip(ours, theirs, strict=True))
     return [
-        *_rows(f"{case}: from P's finish to D's first token", waits, goal=1.0),
-        *_rows(f"{case}: {AT_ONCE} requests at once", at_once, goal=None),
+        *_rows(f"{case}: from P's finish to D's first token", waits, 1.0, why),
+        *_rows(f"{case}: {AT_ONCE} requests at once", at_once, None, why),
     ]
 
 
@@ -170,8 +173,10 @@ async def _measured(
     return waits, at_once
 
 
-def _rows(what: str, measured: Measured, goal: float | None) -> Iterator[Row]:
+def _rows(what: str, measured: Measured, goal: float | None, why: Counter[str]) -> Iterator[Row]:
+    """``why``: reasons of all of the pair's handoffs that failed, as the broker has them."""
     theirs, their_note = measured[NIXL]
+    reasons = "".join(f", {count} x {reason}" for reason, count in why.items())
     for name in ("routed", "early"):
         ours, note = measured[name]
         if ours and theirs:
@@ -182,7 +187,7 @@ def _rows(what: str, measured: Measured, goal: float | None) -> Iterator[Row]:
                 NIXL,
                 theirs,
                 goal=goal,
-                note=f"{note}; {NIXL}: {their_note}",
+                note=f"{note}{reasons if 'failed' in note else ''}; {NIXL}: {their_note}",
             )
 
 
