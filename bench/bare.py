@@ -1,6 +1,7 @@
 """NIXL alone: the pieces of a plan, read by as many processes, with no broker, agent or Restow.
 
-Shows how much of a handoff's time is the ground's: what descriptors cost whoever posts them.
+Shows how much of a handoff's time is the ground's: what descriptors cost whoever posts them, and
+what it takes to turn windows, which no read can do, by our kernels.
 Run as a program this is one rank's process, told in lines of JSON on stdin.
 """
 
@@ -18,9 +19,12 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
+import torch
 from touched import touched
 
 from restow.agents.binding import Blocks, RegionTable, Tokens
+from restow.agents.copying import piece_table
+from restow.agents.extraction import Extraction
 from restow.agents.memory import HOST
 from restow.agents.pieces import Descriptors
 from restow.agents.reads import bind_reads
@@ -29,6 +33,7 @@ from restow.agents.transport import NixlTransport
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, compile_programs
 from restow.broker.planner.program import Column, SpanColumn
+from restow.kernels import KeptRuns, PieceTable, copy_pieces
 
 BlockIds = Mapping[str, Sequence[int]]
 STAGING_BYTES = 64 << 20
@@ -54,8 +59,11 @@ class Rank:
 
 
 ALONE = "NIXL alone"
+ALONE_TURNED = "NIXL alone, and turned"
 ALONE_CONTIGUOUS = "NIXL alone, contiguous"
-"""References: the pieces of the plan, and one run of their bytes for each pair of ranks."""
+"""References: the pieces of the plan; the same, and what is read into staging is put where it
+belongs; one run of their bytes for each pair of ranks.
+"""
 
 
 class Bare:
@@ -82,12 +90,22 @@ class Bare:
             rank.ask("rest")
             rank.hear()
 
-    def read(self, src_ids: BlockIds, dst_ids: BlockIds) -> float:
-        """Read everything once; seconds until the last rank has all its bytes."""
+    @property
+    def turns(self) -> bool:
+        """Whether something is read into staging."""
+        return any(len(program.extracted) for program in self._programs)
+
+    def read(self, src_ids: BlockIds, dst_ids: BlockIds, *, turn: bool = False) -> float:
+        """Read everything once; seconds until the last rank has all its bytes.
+
+        ``turn``: until they are where they belong.
+        """
         src_blocks, dst_blocks = _blocks(src_ids), _blocks(dst_ids)
         for program in self._programs:
             reader = self._readers[program.dst_rank]
-            reader.ask({"pieces": list(self._pieces(program, reader, src_blocks, dst_blocks))})
+            pieces = list(self._pieces(program, reader, src_blocks, dst_blocks))
+            copies = self._copies(program, reader, dst_blocks) if turn else []
+            reader.ask({"pieces": pieces, "copies": copies})
         for reader in self._readers.values():
             reader.hear()
         begun_s = time.perf_counter()
@@ -118,6 +136,15 @@ class Bare:
             )
             columns = (both.src_address, both.dst_address, both.length_bytes)
             yield source.name, [column.tolist() for column in columns]
+
+    def _copies(self, program: Program, reader: Rank, dst_blocks: Blocks) -> list[list[int]]:
+        pairs = program.group_pairs
+        staged, _ = StagedSpans.of(program.spans, pairs).at(self._tokens, reader.staging_address)
+        extraction = Extraction(program.extracted, pairs, reader.memory)
+        rows: list[list[int]] = piece_table(
+            extraction.bind(staged, dst_blocks, self._tokens)
+        ).rows.tolist()
+        return rows
 
 
 def _blocks(ids: BlockIds) -> Blocks:
@@ -159,6 +186,7 @@ def _rank(layout: RankLayout, page_counts: dict[str, int]) -> Iterator[Rank]:
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     transport = NixlTransport("bare")
     memory = [touched(size) for size in json.loads(sys.stdin.readline())]
     for piece in memory:
@@ -171,6 +199,8 @@ def main() -> None:
         }
     )
     reads: list[tuple[str, Descriptors]] = []
+    copies: PieceTable | None = None
+    kept = KeptRuns()
     pause_s = 0.001  # connections are made by both sides
     while True:
         transport.progress()
@@ -182,6 +212,8 @@ def main() -> None:
         told = json.loads(line)
         if told == "go":
             _read(transport, reads)
+            if copies is not None:
+                copy_pieces(copies, torch.device("cpu"), kept)
         elif told == "rest":
             pause_s = 0.1
         elif "peers" in told:
@@ -192,6 +224,9 @@ def main() -> None:
                 (peer, Descriptors(*(np.array(column, np.int64) for column in columns)))
                 for peer, columns in told["pieces"]
             ]
+            rows = np.array(told["copies"], np.int64)
+            # By column in memory, as an agent has it.
+            copies = PieceTable.checked(np.asfortranarray(rows)) if len(rows) else None
         _say("done")
     transport.close()
 

@@ -1,7 +1,8 @@
 """How much of a handoff is the ground's: NIXL alone reads the same pieces, in turns with ours.
 
 Of the time of a contiguous handoff some is NIXL's and some is not: orders, reports, turns on busy
-processors. A handoff of scattered pieces pays that too, and NIXL's time for its own pieces.
+processors. A handoff of scattered pieces pays that too, NIXL's time for its own pieces, and the
+turning of windows.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 import uvloop
-from bare import ALONE, ALONE_CONTIGUOUS, bare
+from bare import ALONE, ALONE_CONTIGUOUS, ALONE_TURNED, bare
 from choice import Case, models
 from control import BROKER, listening
 from rows import Row, Yield, compared
-from scene import Engines, contiguous, page_counts, scene
+from scene import Engines, Scene, contiguous, page_counts, scene
 
+from restow.broker.layout import Layout
 from restow.broker.planner import make_plan
 
 WARM_UPS = 3
@@ -50,16 +52,19 @@ async def _measure(case: Case, name: str, broker: str, repeats: int) -> list[Row
                 bare(plan, case.tokens, page_counts(plan.source, case.tokens))
             )
             if ground.complete:
-                grounds[reference] = ground, (plan.source, plan.destination)
-        for ground, sides in grounds.values():
-            ground.read(*(made.blocks(layout, rng) for layout in sides))
+                sides = plan.source, plan.destination
+                grounds[reference] = ground, sides, False
+                if ground.turns:
+                    grounds[ALONE_TURNED] = ground, sides, True
+        for ground, sides, turn in grounds.values():
+            ground.read(*_drawn(made, sides, rng), turn=turn)
             ground.rest()
         for repeat in range(repeats):
             for kind in kinds:
                 taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
-            for reference, (ground, sides) in grounds.items():
-                blocks = (made.blocks(layout, rng) for layout in sides)
-                taken.setdefault(reference, []).append(ground.read(*blocks))
+            for reference, (ground, sides, turn) in grounds.items():
+                blocks = _drawn(made, sides, rng)
+                taken.setdefault(reference, []).append(ground.read(*blocks, turn=turn))
     size_bytes = case.plan.bytes_at(case.tokens)
     return [
         compared(
@@ -74,3 +79,9 @@ async def _measure(case: Case, name: str, broker: str, repeats: int) -> list[Row
         for reference, seconds in taken.items()
         if reference != AUTO
     ]
+
+
+def _drawn(
+    made: Scene, sides: tuple[Layout, Layout], rng: np.random.Generator
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    return made.blocks(sides[0], rng), made.blocks(sides[1], rng)
