@@ -140,6 +140,13 @@ class VllmEngine:
     def abort(self, number: int) -> None:
         self._tell({"id": number, "op": "abort"})
 
+    def hold(self) -> None:
+        """Compute nothing until told to `resume`; requests are taken, and wait."""
+        self._tell({"op": "hold"})
+
+    def resume(self) -> None:
+        self._tell({"op": "resume"})
+
     def kill(self) -> None:
         """End it and its workers at once."""
         with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,8 @@
 """A real vLLM engine in a process of its own, told in lines of JSON. Runs in vLLM's environment.
 
-Reads ``{"id": 1, "op": "generate", "prompt": [...], "max_tokens": 8, "params": {...}}`` and
-``{"id": 1, "op": "abort"}`` on stdin, answers on the descriptor named first on the command line.
+Reads ``{"id": 1, "op": "generate", "prompt": [...], "max_tokens": 8, "params": {...}}``,
+``{"id": 1, "op": "abort"}``, ``{"op": "hold"}`` and ``{"op": "resume"}`` on stdin, answers on the
+descriptor named first on the command line.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class Engine:
                 self._tasks[told["id"]] = asyncio.create_task(self._generate(told))
             elif told["op"] == "abort":
                 await self._engine.abort(f"{told['id']}")
+            elif told["op"] == "hold":
+                await self._engine.pause_generation(mode="keep", clear_cache=False)
+            elif told["op"] == "resume":
+                await self._engine.resume_generation()
         self._engine.shutdown()
 
     async def _generate(self, told: dict[str, Any]) -> None:
