@@ -96,6 +96,34 @@ async def test_agents_may_begin_before_their_engine_is_known() -> None:
         assert all(agent.refusal is None for agent in agents)
 
 
+async def test_agents_of_a_new_life_may_come_before_its_engine() -> None:
+    case = make_case("wide")
+    memory = destination_memory(case)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(
+            running_broker(BrokerSettings(listen="127.0.0.1:0"))
+        )
+        await stack.enter_async_context(
+            EngineSession("D", "life-1", case.destination, broker.address)
+        )
+        agents = []
+        for rank, own in memory.items():
+            agent = AsyncAgent(
+                broker.address, "D", "life-2", rank, own.regions, AgentSettings(1 << 20)
+            )
+            agent.begin()
+            stack.push_async_callback(agent.close)
+            agents.append(agent)
+        await until(lambda: all(agent.refusal is not None for agent in agents))
+        await stack.enter_async_context(
+            EngineSession("D", "life-2", case.destination, broker.address)
+        )
+        await until(lambda: all(agent.refusal is None for agent in agents))
+        (engine,) = broker.hub.directory.members.engines.values()
+        assert engine.incarnation == "life-2"
+        assert engine.complete
+
+
 async def test_costs_are_measured_before_they_are_first_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -98,7 +98,7 @@ def test_an_agent_of_p_lost_while_reading_waits_for_the_readers() -> None:
     assert ends(p) == ends(d) == [("FAILED", "AGENT_LOST")]
 
 
-def test_a_reader_that_is_lost_may_still_be_writing_until_its_grant_ends() -> None:
+def test_a_reader_that_is_lost_may_still_be_writing_until_it_is_back() -> None:
     world = World()
     p, d, number = reading(world)
     world.disconnect(d, 1)
@@ -107,17 +107,21 @@ def test_a_reader_that_is_lost_may_still_be_writing_until_its_grant_ends() -> No
     world.wait(world.directory.limits.grant_s + world.directory.limits.settle_grace_s - 0.1)
     assert p.told == []
     world.wait(0.2)
+    assert ends(p) == [("FAILED", "AGENT_LOST")]
+    assert ends(d) == []
+    world.connect(d, 1)
     assert ends(p) == ends(d) == [("FAILED", "AGENT_LOST")]
 
 
-def test_a_reader_that_comes_back_may_settle_what_it_read() -> None:
+def test_a_reader_that_comes_back_reads_no_more() -> None:
     world = World()
     p, d, number = reading(world)
     world.disconnect(d, 1)
     world.settle(d, number, 0)
+    assert p.told == d.told == []
     world.connect(d, 1)
-    world.settle(d, number, 1)
     assert ends(p) == ends(d) == [("FAILED", "AGENT_LOST")]
+    assert world.settle(d, number, 1) == []
 
 
 def test_a_replaced_agent_says_nothing_more() -> None:
@@ -176,9 +180,15 @@ def test_an_engine_that_is_not_there() -> None:
     members = world.directory.members
     with pytest.raises(EngineUnknownError, match="call RegisterEngine first"):
         members.engine(act.EngineKey("t", "p"), "1")
-    p = world.engine("p")
-    with pytest.raises(EngineReplacedError, match="this is other"):
-        members.engine(p.record.key, "other")
+    old = world.engine("p").record
+    with pytest.raises(EngineUnknownError, match="this is other: call RegisterEngine first"):
+        members.engine(old.key, "other")
+    for _ in range(2):
+        world.engine("p")
+        with pytest.raises(EngineReplacedError, match=f"this is {old.incarnation}"):
+            members.engine(old.key, old.incarnation)
+        with pytest.raises(EngineReplacedError, match="needs an incarnation of its own"):
+            members.register(old.key, old.incarnation, old.layout, old.layout_digest, 0.0)
 
 
 def test_registering_again_changes_nothing_and_another_layout_needs_another_life() -> None:

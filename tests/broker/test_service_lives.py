@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 import pytest
 
 from broker.fakes import (
@@ -15,7 +16,10 @@ from broker.fakes import (
     pair,
 )
 from restow.broker.client import BrokerUnreachableError, EngineSession
+from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import ListenError, RestowError
+from restow.v1 import broker_pb2 as pb
+from restow.v1 import broker_pb2_grpc
 
 
 async def test_a_session_lives_through_a_restart_of_the_broker(
@@ -74,6 +78,18 @@ async def test_a_newer_life_of_an_engine_ends_the_older_ones_session() -> None:
             with pytest.raises(RestowError) as caught:
                 await both.p.publish("i", P_BLOCKS, POSITION)
             assert caught.value.reason == "ENGINE_REPLACED"
+
+
+async def test_a_session_whose_older_stream_arrives_after_it_goes_on() -> None:
+    async with broker() as running, pair(running.address) as both:
+        stub = broker_pb2_grpc.BrokerStub(both.channel)
+        late = stub.Session()
+        await late.write(pb.SessionRequest(engine=both.p._ref))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in late:
+                pass
+        assert from_rpc_error(caught.value, running.address).reason == "SESSION_REPLACED"
+        await both.hand_over("h")
 
 
 async def test_no_broker_no_session() -> None:

@@ -58,7 +58,7 @@ def agent_batch(**body: Any) -> link.ConnectRequest:
         (agent_batch(hello=link.Hello()), "ENGINE_UNKNOWN"),
         (
             agent_batch(hello=link.Hello(engine=pb.EngineRef(engine_id="p", incarnation="?"))),
-            "ENGINE_REPLACED",
+            "ENGINE_UNKNOWN",
         ),
     ],
     ids=["empty batch", "no body", "no hello", "unknown engine", "wrong incarnation"],

@@ -182,10 +182,11 @@ class World:
         held: int = 0,
         timeout_s: float = 30.0,
         position: int = 0,
+        repeated: bool = False,
     ) -> list[act.Action]:
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
-        wish = Wish(listed, held, timeout_s, position)
+        wish = Wish(listed, held, timeout_s, position, repeated)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:

@@ -196,6 +196,16 @@ class AgentMismatchError(RestowError):
     reason = "AGENT_REGIONS_MISMATCH"
 
 
+class SessionReplacedError(RestowError):
+    """Another stream of the same life of the engine was opened after this one, or came before it.
+
+    A stream that its client gave up may reach the broker after the next one: so it is opened again.
+    """
+
+    status = "ABORTED"
+    reason = "SESSION_REPLACED"
+
+
 class AgentReplacedError(RestowError):
     """A newer stream serves the agent's rank; this one has to stop."""
 

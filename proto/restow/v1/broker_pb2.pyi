@@ -249,6 +249,7 @@ class Demand(google.protobuf.message.Message):
     HELD_TOKENS_FIELD_NUMBER: builtins.int
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    REPEATED_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -257,6 +258,10 @@ class Demand(google.protobuf.message.Message):
     """How long D waits, publication included, counted from the broker's receipt. 0: the default."""
     position_tokens: builtins.int
     """Tokens that the state must stand at, or the handoff fails: what D goes on from. 0: any."""
+    repeated: builtins.bool
+    """Set where the demand was sent before on another stream: ranks may still be at work on it for a
+    broker before this one, so D hears of a failure only when their agents are back.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
@@ -269,8 +274,9 @@ class Demand(google.protobuf.message.Message):
         held_tokens: builtins.int = ...,
         timeout_ms: builtins.int = ...,
         position_tokens: builtins.int = ...,
+        repeated: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "repeated", b"repeated", "timeout_ms", b"timeout_ms"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
 

@@ -39,6 +39,8 @@ class _Said:
 
     message: pb.EngineMessage
     end: asyncio.Future[HandoffEnded]
+    sent: bool
+    """Whether it may have been sent."""
 
 
 @dataclass(slots=True)
@@ -62,8 +64,10 @@ class Book:
         self._closed: RestowError | None = None
         self._log = structlog.get_logger("restow.client")
 
-    def say(self, handoff_id: str, message: pb.EngineMessage) -> asyncio.Future[HandoffEnded]:
-        """Note a publication or a demand; the future is for its caller."""
+    def say(
+        self, handoff_id: str, message: pb.EngineMessage, *, sent: bool
+    ) -> asyncio.Future[HandoffEnded]:
+        """Note a publication or a demand, ``sent`` if a stream is open; its future is the end."""
         future: asyncio.Future[HandoffEnded] = asyncio.get_running_loop().create_future()
         # A caller may not care for the end: then a refusal is no unhandled error.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -71,7 +75,7 @@ class Book:
             future.set_exception(self._closed)
             return future
         self._number(message)
-        self._open.setdefault(handoff_id, _Open()).said.append(_Said(message, future))
+        self._open.setdefault(handoff_id, _Open()).said.append(_Said(message, future, sent))
         return future
 
     def lease(self, handoff_id: str, lease_ms: int, hold_ms: int) -> None:
@@ -100,6 +104,9 @@ class Book:
         """All that has been said of live handoffs, in order."""
         for known in self._open.values():
             for said in known.said:
+                if said.sent and said.message.HasField("request"):
+                    said.message.request.repeated = True
+                said.sent = True
                 yield said.message
             if known.cancellation is not None:
                 yield known.cancellation

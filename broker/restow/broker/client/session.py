@@ -198,7 +198,7 @@ class EngineSession:
     # -- inside -----------------------------------------------------------------------------------
 
     def _say(self, handoff_id: str, message: pb.EngineMessage) -> asyncio.Future[HandoffEnded]:
-        end = self._book.say(handoff_id, message)
+        end = self._book.say(handoff_id, message, sent=self._opened.is_set())
         if not end.done():
             self._send(message)
         return end

@@ -19,6 +19,7 @@ def audit(directory: Directory) -> list[str]:
         *_check_wakeups(directory),
         *(words for handoff in directory.ledger.ended.values() for words in _check_ended(handoff)),
         *_check_members(directory),
+        *_check_quarantine(directory),
     ]
 
 
@@ -135,6 +136,20 @@ def _check_members(directory: Directory) -> Iterator[str]:
         if engine.gone or engine.key != key:
             yield f"engine {engine.key.engine_id} is filed as {key}, gone: {engine.gone}"
         yield from _check_sides(engine, by_number)
+
+
+def _check_quarantine(directory: Directory) -> Iterator[str]:
+    quarantine = directory.ledger.quarantine
+    held = 0
+    for engine in directory.members.engines.values():
+        for number in engine.quarantined:
+            held += 1
+            if number in directory.ledger.by_number:
+                yield f"handoff number {number} is live and in quarantine"
+            if not quarantine.ranks(engine, number):
+                yield f"handoff number {number} is in quarantine and waits for no rank"
+    if held != len(quarantine):
+        yield f"{len(quarantine)} handoffs are in quarantine, engines know of {held}"
 
 
 def _check_sides(engine: EngineRecord, by_number: dict[int, Handoff]) -> Iterator[str]:

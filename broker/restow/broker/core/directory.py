@@ -11,9 +11,9 @@ from collections import OrderedDict
 from restow.broker.core.actions import Action, MakePlan, PairKey, SendUnstage, State
 from restow.broker.core.events import Chunk, Failure, Probed, Settlement, Wish
 from restow.broker.core.grant import execute, open_grant
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.lateness import why_late
-from restow.broker.core.ledger import Ledger, told
+from restow.broker.core.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.membership import Membership
 from restow.broker.core.pair import PairOutcome, PairRefused
@@ -70,7 +70,9 @@ class Directory:
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
-            return [told(known, engine)]
+            if wish.repeated:
+                self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
+            return self._told_again(known, engine)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:
             first = handoff.ask(engine, wish, now_s)
@@ -111,7 +113,7 @@ class Directory:
             raise engine.departed()
         handoff = self.ledger.find_of(engine, handoff_id)
         if handoff.ended:
-            return [told(handoff, engine)]
+            return self._told_again(handoff, engine)
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
 
@@ -128,11 +130,16 @@ class Directory:
         if known is not None:
             known.check_destination(engine)
             if known.ended:
-                return [told(known, engine)]
+                return self._told_again(known, engine)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         handoff.destination = engine
         words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
+
+    def _told_again(self, handoff: Handoff, engine: EngineRecord) -> list[Action]:
+        """How an ended handoff ended, unless the engine must not know yet."""
+        held = handoff.number in engine.quarantined
+        return [] if held else [told(handoff, engine)]
 
     # -- words of agents --------------------------------------------------------------------------
 
@@ -204,7 +211,11 @@ class Directory:
     ) -> list[Action]:
         """A destination's agent has ended its part."""
         handoff, rank = self.ledger.by_number.get(settlement.number), agent.key.rank
-        if handoff is None or handoff.destination is not engine or agent.gone:
+        if agent.gone:
+            return []
+        if handoff is None:
+            return self.ledger.quarantine.settled(engine, settlement.number, rank, now_s)
+        if handoff.destination is not engine:
             return []
         if not handoff.may_read(rank):
             return []

@@ -21,12 +21,16 @@ class Chunk(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """D's demand; ``position_tokens`` 0: a state at any position."""
+    """D's demand; ``position_tokens`` 0: a state at any position.
+
+    ``repeated``: it was said on an earlier stream, perhaps to a broker before this one.
+    """
 
     blocks: tuple[GroupIds, ...]
     held_tokens: int
     timeout_s: float
     position_tokens: int = 0
+    repeated: bool = False
 
 
 class Settlement(NamedTuple):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from restow.broker.core.actions import State
+from restow.broker.core.actions import State, TellEnded
 from restow.broker.core.events import Chunk, Failure, Wish, wish_hash
 from restow.broker.core.pair import PairPlan
 from restow.broker.core.roster import MAX_BLOCKS, EngineRecord
@@ -73,6 +73,8 @@ class Handoff:
     settle_until_s: float = 0.0
     """The grant and the grace in which reports of it may still arrive."""
     unsettled: set[int] = field(default_factory=set)
+    unheard: set[int] = field(default_factory=set)
+    """Ranks of D that may be at work on an order of a broker before this one."""
     staged: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(destination rank, source rank) -> (address, bytes) of gathered runs."""
     bytes_read: int = 0
@@ -205,6 +207,8 @@ class Handoff:
         self.dst_blocks = blocks
         self.held_tokens, self.wanted_tokens = wish.held_tokens, wish.position_tokens
         self.dst_checked = engine.admitted
+        if wish.repeated:
+            self.unheard = engine.unheard_ranks
         self.patience_until_s = now_s + wish.timeout_s
         self.note(now_s, "requested", wish.held_tokens)
         return True
@@ -252,6 +256,13 @@ class Handoff:
         self.bytes_read += min(max(size_bytes, 0), MAX_RANK_BYTES)
         self.note(now_s, "settled", (rank, size_bytes, elapsed_us))
 
+    def forget_untold(self) -> None:
+        """Ranks that were never told to read have nothing to settle."""
+        if self.state is State.STAGING and self.pair is not None:
+            for dst_rank, ranks in self.pair.staging.items():
+                if any((dst_rank, rank) not in self.staged for rank in ranks):
+                    self.unsettled.discard(dst_rank)
+
     def may_read(self, rank: int) -> bool:
         """Whether a destination rank was told to read and has not settled."""
         if rank not in self.unsettled or self.pair is None:
@@ -270,6 +281,22 @@ class Handoff:
         if 0 < self.agents_until_s < look_s:
             look_s = self.agents_until_s
         return look_s
+
+
+def told(handoff: Handoff, engine: EngineRecord) -> TellEnded:
+    """How the handoff ended, for one side."""
+    failure = handoff.failure
+    reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
+    transfer_s = handoff.ended_s - handoff.granted_s if handoff.granted_s else 0.0
+    return TellEnded(
+        engine.key,
+        handoff.handoff_id,
+        handoff.state,
+        reason,
+        detail,
+        handoff.bytes_read,
+        int(transfer_s * 1e6),
+    )
 
 
 def _owned(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 
-from restow.broker.core.actions import Action, State, TellEnded
+from restow.broker.core.actions import Action, State
 from restow.broker.core.deadlines import Deadlines
 from restow.broker.core.events import Failure
 from restow.broker.core.grant import release_staging
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.limits import Limits
+from restow.broker.core.quarantine import Quarantine
 from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
@@ -29,6 +30,7 @@ class Ledger:
         self.ended_counts: Counter[State] = Counter()
         self.bytes_read = 0
         self.deadlines = Deadlines()
+        self.quarantine = Quarantine()
         self._next_number = first_number
 
     def find(self, tenant: str, handoff_id: str) -> Handoff:
@@ -65,9 +67,10 @@ class Ledger:
             raise RequestError(
                 f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
             )
-        if len(self.live) >= self.limits.max_live:
+        held = len(self.live) + len(self.quarantine)
+        if held >= self.limits.max_live:
             raise DirectoryFullError(
-                f"the broker holds {len(self.live)} handoffs, as many as it may: try again later"
+                f"the broker holds {held} handoffs, as many as it may: try again later"
             )
         number, tenant = self._next_number, engine.key.tenant
         self._next_number = number + 1
@@ -105,18 +108,18 @@ class Ledger:
     def stop(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
         """Something broke. Ranks that may be reading are waited for."""
         handoff.fail(failure, now_s)
-        if handoff.state is State.STAGING and handoff.pair is not None:
-            # Ranks that were never told to read have nothing to settle.
-            for dst_rank, ranks in handoff.pair.staging.items():
-                if any((dst_rank, rank) not in handoff.staged for rank in ranks):
-                    handoff.unsettled.discard(dst_rank)
+        handoff.forget_untold()
         if handoff.granted and handoff.unsettled:
             return []
         return self.end(handoff, now_s)
 
     def end(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """The one way to an end: tell both sides, give staging back, keep the story."""
+        """The one way to an end: tell both sides, give staging back, keep the story.
+
+        D is told later while a rank of its may still write.
+        """
         failure = handoff.failure
+        handoff.forget_untold()
         actions = release_staging(handoff)
         handoff.state = State.DONE if failure is None else failure.state
         handoff.ended = True
@@ -130,25 +133,12 @@ class Ledger:
             self.ended.popitem(last=False)
         self.ended_counts[handoff.state] += 1
         self.bytes_read += handoff.bytes_read
+        writing = handoff.unsettled | handoff.unheard
         for engine in (handoff.source, handoff.destination):
             if engine is not None:
                 engine.handoffs.discard(handoff.number)
-                actions.append(told(handoff, engine))
+                is_destination = engine is handoff.destination
+                if not (is_destination and self.quarantine.hold(handoff, engine, writing, now_s)):
+                    actions.append(told(handoff, engine))
         handoff.forget_blocks()
         return actions
-
-
-def told(handoff: Handoff, engine: EngineRecord) -> TellEnded:
-    """How the handoff ended, for one side."""
-    failure = handoff.failure
-    reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
-    transfer_s = handoff.ended_s - handoff.granted_s if handoff.granted_s else 0.0
-    return TellEnded(
-        engine.key,
-        handoff.handoff_id,
-        handoff.state,
-        reason,
-        detail,
-        handoff.bytes_read,
-        int(transfer_s * 1e6),
-    )

@@ -27,6 +27,8 @@ from restow.broker.errors import (
 )
 from restow.broker.layout import Layout
 
+MAX_FORMER = 64
+"""Earlier incarnations of an engine that are known to have been replaced."""
 SWEEP_S = 1.0
 
 
@@ -42,27 +44,34 @@ class Membership:
         self._sweep_at_s = 0.0
 
     def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
-        """Look an engine up. Raises `EngineUnknownError` or `EngineReplacedError`."""
+        """Look an engine up.
+
+        Raises `EngineReplacedError` for a life that ended here, and `EngineUnknownError` for any
+        other that is not there: the agents of a new life may come before its engine registers.
+        """
         record = self.engines.get(key)
         if record is None:
             raise EngineUnknownError(
                 f"engine {key.engine_id} is not registered: call RegisterEngine first",
                 engine=key.engine_id,
             )
-        if record.incarnation != incarnation:
-            raise EngineReplacedError(
-                f"engine {key.engine_id} is registered as incarnation {record.incarnation}, "
-                f"this is {incarnation}",
-                engine=key.engine_id,
-            )
-        return record
+        if record.incarnation == incarnation:
+            return record
+        words = (
+            f"engine {key.engine_id} is registered as incarnation {record.incarnation}, "
+            f"this is {incarnation}"
+        )
+        if incarnation in record.former:
+            raise EngineReplacedError(words, engine=key.engine_id)
+        raise EngineUnknownError(f"{words}: call RegisterEngine first", engine=key.engine_id)
 
     def register(
         self, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
     ) -> list[Action]:
         """Take an engine with a checked layout in; another incarnation of it is replaced.
 
-        Raises `RequestError` or `DirectoryFullError`; then nothing changed.
+        Raises `RequestError`, `DirectoryFullError`, and `EngineReplacedError` for a life that was
+        replaced already; then nothing changed.
         """
         longest = max(map(len, (*key, incarnation)))
         if not key.engine_id or not incarnation or longest > MAX_ID_LENGTH:
@@ -80,6 +89,12 @@ class Membership:
                 )
             known.last_seen_s = now_s
             return []
+        if known is not None and incarnation in known.former:
+            raise EngineReplacedError(
+                f"engine {key.engine_id}, incarnation {incarnation} was replaced by incarnation "
+                f"{known.incarnation}: every start needs an incarnation of its own",
+                engine=key.engine_id,
+            )
         actions: list[Action] = []
         if known is not None:
             why = f"engine {key.engine_id} registered anew as incarnation {incarnation}"
@@ -90,7 +105,10 @@ class Membership:
             raise DirectoryFullError(
                 f"the broker holds {len(self.engines)} engines, as many as it may"
             )
-        self.engines[key] = EngineRecord.of(key, incarnation, layout, layout_digest, now_s)
+        engine = EngineRecord.of(key, incarnation, layout, layout_digest, now_s)
+        if known is not None:
+            engine.former = (known.incarnation, *known.former)[:MAX_FORMER]
+        self.engines[key] = engine
         return actions
 
     def unregister(self, engine: EngineRecord, now_s: float) -> list[Action]:
@@ -105,6 +123,7 @@ class Membership:
             return []
         engine.gone = True
         del self.engines[engine.key]
+        self._ledger.quarantine.forget(engine)
         actions: list[Action] = []
         for number in sorted(engine.handoffs):
             handoff = self._ledger.by_number[number]
@@ -162,7 +181,22 @@ class Membership:
             actions.append(CloseAgent(old.key, AgentReplacedError(why, engine=name, rank=rank)))
         self.names[agent_name] = agent
         engine.last_seen_s = now_s
-        return agent, actions
+        return agent, actions + self._heard(engine, rank, now_s)
+
+    def _heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
+        """An agent says Hello when nothing of an earlier stream reads any more."""
+        actions: list[Action] = []
+        for number in sorted(engine.handoffs):
+            handoff = self._ledger.by_number[number]
+            if handoff.destination is not engine:
+                continue
+            handoff.unheard.discard(rank)
+            # What it was told to read on that stream has failed already.
+            if rank in handoff.unsettled and handoff.failure is not None:
+                handoff.unsettled.discard(rank)
+                if not handoff.unsettled:
+                    actions += self._ledger.end(handoff, now_s)
+        return actions + self._ledger.quarantine.heard(engine, rank, now_s)
 
     def remove_agent(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
         """An agent's stream broke: its handoffs in progress can't be trusted to end well."""

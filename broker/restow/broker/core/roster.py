@@ -78,8 +78,14 @@ class EngineRecord:
     """How often an agent was admitted: ids checked before need another look afterwards."""
     handoffs: set[int] = field(default_factory=set)
     """Numbers of the live handoffs that it has a side of."""
+    quarantined: set[int] = field(default_factory=set)
+    """Numbers of ended handoffs whose pages here may still be written to."""
+    heard_ranks: set[int] = field(default_factory=set)
+    """Ranks whose agent has ever said Hello here."""
     has_session: bool = False
     gone: bool = False
+    former: tuple[str, ...] = ()
+    """The latest incarnations before this one."""
 
     @classmethod
     def of(
@@ -111,6 +117,11 @@ class EngineRecord:
     def missing_ranks(self) -> list[int]:
         """The ranks whose agents are not connected."""
         return [one.rank for one in self.layout.ranks if one.rank not in self.agents]
+
+    @property
+    def unheard_ranks(self) -> set[int]:
+        """The ranks whose agents have never said Hello here."""
+        return {one.rank for one in self.layout.ranks} - self.heard_ranks
 
     def departed(self) -> EngineReplacedError:
         """What to answer to words of an engine that is gone."""
@@ -154,6 +165,7 @@ class EngineRecord:
             host,
         )
         self.agents[rank] = agent
+        self.heard_ranks.add(rank)
         self.admitted += 1
         self.block_limits = self._limits()
         return agent

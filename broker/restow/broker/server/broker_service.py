@@ -12,7 +12,7 @@ from restow.broker import wire
 from restow.broker.core import actions as act
 from restow.broker.core.events import Chunk, Wish
 from restow.broker.core.roster import EngineRecord
-from restow.broker.errors import EngineReplacedError, RequestError, RestowError
+from restow.broker.errors import RequestError, RestowError, SessionReplacedError
 from restow.broker.layout import check_layout, digest
 from restow.broker.server.hub import EngineOutbox, Hub
 from restow.broker.server.orders import STATE_NUMBERS
@@ -85,7 +85,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         )
         old = hub.engines.get(engine.key)
         if old is not None:
-            old.close(EngineReplacedError(f"engine {engine.key.engine_id} opened a newer session"))
+            name = engine.key.engine_id
+            old.close(SessionReplacedError(f"engine {name} opened another session", engine=name))
         hub.engines[engine.key] = outbox
         hub.directory.members.session_opened(engine)
         outbox.open().events.add().opened.broker_epoch = hub.epoch
@@ -223,7 +224,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 raise RequestError("a demand names all blocks from 0 on", field="first_block")
             blocks.append((one.group, one.block_ids))
         timeout_s = timeout_ms / 1000 if timeout_ms else limits.timeout_s
-        return Wish(tuple(blocks), held_tokens, timeout_s, demand.position_tokens)
+        return Wish(tuple(blocks), held_tokens, timeout_s, demand.position_tokens, demand.repeated)
 
 
 def _checked_digest(layout: Any) -> str:

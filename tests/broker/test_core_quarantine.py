@@ -1,0 +1,107 @@
+"""D hears of an end only when no rank of its can be writing any more; P does not wait for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.world import Side, World, ends
+from restow.broker.core.limits import Limits
+from restow.broker.errors import DirectoryFullError
+
+READ_DEADLINE = [("FAILED", "READ_DEADLINE")]
+
+
+def silent(world: World, name: str = "h") -> tuple[Side, Side, int]:
+    """A handoff whose grant is over, and rank 1 of D has not been heard of."""
+    p, d = world.engine("p"), world.engine("d", 2)
+    world.publish(p, name)
+    world.fence_all(p, name)
+    world.request(d, name)
+    number = world.find(name).number
+    world.settle(d, number, 0)
+    world.wait(100)
+    assert ends(p) == READ_DEADLINE
+    assert ends(d) == []
+    assert len(world.directory.ledger.quarantine) == 1
+    return p, d, number
+
+
+def test_d_hears_when_the_last_rank_has_reported() -> None:
+    world = World()
+    p, d, number = silent(world)
+    world.wait(1000)
+    assert ends(d) == []
+    world.settle(d, number, 1)
+    assert ends(p) == ends(d) == READ_DEADLINE
+    assert not len(world.directory.ledger.quarantine)
+    assert [event for _, event, _ in world.find().timeline][-3:] == [
+        "ended",
+        "quarantined",
+        "released",
+    ]
+
+
+def test_d_hears_when_the_agent_has_said_hello_again() -> None:
+    world = World()
+    p, d, number = silent(world)
+    world.connect(d, 0)
+    assert ends(d) == []
+    world.connect(d, 1)
+    assert ends(p) == ends(d) == READ_DEADLINE
+    assert world.settle(d, number, 1) == []
+
+
+def test_who_asks_again_meanwhile_hears_nothing() -> None:
+    world = World()
+    p, d, number = silent(world)
+    assert world.request(d) == world.cancel(d) == world.decline(d) == []
+    world.renew(p)
+    assert ends(p) == 2 * READ_DEADLINE
+    world.settle(d, number, 1)
+    world.request(d)
+    assert ends(d) == 2 * READ_DEADLINE
+
+
+@pytest.mark.parametrize("how", ["replaced", "unregistered"])
+def test_an_engine_that_goes_takes_its_pages_with_it(how: str) -> None:
+    world = World()
+    _, d, _ = silent(world)
+    if how == "replaced":
+        world.engine("d", 2)
+    else:
+        world.unregister(d)
+    assert ends(d) == []
+    assert not len(world.directory.ledger.quarantine)
+
+
+def test_what_is_held_counts_as_live() -> None:
+    world = World(limits=Limits(max_live=1, settle_grace_s=0.5))
+    p, d, number = silent(world)
+    with pytest.raises(DirectoryFullError):
+        world.publish(p, "next")
+    world.settle(d, number, 1)
+    world.publish(p, "next")
+
+
+def test_a_demand_of_an_earlier_broker_waits_for_agents_that_may_be_at_work_on_it() -> None:
+    world = World()
+    d = world.engine("d", 2, agents=False)
+    world.connect(d, 0)
+    world.request(d, "new", timeout_s=1.0)
+    world.request(d, "known before", timeout_s=1.0, repeated=True)
+    world.wait(2.0)
+    assert [told.handoff_id for told in d.told] == ["new"]
+    world.connect(d, 1)
+    assert [told.handoff_id for told in d.told] == ["new", "known before"]
+    # What P gave up meanwhile is known here before D asks again.
+    world.engine("d", 1, agents=False)
+    d, p = world.sides[d.record.key], world.engine("p")
+    world.publish(p, "given up")
+    world.cancel(p, "given up")
+    world.request(d, "given up", repeated=True)
+    assert d.told == []
+    world.connect(d, 0)
+    assert [told.handoff_id for told in d.told] == ["given up"]
+    world.request(d, "asked now", timeout_s=1.0, repeated=True)
+    world.wait(2.0)
+    assert len(d.told) == 2
