@@ -1,0 +1,46 @@
+"""Broker, agents and engines as they are, over a simulated network, clock and NIXL."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from simulation_harness.history import Report
+from simulation_harness.main import histories
+from simulation_harness.mutations import MUTATIONS
+
+HISTORIES = int(os.environ.get("RESTOW_SIMULATED", "1000"))
+UNTIL_CAUGHT = 1000
+
+
+def all_reports(count: int, *, faults: bool = True) -> dict[int, Report]:
+    """By seed."""
+    return {one.seed: one for played in histories(0, count, faults=faults) for one in played}
+
+
+def test_no_promise_is_broken() -> None:
+    found = all_reports(HISTORIES)
+    broken = [f"seed {seed}: {one.violation}" for seed, one in found.items() if one.violation]
+    assert not broken, "./run simulate --seed N replays one"
+    assert sum(one.ended["D DONE"] for one in found.values()) > 3 * HISTORIES
+    assert sum(len(one.faults) for one in found.values()) > HISTORIES
+
+
+def test_without_faults_nothing_is_lost() -> None:
+    found = all_reports(50, faults=False)
+    assert not any(one.violation or one.faults for one in found.values())
+    ends = {end for one in found.values() for end in one.ended}
+    assert not {end for end in ends if "LOST" in end or "MISSING" in end}
+
+
+def test_a_seed_replays() -> None:
+    assert all_reports(50) == all_reports(50)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_missing_promise_is_found(mutation: str) -> None:
+    for reports in histories(0, UNTIL_CAUGHT, mutation):
+        if any(one.violation for one in reports):
+            return
+    pytest.fail(f"{UNTIL_CAUGHT} histories without {mutation}: nothing was found")

@@ -1,0 +1,427 @@
+"""One history: a broker, a P and a D, what they hand over, what goes wrong, and what must hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import structlog
+
+from restow.agents import reader, ticker
+from restow.agents.backoff import Backoff
+from restow.agents.executor import Executor
+from restow.agents.fences import RecentFences
+from restow.agents.reader import Reader
+from restow.broker.core.audit import audit
+from restow.broker.core.limits import Limits
+from restow.broker.families import (
+    AttentionSpec,
+    ConvLayout,
+    EngineSettings,
+    Mamba2Spec,
+    ModelSpec,
+    build_layout,
+)
+from restow.broker.layout import DType, Layout
+from restow.broker.planner import CostModel, Strategy
+from restow.broker.server import hub as hubs
+from restow.broker.server.agent_service import AgentLinkService
+from restow.broker.server.broker_service import BrokerService
+from restow.broker.server.hub import Hub
+from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
+from simulation_harness.engines import ADDRESS, Engine, HostMemory, Prompt, Stamps, Violation
+from simulation_harness.fabric import Fabric
+from simulation_harness.network import Listener, Network
+from simulation_harness.virtual_loop import Process, VirtualLoop
+
+PAGE_TOKENS = 4
+BUSY_S = 40.0
+"""In which prompts come and things go wrong."""
+SETTLE_S = 20.0
+"""In which those that were killed last start again, and streams that are dead are noticed."""
+LAST = 2
+"""Handoffs after all has healed: one of them may meet a slow network."""
+LATE_S = 22.0
+"""After its timeout: the quarantine of a read, and messages on a slow network."""
+QUIET_S = 120.0
+"""In which all must have ended: leases, holds, backoffs and quarantines are shorter together."""
+STRATEGIES = (Strategy.AUTO, Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Strategy.INTERLEAVE)
+SIZES = ((1, 1), (2, 2), (1, 2), (2, 1))
+LIMITS = Limits()
+
+
+@dataclass
+class Report:
+    """What a history was."""
+
+    seed: int
+    events: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    violation: str = ""
+    trace: str = ""
+
+
+@cache
+def layout(tp: int, conv: ConvLayout) -> Layout:
+    """A small hybrid."""
+    mamba = Mamba2Spec(
+        layer=0,
+        heads=2,
+        head_dim=2,
+        state=4,
+        groups=2,
+        conv_kernel=4,
+        conv_dtype=DType.BFLOAT16,
+        ssm_dtype=DType.FLOAT32,
+    )
+    attention = AttentionSpec(layer=1, kv_heads=2, head_dim=4, dtype=DType.BFLOAT16)
+    spec = ModelSpec("small", (mamba, attention))
+    return build_layout(spec, EngineSettings(tp=tp, page_tokens=PAGE_TOKENS, conv_layout=conv))
+
+
+plan_once = cache(hubs.plan_pair)
+"""Plans are pure: the same for every history."""
+
+
+class History:
+    """Everything that one seed decides."""
+
+    def __init__(self, seed: int, faults: bool = True) -> None:
+        self.rng = Random(seed)  # noqa: S311 - to be replayed, not secret
+        self.report = Report(seed)
+        self.loop = VirtualLoop()
+        self.network = Network(self.loop, Random(self.rng.random()))  # noqa: S311
+        self.fabric = Fabric(self.network, Random(self.rng.random()))  # noqa: S311
+        self.stamps = Stamps()
+        self.strategy = self.rng.choice(STRATEGIES)
+        tps, convs = self.rng.choice(SIZES), list(ConvLayout)
+        self.memory = {
+            side: HostMemory(layout(tp, self.rng.choice(convs)), self.stamps)
+            for side, tp in zip("PD", tps, strict=True)
+        }
+        self.lives: dict[str, list[Engine]] = {"P": [], "D": []}
+        self.hub: Hub | None = None
+        self.broker: Process | None = None
+        self._found: list[BaseException] = []
+        self._wants_faults = faults
+        self._d_was_hit = False
+        """Whether a fault met D, the broker or what lies between them."""
+        self._triggers: dict[int, Callable[[], None]] = {}
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        """Play it; violations are in the report."""
+        with simulated(self):
+            asyncio.set_event_loop(self.loop)
+            try:
+                self.loop.run_until_complete(self._play())
+                self._raise_found()
+            except Violation as violation:
+                self.report.violation = f"{violation}"
+                self.report.trace = "".join(traceback.format_exception(violation))
+            finally:
+                asyncio.set_event_loop(None)
+                self.report.events = self.network.delivered
+                for engine in (*self.lives["P"], *self.lives["D"]):
+                    self.report.ended.update(
+                        f"{engine.side} {state} {reason}".strip()
+                        for state, reason in engine.said.values()
+                    )
+                for process in self._processes():
+                    process.kill()
+                self.loop.close()
+        return self.report
+
+    async def _play(self) -> None:
+        self._start_broker()
+        for side in "PD":
+            self._start_engine(side)
+        self.network.on_delivery = self._count
+        if self._wants_faults:
+            self._plan_faults()
+        for number in range(self.rng.randint(2, 6)):
+            self._plan_prompt(self._prompt(f"h{number}"))
+        await self._pass(BUSY_S)
+        self._triggers.clear()
+        self._heal()
+        await self._pass(SETTLE_S)
+        await self._quiet()
+        ends = [await self._serve_one(f"last{number}") for number in range(LAST)]
+        if ("DONE", "") not in ends:
+            raise Violation(f"after all has healed handoffs ended as {ends}")
+
+    async def _serve_one(self, name: str) -> tuple[str, str] | None:
+        """How a handoff ends that nothing stands against but a slow network."""
+        prompt = self._prompt(name, healthy=True)
+        for side in "PD":
+            self.loop.call_later(self.rng.random(), self._begin, side, prompt)
+        await self._pass(2.0)
+        await self._quiet()
+        return self.lives["D"][-1].said.get(name)
+
+    async def _pass(self, seconds: float) -> None:
+        end_s = self.loop.time() + seconds
+        while self.loop.time() < end_s:
+            await asyncio.sleep(0.5)
+            self._raise_found()
+
+    def _raise_found(self) -> None:
+        for error in self._found:
+            raise error if isinstance(error, Violation) else Violation(repr(error)) from error
+        for context in self.loop.broken:
+            raise Violation(f"{context['exception']!r}") from context["exception"]
+
+    # -- what must hold in the end ----------------------------------------------------------------
+
+    async def _quiet(self) -> None:
+        end_s = self.loop.time() + QUIET_S
+        while (left := self._unfinished()) and self.loop.time() < end_s:
+            await asyncio.sleep(0.5)
+            self._raise_found()
+        if left:
+            raise Violation(f"{QUIET_S:g} s after all has healed: {left}")
+        if self.hub is not None and (found := audit(self.hub.directory)):
+            raise Violation(f"the broker's audit: {found}")
+        for lives in self.lives.values():
+            lives[-1].pages.check()
+        late = {
+            name: late_s for name, late_s in self.lives["D"][-1].late_s.items() if late_s > LATE_S
+        }
+        if late and not self._d_was_hit:
+            raise Violation(f"nothing hindered D, and it heard late by (s) {late}")
+
+    def _unfinished(self) -> str:
+        for side, lives in self.lives.items():
+            engine = lives[-1]
+            if engine.pending:
+                return f"{side} waits for {sorted(engine.pending)}"
+            if not engine.pages.all_free:
+                return f"{side} has not all of its pages back"
+            for agent in engine.agents:
+                executor = agent._executor
+                if set(executor.free_staging_bytes) != {agent._settings.staging_bytes // 64 * 64}:
+                    return f"{side} has not all of its staging back"
+        if self.hub is not None and self.hub.directory.ledger.live:
+            return f"the broker has {list(self.hub.directory.ledger.live)}"
+        return ""
+
+    # -- who there is -----------------------------------------------------------------------------
+
+    def _processes(self) -> list[Process]:
+        engines = [
+            process for lives in self.lives.values() for e in lives for process in e.processes
+        ]
+        return [*engines, *([self.broker] if self.broker is not None else [])]
+
+    def _start_broker(self) -> None:
+        process = self.broker = Process(self.loop, "broker", "b")
+        process.spawn(self._serve(process))
+
+    async def _serve(self, process: Process) -> None:
+        hub = self.hub = Hub(LIMITS, self.strategy, 10_000, self.loop.time, costs=CostModel())
+        listener = Listener(process)
+        broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), listener)  # type: ignore[arg-type]
+        agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), listener)  # type: ignore[arg-type]
+        await listener.translate_errors()
+        self.network.listeners[ADDRESS] = listener
+        try:
+            await hub.run_clock()
+        except Exception as error:  # noqa: BLE001 - the history ends with it
+            self._found.append(error)
+
+    def _start_engine(self, side: str) -> None:
+        lives = self.lives[side]
+        lives.append(
+            Engine(
+                self.loop,
+                side,
+                len(lives) + 1,
+                self.memory[side],
+                self.stamps,
+                Random(self.rng.random()),  # noqa: S311
+                self._found.append,
+            )
+        )
+
+    # -- what they do -----------------------------------------------------------------------------
+
+    def _prompt(self, name: str, healthy: bool = False) -> Prompt:
+        rng = self.rng
+        pages = rng.randint(1, 3)
+        counts = {"attention": pages, "state": 1}
+        patient = healthy or rng.random() < 0.5
+        return Prompt(
+            name,
+            counts,
+            counts,
+            pages * PAGE_TOKENS,
+            rng.uniform(0.0, 1.0),
+            lease_ms=30_000 if patient else rng.randint(200, 8_000),
+            hold_ms=60_000 if healthy else rng.randint(1_000, 20_000),
+            timeout_ms=30_000 if patient else rng.randint(200, 8_000),
+            p_cancels_s=0.0 if healthy or rng.random() < 0.9 else rng.uniform(0.0, 4.0),
+            d_cancels_s=0.0 if healthy or rng.random() < 0.9 else rng.uniform(0.0, 4.0),
+        )
+
+    def _plan_prompt(self, prompt: Prompt) -> None:
+        at_s = self.rng.uniform(0.0, BUSY_S / 2)
+        for side in "PD":
+            # Some prompts lie ready for a while before D asks.
+            wait_s = self.rng.uniform(0.0, self.rng.choice((1.0, 1.0, 6.0)))
+            self.loop.call_later(at_s + wait_s, self._begin, side, prompt)
+
+    def _begin(self, side: str, prompt: Prompt) -> None:
+        engine = self.lives[side][-1]
+        if side == "P":
+            engine.prefill(prompt)
+        else:
+            engine.decode(prompt, self._stamps_of)
+
+    def _stamps_of(self, name: str) -> set[int]:
+        return {life.stamped[name] for life in self.lives["P"] if name in life.stamped}
+
+    # -- what goes wrong --------------------------------------------------------------------------
+
+    def _plan_faults(self) -> None:
+        for _ in range(self.rng.randint(0, 4)):
+            fault = self.rng.choice(
+                (self._kill_broker, self._kill_engine, self._kill_worker, self._pause, self._pause,
+                 self._stall,
+                self._restart_unseen, self._cut, self._break)
+            )  # fmt: skip
+            if self.rng.random() < 0.7:  # at a step, whatever the time is
+                self._triggers[self.rng.randint(20, 250)] = fault
+            else:
+                self.loop.call_later(self.rng.uniform(0.0, BUSY_S), self._do, fault)
+
+    def _count(self, delivered: int) -> None:
+        fault = self._triggers.pop(delivered, None)
+        if fault is not None:
+            self._do(fault)
+
+    def _do(self, fault: Callable[[], None]) -> None:
+        self.report.faults.append(f"{self.loop.time():.3f} {fault.__name__.strip('_')}")
+        fault()
+
+    def _break(self) -> None:
+        self._d_was_hit = True
+        self.network.break_one()
+
+    def _kill(self, process: Process) -> None:
+        self._d_was_hit |= process.host != "p"
+        process.kill()
+        self.network.lost(process)
+
+    def _kill_broker(self) -> None:
+        if self.broker is not None and self.broker.alive:
+            self._kill(self.broker)
+            self.loop.call_later(self._short_s(), self._start_broker)
+
+    def _kill_engine(self) -> None:
+        self._end_engine(self.rng.choice("PD"))
+
+    def _end_engine(self, side: str) -> None:
+        engine = self.lives[side][-1]
+        if engine.scheduler.alive:
+            for process in engine.processes:
+                self._kill(process)
+            self.loop.call_later(self._short_s(), self._start_engine, side)
+
+    def _restart_unseen(self) -> None:
+        """P starts again while the broker can't see it."""
+        self.network.cut("b", "p")
+        self._end_engine("P")
+        self.loop.call_later(self.rng.uniform(1.0, 10.0), self.network.heal, "b", "p")
+
+    def _kill_worker(self) -> None:
+        """Its engine follows."""
+        side = self.rng.choice("PD")
+        engine = self.lives[side][-1]
+        worker = self.rng.choice(engine.workers)
+        if worker.alive:
+            self._kill(worker)
+            self.loop.call_later(self._short_s(), self._end_engine, side)
+
+    def _pause(self) -> None:
+        process = self.rng.choice([p for p in self._processes() if p.alive])
+        self._d_was_hit |= process.host != "p"
+        process.pause()
+        self.report.faults[-1] += f" {process.name}"
+        self.loop.call_later(self.rng.choice((1.0, 20.0)) * self.rng.random(), process.resume)
+
+    def _stall(self) -> None:
+        """A rank of P is paused until all heals."""
+        self.rng.choice(self.lives["P"][-1].workers).pause()
+
+    def _cut(self) -> None:
+        hosts = self.rng.choice((("b", "p"), ("b", "d"), ("p", "d")))
+        self._d_was_hit |= hosts == ("b", "d")
+        self.network.cut(*hosts)
+        self.report.faults[-1] += f" {hosts}"
+        self.loop.call_later(self.rng.uniform(0.1, 25.0), self.network.heal, *hosts)
+
+    def _short_s(self) -> float:
+        return self.rng.choice((0.02, 3.0)) * self.rng.random()
+
+    def _heal(self) -> None:
+        for hosts in (("b", "p"), ("b", "d"), ("p", "d")):
+            self.network.heal(*hosts)
+        for process in self._processes():
+            if process.paused:
+                process.resume()
+
+
+@contextlib.contextmanager
+def simulated(history: History) -> Iterator[None]:
+    """Put the simulated clock, chance, network and NIXL in place of the real ones."""
+    rng, network = Random(history.rng.random()), history.network  # noqa: S311
+    clock, state = history.loop.time, random.getstate()
+    random.seed(history.report.seed)
+    logs = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    with contextlib.ExitStack() as stack:
+        for target, name, value in (
+            (time, "monotonic", clock),
+            (secrets, "token_hex", lambda n=8: f"{rng.getrandbits(8 * n):0{2 * n}x}"),
+            (secrets, "randbits", rng.getrandbits),
+            (reader, "SPIN_S", 0.0),
+            (reader, "POLL_S", 0.02),
+            (hubs, "TICK_S", 0.1),
+            (hubs, "plan_pair", _planned),
+            (ticker.Ticker, "_plan", lambda self: None),
+        ):
+            stack.enter_context(patch.object(target, name, value))
+        for where, value in (
+            ("restow.broker.client.session.open_channel", network.open_channel),
+            ("restow.agents.kept_stream.open_channel", network.open_channel),
+            ("restow.agents.async_agent.NixlTransport", history.fabric.transport),
+            # Their clocks are defaults, which were taken from `time` when it was imported.
+            ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
+            ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),
+            ("restow.agents.async_agent.RecentFences", partial(RecentFences, clock=clock)),
+            ("restow.agents.kept_stream.Backoff", partial(Backoff, clock=clock)),
+        ):
+            stack.enter_context(patch(where, value))
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            structlog.configure(**logs)
+
+
+def _planned(*how: Any) -> Any:
+    return plan_once(*how)

@@ -1,0 +1,96 @@
+"""Many histories, on all processors; a seed alone replays one.
+
+./run simulate --histories 10000
+./run simulate --seed 4711
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from simulation_harness.history import History, Report
+from simulation_harness.mutations import MUTATIONS
+
+
+def play(seed: int, mutation: str = "", faults: bool = True) -> Report:
+    """One history."""
+    history = History(seed, faults)
+    if not mutation:
+        return history.run()
+    with MUTATIONS[mutation](history):
+        return history.run()
+
+
+def _hush() -> None:
+    """What is left of killed processes is swept up, and can't clean up behind itself."""
+    sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore", RuntimeWarning)
+
+
+def _play_all(task: tuple[range, str, bool]) -> list[Report]:
+    seeds, mutation, faults = task
+    _hush()
+    gc.freeze()
+    return [play(seed, mutation, faults) for seed in seeds]
+
+
+def histories(
+    first: int, count: int, mutation: str = "", faults: bool = True
+) -> Iterator[list[Report]]:
+    """Reports as they come, from as many processes as there are processors."""
+    size = 25
+    tasks = [
+        (range(seed, min(seed + size, first + count)), mutation, faults)
+        for seed in range(first, first + count, size)
+    ]
+    with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
+        yield from pool.imap_unordered(_play_all, tasks)
+
+
+def main() -> int:
+    """Print what was found; 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(
+        prog="./run simulate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--histories", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="replay this one alone")
+    parser.add_argument("--without", choices=MUTATIONS, default="", help="take a promise out")
+    options = parser.parse_args()
+    began_s = time.perf_counter()
+    found: Iterable[list[Report]]
+    if options.seed is not None:
+        _hush()
+        found = [[play(options.seed, options.without)]]
+    else:
+        found = histories(options.first, options.histories, options.without)
+    events, count, ended, faults, broken = 0, 0, Counter[str](), Counter[str](), 0
+    for reports in found:
+        for report in reports:
+            count += 1
+            events += report.events
+            ended += report.ended
+            faults.update(fault.split()[1] for fault in report.faults)
+            if report.violation or options.seed is not None:
+                print(f"seed {report.seed}: {report.violation or 'well'}")
+                print(f"    {'; '.join(report.faults)}")
+            if options.seed is not None:
+                print(report.trace)
+            broken += bool(report.violation)
+    print(
+        f"{count} histories, {events} events, {broken} broken, in "
+        f"{time.perf_counter() - began_s:.1f} s; handoffs {dict(ended)}; faults {dict(faults)}"
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Promises taken out of the code, each by its name: histories must find that they are missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from unittest.mock import patch
+
+from restow.agents import orders
+from restow.agents.reader import Reader
+from restow.broker.core.actions import Action
+from restow.broker.core.directory import Directory
+from restow.broker.core.events import Settlement
+from restow.broker.core.roster import AgentRecord, EngineRecord
+from restow.v1 import agent_link_pb2
+from simulation_harness.history import History
+
+Mutation = Callable[[History], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def no_incarnation_in_names(history: History) -> Iterator[None]:
+    """The next life of an agent has the name of the last one."""
+    history.fabric.names_are_unique = False
+    yield
+
+
+@contextlib.contextmanager
+def no_generations(history: History) -> Iterator[None]:
+    """A report counts for the oldest handoff that its rank may read, whatever it reports on."""
+    settled = Directory.settled
+
+    def any_number(
+        self: Directory,
+        engine: EngineRecord,
+        agent: AgentRecord,
+        settlement: Settlement,
+        now_s: float,
+    ) -> list[Action]:
+        for number in sorted(engine.handoffs):
+            handoff = self.ledger.by_number[number]
+            if handoff.destination is engine and handoff.may_read(agent.key.rank):
+                settlement = settlement._replace(number=number)
+                break
+        return settled(self, engine, agent, settlement, now_s)
+
+    with patch.object(Directory, "settled", any_number):
+        yield
+
+
+@contextlib.contextmanager
+def no_quarantine(history: History) -> Iterator[None]:
+    """A read that is late is given up at once, and may still write."""
+    made = Reader.__init__
+
+    def hasty(self: Reader, *how: object, **more: object) -> None:
+        made(self, *how, **more)  # type: ignore[arg-type]
+        self._retire = lambda lane, peers: None  # type: ignore[method-assign]
+        self._quarantine_s = 0.0
+
+    async def not_waiting(self: Reader, *how: object) -> object:
+        failure, _ = await fly(self, *how)  # type: ignore[arg-type]
+        return failure, set()
+
+    fly = Reader._fly
+    with patch.object(Reader, "__init__", hasty), patch.object(Reader, "_fly", not_waiting):
+        yield
+
+
+@contextlib.contextmanager
+def no_deadline_at_d(history: History) -> Iterator[None]:
+    """D's agents read for as long as it takes."""
+    translate = orders.execute_from_proto
+
+    def for_ever(message: agent_link_pb2.Execute) -> orders.ExecuteOrder:
+        return replace(translate(message), grant_s=1e9)
+
+    with patch.object(orders, "execute_from_proto", for_ever):
+        yield
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "incarnation": no_incarnation_in_names,
+    "generation": no_generations,
+    "quarantine": no_quarantine,
+    "deadline": no_deadline_at_d,
+}

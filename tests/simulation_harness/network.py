@@ -1,0 +1,353 @@
+"""Calls between simulated processes: the real stubs and services, over wires that break.
+
+As over TCP what is sent on one call arrives in order, late, or not at all; calls overtake each
+other. A cut network is noticed by keepalive alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextvars import Context
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import grpc
+
+from restow.broker.server.status import ErrorInterceptor
+from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
+
+KEEPALIVE_S = 15.0
+CONNECT_S = 2.0
+Put = Callable[[object], None]
+_NOBODY = Context()
+"""The network's own work belongs to no process."""
+
+
+class _Abort(Exception):
+    def __init__(self, code: grpc.StatusCode, details: str, trailing: Any) -> None:
+        super().__init__(details)
+        self.error = failure(code, details, trailing)
+
+
+def failure(code: grpc.StatusCode, details: str, trailing: Any = ()) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(
+        code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details=details
+    )
+
+
+def _unavailable(details: str) -> grpc.aio.AioRpcError:
+    return failure(grpc.StatusCode.UNAVAILABLE, details)
+
+
+@dataclass
+class Listener:
+    """A process that serves calls."""
+
+    process: Process
+    handlers: dict[str, Any] = field(default_factory=dict)
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """As generated code calls it."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        for name, handler in handlers.items():
+            self.handlers[f"/{service}/{name}"] = handler
+
+    async def translate_errors(self) -> None:
+        """Put the real interceptor in front of all."""
+        interceptor = ErrorInterceptor()
+        for name, handler in self.handlers.items():
+
+            async def found(details: object, handler: Any = handler) -> Any:
+                return handler
+
+            self.handlers[name] = await interceptor.intercept_service(found, None)  # type: ignore[arg-type]
+
+
+class Network:
+    """All hosts, and what lies between them."""
+
+    def __init__(self, loop: VirtualLoop, rng: Random) -> None:
+        self.loop, self.rng = loop, rng
+        self.delivered = 0
+        self.on_delivery: Callable[[int], None] = lambda count: None
+        self.listeners: dict[str, Listener] = {}
+        self._cut: dict[frozenset[str], int] = {}
+        self._cuts = 0
+        self._calls: list[_Call] = []
+
+    # -- what goes wrong --------------------------------------------------------------------------
+
+    def cut(self, host: str, other: str) -> None:
+        """Nothing passes between two hosts."""
+        self._cuts += 1
+        self._cut[frozenset((host, other))] = self._cuts
+        for call in self._calls:
+            call.was_cut()
+
+    def heal(self, host: str, other: str) -> None:
+        """All passes again."""
+        self._cut.pop(frozenset((host, other)), None)
+        for call in self._calls:
+            call.was_healed()
+
+    def is_cut(self, host: str, other: str) -> int:
+        """Which cut parts two hosts; 0: none."""
+        return self._cut.get(frozenset((host, other)), 0)
+
+    def lost(self, process: Process) -> None:
+        """A process was killed: its system closes its connections."""
+        for call in self._calls:
+            call.lost(process)
+
+    def break_one(self) -> None:
+        """A connection breaks, for both sides."""
+        calls = [call for call in self._calls if call.is_open]
+        if calls:
+            call = self.rng.choice(calls)
+            call.end_client(_unavailable("connection reset"), self.delay_s())
+            call.end_server(self.delay_s())
+
+    def delay_s(self) -> float:
+        """How long a message takes."""
+        draw = self.rng.random()
+        if draw < 0.96:
+            return self.rng.uniform(0.0001, 0.003)
+        return self.rng.uniform(0.003, 0.3) if draw < 0.995 else self.rng.uniform(0.3, 4.0)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def open_channel(self, address: str) -> Channel:
+        """What `restow.broker.client.channel.open_channel` is replaced by."""
+        process = CURRENT.get()
+        if process is None:
+            raise RuntimeError("a channel outside of a process")
+        return Channel(self, process, address)
+
+    def begin(self, call: _Call) -> None:
+        self._calls.append(call)
+
+    def count(self) -> None:
+        """Something happened."""
+        self.delivered += 1
+        self.loop.call_soon(self.on_delivery, self.delivered, context=_NOBODY.copy())
+
+
+class Wire:
+    """One direction of a call."""
+
+    def __init__(self, network: Network, sender: Process, receiver: Process, put: Put) -> None:
+        self._network, self._put = network, put
+        self._sender, self._receiver = sender, receiver
+        self._last_s = 0.0
+        self._held: deque[object] = deque()
+
+    def send(self, item: object) -> None:
+        network = self._network
+        # Timers of one moment would run in any order.
+        self._last_s = max(self._last_s + 1e-6, network.loop.time() + network.delay_s())
+        network.loop.call_at(self._last_s, self._arrive, item, context=_NOBODY.copy())
+
+    def _arrive(self, item: object) -> None:
+        if self._held or self._network.is_cut(self._sender.host, self._receiver.host):
+            self._held.append(item)
+            return
+        self._network.count()
+        self._receiver.soon(self._put, item)
+
+    def flush(self) -> None:
+        """The hosts are connected again."""
+        while self._held and not self._network.is_cut(self._sender.host, self._receiver.host):
+            self._network.count()
+            self._receiver.soon(self._put, self._held.popleft())
+
+
+class _Context:
+    """What a handler knows of its call."""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
+        raise _Abort(code, details, trailing)
+
+
+_END = object()
+_BROKEN = object()
+
+
+class _Call:
+    """One call: a connection of its own between a client and a listener."""
+
+    def __init__(self, channel: Channel, method: str, encode: Any, decode: Any) -> None:
+        self._network = network = channel.network
+        self._client = channel.process
+        self._encode, self._decode = encode, decode
+        self._inbox: asyncio.Queue[object] = asyncio.Queue()
+        self._outcome: BaseException | None = None
+        self._listener = network.listeners.get(channel.address)
+        self._task: asyncio.Task[None] | None = None
+        self._requests: asyncio.Queue[object] = asyncio.Queue()
+        listener = self._listener
+        if listener is None or not listener.process.alive:
+            self._listener = None
+            self.end_client(_unavailable("nobody listens"), network.delay_s())
+            return
+        network.begin(self)
+        self._server = listener.process
+        self._handler = listener.handlers[method]
+        self._up = Wire(network, self._client, self._server, self._heard)
+        self._down = Wire(network, self._server, self._client, self._inbox.put_nowait)
+        if network.is_cut(self._client.host, self._server.host):
+            self.end_client(_unavailable("not connected"), CONNECT_S)
+
+    # -- the client's side ------------------------------------------------------------------------
+
+    async def write(self, message: Any) -> None:
+        if self._outcome is not None:
+            raise self._outcome
+        if self._listener is not None:
+            self._up.send(self._encode(message))
+        await asyncio.sleep(0)
+
+    def done_writing(self) -> None:
+        self._up.send(_END)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._outcome is not None:
+            raise self._outcome
+        item = await self._inbox.get()
+        if item is _END:
+            self._close(asyncio.InvalidStateError("the call is over"))
+            raise StopAsyncIteration
+        if isinstance(item, grpc.aio.AioRpcError):
+            self._close(item)
+            raise item
+        return self._decode(item)
+
+    def cancel(self) -> None:
+        self._close(asyncio.CancelledError())
+        if self._listener is not None:
+            self._up.send(_BROKEN)
+
+    @property
+    def is_open(self) -> bool:
+        return self._outcome is None and self._listener is not None
+
+    def _close(self, outcome: BaseException) -> None:
+        if self._outcome is None:
+            self._outcome = outcome
+
+    # -- the server's side ------------------------------------------------------------------------
+
+    def _heard(self, item: object) -> None:
+        if item is _BROKEN:
+            self._end_task()
+        if self._listener is None:
+            return
+        if self._task is None:
+            self._task = self._server.spawn(self._serve())
+        self._requests.put_nowait(item)
+
+    async def _serve(self) -> None:
+        handler = self._handler
+        try:
+            if handler.unary_unary is not None:
+                request = handler.request_deserializer(await self._requests.get())
+                response = await handler.unary_unary(request, _Context())
+                self._down.send(handler.response_serializer(response))
+            else:
+                async for response in handler.stream_stream(self._each(), _Context()):
+                    self._down.send(handler.response_serializer(response))
+            self._down.send(_END)
+        except _Abort as abort:
+            self._down.send(abort.error)
+        except asyncio.CancelledError:
+            self._down.send(failure(grpc.StatusCode.CANCELLED, "cancelled by the server"))
+
+    async def _each(self) -> AsyncIterator[Any]:
+        while (item := await self._requests.get()) is not _END:
+            yield self._handler.request_deserializer(item)
+
+    # -- what goes wrong --------------------------------------------------------------------------
+
+    def end_client(self, error: grpc.aio.AioRpcError, delay_s: float) -> None:
+        self._client.later(delay_s, self._inbox.put_nowait, error)
+
+    def end_server(self, delay_s: float) -> None:
+        if self._listener is not None:
+            self._server.later(delay_s, self._end_task)
+
+    def _end_task(self) -> None:
+        if self._listener is None:
+            return
+        self._listener = None
+        if self._task is not None:
+            self._task.cancel()
+        # Should the client not have noticed, it will when something passes again.
+        self._down.send(_unavailable("connection reset"))
+
+    def lost(self, process: Process) -> None:
+        """A side was killed: the other hears of it, or keeps silent until keepalive does."""
+        if self._listener is None:
+            return
+        cut = self._network.is_cut(self._client.host, self._server.host)
+        delay_s = KEEPALIVE_S if cut else self._network.delay_s()
+        if process is self._client:
+            self.end_server(delay_s)
+        elif process is self._server:
+            self.end_client(_unavailable("connection reset"), delay_s)
+
+    def was_cut(self) -> None:
+        if self._listener is None:
+            return
+        cut = self._network.is_cut(self._client.host, self._server.host)
+        if cut:
+            loop, rng = self._network.loop, self._network.rng
+            for end in (self._client_gives_up, self._server_gives_up):
+                loop.call_later(KEEPALIVE_S + rng.random(), end, cut, context=_NOBODY.copy())
+
+    def _client_gives_up(self, cut: int) -> None:
+        if self._network.is_cut(self._client.host, self._server.host) == cut:
+            self.end_client(_unavailable("keepalive"), 0.0)
+            self._up.send(_BROKEN)
+
+    def _server_gives_up(self, cut: int) -> None:
+        if self._network.is_cut(self._client.host, self._server.host) == cut:
+            self.end_server(0.0)
+
+    def was_healed(self) -> None:
+        self._up.flush()
+        self._down.flush()
+
+
+class Channel:
+    """As much of `grpc.aio.Channel` as the stubs use."""
+
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        self.network, self.process, self.address = network, process, address
+
+    def unary_unary(self, method: str, **how: Any) -> Callable[..., Any]:
+        async def call(request: Any, timeout: float | None = None) -> Any:  # noqa: ASYNC109
+            made = _Call(self, method, how["request_serializer"], how["response_deserializer"])
+            try:
+                async with asyncio.timeout(timeout):
+                    await made.write(request)
+                    return await anext(made)
+            except TimeoutError:
+                made.cancel()
+                raise failure(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
+
+        return call
+
+    def stream_stream(self, method: str, **how: Any) -> Callable[..., _Call]:
+        return lambda: _Call(self, method, how["request_serializer"], how["response_deserializer"])
+
+    async def close(self, grace: float | None = None) -> None:
+        """Calls are cancelled by those who made them."""
