@@ -50,7 +50,7 @@ class Directory:
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_source(engine)
-            return [told(known, engine)]
+            return self._told_again(known, engine)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:
             handoff.publish(engine, chunk, now_s)
@@ -100,7 +100,7 @@ class Directory:
                 side="source",
             )
         if handoff.ended:
-            return [told(handoff, engine)]
+            return self._told_again(handoff, engine)
         handoff.lease_until_s = max(handoff.lease_until_s, now_s + lease_s)
         handoff.note(now_s, "renewed", lease_s)
         return []
