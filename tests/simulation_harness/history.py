@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import random
-import secrets
-import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from random import Random
-from typing import Any
-from unittest.mock import patch
 
-import structlog
-
-from restow.agents import reader, ticker
-from restow.agents.backoff import Backoff
-from restow.agents.executor import Executor
-from restow.agents.fences import RecentFences
-from restow.agents.reader import Reader
 from restow.broker.core.audit import audit
 from restow.broker.core.limits import Limits
 from restow.broker.families import (
@@ -36,7 +22,6 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy
-from restow.broker.server import hub as hubs
 from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import BrokerService
 from restow.broker.server.hub import Hub
@@ -44,6 +29,7 @@ from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from simulation_harness.engines import ADDRESS, Engine, HostMemory, Prompt, Stamps, Violation
 from simulation_harness.fabric import Fabric
 from simulation_harness.network import Listener, Network
+from simulation_harness.replaced import simulated
 from simulation_harness.virtual_loop import Process, VirtualLoop
 
 PAGE_TOKENS = 4
@@ -92,10 +78,6 @@ def layout(tp: int, conv: ConvLayout) -> Layout:
     return build_layout(spec, EngineSettings(tp=tp, page_tokens=PAGE_TOKENS, conv_layout=conv))
 
 
-plan_once = cache(hubs.plan_pair)
-"""Plans are pure: the same for every history."""
-
-
 class History:
     """Everything that one seed decides."""
 
@@ -125,7 +107,7 @@ class History:
 
     def run(self) -> Report:
         """Play it; violations are in the report."""
-        with simulated(self):
+        with simulated(self.report.seed, self.rng, self.network, self.fabric):
             asyncio.set_event_loop(self.loop)
             try:
                 self.loop.run_until_complete(self._play())
@@ -383,45 +365,3 @@ class History:
         for process in self._processes():
             if process.paused:
                 process.resume()
-
-
-@contextlib.contextmanager
-def simulated(history: History) -> Iterator[None]:
-    """Put the simulated clock, chance, network and NIXL in place of the real ones."""
-    rng, network = Random(history.rng.random()), history.network  # noqa: S311
-    clock, state = history.loop.time, random.getstate()
-    random.seed(history.report.seed)
-    logs = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    with contextlib.ExitStack() as stack:
-        for target, name, value in (
-            (time, "monotonic", clock),
-            (secrets, "token_hex", lambda n=8: f"{rng.getrandbits(8 * n):0{2 * n}x}"),
-            (secrets, "randbits", rng.getrandbits),
-            (reader, "SPIN_S", 0.0),
-            (reader, "POLL_S", 0.02),
-            (hubs, "TICK_S", 0.1),
-            (hubs, "plan_pair", _planned),
-            (ticker.Ticker, "_plan", lambda self: None),
-        ):
-            stack.enter_context(patch.object(target, name, value))
-        for where, value in (
-            ("restow.broker.client.session.open_channel", network.open_channel),
-            ("restow.agents.kept_stream.open_channel", network.open_channel),
-            ("restow.agents.async_agent.NixlTransport", history.fabric.transport),
-            # Their clocks are defaults, which were taken from `time` when it was imported.
-            ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
-            ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),
-            ("restow.agents.async_agent.RecentFences", partial(RecentFences, clock=clock)),
-            ("restow.agents.kept_stream.Backoff", partial(Backoff, clock=clock)),
-        ):
-            stack.enter_context(patch(where, value))
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            structlog.configure(**logs)
-
-
-def _planned(*how: Any) -> Any:
-    return plan_once(*how)

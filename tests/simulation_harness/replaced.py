@@ -1,0 +1,65 @@
+"""What stands in place of the real clock, chance, network and NIXL while a history is played."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from functools import cache, partial
+from random import Random
+from unittest.mock import patch
+
+import structlog
+
+from restow.agents import reader, ticker
+from restow.agents.backoff import Backoff
+from restow.agents.executor import Executor
+from restow.agents.fences import RecentFences
+from restow.agents.reader import Reader
+from restow.broker.server import hub as hubs
+from simulation_harness.fabric import Fabric
+from simulation_harness.network import Network
+
+plan_once = cache(hubs.plan_pair)
+"""Plans are pure: the same for every history."""
+
+
+@contextlib.contextmanager
+def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> Iterator[None]:
+    """Put the simulated clock, chance, network and NIXL in place of the real ones."""
+    rng = Random(chance.random())  # noqa: S311
+    clock, state = network.loop.time, random.getstate()
+    random.seed(seed)
+    logs = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    with contextlib.ExitStack() as stack:
+        for target, name, value in (
+            (time, "monotonic", clock),
+            (secrets, "token_hex", lambda n=8: f"{rng.getrandbits(8 * n):0{2 * n}x}"),
+            (secrets, "randbits", rng.getrandbits),
+            (reader, "SPIN_S", 0.0),
+            (reader, "POLL_S", 0.02),
+            (hubs, "TICK_S", 0.1),
+            (hubs, "plan_pair", plan_once),
+            (ticker.Ticker, "_plan", lambda self: None),
+        ):
+            stack.enter_context(patch.object(target, name, value))
+        for where, stand_in in (
+            ("restow.broker.client.session.open_channel", network.open_channel),
+            ("restow.agents.kept_stream.open_channel", network.open_channel),
+            ("restow.agents.async_agent.NixlTransport", fabric.transport),
+            # Their clocks are defaults, which were taken from `time` when it was imported.
+            ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
+            ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),
+            ("restow.agents.async_agent.RecentFences", partial(RecentFences, clock=clock)),
+            ("restow.agents.kept_stream.Backoff", partial(Backoff, clock=clock)),
+        ):
+            stack.enter_context(patch(where, stand_in))
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            structlog.configure(**logs)
