@@ -16,7 +16,7 @@ from restow.broker.core.actions import State
 from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import START_S, Answer, Options, VllmEngine
-from vllm_harness.pair import GRANT_S, MODEL, vllm_engines
+from vllm_harness.pair import GRANT_S, MODEL, deserted, vllm_engines
 
 pytestmark = pytest.mark.timeout(600)
 BACK_S = 60.0
@@ -90,6 +90,7 @@ async def test_engines_outlive_their_broker(
             ids = list(prompts[5].token_ids)
             given = await engines[0].ask(ids, 1, {"do_remote_decode": True})
             engines[0].kill()
+            await deserted(broker)
             answer = await engines[1].ask(ids, 6, given.params)
             assert answer.tokens == prompts[5].answer_ids
             assert done(broker) == 3

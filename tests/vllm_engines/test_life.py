@@ -13,7 +13,7 @@ from agent_harness.waiting import until
 from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.actions import State
 from vllm_harness.engine import Options
-from vllm_harness.pair import MODEL, Pair, vllm_pair
+from vllm_harness.pair import MODEL, Pair, deserted, vllm_pair
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -123,13 +123,19 @@ async def test_p_that_is_aborted_leaves_no_garbage(pair: Pair, prompts: tuple[Pr
 
 
 async def test_a_killed_p_is_an_error(pair: Pair, prompts: tuple[Prompt, ...]) -> None:
-    """It had published one state, and not yet begun with another. The last test of the module."""
-    ids = list(prompts[2].token_ids)
-    given = await pair.prefill.ask(ids, 1, {"do_remote_decode": True})
+    """It had published two states, and not yet begun with another. The last test of the module."""
+    ids = [list(prompt.token_ids) for prompt in prompts[2:4]]
+    right = [prompt.answer_ids for prompt in prompts[2:4]]
+    given = [await pair.prefill.ask(one, 1, {"do_remote_decode": True}) for one in ids]
+    assert all(answer.params for answer in given)
     pair.prefill.kill()
-    for params in (given.params, {"handoff_id": "not begun", "timeout_ms": 3000}):
-        answer = await pair.decode.ask(ids, 6, params)
+    # Until its memory is gone, what D reads of it is right.
+    dying = await pair.decode.ask(ids[0], 6, given[0].params)
+    assert dying.tokens in ((), right[0])
+    await deserted(pair.broker)
+    for params in (given[1].params, {"handoff_id": "not begun", "timeout_ms": 3000}):
+        answer = await pair.decode.ask(ids[1], 6, params)
         assert answer.finish == "error" or answer.error
         assert answer.tokens == ()
-    alone = await pair.decode.ask(ids, 6)
-    assert alone.tokens == prompts[2].answer_ids
+    alone = await pair.decode.ask(ids[1], 6)
+    assert alone.tokens == right[1]

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from agent_harness.waiting import until
 from restow.agents.engines.recall.model import checkpoint_folder
 from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
 
 GRANT_S = 120.0
+LOST_S = 60.0
 MODEL = checkpoint_folder()
 
 
@@ -65,6 +67,15 @@ async def vllm_engines(
                 for name, options in wanted[: 3 if alone else 2]
             )
         )
+
+
+async def deserted(broker: RunningBroker) -> None:
+    """Wait until an engine that was killed is lost to the broker: by then its memory is gone.
+
+    A process gives up its memory before its connections, and takes its time for both.
+    """
+    known = broker.hub.directory.members.engines.values()
+    await until(lambda: any(not (one.has_session or one.agents) for one in known), LOST_S)
 
 
 def _story(pair: Pair, logs: Path) -> str:
