@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
@@ -26,11 +25,14 @@ from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import BrokerService
 from restow.broker.server.hub import Hub
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
-from simulation_harness.engines import ADDRESS, Engine, HostMemory, Prompt, Stamps, Violation
+from simulation_harness.engines import ADDRESS, PAGE_COUNTS, Engine
 from simulation_harness.fabric import Fabric
+from simulation_harness.faults import Faults
 from simulation_harness.network import Listener, Network
 from simulation_harness.replaced import simulated
 from simulation_harness.virtual_loop import Process, VirtualLoop
+from stamped.pages import HostMemory, Stamps, Violation
+from stamped.requests import Prompt
 
 PAGE_TOKENS = 4
 BUSY_S = 40.0
@@ -91,17 +93,14 @@ class History:
         self.strategy = self.rng.choice(STRATEGIES)
         tps, convs = self.rng.choice(SIZES), list(ConvLayout)
         self.memory = {
-            side: HostMemory(layout(tp, self.rng.choice(convs)), self.stamps)
+            side: HostMemory(layout(tp, self.rng.choice(convs)), PAGE_COUNTS)
             for side, tp in zip("PD", tps, strict=True)
         }
         self.lives: dict[str, list[Engine]] = {"P": [], "D": []}
         self.hub: Hub | None = None
         self.broker: Process | None = None
         self._found: list[BaseException] = []
-        self._wants_faults = faults
-        self._d_was_hit = False
-        """Whether a fault met D, the broker or what lies between them."""
-        self._triggers: dict[int, Callable[[], None]] = {}
+        self.faults = Faults(self) if faults else None
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -121,25 +120,24 @@ class History:
                 for engine in (*self.lives["P"], *self.lives["D"]):
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
-                        for state, reason in engine.said.values()
+                        for state, reason in engine.requests.said.values()
                     )
-                for process in self._processes():
+                for process in self.processes():
                     process.kill()
                 self.loop.close()
         return self.report
 
     async def _play(self) -> None:
-        self._start_broker()
+        self.start_broker()
         for side in "PD":
-            self._start_engine(side)
-        self.network.on_delivery = self._count
-        if self._wants_faults:
-            self._plan_faults()
+            self.start_engine(side)
+        if self.faults is not None:
+            self.faults.plan(BUSY_S)
         for number in range(self.rng.randint(2, 6)):
             self._plan_prompt(self._prompt(f"h{number}"))
         await self._pass(BUSY_S)
-        self._triggers.clear()
-        self._heal()
+        if self.faults is not None:
+            self.faults.heal()
         await self._pass(SETTLE_S)
         await self._quiet()
         ends = [await self._serve_one(f"last{number}") for number in range(LAST)]
@@ -153,7 +151,7 @@ class History:
             self.loop.call_later(self.rng.random(), self._begin, side, prompt)
         await self._pass(2.0)
         await self._quiet()
-        return self.lives["D"][-1].said.get(name)
+        return self.lives["D"][-1].requests.said.get(name)
 
     async def _pass(self, seconds: float) -> None:
         end_s = self.loop.time() + seconds
@@ -179,19 +177,21 @@ class History:
         if self.hub is not None and (found := audit(self.hub.directory)):
             raise Violation(f"the broker's audit: {found}")
         for lives in self.lives.values():
-            lives[-1].pages.check()
+            lives[-1].requests.pages.check()
         late = {
-            name: late_s for name, late_s in self.lives["D"][-1].late_s.items() if late_s > LATE_S
+            name: late_s
+            for name, late_s in self.lives["D"][-1].requests.late_s.items()
+            if late_s > LATE_S
         }
-        if late and not self._d_was_hit:
+        if late and not (self.faults and self.faults.met_d):
             raise Violation(f"nothing hindered D, and it heard late by (s) {late}")
 
     def _unfinished(self) -> str:
         for side, lives in self.lives.items():
             engine = lives[-1]
-            if engine.pending:
-                return f"{side} waits for {sorted(engine.pending)}"
-            if not engine.pages.all_free:
+            if pending := engine.requests.pending:
+                return f"{side} waits for {sorted(pending)}"
+            if not engine.requests.pages.all_free:
                 return f"{side} has not all of its pages back"
             for agent in engine.agents:
                 executor = agent._executor
@@ -203,13 +203,13 @@ class History:
 
     # -- who there is -----------------------------------------------------------------------------
 
-    def _processes(self) -> list[Process]:
+    def processes(self) -> list[Process]:
         engines = [
             process for lives in self.lives.values() for e in lives for process in e.processes
         ]
         return [*engines, *([self.broker] if self.broker is not None else [])]
 
-    def _start_broker(self) -> None:
+    def start_broker(self) -> None:
         process = self.broker = Process(self.loop, "broker", "b")
         process.spawn(self._serve(process))
 
@@ -225,7 +225,7 @@ class History:
         except Exception as error:  # noqa: BLE001 - the history ends with it
             self._found.append(error)
 
-    def _start_engine(self, side: str) -> None:
+    def start_engine(self, side: str) -> None:
         lives = self.lives[side]
         lives.append(
             Engine(
@@ -257,6 +257,7 @@ class History:
             timeout_ms=30_000 if patient else rng.randint(200, 8_000),
             p_cancels_s=0.0 if healthy or rng.random() < 0.9 else rng.uniform(0.0, 4.0),
             d_cancels_s=0.0 if healthy or rng.random() < 0.9 else rng.uniform(0.0, 4.0),
+            uses_s=rng.uniform(0.0, 5.0),
         )
 
     def _plan_prompt(self, prompt: Prompt) -> None:
@@ -275,93 +276,3 @@ class History:
 
     def _stamps_of(self, name: str) -> set[int]:
         return {life.stamped[name] for life in self.lives["P"] if name in life.stamped}
-
-    # -- what goes wrong --------------------------------------------------------------------------
-
-    def _plan_faults(self) -> None:
-        for _ in range(self.rng.randint(0, 4)):
-            fault = self.rng.choice(
-                (self._kill_broker, self._kill_engine, self._kill_worker, self._pause, self._pause,
-                 self._stall,
-                self._restart_unseen, self._cut, self._break)
-            )  # fmt: skip
-            if self.rng.random() < 0.7:  # at a step, whatever the time is
-                self._triggers[self.rng.randint(20, 250)] = fault
-            else:
-                self.loop.call_later(self.rng.uniform(0.0, BUSY_S), self._do, fault)
-
-    def _count(self, delivered: int) -> None:
-        fault = self._triggers.pop(delivered, None)
-        if fault is not None:
-            self._do(fault)
-
-    def _do(self, fault: Callable[[], None]) -> None:
-        self.report.faults.append(f"{self.loop.time():.3f} {fault.__name__.strip('_')}")
-        fault()
-
-    def _break(self) -> None:
-        self._d_was_hit = True
-        self.network.break_one()
-
-    def _kill(self, process: Process) -> None:
-        self._d_was_hit |= process.host != "p"
-        process.kill()
-        self.network.lost(process)
-
-    def _kill_broker(self) -> None:
-        if self.broker is not None and self.broker.alive:
-            self._kill(self.broker)
-            self.loop.call_later(self._short_s(), self._start_broker)
-
-    def _kill_engine(self) -> None:
-        self._end_engine(self.rng.choice("PD"))
-
-    def _end_engine(self, side: str) -> None:
-        engine = self.lives[side][-1]
-        if engine.scheduler.alive:
-            for process in engine.processes:
-                self._kill(process)
-            self.loop.call_later(self._short_s(), self._start_engine, side)
-
-    def _restart_unseen(self) -> None:
-        """P starts again while the broker can't see it."""
-        self.network.cut("b", "p")
-        self._end_engine("P")
-        self.loop.call_later(self.rng.uniform(1.0, 10.0), self.network.heal, "b", "p")
-
-    def _kill_worker(self) -> None:
-        """Its engine follows."""
-        side = self.rng.choice("PD")
-        engine = self.lives[side][-1]
-        worker = self.rng.choice(engine.workers)
-        if worker.alive:
-            self._kill(worker)
-            self.loop.call_later(self._short_s(), self._end_engine, side)
-
-    def _pause(self) -> None:
-        process = self.rng.choice([p for p in self._processes() if p.alive])
-        self._d_was_hit |= process.host != "p"
-        process.pause()
-        self.report.faults[-1] += f" {process.name}"
-        self.loop.call_later(self.rng.choice((1.0, 20.0)) * self.rng.random(), process.resume)
-
-    def _stall(self) -> None:
-        """A rank of P is paused until all heals."""
-        self.rng.choice(self.lives["P"][-1].workers).pause()
-
-    def _cut(self) -> None:
-        hosts = self.rng.choice((("b", "p"), ("b", "d"), ("p", "d")))
-        self._d_was_hit |= hosts == ("b", "d")
-        self.network.cut(*hosts)
-        self.report.faults[-1] += f" {hosts}"
-        self.loop.call_later(self.rng.uniform(0.1, 25.0), self.network.heal, *hosts)
-
-    def _short_s(self) -> float:
-        return self.rng.choice((0.02, 3.0)) * self.rng.random()
-
-    def _heal(self) -> None:
-        for hosts in (("b", "p"), ("b", "d"), ("p", "d")):
-            self.network.heal(*hosts)
-        for process in self._processes():
-            if process.paused:
-                process.resume()

@@ -270,6 +270,9 @@ class _Call:
             self._down.send(abort.error)
         except asyncio.CancelledError:
             self._down.send(failure(grpc.StatusCode.CANCELLED, "cancelled by the server"))
+        except Exception as error:  # noqa: BLE001 - the history ends with it
+            context = {"message": "a handler of the broker failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     async def _each(self) -> AsyncIterator[Any]:
         while (item := await self._requests.get()) is not _END:

@@ -20,12 +20,14 @@ from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailed
 from restow.agents.memory import MemoryKind, Place
 from restow.agents.pieces import Descriptors
 
-# UCX reads these when it is loaded. A silent partition ends a read after about 5 s with them, and
-# after minutes without.
+# UCX reads these when it is loaded. With them a silent partition ends a read after about 5 s, and
+# holds no thread that connects; without them after minutes, in which such a thread stands still.
 for _name, _value in {
     "UCX_TCP_KEEPIDLE": "2s",
     "UCX_TCP_KEEPINTVL": "1s",
     "UCX_TCP_KEEPCNT": "3",
+    "UCX_TCP_CONN_NB": "y",
+    "UCX_TCP_SYN_CNT": "2",
     "NIXL_LOG_LEVEL": "WARN",
 }.items():
     os.environ.setdefault(_name, _value)

@@ -1,0 +1,301 @@
+"""A broker, a P and a D on hosts of their own, what they hand over, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+
+from chaos_harness.engine import Life, Said
+from chaos_harness.hosts import Hosts
+from chaos_harness.lives import BrokerLife, EngineLife
+from chaos_harness.model import PAGE_COUNTS, layout
+from chaos_harness.process import Member, warm_up
+from restow.broker.client.admin import AdminClient
+from restow.broker.errors import RestowError
+from restow.broker.families import ConvLayout
+from restow.v1 import broker_pb2
+from stamped.requests import Prompt
+
+PORT = 7350
+WIRES = (("root", "b"), ("b", "p"), ("b", "d"), ("p", "d"))
+STAGING_BYTES = 8 << 20
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory that processes share
+READY_S = 60.0
+ASK_EVERY_S = 0.1
+
+
+def free_port() -> int:
+    """One that stays free while nobody listens: below the ports that the system gives away."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
+
+
+@dataclass
+class Found:
+    """What was seen, over all lives."""
+
+    stamps: dict[str, set[int]] = field(default_factory=dict)
+    """Of each handoff, what P wrote."""
+    ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Side, state and reason; LOST where the scheduler was killed before it heard."""
+    said: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """By side and handoff: state and reason."""
+    late_s: dict[str, float] = field(default_factory=dict)
+    """Side: how much later than promised an engine heard an end, at most."""
+    violations: list[str] = field(default_factory=list)
+
+
+class Cluster:
+    """All of them. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        rng: Random,
+        hosts: Hosts | None,
+        *,
+        transports: str = "tcp",
+        quarantine_s: float = 3.0,
+        broker_options: tuple[str, ...] = (),
+        broker_environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """On one host if there are no ``hosts``; ``transports`` narrows UCX's (UCX_TLS).
+
+        With ``tcp`` no byte is read of a process that stands still.
+        """
+        self.found, self._rng, self._hosts = Found(), rng, hosts
+        self._transports, self._quarantine_s = transports, quarantine_s
+        self._broker_options, self._broker_environment = broker_options, broker_environment
+        self._port = PORT if hosts is not None else free_port()
+        self.broker: BrokerLife | None = None
+        self.engines: dict[str, EngineLife] = {}
+        self.lives: Counter[str] = Counter()
+        self._folder = Path(tempfile.mkdtemp(prefix="restow-chaos-"))
+        self._on_change = asyncio.Event()
+
+    # -- who there is -----------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Cluster:
+        await asyncio.to_thread(warm_up)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for engine in self.engines.values():
+            if engine.alive:
+                engine.kill()
+        if self.broker is not None and self.broker.alive:
+            await self.end_broker()
+        shutil.rmtree(self._folder)
+
+    @property
+    def members(self) -> list[Member]:
+        """Who is alive."""
+        engines = [m for engine in self.engines.values() for m in engine.members if m.alive]
+        broker = [self.broker] if self.broker is not None and self.broker.alive else []
+        return [*engines, *broker]
+
+    @property
+    def broker_log(self) -> Path:
+        return self._folder / "broker.log"
+
+    def worker(self, name: str) -> Member:
+        """Such as P.0, or D.scheduler."""
+        return next(one for one in self.engines[name[0]].members if one.name == name)
+
+    def address(self, seen_from: str = "root") -> str:
+        """The broker's."""
+        host = self._hosts.address("b", seen_from) if self._hosts is not None else "127.0.0.1"
+        return f"{host}:{self._port}"
+
+    def start_broker(self, *options: str) -> None:
+        """Empty, as every time."""
+        namespace = self._hosts.namespace("b") if self._hosts is not None else ""
+        listen = f"0.0.0.0:{self._port}" if namespace else f"127.0.0.1:{self._port}"
+        self.broker = BrokerLife(
+            namespace,
+            listen,
+            self.broker_log,
+            self._broker_environment,
+            (*self._broker_options, *options),
+        )
+        self.lives["broker"] += 1
+
+    async def end_broker(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Kill it, or ask it to stop; the exit status."""
+        if self.broker is None:
+            raise RuntimeError("there is no broker")
+        return await asyncio.to_thread(self.broker.end, number)
+
+    def start_engine(self, side: str, tp: int, conv: ConvLayout) -> EngineLife:
+        """A new life."""
+        self.lives[side] += 1
+        made = layout(tp, conv)
+        environment = {"UCX_TLS": self._transports} if self._transports else {}
+        host, other = side.lower(), {"P": "d", "D": "p"}[side]
+        if self._hosts is not None:
+            environment["UCX_NET_DEVICES"] = self._hosts.device(host, other)
+        name = f"life{self.lives[side]}"
+        life = Life(
+            side,
+            name,
+            self._rng.getrandbits(32),
+            made,
+            PAGE_COUNTS,
+            f"{SHARED_MEMORY / self._folder.name}-{side}-{name}",
+            self.address(host),
+            self._hosts.namespace(host) if self._hosts is not None else "",
+            environment,
+            STAGING_BYTES,
+            self._quarantine_s,
+            f"{self._folder / side}.log",
+        )
+        engine = self.engines[side] = EngineLife(life, self._hear)
+        return engine
+
+    def end_engine(self, side: str) -> None:
+        """Kill all of it."""
+        engine = self.engines[side]
+        pending = list(engine.pending)
+        engine.kill()
+        for name in pending:
+            if (side, name) not in self.found.said:
+                self._ended(side, name, "LOST", "")
+
+    def cut(self, one: str, other: str) -> None:
+        """Hosts b, p, d."""
+        if self._hosts is not None:
+            self._hosts.cut(one, other)
+
+    def heal(self, one: str, other: str) -> None:
+        if self._hosts is not None:
+            self._hosts.heal(one, other)
+
+    def story(self) -> str:
+        """What a test that failed wants to know."""
+        lines = [*self.found.violations, f"{dict(self.found.ends)}"]
+        for log in sorted(self._folder.glob("*.log")):
+            words = log.read_text(errors="replace").splitlines()
+            lines += [f"{log.stem}: {line[:300]}" for line in words[-20:]]
+        return "\n".join(lines)
+
+    # -- what they do -----------------------------------------------------------------------------
+
+    def prefill(self, prompt: Prompt) -> None:
+        self._begin("P", prompt)
+
+    def decode(self, prompt: Prompt) -> None:
+        self._begin("D", prompt)
+
+    def _begin(self, side: str, prompt: Prompt) -> None:
+        engine = self.engines[side]
+        if engine.alive:
+            engine.pending[prompt.name] = time.monotonic()
+            engine.scheduler.tell(("prompt", prompt))
+        else:
+            self._ended(side, prompt.name, "LOST", "")
+
+    def _hear(self, engine: EngineLife, said: Said) -> None:
+        word, *what = said
+        side, found = engine.life.side, self.found
+        if word == "connected":
+            engine.connected = True
+        elif word == "computed":
+            name, stamp = what
+            found.stamps.setdefault(name, set()).add(stamp)
+        elif word == "received":
+            name, stamps = what
+            right = found.stamps.get(name, set())
+            if len(stamps) != 1 or not stamps <= right:
+                found.violations.append(f"{name} is DONE at D with {stamps} instead of {right}")
+        elif word == "over":
+            name, state, reason, late_s = what
+            engine.pending.pop(name, None)
+            found.late_s[side] = max(found.late_s.get(side, late_s), late_s)
+            self._ended(side, name, state, reason)
+        elif word == "violation":
+            found.violations.append(f"{side} {engine.life.name}: {what[0]}")
+        elif word == "report":
+            engine.reported = what[0], what[1]
+        self._on_change.set()
+
+    def _ended(self, side: str, name: str, state: str, reason: str) -> None:
+        self.found.ends[side, state, reason] += 1
+        self.found.said[side, name] = state, reason
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    async def until(self, holds: Callable[[], bool], within_s: float = READY_S) -> None:
+        """Wait for what the engines' words tell. Raises `TimeoutError`."""
+        async with asyncio.timeout(within_s):
+            while not holds():
+                self._on_change.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._on_change.wait(), 0.2)
+
+    async def connected(self) -> None:
+        """Both engines have their sessions."""
+        await self.until(lambda: all(engine.connected for engine in self.engines.values()))
+
+    async def ended(self, side: str, name: str, within_s: float = READY_S) -> tuple[str, str]:
+        """State and reason."""
+        await self.until(lambda: (side, name) in self.found.said, within_s)
+        return self.found.said[side, name]
+
+    async def state(self, name: str) -> str:
+        """Where the broker thinks a handoff is; empty if it knows of none."""
+        try:
+            found = await asyncio.to_thread(self._asked, name)
+        except RestowError:
+            return ""
+        return broker_pb2.HandoffState.Name(found).removeprefix("HANDOFF_STATE_")
+
+    def _asked(self, name: str) -> broker_pb2.HandoffState.ValueType:
+        with AdminClient(self.address()) as admin:
+            return admin.handoff(name).handoff.state
+
+    async def reaches(self, name: str, state: str, within_s: float = READY_S) -> None:
+        """Wait until the broker says so. Raises `TimeoutError`."""
+        async with asyncio.timeout(within_s):
+            while await self.state(name) != state:  # noqa: ASYNC110 - the broker tells no events
+                await asyncio.sleep(0.01)
+
+    async def finished(self, within_s: float) -> str:
+        """Wait until engines hold nothing any more; what they still hold, if they do."""
+        end_s = time.monotonic() + within_s
+        while (left := await self.unfinished()) and time.monotonic() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(ASK_EVERY_S)
+        return left
+
+    async def unfinished(self) -> str:
+        """What engines still hold; empty if nothing."""
+        for engine in self.engines.values():
+            engine.reported = None
+            engine.free_staging.clear()
+            engine.scheduler.tell(("report", None))
+        try:
+            await self.until(lambda: all(e.answered for e in self.engines.values()), 5.0)
+        except TimeoutError:
+            return "a scheduler or worker does not answer"
+        for side, engine in self.engines.items():
+            pending, all_free = engine.reported or ((), False)
+            if pending:
+                return f"{side} waits for {pending}"
+            if not all_free:
+                return f"{side} has not all of its pages back"
+            if any(set(free) != {STAGING_BYTES} for free in engine.free_staging.values()):
+                return f"{side} has not all of its staging back: {engine.free_staging}"
+        return ""

@@ -1,0 +1,142 @@
+"""Hosts on one machine: network namespaces that can be cut off from each other without a word.
+
+Two hosts that speak to each other have a wire of their own, through a switch. A wire that is cut
+swallows what is sent: as with a real switch that fails, no interface goes down and no connection is
+reset.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x20000
+MS_REC, MS_SLAVE, MNT_DETACH = 0x4000, 0x80000, 2
+_FORWARDING, _DISABLED = 3, 0
+
+
+def why_not() -> str:
+    """Why there can be no hosts on this machine; empty if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for command in ("ip", "bridge"):
+        if shutil.which(command) is None:
+            return f"the command {command!r} (iproute2) is missing"
+    name = f"restow{os.getpid()}"
+    try:
+        _ip(f"netns add {name}", f"netns del {name}")
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def enter(namespace: str) -> None:
+    """Make this process one of a host; an empty name stays. Raises `OSError`.
+
+    Before it has threads. It sees the host's devices under ``/sys``, where UCX looks for them.
+    """
+    if not namespace:
+        return
+    fd = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    try:
+        # Python has setns and unshare from 3.12 on, and mount never.
+        _call("setns", fd, CLONE_NEWNET)
+    finally:
+        os.close(fd)
+    _call("unshare", CLONE_NEWNS)
+    _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
+    _call("umount2", b"/sys", MNT_DETACH)
+    _call("mount", b"sysfs", b"/sys", b"sysfs", 0, None)
+
+
+def _call(name: str, *arguments: int | bytes | None) -> None:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+class Hosts:
+    """Hosts and the ``wires`` between them; ``us`` is the host that the calling process is on."""
+
+    def __init__(self, wires: Sequence[tuple[str, str]], us: str) -> None:
+        self._us, self._prefix = us, f"rw{os.getpid():x}"
+        self._wires = {pair: number for number, pair in enumerate(wires)}
+
+    def namespace(self, host: str) -> str:
+        return "" if host == self._us else f"{self._prefix}-{host}"
+
+    def device(self, of: str, towards: str) -> str:
+        """The interface of a host that leads to another."""
+        return f"{self._prefix}{of[:2]}{towards[:2]}"
+
+    def address(self, of: str, seen_from: str) -> str:
+        """Where a host is, for another."""
+        pair = self._pair(of, seen_from)
+        return f"10.213.{self._wires[pair]}.{1 + pair.index(of)}"
+
+    def __enter__(self) -> Hosts:
+        self._remove()
+        switch = f"{self._prefix}-switch"
+        commands = [f"netns add {switch}"]
+        for host in sorted({host for pair in self._wires for host in pair}):
+            if namespace := self.namespace(host):
+                commands += [f"netns add {namespace}", f"-n {namespace} link set lo up"]
+        for pair, number in self._wires.items():
+            commands += [f"-n {switch} link add br{number} type bridge"]
+            commands += [f"-n {switch} link set br{number} up"]
+            for one, other in (pair, pair[::-1]):
+                device, namespace = self.device(one, other), self.namespace(one)
+                at = f"-n {namespace} " if namespace else ""
+                commands += [
+                    f"link add {device} type veth peer name {device}s netns {switch}",
+                    *([f"link set {device} netns {namespace}"] if namespace else []),
+                    f"{at}addr add {self.address(one, other)}/24 dev {device}",
+                    f"{at}link set {device} up",
+                    f"-n {switch} link set {device}s master br{number}",
+                    f"-n {switch} link set {device}s up",
+                ]
+        _ip(*commands)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._remove()
+
+    def cut(self, one: str, other: str) -> None:
+        """Swallow what these two send each other."""
+        self._set_ports(one, other, _DISABLED)
+
+    def heal(self, one: str, other: str) -> None:
+        """Carry it again."""
+        self._set_ports(one, other, _FORWARDING)
+
+    def _pair(self, one: str, other: str) -> tuple[str, str]:
+        return (one, other) if (one, other) in self._wires else (other, one)
+
+    def _set_ports(self, one: str, other: str, state: int) -> None:
+        for of, towards in ((one, other), (other, one)):
+            port = f"{self.device(of, towards)}s"
+            _run("bridge", "-n", f"{self._prefix}-switch", "link", "set", "dev", port,
+                 "state", str(state))  # fmt: skip
+
+    def _remove(self) -> None:
+        """A namespace takes its interfaces along; ours are ends of wires to the switch."""
+        for namespace in Path("/run/netns").glob("rw*-*"):
+            prefix = namespace.name.split("-")[0]
+            is_left = not Path(f"/proc/{int(prefix[2:], 16)}").exists()
+            if is_left or prefix == self._prefix:
+                _ip(f"netns del {namespace.name}")
+
+
+def _ip(*commands: str) -> None:
+    for command in commands:
+        _run("ip", *command.split())
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -1,0 +1,124 @@
+"""The lives of engines and of the broker, as processes of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from chaos_harness.engine import Life, Said, serve_rank, serve_scheduler
+from chaos_harness.process import Child, Member, pipe
+from stamped.pages import memory_bytes
+
+STOP_S = 30.0
+
+
+class EngineLife:
+    """The processes of one life of an engine."""
+
+    def __init__(self, life: Life, hear: Callable[[EngineLife, Said], None]) -> None:
+        """Start them; ``hear`` gets what they say."""
+        self.life, self._hear = life, hear
+        self.pending: dict[str, float] = {}
+        """Handoffs that the scheduler has not yet told the end of, and since when."""
+        self.connected = False
+        self.free_staging: dict[str, tuple[int, int]] = {}
+        self.reported: tuple[tuple[str, ...], bool] | None = None
+        with open(life.memory, "wb") as file:
+            file.truncate(memory_bytes(life.layout, life.page_counts))
+        self.workers: list[Child] = []
+        ends = []
+        for rank in life.layout.ranks:
+            ours, theirs = pipe()
+            ends.append(ours)
+            name = f"{life.side}.{rank.rank}"
+            self.workers.append(Child(name, serve_rank, theirs, life, rank.rank))
+            theirs.close()
+        self.scheduler = Child(f"{life.side}.scheduler", serve_scheduler, ends, life)
+        for end in ends:
+            end.close()
+        for child in self.members:
+            self._listen(child)
+
+    @property
+    def members(self) -> list[Child]:
+        return [self.scheduler, *self.workers]
+
+    @property
+    def answered(self) -> bool:
+        """Whether all have said how they are since they were asked."""
+        return self.reported is not None and len(self.free_staging) == len(self.workers)
+
+    @property
+    def alive(self) -> bool:
+        return self.scheduler.alive
+
+    def kill(self) -> None:
+        """All of it. What it knew is lost, what it has said is not."""
+        for child in self.members:
+            child.kill()
+        for child in self.members:
+            self._drain(child)
+            self._deafen(child)
+            child.reap()
+        self.pending.clear()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.life.memory)
+
+    def _listen(self, child: Child) -> None:
+        asyncio.get_running_loop().add_reader(child.pipe.fileno(), self._take, child)
+
+    def _deafen(self, child: Child) -> None:
+        asyncio.get_running_loop().remove_reader(child.pipe.fileno())
+
+    def _take(self, child: Child) -> None:
+        try:
+            said = child.pipe.recv()
+        except (EOFError, OSError):
+            self._deafen(child)
+            if child.alive:
+                self._hear(self, ("violation", f"{child.name} has ended by itself"))
+            return
+        if said[0] == "staging":
+            self.free_staging[child.name] = said[1]
+        self._hear(self, said)
+
+    def _drain(self, child: Child) -> None:
+        """What it had said before it died."""
+        with contextlib.suppress(EOFError, OSError):
+            while child.pipe.poll(0):
+                self._hear(self, child.pipe.recv())
+
+
+class BrokerLife(Member):
+    """A broker as operators run it."""
+
+    def __init__(
+        self,
+        namespace: str,
+        listen: str,
+        log: Path,
+        environment: Mapping[str, str],
+        options: Sequence[str],
+    ) -> None:
+        enter = ["ip", "netns", "exec", namespace] if namespace else []
+        command = [sys.executable, "-m", "restow.broker.cli.main", "serve", "--insecure"]
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [*enter, *command, "--listen", listen, *options],
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **environment},
+            )
+        super().__init__("broker", self._process.pid)
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal that ends it, and wait; the exit status."""
+        self.signal(number)
+        self.alive = False
+        return self._process.wait(STOP_S)

@@ -1,0 +1,33 @@
+"""The model whose state is handed over, and how much of it fits into an engine."""
+
+from __future__ import annotations
+
+from restow.broker.families import (
+    AttentionSpec,
+    ConvLayout,
+    EngineSettings,
+    Mamba2Spec,
+    ModelSpec,
+    build_layout,
+)
+from restow.broker.layout import DType, Layout
+
+PAGE_TOKENS = 16
+PAGE_COUNTS = {"attention": 24, "state": 6}
+
+
+def layout(tp: int, conv: ConvLayout) -> Layout:
+    """A hybrid with pages of 64 KiB and states of 1 MiB, over all ranks."""
+    mamba = Mamba2Spec(
+        layer=0,
+        heads=32,
+        head_dim=64,
+        state=64,
+        groups=2,
+        conv_kernel=4,
+        conv_dtype=DType.BFLOAT16,
+        ssm_dtype=DType.FLOAT32,
+    )
+    attention = AttentionSpec(layer=1, kv_heads=8, head_dim=128, dtype=DType.BFLOAT16)
+    spec = ModelSpec("chaotic", (mamba, attention))
+    return build_layout(spec, EngineSettings(tp=tp, page_tokens=PAGE_TOKENS, conv_layout=conv))

@@ -1,0 +1,96 @@
+"""Processes that are killed and stopped: forked from a server that has imported torch and NIXL."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+
+def pipe() -> tuple[Connection, Connection]:
+    """Two ends."""
+    return _CONTEXT.Pipe()
+
+
+def warm_up() -> None:
+    """Start the server: the first fork then takes no longer than the others.
+
+    It finds what is installed; what lies beside the tests is found by those that it forks.
+    """
+    _CONTEXT.set_forkserver_preload(["restow.agents.agent", "restow.broker.client"])
+    process = _CONTEXT.Process(target=os.getpid, daemon=True)
+    process.start()
+    process.join()
+
+
+class Member:
+    """A process, by a name that people read."""
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.name, self.pid = name, pid
+        self.alive, self.stopped = True, False
+
+    def kill(self) -> None:
+        """At once."""
+        self.signal(signal.SIGKILL)
+        self.alive = False
+
+    def stop(self) -> None:
+        """It stands still."""
+        self.stopped = True
+        self.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """And goes on."""
+        self.stopped = False
+        self.signal(signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it; never to one that is gone, whose number another process may have by now."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of its own and shared; 0 when it is gone."""
+        with contextlib.suppress(OSError, IndexError):
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES
+        return 0
+
+    @property
+    def open_files(self) -> int:
+        """Descriptors; 0 when it is gone."""
+        with contextlib.suppress(OSError):
+            return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return 0
+
+
+class Child(Member):
+    """A member that runs a function of ours, and says something on a pipe."""
+
+    def __init__(self, name: str, main: Callable[..., None], *args: object) -> None:
+        """Runs ``main(pipe, *args)``."""
+        self.pipe, theirs = pipe()
+        self._process = _CONTEXT.Process(target=main, args=(theirs, *args), daemon=True)
+        self._process.start()
+        theirs.close()
+        super().__init__(name, self._process.pid or 0)
+
+    def tell(self, something: Any) -> None:
+        """Say something to it; one that is gone hears nothing."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(something)
+
+    def reap(self) -> None:
+        """Wait for the end of one that was killed."""
+        self._process.join()
+        self.pipe.close()

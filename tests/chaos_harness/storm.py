@@ -1,0 +1,189 @@
+"""A random schedule of handoffs and faults over a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+from chaos_harness.cluster import Cluster
+from chaos_harness.model import PAGE_TOKENS
+from restow.broker.families import ConvLayout
+from stamped.requests import Prompt
+
+STRATEGIES = ("auto", "slices", "whole", "pack", "interleave")
+LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
+MAX_PENDING = 8
+HANDOFFS_PER_S = 12.0
+FAULT_EVERY_S = (0.3, 3.0)
+LONGEST_PAUSE_S = 8.0
+LONGEST_CUT_S = 8.0
+QUIET_S = 60.0
+"""In which all must have ended after all has healed: lease, hold and quarantine, and pauses of
+those that connect anew."""
+
+
+class Storm:
+    """What happens to a cluster, decided by ``rng``."""
+
+    def __init__(self, cluster: Cluster, rng: Random, can_cut: bool) -> None:
+        self.faults: Counter[str] = Counter()
+        self.handoffs = 0
+        self._cluster, self._rng = cluster, rng
+        self._healing: set[asyncio.Task[None]] = set()
+        self._faults: list[tuple[Callable[[], None], int]] = [
+            (self._kill_broker, 2),
+            (self._stop_broker, 1),
+            (self._kill_engine, 4),
+            (self._kill_worker, 2),
+            (self._pause, 8),
+            *([(self._cut, 4)] if can_cut else []),
+        ]
+
+    async def blow(self, seconds: float) -> None:
+        """Handoffs and faults, for a while."""
+        end_s = time.monotonic() + seconds
+        work = asyncio.create_task(self._work(end_s))
+        while (left_s := end_s - time.monotonic()) > 0:
+            await asyncio.sleep(min(left_s, self._rng.uniform(*FAULT_EVERY_S)))
+            faults, weights = zip(*self._faults, strict=True)
+            (fault,) = self._rng.choices(faults, weights)
+            fault()
+        await work
+
+    async def calm(self, seconds: float) -> None:
+        """Handoffs alone."""
+        await self._work(time.monotonic() + seconds)
+
+    async def heal(self) -> str:
+        """Wait until all is as it was; what is not, if anything."""
+        while self._healing:
+            await asyncio.wait(self._healing)
+        await self._cluster.connected()
+        return await self._cluster.finished(QUIET_S)
+
+    async def _work(self, end_s: float) -> None:
+        while time.monotonic() < end_s:
+            await asyncio.sleep(self._rng.expovariate(HANDOFFS_PER_S))
+            engines = self._cluster.engines.values()
+            if max((len(engine.pending) for engine in engines), default=0) < MAX_PENDING:
+                self._hand_over(self._prompt())
+
+    def _hand_over(self, prompt: Prompt) -> None:
+        """Either side may be first."""
+        self.handoffs += 1
+        sides = [self._cluster.prefill, self._cluster.decode]
+        self._rng.shuffle(sides)
+        sides[0](prompt)
+        asyncio.get_running_loop().call_later(self._rng.choice((0, 0.3)), sides[1], prompt)
+
+    def _prompt(self) -> Prompt:
+        rng = self._rng
+        pages = rng.randint(1, 6)
+        counts = {"attention": pages, "state": 1}
+        return Prompt(
+            f"h{self.handoffs}",
+            counts,
+            counts,
+            pages * PAGE_TOKENS,
+            compute_s=rng.choice((0.0, 0.02, 0.2)),
+            lease_ms=rng.choice((200, 1000, 4000)),
+            hold_ms=rng.randint(1000, 6000),
+            timeout_ms=rng.choice((300, 2000, 6000)),
+            p_cancels_s=rng.choice((0.0,) * 19 + (0.05,)),
+            d_cancels_s=rng.choice((0.0,) * 19 + (0.05,)),
+        )
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def _later(self, delay_s: float, undo: Callable[[], object]) -> None:
+        async def wait() -> None:
+            await asyncio.sleep(delay_s)
+            undo()
+
+        self._after(wait())
+
+    def _after(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._healing.add(task)
+        task.add_done_callback(self._healing.discard)
+
+    def start_broker(self) -> None:
+        self._cluster.start_broker("--strategy", self._rng.choice(STRATEGIES))
+
+    def start_engine(self, side: str) -> None:
+        self._cluster.start_engine(
+            side, self._rng.choice((1, 2)), self._rng.choice(list(ConvLayout))
+        )
+
+    def _short_s(self) -> float:
+        return self._rng.choice((0.05, 2.0)) * self._rng.random()
+
+    def _kill_broker(self, number: signal.Signals = signal.SIGKILL) -> None:
+        broker = self._cluster.broker
+        if broker is not None and broker.alive and not broker.stopped:
+            self.faults["broker told to stop" if number == signal.SIGTERM else "broker killed"] += 1
+            self._after(self._restart_broker(number))
+
+    def _stop_broker(self) -> None:
+        self._kill_broker(signal.SIGTERM)
+
+    async def _restart_broker(self, number: signal.Signals) -> None:
+        await self._cluster.end_broker(number)
+        await asyncio.sleep(self._short_s())
+        self.start_broker()
+
+    def _kill_engine(self) -> None:
+        side = self._rng.choice("PD")
+        if self._cluster.engines[side].alive:
+            self.faults["engine killed"] += 1
+            self._end_engine(side)
+
+    def _end_engine(self, side: str) -> None:
+        if self._cluster.engines[side].alive:
+            self._cluster.end_engine(side)
+            self._later(self._short_s(), lambda: self.start_engine(side))
+
+    def _kill_worker(self) -> None:
+        """Its engine follows, after a while."""
+        side = self._rng.choice("PD")
+        engine = self._cluster.engines[side]
+        worker = self._rng.choice(engine.workers)
+        if engine.alive and worker.alive:
+            self.faults["worker killed"] += 1
+            worker.kill()
+            self._later(self._short_s(), lambda: self._follow(side, engine.life.name))
+
+    def _follow(self, side: str, life: str) -> None:
+        if self._cluster.engines[side].life.name == life:
+            self._end_engine(side)
+
+    def _pause(self) -> None:
+        """One, or all of an engine."""
+        members = [one for one in self._cluster.members if not one.stopped]
+        if not members:
+            return
+        chosen = [self._rng.choice(members)]
+        if self._rng.random() < 0.3:
+            side = self._rng.choice("PD")
+            chosen = [one for one in members if one.name.startswith(side)]
+        for one in chosen:
+            one.stop()
+        self.faults[f"paused: {chosen[0].name if len(chosen) == 1 else chosen[0].name[0]}"] += 1
+
+        def go_on() -> None:
+            for one in chosen:
+                one.go_on()
+
+        self._later(self._rng.choice((0.5, LONGEST_PAUSE_S)) * self._rng.random(), go_on)
+
+    def _cut(self) -> None:
+        pair = self._rng.choice(LINKS)
+        self.faults[f"cut: {'-'.join(pair)}"] += 1
+        self._cluster.cut(*pair)
+        seconds = self._rng.choice((0.5, LONGEST_CUT_S)) * self._rng.random()
+        self._later(seconds, lambda: self._cluster.heal(*pair))

@@ -1,0 +1,135 @@
+"""What goes wrong in a history, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulation_harness.virtual_loop import Process
+
+if TYPE_CHECKING:
+    from simulation_harness.history import History
+
+LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
+
+
+class Faults:
+    """Up to four of them, at a time or at a step."""
+
+    def __init__(self, history: History) -> None:
+        self.met_d = False
+        """Whether one met D, the broker or what lies between them."""
+        self._history, self._rng = history, history.rng
+        self._loop, self._network = history.loop, history.network
+        self._triggers: dict[int, Callable[[], None]] = {}
+
+    def plan(self, within_s: float) -> None:
+        """Decide."""
+        self._network.on_delivery = self._count
+        for _ in range(self._rng.randint(0, 4)):
+            fault = self._rng.choice(
+                (
+                    self._kill_broker,
+                    self._kill_engine,
+                    self._kill_worker,
+                    self._pause,
+                    self._pause,
+                    self._stall,
+                    self._restart_unseen,
+                    self._cut,
+                    self._break,
+                )
+            )
+            if self._rng.random() < 0.7:  # at a step, whatever the time is
+                self._triggers[self._rng.randint(20, 250)] = fault
+            else:
+                self._loop.call_later(self._rng.uniform(0.0, within_s), self._do, fault)
+
+    def heal(self) -> None:
+        """No more of them, and no trace of those that were."""
+        self._triggers.clear()
+        for hosts in LINKS:
+            self._network.heal(*hosts)
+        for process in self._history.processes():
+            if process.paused:
+                process.resume()
+
+    def _count(self, delivered: int) -> None:
+        fault = self._triggers.pop(delivered, None)
+        if fault is not None:
+            self._do(fault)
+
+    def _do(self, fault: Callable[[], None]) -> None:
+        name = fault.__name__.strip("_")
+        self._history.report.faults.append(f"{self._loop.time():.3f} {name}")
+        fault()
+
+    def _detail(self, words: object) -> None:
+        self._history.report.faults[-1] += f" {words}"
+
+    def _short_s(self) -> float:
+        return self._rng.choice((0.02, 3.0)) * self._rng.random()
+
+    # -- who dies ---------------------------------------------------------------------------------
+
+    def _kill(self, process: Process) -> None:
+        self.met_d |= process.host != "p"
+        process.kill()
+        self._network.lost(process)
+
+    def _kill_broker(self) -> None:
+        broker = self._history.broker
+        if broker is not None and broker.alive:
+            self._kill(broker)
+            self._loop.call_later(self._short_s(), self._history.start_broker)
+
+    def _kill_engine(self) -> None:
+        self._end_engine(self._rng.choice("PD"))
+
+    def _end_engine(self, side: str) -> None:
+        engine = self._history.lives[side][-1]
+        if engine.scheduler.alive:
+            for process in engine.processes:
+                self._kill(process)
+            self._loop.call_later(self._short_s(), self._history.start_engine, side)
+
+    def _restart_unseen(self) -> None:
+        """P starts again while the broker can't see it."""
+        self._network.cut("b", "p")
+        self._end_engine("P")
+        self._loop.call_later(self._rng.uniform(1.0, 10.0), self._network.heal, "b", "p")
+
+    def _kill_worker(self) -> None:
+        """Its engine follows."""
+        side = self._rng.choice("PD")
+        engine = self._history.lives[side][-1]
+        worker = self._rng.choice(engine.workers)
+        if worker.alive:
+            self._kill(worker)
+            self._loop.call_later(self._short_s(), self._end_engine, side)
+
+    # -- who stands still -------------------------------------------------------------------------
+
+    def _pause(self) -> None:
+        process = self._rng.choice([p for p in self._history.processes() if p.alive])
+        self.met_d |= process.host != "p"
+        process.pause()
+        self._detail(process.name)
+        self._loop.call_later(self._rng.choice((1.0, 20.0)) * self._rng.random(), process.resume)
+
+    def _stall(self) -> None:
+        """A rank of P is paused until all heals."""
+        self._rng.choice(self._history.lives["P"][-1].workers).pause()
+
+    # -- who can't reach whom ---------------------------------------------------------------------
+
+    def _break(self) -> None:
+        self.met_d = True
+        self._network.break_one()
+
+    def _cut(self) -> None:
+        hosts = self._rng.choice(LINKS)
+        self.met_d |= hosts == ("b", "d")
+        self._network.cut(*hosts)
+        self._detail(hosts)
+        self._loop.call_later(self._rng.uniform(0.1, 25.0), self._network.heal, *hosts)

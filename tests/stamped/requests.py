@@ -1,0 +1,138 @@
+"""What a scheduler does with its prompts: the same in simulated engines and in real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from restow.broker.client import EngineSession
+from restow.broker.errors import RestowError
+from stamped.pages import HostMemory, Ids, Pages, Stamps
+
+NO_PAGES_S = 10.0
+"""After which a prompt that finds no free pages is given up."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is handed over, and how the two sides behave."""
+
+    name: str
+    src_counts: Mapping[str, int]
+    dst_counts: Mapping[str, int]
+    position_tokens: int
+    compute_s: float
+    lease_ms: int
+    hold_ms: int
+    timeout_ms: int
+    p_cancels_s: float = 0.0
+    """After which P gives it up; 0: never."""
+    d_cancels_s: float = 0.0
+    uses_s: float = 0.0
+    """How long D keeps what it got."""
+
+
+class Requests:
+    """The prompts of one life of an engine."""
+
+    def __init__(
+        self,
+        session: Callable[[], Awaitable[EngineSession]],
+        memory: HostMemory,
+        stamps: Stamps,
+        rng: Random,
+    ) -> None:
+        """``session`` waits for one."""
+        self.pages = Pages(memory, stamps, rng)
+        self.pending: set[str] = set()
+        self.said: dict[str, tuple[str, str]] = {}
+        """How handoffs ended here."""
+        self.late_s: dict[str, float] = {}
+        """D: how long after their timeouts handoffs ended; P: after their hold."""
+        self._session, self._memory, self._stamps, self._rng = session, memory, stamps, rng
+
+    async def prefill(
+        self, prompt: Prompt, computed: Callable[[str, int], None], fence: Callable[[str], None]
+    ) -> None:
+        """P's part. ``computed`` hears of the stamp before anything is fenced."""
+        session = await self._session()
+        if (ids := await self._take(prompt.src_counts)) is None:
+            return self._end(prompt, "", "NO_PAGES")
+        early = self._rng.random() < 0.3
+
+        def publish() -> asyncio.Future[Any]:
+            return session.publish(
+                prompt.name,
+                ids,
+                prompt.position_tokens,
+                lease_ms=prompt.lease_ms,
+                hold_ms=prompt.hold_ms,
+            )
+
+        ended = publish() if early else None
+        await asyncio.sleep(prompt.compute_s)
+        if ended is None or not ended.done():
+            stamp = self._stamps.next()
+            self._memory.stamp(ids, stamp)
+            self.pages.settle(ids, stamp)
+            computed(prompt.name, stamp)
+            ended = ended or publish()
+            fence(prompt.name)
+        due_s = asyncio.get_running_loop().time() + prompt.hold_ms / 1000
+        await self._await_end(prompt, session, ended, prompt.p_cancels_s, due_s)
+        self.pages.give(ids)
+
+    async def decode(self, prompt: Prompt, received: Callable[[str, set[int]], None]) -> None:
+        """D's part. ``received`` hears of the stamps that came, if all went well."""
+        session = await self._session()
+        if (ids := await self._take(prompt.dst_counts)) is None:
+            return self._end(prompt, "", "NO_PAGES")
+        self.pages.lend(ids)
+        due_s = asyncio.get_running_loop().time() + prompt.timeout_ms / 1000
+        ended = session.request(
+            prompt.name, ids, position_tokens=prompt.position_tokens, timeout_ms=prompt.timeout_ms
+        )
+        if await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s):
+            found = self._memory.found(ids)
+            received(prompt.name, found)
+            self.pages.settle(ids, found.pop())
+            await asyncio.sleep(prompt.uses_s)
+        else:
+            self.pages.settle(ids)
+        self.pages.give(ids)
+
+    async def _take(self, counts: Mapping[str, int]) -> Ids | None:
+        for _ in range(20):
+            if (ids := self.pages.take(counts)) is not None:
+                return ids
+            await asyncio.sleep(NO_PAGES_S / 20)
+        return None
+
+    async def _await_end(
+        self,
+        prompt: Prompt,
+        session: EngineSession,
+        ended: asyncio.Future[Any],
+        cancels_s: float,
+        due_s: float,
+    ) -> bool:
+        """Whether it ended well."""
+        loop = asyncio.get_running_loop()
+        if cancels_s:
+            loop.call_later(cancels_s, session.cancel, prompt.name)
+        try:
+            told = await ended
+        except RestowError as error:
+            state, reason, done = "REFUSED", error.reason, False
+        else:
+            state, reason, done = told.state, told.reason, bool(told.done)
+        self.late_s[prompt.name] = loop.time() - due_s
+        self._end(prompt, state, reason)
+        return done
+
+    def _end(self, prompt: Prompt, state: str, reason: str) -> None:
+        self.said[prompt.name] = state, reason
+        self.pending.discard(prompt.name)
