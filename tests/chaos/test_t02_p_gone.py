@@ -40,7 +40,7 @@ async def test_t2_hosts_cut_off_while_d_reads(wire: tuple[str, str]) -> None:
     if why := why_not():
         pytest.skip(f"NO HOSTS: {why}")
     with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(Hosts(WIRES, us="root"))
+        hosts = stack.enter_context(Hosts(WIRES))
         async with scene(hosts=hosts) as world:
             await world.reading(prompt("a", timeout_ms=5000, hold_ms=5000, lease_ms=5000))
             world.cluster.cut(*wire)

@@ -64,7 +64,7 @@ class Raw:
 
 @contextlib.asynccontextmanager
 async def raw(world: Scene) -> AsyncIterator[Raw]:
-    async with open_channel(world.cluster.address()) as channel:
+    async with open_channel(world.cluster.address("p")) as channel:
         yield Raw(channel, world)
 
 

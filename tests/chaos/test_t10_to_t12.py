@@ -26,7 +26,7 @@ async def test_t10_one_rank_that_fails_fails_all(rank: int) -> None:
 async def test_t11_a_full_directory_says_so_and_recovers() -> None:
     async with scene(options=(*BROKER, "--max-live", "3")) as world:
         for name in "abc":
-            await world.ready(prompt(name, pages=1, hold_ms=3000))
+            await world.ready(prompt(name, pages=1, lease_ms=3000, hold_ms=3000))
         world.cluster.prefill(prompt("d", pages=1))
         assert await world.ends("d", "P") == ("REFUSED", "DIRECTORY_FULL")
         world.cluster.decode(prompt("a", pages=1))

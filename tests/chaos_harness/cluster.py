@@ -22,14 +22,12 @@ from chaos_harness.hosts import Hosts
 from chaos_harness.lives import BrokerLife, EngineLife
 from chaos_harness.model import PAGE_COUNTS, layout
 from chaos_harness.process import Member, warm_up
-from restow.broker.client.admin import AdminClient
-from restow.broker.errors import RestowError
+from chaos_harness.questions import Questions
 from restow.broker.families import ConvLayout
-from restow.v1 import broker_pb2
 from stamped.requests import Prompt
 
 PORT = 7350
-WIRES = (("root", "b"), ("b", "p"), ("b", "d"), ("p", "d"))
+WIRES = (("b", "p"), ("b", "d"), ("p", "d"))
 STAGING_BYTES = 8 << 20
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory that processes share
 READY_S = 60.0
@@ -82,6 +80,7 @@ class Cluster:
         self._broker_options, self._broker_environment = broker_options, broker_environment
         self._port = PORT if hosts is not None else free_port()
         self.broker: BrokerLife | None = None
+        self._questions: Questions | None = None
         self.engines: dict[str, EngineLife] = {}
         self.lives: Counter[str] = Counter()
         self._folder = Path(tempfile.mkdtemp(prefix="restow-chaos-"))
@@ -99,6 +98,9 @@ class Cluster:
                 engine.kill()
         if self.broker is not None and self.broker.alive:
             await self.end_broker()
+        if self._questions is not None:
+            self._questions.kill()
+            self._questions.reap()
         shutil.rmtree(self._folder)
 
     @property
@@ -116,8 +118,8 @@ class Cluster:
         """Such as P.0, or D.scheduler."""
         return next(one for one in self.engines[name[0]].members if one.name == name)
 
-    def address(self, seen_from: str = "root") -> str:
-        """The broker's."""
+    def address(self, seen_from: str) -> str:
+        """The broker's, for a host."""
         host = self._hosts.address("b", seen_from) if self._hosts is not None else "127.0.0.1"
         return f"{host}:{self._port}"
 
@@ -144,10 +146,9 @@ class Cluster:
         """A new life."""
         self.lives[side] += 1
         made = layout(tp, conv)
-        environment = {"UCX_TLS": self._transports} if self._transports else {}
         host, other = side.lower(), {"P": "d", "D": "p"}[side]
-        if self._hosts is not None:
-            environment["UCX_NET_DEVICES"] = self._hosts.device(host, other)
+        device = self._hosts.device(host, other) if self._hosts is not None else "lo"
+        environment = {"UCX_TLS": self._transports, "UCX_NET_DEVICES": device}
         name = f"life{self.lives[side]}"
         life = Life(
             side,
@@ -257,15 +258,10 @@ class Cluster:
 
     async def state(self, name: str) -> str:
         """Where the broker thinks a handoff is; empty if it knows of none."""
-        try:
-            found = await asyncio.to_thread(self._asked, name)
-        except RestowError:
-            return ""
-        return broker_pb2.HandoffState.Name(found).removeprefix("HANDOFF_STATE_")
-
-    def _asked(self, name: str) -> broker_pb2.HandoffState.ValueType:
-        with AdminClient(self.address()) as admin:
-            return admin.handoff(name).handoff.state
+        if self._questions is None:
+            namespace = self._hosts.namespace("b") if self._hosts is not None else ""
+            self._questions = Questions(namespace, f"127.0.0.1:{self._port}")
+        return await asyncio.to_thread(self._questions.state, name)
 
     async def reaches(self, name: str, state: str, within_s: float = READY_S) -> None:
         """Wait until the broker says so. Raises `TimeoutError`."""

@@ -60,14 +60,14 @@ def _call(name: str, *arguments: int | bytes | None) -> None:
 
 
 class Hosts:
-    """Hosts and the ``wires`` between them; ``us`` is the host that the calling process is on."""
+    """Hosts and the ``wires`` between them. The calling process is on none of them."""
 
-    def __init__(self, wires: Sequence[tuple[str, str]], us: str) -> None:
-        self._us, self._prefix = us, f"rw{os.getpid():x}"
+    def __init__(self, wires: Sequence[tuple[str, str]]) -> None:
+        self._prefix = f"rw{os.getpid():x}"
         self._wires = {pair: number for number, pair in enumerate(wires)}
 
     def namespace(self, host: str) -> str:
-        return "" if host == self._us else f"{self._prefix}-{host}"
+        return f"{self._prefix}-{host}"
 
     def device(self, of: str, towards: str) -> str:
         """The interface of a host that leads to another."""
@@ -83,19 +83,18 @@ class Hosts:
         switch = f"{self._prefix}-switch"
         commands = [f"netns add {switch}"]
         for host in sorted({host for pair in self._wires for host in pair}):
-            if namespace := self.namespace(host):
-                commands += [f"netns add {namespace}", f"-n {namespace} link set lo up"]
+            namespace = self.namespace(host)
+            commands += [f"netns add {namespace}", f"-n {namespace} link set lo up"]
         for pair, number in self._wires.items():
             commands += [f"-n {switch} link add br{number} type bridge"]
             commands += [f"-n {switch} link set br{number} up"]
             for one, other in (pair, pair[::-1]):
                 device, namespace = self.device(one, other), self.namespace(one)
-                at = f"-n {namespace} " if namespace else ""
                 commands += [
-                    f"link add {device} type veth peer name {device}s netns {switch}",
-                    *([f"link set {device} netns {namespace}"] if namespace else []),
-                    f"{at}addr add {self.address(one, other)}/24 dev {device}",
-                    f"{at}link set {device} up",
+                    f"-n {switch} link add {device}s type veth "
+                    f"peer name {device} netns {namespace}",
+                    f"-n {namespace} addr add {self.address(one, other)}/24 dev {device}",
+                    f"-n {namespace} link set {device} up",
                     f"-n {switch} link set {device}s master br{number}",
                     f"-n {switch} link set {device}s up",
                 ]
@@ -123,7 +122,7 @@ class Hosts:
                  "state", str(state))  # fmt: skip
 
     def _remove(self) -> None:
-        """A namespace takes its interfaces along; ours are ends of wires to the switch."""
+        """Ours, and those of others that ended without."""
         for namespace in Path("/run/netns").glob("rw*-*"):
             prefix = namespace.name.split("-")[0]
             is_left = not Path(f"/proc/{int(prefix[2:], 16)}").exists()

@@ -30,7 +30,7 @@ async def play(report: Report, progress: Console | None = None) -> Report:
     """A storm, then calm."""
     rng = Random(report.seed)  # noqa: S311 - reproducible, not secret
     with contextlib.ExitStack() as stack:
-        hosts = None if report.cuts else stack.enter_context(Hosts(WIRES, us="root"))
+        hosts = None if report.cuts else stack.enter_context(Hosts(WIRES))
         async with Cluster(rng, hosts, transports=report.transports) as cluster:
             storm = Storm(cluster, rng, can_cut=hosts is not None)
             storm.start_broker()
