@@ -22,6 +22,7 @@ class Suite(StrEnum):
     PIECES = "pieces"
     MODELS = "models"
     GROUND = "ground"
+    RESTARTS = "restarts"
     VLLM = "vllm"
 
 
@@ -32,6 +33,7 @@ MODULES = {
     Suite.PIECES: ("choice", "run_pieces"),
     Suite.MODELS: ("choice", "run_models"),
     Suite.GROUND: ("ground", "run"),
+    Suite.RESTARTS: ("restarts", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM,)

@@ -47,13 +47,17 @@ class AgentStream:
 
 
 class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
-    """Serves AgentLink on a port; ``refusal`` is raised instead of a welcome."""
+    """Serves AgentLink on a port; ``refusal`` is raised instead of a welcome.
+
+    The first streams break with what gRPC says of ``breaks``.
+    """
 
     def __init__(self, epoch: str = "epoch-1", address: str = "127.0.0.1:0") -> None:
         self.epoch = epoch
         self.address = address
         self.refusal: RestowError | None = None
         self.refusals = 0
+        self.breaks: list[grpc.StatusCode] = []
         self.streams: dict[tuple[str, int], AgentStream] = {}
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -93,6 +97,8 @@ class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
         context: grpc.aio.ServicerContext[pb.ConnectRequest, pb.ConnectResponse],
     ) -> AsyncIterator[pb.ConnectResponse]:
         first = await anext(request_iterator)
+        if self.breaks:
+            await context.abort(self.breaks.pop(0))
         if self.refusal is not None:
             self.refusals += 1
             raise self.refusal

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import grpc
 import numpy as np
 import pytest
 
@@ -80,6 +81,16 @@ async def test_after_a_restart_of_the_broker_it_is_back_with_its_fences() -> Non
             stream = await again.agent("E", 3)
             assert stream.hello.agent_name == agent.name
             assert [(await stream.next()).handoff_id for _ in range(2)] == ["h1", "h2"]
+
+
+@pytest.mark.parametrize("code", ["CANCELLED", "INTERNAL", "UNKNOWN", "UNAVAILABLE"])
+async def test_a_call_that_breaks_before_the_welcome_is_made_again(code: str) -> None:
+    """The broker has said nothing: gRPC alone has, as it does when thousands begin at once."""
+    async with FakeBroker() as fake:
+        fake.breaks = [grpc.StatusCode[code]] * 2
+        async with _served(fake) as (agent, _):
+            assert agent.refusal is None
+        assert not fake.breaks
 
 
 async def test_programs_of_an_old_stream_are_forgotten() -> None:

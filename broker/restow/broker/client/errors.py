@@ -27,6 +27,8 @@ class BrokerUnreachableError(RestowError):
 
 
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+"""What gRPC says of calls that broke on their way, a few of a thousand that begin at once."""
 
 
 def from_rpc_error(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) -> RestowError:
@@ -42,6 +44,12 @@ def from_rpc_error(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) ->
         return BrokerUnreachableError(
             f"no broker answers at {address}: start one with `restow serve`, or name another with "
             f"--broker ({error.details()})",
+            broker=address,
+        )
+    if error.code() in _BROKEN:
+        return BrokerUnreachableError(
+            f"a call to the broker at {address} broke: try again "
+            f"({error.code().name}: {error.details()})",
             broker=address,
         )
     return BrokerCallError(error.code().name, error.code().name, error.details() or "")
