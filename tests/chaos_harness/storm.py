@@ -170,7 +170,7 @@ class Storm:
         chosen = [self._rng.choice(members)]
         if self._rng.random() < 0.3:
             side = self._rng.choice("PD")
-            chosen = [one for one in members if one.name.startswith(side)]
+            chosen = [one for one in members if one.name.startswith(side)] or chosen
         for one in chosen:
             one.stop()
         self.faults[f"paused: {chosen[0].name if len(chosen) == 1 else chosen[0].name[0]}"] += 1
