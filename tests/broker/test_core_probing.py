@@ -12,7 +12,7 @@ from restow.broker.planner import CopyCosts, ReadCosts
 
 COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
 READING = ReadCosts(2e-6, 7e9)
-HOSTS = HostPair("host-p", "host-d")
+HOSTS = HostPair("t", "host-p", "host-d")
 
 
 def house(*, hosts: bool = True) -> tuple[World, Side, Side]:

@@ -131,12 +131,15 @@ class World:
                 self.connect(side, rank, host=host)
         return side
 
-    def connect(self, side: Side, rank: int, pages: int = PAGES, *, host: str = "") -> AgentRecord:
+    def connect(
+        self, side: Side, rank: int, pages: int = PAGES, *, host: str = "", name: str = ""
+    ) -> AgentRecord:
         """Connect the agent of a rank anew."""
         self._agents += 1
-        regions = [RegionMemory(name, 1 << 20, pages, 1, 0) for name in ("kv", "state")]
+        name = name or f"agent{self._agents}"
+        regions = [RegionMemory(region, 1 << 20, pages, 1, 0) for region in ("kv", "state")]
         agent, actions = self.directory.members.admit(
-            side.record, rank, f"agent{self._agents}", b"meta", regions, 1 << 20, self.now_s, host
+            side.record, rank, name, b"meta", regions, 1 << 20, self.now_s, host
         )
         self.hear(actions)
         self.connected.add(agent.key)

@@ -241,6 +241,13 @@ class DirectoryFullError(RestowError):
     reason = "DIRECTORY_FULL"
 
 
+class QuotaExceededError(RestowError):
+    """A tenant holds as much as it may, whatever room the broker has for others."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "QUOTA_EXCEEDED"
+
+
 class QueueFullError(RestowError):
     """A peer reads too slowly: its queue of messages is full."""
 

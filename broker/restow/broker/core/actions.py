@@ -49,8 +49,9 @@ class AgentKey(NamedTuple):
 
 
 class HostPair(NamedTuple):
-    """Where pages are read, and where they arrive."""
+    """Where pages are read, and where they arrive, as a tenant's agents say it."""
 
+    tenant: str
     source_host: str
     destination_host: str
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from restow.broker.core.actions import PairKey, State
@@ -19,6 +20,7 @@ def audit(directory: Directory) -> list[str]:
         *_check_wakeups(directory),
         *(words for handoff in directory.ledger.ended.values() for words in _check_ended(handoff)),
         *_check_members(directory),
+        *_check_tenants(directory),
         *_check_quarantine(directory),
     ]
 
@@ -128,14 +130,34 @@ def _check_members(directory: Directory) -> Iterator[str]:
     if named != set(map(id, held)):
         yield "the tables of agents by name and by rank differ"
     for name, agent in members.names.items():
-        if agent.gone or agent.agent_name != name:
+        if agent.gone or (agent.tenant, agent.agent_name) != name:
             yield f"agent {agent.agent_name} is filed as {name}, gone: {agent.gone}"
-        if lost := agent.peers - members.names.keys():
+        lost = [peer for peer in agent.peers if (agent.tenant, peer) not in members.names]
+        if lost:
             yield f"agent {name} was not told to forget {sorted(lost)}"
     for key, engine in members.engines.items():
         if engine.gone or engine.key != key:
             yield f"engine {engine.key.engine_id} is filed as {key}, gone: {engine.gone}"
         yield from _check_sides(engine, by_number)
+
+
+def _check_tenants(directory: Directory) -> Iterator[str]:
+    """Every tenant's counts are what a search would find."""
+    ledger, engines = directory.ledger, directory.members.engines.values()
+    remembered: dict[str, list[str]] = {}
+    for tenant, handoff_id in ledger.ended:
+        remembered.setdefault(tenant, []).append(handoff_id)
+    live = Counter(tenant for tenant, _ in ledger.live)
+    present = Counter(engine.key.tenant for engine in engines)
+    for tenant in {*remembered, *live, *present, *ledger.tenants.holdings}:
+        held = ledger.tenants.of(tenant)
+        quarantined = sum(len(one.quarantined) for one in engines if one.key.tenant == tenant)
+        counted = (held.engines, held.live, held.quarantined, list(held.ended))
+        found = (present[tenant], live[tenant], quarantined, remembered.get(tenant, []))
+        if counted != found:
+            yield f"tenant {tenant} holds {found}, and is counted to hold {counted}"
+        if held.empty:
+            yield f"tenant {tenant} holds nothing and is counted"
 
 
 def _check_quarantine(directory: Directory) -> Iterator[str]:

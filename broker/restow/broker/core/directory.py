@@ -26,18 +26,18 @@ class Directory:
     """The broker's state. Soft: a restarted broker is told everything again."""
 
     def __init__(
-        self, limits: Limits | None = None, first_number: int = 1, measures: bool = False
+        self, limits: Limits | None = None, first_us: int = 1, measures: bool = False
     ) -> None:
-        """Start empty. ``first_number`` keeps numbers apart from those of another life.
+        """Start empty. ``first_us`` keeps numbers apart from those of another life.
 
         With ``measures`` costs are measured where agents say on which hosts they are.
         """
         self.limits = limits or Limits()
-        self.ledger = Ledger(self.limits, first_number)
+        self.ledger = Ledger(self.limits, first_us)
         self.members = Membership(self.ledger, self.limits)
         self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
         self.planning: dict[PairKey, set[int]] = {}
-        self.probing = Probing(self.limits, measures, first_number)
+        self.probing = Probing(self.limits, measures, first_us)
 
     # -- words of engines -------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class Directory:
                 handoff.agents_until_s = now_s + self.limits.agent_wait_s
                 handoff.note(now_s, "waits for agents")
             return []
-        probes = self.probing.wait(handoff.number, source, destination, now_s)
+        probes = self.probing.wait(handoff.number, source, destination, pair, now_s)
         if probes is not None:
             return probes
         granted = open_grant(handoff, pair, self.limits, now_s)

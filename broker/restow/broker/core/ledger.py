@@ -11,8 +11,10 @@ from restow.broker.core.events import Failure
 from restow.broker.core.grant import release_staging
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.limits import Limits
+from restow.broker.core.numbers import Numbers
 from restow.broker.core.quarantine import Quarantine
 from restow.broker.core.roster import EngineRecord
+from restow.broker.core.tenants import Tenants
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
 MAX_ID_LENGTH = 256
@@ -21,8 +23,8 @@ MAX_ID_LENGTH = 256
 class Ledger:
     """Handoffs by id and by number. `EngineRecord.handoffs` has those of an engine."""
 
-    def __init__(self, limits: Limits, first_number: int) -> None:
-        """Start empty; numbers of handoffs are counted from ``first_number``."""
+    def __init__(self, limits: Limits, first_us: int) -> None:
+        """Start empty; the numbers of handoffs begin at ``first_us``."""
         self.limits = limits
         self.live: dict[tuple[str, str], Handoff] = {}
         self.by_number: dict[int, Handoff] = {}
@@ -30,8 +32,9 @@ class Ledger:
         self.ended_counts: Counter[State] = Counter()
         self.bytes_read = 0
         self.deadlines = Deadlines()
-        self.quarantine = Quarantine()
-        self._next_number = first_number
+        self.tenants = Tenants(limits)
+        self.quarantine = Quarantine(self.tenants)
+        self._numbers = Numbers(first_us)
 
     def find(self, tenant: str, handoff_id: str) -> Handoff:
         """Look a handoff up, live or ended. Raises `HandoffUnknownError`."""
@@ -61,28 +64,31 @@ class Ledger:
     def make(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff:
         """Begin a handoff of an id that is not known.
 
-        Raises `RequestError` or `DirectoryFullError`.
+        Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
         """
         if not 0 < len(handoff_id) <= MAX_ID_LENGTH:
             raise RequestError(
                 f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
             )
-        held = len(self.live) + len(self.quarantine)
-        if held >= self.limits.max_live:
+        tenant = engine.key.tenant
+        self.tenants.check_handoff(tenant)
+        if len(self.live) + len(self.quarantine) >= self.limits.max_live:
             raise DirectoryFullError(
-                f"the broker holds {held} handoffs, as many as it may: try again later"
+                f"the broker holds {self.limits.max_live} handoffs, as many as it may: try again "
+                f"later"
             )
-        number, tenant = self._next_number, engine.key.tenant
-        self._next_number = number + 1
+        number = self._numbers.take(now_s)
         handoff = Handoff(number, tenant, handoff_id, now_s)
         self.live[tenant, handoff_id] = handoff
         self.by_number[number] = handoff
+        self.tenants.add_live(tenant, 1)
         return handoff
 
     def unmake(self, handoff: Handoff) -> None:
         """Leave no trace of a handoff whose first call was refused."""
         del self.live[handoff.tenant, handoff.handoff_id]
         del self.by_number[handoff.number]
+        self.tenants.add_live(handoff.tenant, -1)
 
     def watch(self, handoff: Handoff) -> None:
         """Have the clock look at it in time."""
@@ -129,8 +135,12 @@ class Ledger:
         del self.live[key]
         del self.by_number[handoff.number]
         self.ended[key] = handoff
+        forgotten = self.tenants.ended(*key, handoff.state, handoff.bytes_read)
+        if forgotten is not None:
+            del self.ended[handoff.tenant, forgotten]
         if len(self.ended) > self.limits.max_ended:
-            self.ended.popitem(last=False)
+            (tenant, _), _ = self.ended.popitem(last=False)
+            self.tenants.forget_oldest(tenant)
         self.ended_counts[handoff.state] += 1
         self.bytes_read += handoff.bytes_read
         writing = handoff.unsettled | handoff.unheard

@@ -17,7 +17,8 @@ class Limits:
     engine of which nothing is heard for ``engine_idle_s``, neither session nor agent, is forgotten.
     What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not
     answer within ``probe_s`` is not waited for, and measured again after ``probe_again_s`` at the
-    earliest.
+    earliest. What one tenant may hold of live handoffs, remembered ends and engines is bounded by
+    ``tenant_max_...`` as well; None: only by the bound of all tenants.
     """
 
     lease_s: float = 30.0
@@ -33,6 +34,9 @@ class Limits:
     max_ended: int = 10_000
     max_engines: int = 10_000
     max_pairs: int = 1024
+    tenant_max_live: int | None = None
+    tenant_max_ended: int | None = None
+    tenant_max_engines: int | None = None
     probe_bytes: int = 32 << 20
     probe_s: float = 2.0
     probe_again_s: float = 60.0

@@ -33,12 +33,13 @@ SWEEP_S = 1.0
 
 
 class Membership:
-    """The engines, each with its agents. Names of agents are unique over all of them."""
+    """The engines, each with its agents. Names of agents are unique in a tenant."""
 
     def __init__(self, ledger: Ledger, limits: Limits) -> None:
         """Start empty."""
         self.engines: dict[EngineKey, EngineRecord] = {}
-        self.names: dict[str, AgentRecord] = {}
+        self.names: dict[tuple[str, str], AgentRecord] = {}
+        """By tenant and name."""
         self._ledger = ledger
         self._limits = limits
         self._sweep_at_s = 0.0
@@ -70,8 +71,8 @@ class Membership:
     ) -> list[Action]:
         """Take an engine with a checked layout in; another incarnation of it is replaced.
 
-        Raises `RequestError`, `DirectoryFullError`, and `EngineReplacedError` for a life that was
-        replaced already; then nothing changed.
+        Raises `RequestError`, `QuotaExceededError`, `DirectoryFullError`, and `EngineReplacedError`
+        for a life that was replaced already; then nothing changed.
         """
         longest = max(map(len, (*key, incarnation)))
         if not key.engine_id or not incarnation or longest > MAX_ID_LENGTH:
@@ -101,14 +102,17 @@ class Membership:
             actions = self.remove_engine(
                 known, EngineReplacedError(why, engine=key.engine_id), now_s
             )
-        elif len(self.engines) >= self._limits.max_engines:
-            raise DirectoryFullError(
-                f"the broker holds {len(self.engines)} engines, as many as it may"
-            )
+        else:
+            self._ledger.tenants.check_engine(key.tenant)
+            if len(self.engines) >= self._limits.max_engines:
+                raise DirectoryFullError(
+                    f"the broker holds {len(self.engines)} engines, as many as it may"
+                )
         engine = EngineRecord.of(key, incarnation, layout, layout_digest, now_s)
         if known is not None:
             engine.former = (known.incarnation, *known.former)[:MAX_FORMER]
         self.engines[key] = engine
+        self._ledger.tenants.add_engines(key.tenant, 1)
         return actions
 
     def unregister(self, engine: EngineRecord, now_s: float) -> list[Action]:
@@ -134,6 +138,7 @@ class Membership:
             actions += self.remove_agent(engine, agent, now_s)
             actions.append(CloseAgent(agent.key, error))
         actions.append(CloseSession(engine.key, error))
+        self._ledger.tenants.add_engines(engine.key.tenant, -1)
         return actions
 
     def admit(
@@ -154,7 +159,8 @@ class Membership:
         if engine.gone:
             raise engine.departed()
         engine.rank_layout(rank)
-        old, namesake = engine.agents.get(rank), self.names.get(agent_name)
+        name = (engine.key.tenant, agent_name)
+        old, namesake = engine.agents.get(rank), self.names.get(name)
         if not 0 < len(agent_name) <= MAX_ID_LENGTH or (
             namesake is not None and namesake is not old
         ):
@@ -176,10 +182,11 @@ class Membership:
         actions: list[Action] = []
         if old is not None:
             actions += self._lose(engine, old, now_s)
-            name = engine.key.engine_id
-            why = f"the agent of engine {name}, rank {rank} connected anew"
-            actions.append(CloseAgent(old.key, AgentReplacedError(why, engine=name, rank=rank)))
-        self.names[agent_name] = agent
+            engine_id = engine.key.engine_id
+            why = f"the agent of engine {engine_id}, rank {rank} connected anew"
+            error = AgentReplacedError(why, engine=engine_id, rank=rank)
+            actions.append(CloseAgent(old.key, error))
+        self.names[name] = agent
         engine.last_seen_s = now_s
         return agent, actions + self._heard(engine, rank, now_s)
 
@@ -208,10 +215,10 @@ class Membership:
 
     def _lose(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
         agent.gone = True
-        del self.names[agent.agent_name]
+        del self.names[agent.tenant, agent.agent_name]
         actions: list[Action] = []
         for reader in self.names.values():
-            if agent.agent_name in reader.peers:
+            if agent.agent_name in reader.peers and reader.tenant == agent.tenant:
                 reader.peers.discard(agent.agent_name)
                 actions.append(SendForget(reader.key, agent.agent_name))
         failure = Failure(

@@ -4,6 +4,7 @@
     destination's agent:            Probe --measures copying, and reading that memory--> Probed
 
 A pair that can't be measured, or not in time, is planned with the costs of the broker's settings.
+Agents measure for their own tenant: what another one's say of a host counts for nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from restow.broker.core.actions import Action, HostPair, SendPeer, SendProbe, SendUnprobe
 from restow.broker.core.events import Probed
 from restow.broker.core.limits import Limits
+from restow.broker.core.numbers import Numbers
+from restow.broker.core.pair import PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord
 from restow.broker.errors import CostsInvalidError
 from restow.broker.planner import CopyCosts, CostModel
@@ -48,12 +51,12 @@ class _Probe:
 class Probing:
     """The costs of all pairs of hosts. Pure, like the directory that it serves."""
 
-    def __init__(self, limits: Limits, enabled: bool, first_number: int) -> None:
+    def __init__(self, limits: Limits, enabled: bool, first_us: int) -> None:
         """Know nothing; not ``enabled``: never ask."""
         self.known: OrderedDict[HostPair, HostCosts] = OrderedDict()
         self._limits = limits
         self._enabled = enabled
-        self._number = first_number
+        self._numbers = Numbers(first_us)
         self._running: dict[int, _Probe] = {}
         self._by_hosts: dict[HostPair, _Probe] = {}
 
@@ -66,11 +69,20 @@ class Probing:
         return hosts if known is not None and known.costs is not None else None
 
     def wait(
-        self, handoff: int, source: EngineRecord, destination: EngineRecord, now_s: float
+        self,
+        handoff: int,
+        source: EngineRecord,
+        destination: EngineRecord,
+        plan: PairPlan,
+        now_s: float,
     ) -> list[Action] | None:
         """Have a handoff wait until costs are known; None: there is nothing to wait for."""
         hosts = _hosts(source, destination) if self._enabled else None
         if hosts is None:
+            return None
+        first, second = _first(source), _first(destination)
+        # A measurement hands the right to read over: nobody gets it who would not get it anyway.
+        if first.key.rank not in plan.sources.get(second.key.rank, ()):
             return None
         known = self.known.get(hosts)
         if known is not None and (known.costs is not None or now_s < known.again_s):
@@ -79,14 +91,11 @@ class Probing:
         if running is not None:
             running.waiting.add(handoff)
             return []
-        first, second = _first(source), _first(destination)
         size_bytes = min(self._limits.probe_bytes, first.staging_bytes, second.staging_bytes)
         if not size_bytes:
             return None
-        self._number += 1
-        probe = _Probe(
-            self._number, hosts, first, second, now_s, now_s + self._limits.probe_s, None
-        )
+        number, until_s = self._numbers.take(now_s), now_s + self._limits.probe_s
+        probe = _Probe(number, hosts, first, second, now_s, until_s)
         probe.waiting.add(handoff)
         self._running[probe.number] = self._by_hosts[hosts] = probe
         return [SendProbe(first.key, probe.number, size_bytes)]
@@ -161,5 +170,7 @@ def _first(engine: EngineRecord) -> AgentRecord:
 def _hosts(source: EngineRecord, destination: EngineRecord) -> HostPair | None:
     if not (source.agents and destination.agents):
         return None
-    hosts = HostPair(_first(source).host, _first(destination).host)
-    return hosts if all(hosts) else None
+    source_host, destination_host = _first(source).host, _first(destination).host
+    if not (source_host and destination_host):
+        return None
+    return HostPair(source.key.tenant, source_host, destination_host)

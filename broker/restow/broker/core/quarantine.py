@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from restow.broker.core.actions import Action, EngineKey
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.roster import EngineRecord
+from restow.broker.core.tenants import Tenants
 
 
 @dataclass(slots=True)
@@ -27,8 +28,9 @@ class _Held:
 class Quarantine:
     """Ended handoffs, by engine and number. `EngineRecord.quarantined` has those of an engine."""
 
-    def __init__(self) -> None:
-        """Nothing is held."""
+    def __init__(self, tenants: Tenants) -> None:
+        """Nothing is held; ``tenants`` are told what is."""
+        self._tenants = tenants
         self._held: dict[tuple[EngineKey, int], _Held] = {}
 
     def __len__(self) -> int:
@@ -49,6 +51,7 @@ class Quarantine:
         if handoff.number not in engine.quarantined:
             self._held[engine.key, handoff.number] = _Held(handoff, set(ranks))
             engine.quarantined.add(handoff.number)
+            self._tenants.add_quarantined(engine.key.tenant, 1)
             handoff.note(now_s, "quarantined", sorted(ranks))
         return True
 
@@ -62,6 +65,7 @@ class Quarantine:
             return []
         del self._held[engine.key, number]
         engine.quarantined.discard(number)
+        self._tenants.add_quarantined(engine.key.tenant, -1)
         held.handoff.note(now_s, "released")
         return [told(held.handoff, engine)]
 
@@ -76,4 +80,5 @@ class Quarantine:
         """An engine is gone, and its pages with it."""
         for number in engine.quarantined:
             del self._held[engine.key, number]
+        self._tenants.add_quarantined(engine.key.tenant, -len(engine.quarantined))
         engine.quarantined.clear()

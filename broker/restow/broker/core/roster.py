@@ -54,6 +54,11 @@ class AgentRecord:
     """Its stream broke: what still arrives from it changes nothing."""
 
     @property
+    def tenant(self) -> str:
+        """Whose agent it is."""
+        return self.key.engine.tenant
+
+    @property
     def region_bytes(self) -> int:
         """Bytes of its regions."""
         strides = self.page_strides_bytes

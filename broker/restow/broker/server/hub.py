@@ -44,9 +44,9 @@ class Hub:
     ) -> None:
         """Start with an empty directory and a new epoch; without ``costs`` they are measured."""
         # Numbers of another life must not be taken for one of this: an agent may still report them.
-        first_number = (1 + secrets.randbits(20)) << 32
+        first_us = secrets.randbits(49)
         measures = strategy is Strategy.AUTO and costs is None
-        self.directory = Directory(limits, first_number, measures)
+        self.directory = Directory(limits, first_us, measures)
         self.strategy = strategy
         self.costs = costs or CostModel()
         self.measures = measures

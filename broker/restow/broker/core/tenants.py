@@ -1,0 +1,101 @@
+"""Tenants: what each one holds, counted as it comes and goes, so that no quota needs a search."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from restow.broker.core.actions import State
+from restow.broker.core.limits import Limits
+from restow.broker.errors import QuotaExceededError
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What one tenant holds, and how its handoffs ended."""
+
+    engines: int = 0
+    live: int = 0
+    quarantined: int = 0
+    ended: deque[str] = field(default_factory=deque)
+    """Ids of its ended handoffs that are remembered, the oldest first."""
+    ended_counts: Counter[State] = field(default_factory=Counter)
+    bytes_read: int = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing of the tenant is left."""
+        return not (self.engines or self.live or self.quarantined or self.ended)
+
+
+class Tenants:
+    """The holdings of all tenants that have any; the counts of one that has none are forgotten."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Nobody holds anything."""
+        self.holdings: dict[str, Holdings] = {}
+        self._limits = limits
+
+    def of(self, tenant: str) -> Holdings:
+        """What a tenant holds, to look at."""
+        return self.holdings.get(tenant) or Holdings()
+
+    def check_engine(self, tenant: str) -> None:
+        """Raise `QuotaExceededError` if the tenant may not register another engine."""
+        _check(tenant, "engines", self.of(tenant).engines, self._limits.tenant_max_engines)
+
+    def check_handoff(self, tenant: str) -> None:
+        """Raise `QuotaExceededError` if the tenant may not begin another handoff."""
+        held = self.of(tenant)
+        _check(tenant, "handoffs", held.live + held.quarantined, self._limits.tenant_max_live)
+
+    def add_engines(self, tenant: str, count: int) -> None:
+        """Engines came or, with a negative ``count``, went."""
+        self._known(tenant).engines += count
+        self._forget_if_empty(tenant)
+
+    def add_live(self, tenant: str, count: int) -> None:
+        """Handoffs began, or are live no more."""
+        self._known(tenant).live += count
+        self._forget_if_empty(tenant)
+
+    def add_quarantined(self, tenant: str, count: int) -> None:
+        """Handoffs came into quarantine or left it."""
+        self._known(tenant).quarantined += count
+        self._forget_if_empty(tenant)
+
+    def ended(self, tenant: str, handoff_id: str, state: State, bytes_read: int) -> str | None:
+        """A live handoff ended and is remembered; the id of one that is to be forgotten for it."""
+        held = self._known(tenant)
+        held.live -= 1
+        held.ended.append(handoff_id)
+        held.ended_counts[state] += 1
+        held.bytes_read += bytes_read
+        bound = self._limits.tenant_max_ended
+        return held.ended.popleft() if bound is not None and len(held.ended) > bound else None
+
+    def forget_oldest(self, tenant: str) -> None:
+        """The oldest ended handoff of a tenant is not remembered any more."""
+        self._known(tenant).ended.popleft()
+        self._forget_if_empty(tenant)
+
+    def _known(self, tenant: str) -> Holdings:
+        held = self.holdings.get(tenant)
+        if held is None:
+            held = self.holdings[tenant] = Holdings()
+        return held
+
+    def _forget_if_empty(self, tenant: str) -> None:
+        if self.holdings[tenant].empty:
+            del self.holdings[tenant]
+
+
+def _check(tenant: str, what: str, held: int, bound: int | None) -> None:
+    if bound is not None and held >= bound:
+        raise QuotaExceededError(
+            f"tenant {tenant} has {held} {what}, as many as it may: wait until some have ended, or "
+            f"have the operator raise its quota",
+            tenant=tenant,
+            what=what,
+            limit=bound,
+        )
