@@ -52,7 +52,13 @@ def test_a_source_root_is_no_package(root: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["restow.broker.planner", "restow.broker.layout", "restow.broker.core"]
+    "package",
+    [
+        "restow.broker.planner",
+        "restow.broker.layout",
+        "restow.broker.core",
+        "restow.broker.trust",
+    ],
 )
 def test_the_mind_of_the_broker_knows_no_wire_and_no_device(package: str) -> None:
     names = modules_after(

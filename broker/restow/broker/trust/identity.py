@@ -1,0 +1,76 @@
+"""Who calls: a tenant's engine, agent or operator."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+ANY_ENGINE = "*"
+MAX_NAME_LENGTH = 256
+
+
+class Role(StrEnum):
+    """What somebody does."""
+
+    ENGINE = "engine"
+    AGENT = "agent"
+    OPERATOR = "operator"
+
+
+class IdentityInvalidError(ValueError):
+    """What can't be an identity. Its text names what is wrong; whoever read it names where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One role; of an engine or agent also for which engine id: one, or `ANY_ENGINE`."""
+
+    role: Role
+    engine: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise `IdentityInvalidError` for an engine that is missing, too long or of no use."""
+        if self.role is Role.OPERATOR:
+            if self.engine:
+                raise IdentityInvalidError("an operator has no engine")
+        elif not 0 < len(self.engine) <= MAX_NAME_LENGTH:
+            raise IdentityInvalidError(
+                f"an {self.role} needs the id of its engine, of 1 to {MAX_NAME_LENGTH} characters, "
+                f"or {ANY_ENGINE}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Somebody of ``tenant``, who may do what ``rights`` say; None: an operator of all tenants."""
+
+    tenant: str | None
+    rights: frozenset[Right]
+
+    def __post_init__(self) -> None:
+        """Raise `IdentityInvalidError` for a tenant that no right suits."""
+        if not self.rights:
+            raise IdentityInvalidError("nothing is allowed")
+        if self.tenant is None:
+            if self.roles != {Role.OPERATOR}:
+                raise IdentityInvalidError("only an operator may do without a tenant")
+        elif not 0 < len(self.tenant) <= MAX_NAME_LENGTH or self.tenant == "*":
+            raise IdentityInvalidError(
+                f"a tenant has 1 to {MAX_NAME_LENGTH} characters, and is not *"
+            )
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """All that it is."""
+        return frozenset(right.role for right in self.rights)
+
+    def is_one_of(self, roles: Collection[Role]) -> bool:
+        """Whether it has any of ``roles``."""
+        return any(right.role in roles for right in self.rights)
+
+    def speaks_for(self, role: Role, engine_id: str) -> bool:
+        """Whether it may be the engine or the agent of ``engine_id``."""
+        return any(
+            right.role is role and right.engine in (ANY_ENGINE, engine_id) for right in self.rights
+        )
