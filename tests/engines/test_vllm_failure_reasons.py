@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from restow.agents.engines.vllm.failure_reasons import (
     Send,
     ask_broker,
 )
+from restow.agents.engines.vllm.settings import ConnectorSettings
 
 ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}}
 FATE = Fate("h1", "EXPIRED", "NOT_PUBLISHED", "D's patience ran out: nobody published it")
@@ -49,10 +51,10 @@ class Asked:
     """Knows one fate, and who was asked for which."""
 
     def __init__(self, fate: Fate | None = FATE) -> None:
-        self.fate, self.calls = fate, list[tuple[str, str]]()
+        self.fate, self.calls = fate, list[tuple[ConnectorSettings, str]]()
 
-    def __call__(self, broker: str, handoff_id: str) -> Fate | None:
-        self.calls.append((broker, handoff_id))
+    def __call__(self, settings: ConnectorSettings, handoff_id: str) -> Fate | None:
+        self.calls.append((settings, handoff_id))
         return self.fate
 
 
@@ -87,7 +89,7 @@ def test_the_reason_is_in_the_answer() -> None:
     engine, ask = Engine(500, "application/json", text[:10], text[10:]), Asked()
     status, headers, body = post(engine, ask, NAMED[:7], NAMED[7:])
     assert engine.heard == NAMED
-    assert ask.calls == [("", "h1")]
+    assert ask.calls == [(ConnectorSettings(), "h1")]
     assert status == 500
     assert int(headers[b"content-length"]) == len(body)
     error = json.loads(body)["error"]
@@ -146,13 +148,16 @@ def test_other_answers_stay_as_they_are(
     assert (status, body) == (engine.status, b"".join(engine.chunks))
 
 
-def test_the_broker_is_the_connectors() -> None:
-    config = SimpleNamespace(kv_connector_extra_config={"broker": "10.0.0.7:7350"})
+def test_the_broker_is_the_connectors_and_so_is_what_is_shown_to_it() -> None:
+    extra = {"broker": "10.0.0.7:7350", "tls_ca": "/tls/ca.pem", "token_file": "/tls/token"}
+    config = SimpleNamespace(kv_connector_extra_config=extra)
     args = SimpleNamespace(kv_transfer_config=config)
     ask = Asked()
     engine = Engine(500, "application/json", json.dumps(ERROR).encode())
     post(engine, ask, NAMED, app=SimpleNamespace(state=SimpleNamespace(args=args)))
-    assert ask.calls == [("10.0.0.7:7350", "h1")]
+    assert ask.calls == [(ConnectorSettings.of(extra), "h1")]
+    shown = ask.calls[0][0].credentials()
+    assert (shown.tls_ca, shown.token_file) == (Path("/tls/ca.pem"), Path("/tls/token"))
 
 
 async def test_a_real_broker_is_asked() -> None:
@@ -163,7 +168,8 @@ async def test_a_real_broker_is_asked() -> None:
         await both.hand_over("well")
 
         async def ask(handoff_id: str) -> Fate | None:
-            return await asyncio.to_thread(ask_broker, running.address, handoff_id)
+            settings = ConnectorSettings(broker=running.address)
+            return await asyncio.to_thread(ask_broker, settings, handoff_id)
 
         fate, well, unknown = await ask("early"), await ask("well"), await ask("nowhere")
     assert fate is not None

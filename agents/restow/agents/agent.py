@@ -11,6 +11,7 @@ from restow.agents.errors import AgentClosedError
 from restow.agents.fences import DeviceEvent
 from restow.agents.loop_thread import LoopThread
 from restow.agents.memory import RegionMemory
+from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
 
 STAGING_BYTES = AgentSettings().staging_bytes
@@ -32,11 +33,16 @@ class Agent:
         regions: Sequence[RegionMemory],
         staging_bytes: int = STAGING_BYTES,
         settings: AgentSettings | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
-        """Prepare; `start` or ``with`` connects. ``broker`` None: RESTOW_BROKER or the default."""
+        """Prepare; `start` or ``with`` connects. ``broker`` None: RESTOW_BROKER or the default.
+
+        ``credentials`` None: those of the environment, RESTOW_TLS_CA and so on.
+        """
         self._broker, self._engine_id, self._incarnation = broker, engine_id, incarnation
         self._rank, self._regions = rank, tuple(regions)
         self._settings = settings or AgentSettings(staging_bytes=staging_bytes)
+        self._credentials = credentials
         self._thread: LoopThread | None = None
         self._agent: AsyncAgent | None = None
 
@@ -49,7 +55,8 @@ class Agent:
         """Register the memory, connect, and wait until the broker knows the agent.
 
         Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
-        if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here.
+        if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here, a
+        `TrustError` for credentials that can't be used.
         """
         try:
             thread, agent = self._opened()
@@ -123,4 +130,5 @@ class Agent:
             self._rank,
             self._regions,
             self._settings,
+            self._credentials,
         )

@@ -32,6 +32,7 @@ from restow.agents.ticker import Ticker
 from restow.agents.transport import NixlTransport, TransportSettings
 from restow.broker import wire_program
 from restow.broker.client.channel import broker_address
+from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2
@@ -75,11 +76,13 @@ class AsyncAgent:
         rank: int,
         regions: Sequence[RegionMemory],
         settings: AgentSettings | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
-        """Set NIXL up and register the memory.
+        """Set NIXL up and register the memory; ``credentials`` None: those of the environment.
 
-        Raises `TransportFailedError` and `CudaUnavailableError`.
+        Raises `TransportFailedError`, `CudaUnavailableError`, and a `TrustError` of credentials.
         """
+        link = Link(broker_address(broker), self, credentials)
         self._settings = settings or AgentSettings()
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
         self._rank = rank
@@ -100,7 +103,7 @@ class AsyncAgent:
         self._executor = Executor(
             rank, self._regions, self._gather, self._scatter, self._reader, self._copier
         )
-        self._link = Link(broker_address(broker), self)
+        self._link = link
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._fences = RecentFences()
         self._pending = PendingFences(self._fenced)

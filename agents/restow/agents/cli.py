@@ -14,27 +14,37 @@ import uvloop
 from restow.agents.async_agent import AgentSettings
 from restow.agents.daemon import AgentDaemon
 from restow.broker.client.channel import broker_address
+from restow.broker.client.credentials import Credentials
 
 
 def run_agent_daemon(
-    broker: str | None, socket_path: str | Path, read_threads: int | None = None
+    broker: str | None,
+    socket_path: str | Path,
+    read_threads: int | None = None,
+    credentials: Credentials | None = None,
 ) -> None:
     """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
 
-    Raises `SocketInUseError`.
+    ``credentials`` None: those of the environment. Raises `SocketInUseError`, and a `TrustError`
+    for credentials that can't be used.
     """
+    credentials = credentials or Credentials.of()
+    if credentials.secure:
+        credentials.for_channel()  # Engines come later: what is wrong with files is told now.
     settings = AgentSettings()
     if read_threads is not None:
         settings = replace(settings, read_threads=read_threads)
-    uvloop.run(_serve(broker, Path(socket_path), settings))
+    uvloop.run(_serve(broker, Path(socket_path), settings, credentials))
 
 
-async def _serve(broker: str | None, socket_path: Path, settings: AgentSettings) -> None:
+async def _serve(
+    broker: str | None, socket_path: Path, settings: AgentSettings, credentials: Credentials
+) -> None:
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     log = structlog.get_logger("restow.daemon")
-    daemon = AgentDaemon(broker, socket_path, settings)
+    daemon = AgentDaemon(broker, socket_path, settings, credentials)
     await daemon.start()
     try:
         log.info(

@@ -14,6 +14,7 @@ import structlog
 from restow.agents.async_agent import AgentSettings, AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
 from restow.agents.shared_regions import OpenedRegions
+from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RequestError
 from restow.broker.server.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
@@ -38,10 +39,15 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
     """One stream a rank: translates, and leaves the rest to `AsyncAgent`."""
 
     def __init__(
-        self, broker: str | None, settings: AgentSettings, stopping: asyncio.Event
+        self,
+        broker: str | None,
+        settings: AgentSettings,
+        credentials: Credentials,
+        stopping: asyncio.Event,
     ) -> None:
         """Serve ranks at ``broker``."""
         self._broker = broker
+        self._credentials = credentials
         self._settings = settings
         self._stopping = stopping
 
@@ -63,6 +69,7 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
                 attach.rank,
                 regions,
                 self._settings,
+                self._credentials,
             )
             try:
                 await agent.start(WELCOME_S)
@@ -105,12 +112,20 @@ class AgentDaemon:
     """Listens on a Unix socket that only its own user may open."""
 
     def __init__(
-        self, broker: str | None, socket_path: str | Path, settings: AgentSettings | None = None
+        self,
+        broker: str | None,
+        socket_path: str | Path,
+        settings: AgentSettings | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
-        """Prepare; `start` listens."""
+        """Prepare; `start` listens. ``credentials`` None: those of the environment.
+
+        Raises a `TrustError` of theirs.
+        """
         self._broker = broker
         self._path = Path(socket_path)
         self._settings = settings or AgentSettings()
+        self._credentials = credentials or Credentials.of()
         self._stopping = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self._log = structlog.get_logger("restow.daemon")
@@ -120,7 +135,7 @@ class AgentDaemon:
         await self._take_path()
         server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(
-            _Servicer(self._broker, self._settings, self._stopping), server
+            _Servicer(self._broker, self._settings, self._credentials, self._stopping), server
         )
         # The socket's mode is all its protection, so there is no moment with another one.
         before = os.umask(0o177)

@@ -16,6 +16,7 @@ from restow.agents.kept_stream import KeptStream
 from restow.agents.loop_thread import LoopThread
 from restow.agents.memory import SharedRegion
 from restow.agents.shared_regions import region_to_proto
+from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import BrokerUnreachableError
 from restow.v1 import broker_pb2, daemon_pb2_grpc
 from restow.v1 import daemon_pb2 as pb
@@ -30,7 +31,8 @@ class _Attachment:
         self._attach = attach
         self._fences = RecentFences()
         self.pending = PendingFences(self._fence)
-        self.stream: _Stream = KeptStream(address, self, "restow.daemon_client")
+        # The socket's mode is its protection.
+        self.stream: _Stream = KeptStream(address, self, "restow.daemon_client", Credentials())
         self.agent_name = ""
 
     def call(

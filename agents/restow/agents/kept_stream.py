@@ -12,9 +12,11 @@ import grpc
 import structlog
 
 from restow.agents.backoff import Backoff
-from restow.broker.client.channel import open_channel
+from restow.broker.client.channel import Line, open_channel
+from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
+from restow.broker.trust.errors import TrustError
 
 MAX_BATCH = 1024
 UNKNOWN_PAUSE_S = 0.25
@@ -45,10 +47,15 @@ class KeptStream(Generic[Message, Request, Response]):
     """Keeps a stream open. Belongs to one event loop."""
 
     def __init__(
-        self, address: str, speaker: Speaker[Message, Request, Response], log_name: str
+        self,
+        address: str,
+        speaker: Speaker[Message, Request, Response],
+        log_name: str,
+        credentials: Credentials,
     ) -> None:
         """Prepare; `start` connects."""
         self._address = address
+        self._credentials = credentials
         self._speaker = speaker
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
@@ -72,7 +79,8 @@ class KeptStream(Generic[Message, Request, Response]):
         """Connect, and wait for the welcome.
 
         Raises `BrokerCallError` with the other side's reason if it refuses, and
-        `BrokerUnreachableError` if nobody answers within ``timeout_s``.
+        `BrokerUnreachableError` if nobody answers within ``timeout_s``, and a `TrustError` for
+        files that can't be used.
         """
         self._runner = asyncio.create_task(self._run())
         welcome = asyncio.create_task(self._open.wait())
@@ -116,25 +124,28 @@ class KeptStream(Generic[Message, Request, Response]):
 
     async def _run(self) -> None:
         """One stream after the other, until the other side says that it is of no use."""
-        channel = open_channel(self._address)
+        line = Line(self._address, self._credentials, open_channel)
         try:
             while True:
                 try:
-                    await self._stream(channel)
+                    await self._stream(await line.channel())
                     self._log.warning("the other side ended the stream")
                 except grpc.aio.AioRpcError as error:
-                    before, refusal = self._refusal, from_rpc_error(error, self._address)
-                    self._refusal = refusal
-                    if before is None or before.reason != refusal.reason:
-                        log = self._log.bind(reason=refusal.reason, detail=refusal.message)
-                        log.warning("stream broke")
-                    if self._is_final(refusal):
-                        return
+                    self._broke(from_rpc_error(error, self._address, self._credentials.secure))
+                except TrustError as error:
+                    self._broke(error)
                 finally:
                     self._open.clear()
+                if self._refusal is not None and self._is_final(self._refusal):
+                    return
                 await asyncio.sleep(self._pause_s())
         finally:
-            await channel.close()
+            await line.close()
+
+    def _broke(self, refusal: RestowError) -> None:
+        before, self._refusal = self._refusal, refusal
+        if before is None or before.reason != refusal.reason:
+            self._log.warning("stream broke", reason=refusal.reason, detail=refusal.message)
 
     def _pause_s(self) -> float:
         """How long to wait. An engine that is unknown yet may be registered at any moment."""

@@ -9,6 +9,7 @@ import grpc
 import structlog
 
 from restow.agents.kept_stream import KeptStream
+from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
@@ -33,10 +34,14 @@ _Stream = KeptStream[pb.AgentMessage, pb.ConnectRequest, pb.ConnectResponse]
 class Link:
     """The stream, in the broker's words. Belongs to one event loop."""
 
-    def __init__(self, broker: str, listener: Listener) -> None:
-        """Prepare; `start` connects."""
+    def __init__(
+        self, broker: str, listener: Listener, credentials: Credentials | None = None
+    ) -> None:
+        """Prepare; `start` connects. ``credentials`` None: those of the environment."""
         self._listener = listener
-        self._stream: _Stream = KeptStream(broker, self, "restow.agent")
+        self._stream: _Stream = KeptStream(
+            broker, self, "restow.agent", credentials or Credentials.of()
+        )
         self._log = structlog.get_logger("restow.agent").bind(broker=broker)
 
     @property

@@ -3,6 +3,7 @@
 from restow.broker.client.admin import AdminClient
 from restow.broker.client.blocking import BlockingSession
 from restow.broker.client.book import HandoffEnded
+from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError
 from restow.broker.client.session import EngineSession
 
@@ -11,6 +12,7 @@ __all__ = [
     "BlockingSession",
     "BrokerCallError",
     "BrokerUnreachableError",
+    "Credentials",
     "EngineSession",
     "HandoffEnded",
 ]

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from restow.broker.client.channel import CHANNEL_OPTIONS, broker_address
+from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import from_rpc_error
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, broker_pb2
@@ -23,11 +24,24 @@ class AdminClient:
     """
 
     def __init__(
-        self, broker: str | None = None, timeout_s: float = 5.0, tenant: str | None = None
+        self,
+        broker: str | None = None,
+        timeout_s: float = 5.0,
+        tenant: str | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
-        """Connect lazily; ``tenant`` None is the broker's default one."""
+        """Connect lazily; ``tenant`` None is that of the identity, or the broker's default one.
+
+        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs.
+        """
         self.address = broker_address(broker)
-        self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        credentials = credentials or Credentials.of()
+        self._secure = credentials.secure
+        self._channel = (
+            grpc.secure_channel(self.address, credentials.for_channel(), options=CHANNEL_OPTIONS)
+            if credentials.secure
+            else grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        )
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = (("restow-tenant", tenant),) if tenant is not None else ()
@@ -79,4 +93,4 @@ class AdminClient:
         try:
             return method(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise from_rpc_error(error, self.address) from None
+            raise from_rpc_error(error, self.address, self._secure) from None

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from restow.broker.client.book import HandoffEnded
+from restow.broker.client.credentials import Credentials
 from restow.broker.client.session import Blocks, EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
@@ -23,14 +24,19 @@ class BlockingSession:
     """`EngineSession` without ``await``: futures are `concurrent.futures.Future`."""
 
     def __init__(
-        self, engine_id: str, incarnation: str, layout: Layout, broker: str | None = None
+        self,
+        engine_id: str,
+        incarnation: str,
+        layout: Layout,
+        broker: str | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         """Prepare; `start` or ``with`` connects."""
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"restow-{engine_id}", daemon=True
         )
-        self._arguments = (engine_id, incarnation, layout, broker)
+        self._arguments = (engine_id, incarnation, layout, broker, credentials)
         self._session: EngineSession | None = None
 
     def start(self, timeout_s: float = 10.0) -> None:

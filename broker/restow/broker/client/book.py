@@ -27,6 +27,13 @@ class HandoffEnded:
     bytes: int
     transfer_us: int
 
+    @classmethod
+    def of(cls, ended: pb.Ended) -> HandoffEnded:
+        """As the broker told it."""
+        state = pb.HandoffState.Name(ended.state).removeprefix("HANDOFF_STATE_")
+        told = (ended.handoff_id, state, ended.reason, ended.detail)
+        return cls(*told, ended.bytes, ended.transfer_us)
+
     @property
     def done(self) -> bool:
         """Whether D holds the state, whole."""

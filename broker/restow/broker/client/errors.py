@@ -31,8 +31,10 @@ _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.
 """What gRPC says of calls that broke on their way, a few of a thousand that begin at once."""
 
 
-def from_rpc_error(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) -> RestowError:
-    """The typed error that a failed call stands for."""
+def from_rpc_error(
+    error: grpc.RpcError | grpc.aio.AioRpcError, address: str, secure: bool = False
+) -> RestowError:
+    """The typed error that a failed call stands for; ``secure``: it was made with TLS."""
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
@@ -41,9 +43,14 @@ def from_rpc_error(error: grpc.RpcError | grpc.aio.AioRpcError, address: str) ->
                 error.code().name, info.reason, error.details() or "", **info.metadata
             )
     if error.code() in _UNREACHED:
+        # A handshake that fails on either side's certificate looks like nobody's answer.
+        certificates = (
+            ", or see whether each side's certificate is one that the other accepts "
+            "(docs/security.md)"
+        )
         return BrokerUnreachableError(
             f"no broker answers at {address}: start one with `restow serve`, or name another with "
-            f"--broker ({error.details()})",
+            f"--broker{certificates if secure else ''} ({error.details()})",
             broker=address,
         )
     if error.code() in _BROKEN:

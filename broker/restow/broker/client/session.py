@@ -16,10 +16,12 @@ import structlog
 
 from restow.broker import wire
 from restow.broker.client.book import Book, HandoffEnded
-from restow.broker.client.channel import broker_address, open_channel
+from restow.broker.client.channel import Line, broker_address, open_channel
+from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
+from restow.broker.trust.errors import TrustError
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
@@ -30,6 +32,7 @@ MAX_BATCH = 128
 MAX_BATCH_BYTES = 4 << 20
 RENEW_EVERY_S = 0.25
 UNREGISTER_TIMEOUT_S = 1.0
+_REFUSED_CALLERS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 Blocks = Mapping[str, Iterable[int]]
 
@@ -41,10 +44,20 @@ class EngineSession:
     """
 
     def __init__(
-        self, engine_id: str, incarnation: str, layout: Layout, broker: str | None = None
+        self,
+        engine_id: str,
+        incarnation: str,
+        layout: Layout,
+        broker: str | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
-        """Prepare; `start` or ``async with`` connects."""
+        """Prepare; `start` or ``async with`` connects.
+
+        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs.
+        """
         self.address = broker_address(broker)
+        self._credentials = credentials or Credentials.of()
+        self._line = Line(self.address, self._credentials, open_channel)
         self._ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         self._layout = layout
         self._book = Book()
@@ -53,7 +66,6 @@ class EngineSession:
         self._opened = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
-        self._channel: grpc.aio.Channel | None = None
         self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
         self.layout_digest = ""
 
@@ -74,16 +86,14 @@ class EngineSession:
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 
-        Raises `BrokerCallError` for a refused layout, `BrokerUnreachableError` after the timeout;
-        then the session is closed.
+        Raises `BrokerCallError` for a refused layout, `BrokerUnreachableError` after the timeout,
+        and a `TrustError` for files that can't be used; then the session is closed.
         """
-        self._channel = open_channel(self.address)
-        stub = broker_pb2_grpc.BrokerStub(self._channel)
         deadline_s = time.monotonic() + timeout_s
         try:
             while True:
                 try:
-                    await self._register(stub, max(0.1, deadline_s - time.monotonic()))
+                    stub = await self._register(max(0.1, deadline_s - time.monotonic()))
                     break
                 except BrokerUnreachableError:
                     if time.monotonic() > deadline_s:
@@ -117,14 +127,12 @@ class EngineSession:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        if self._channel is not None:
-            if self.layout_digest:
-                request = pb.UnregisterEngineRequest(engine=self._ref)
-                stub = broker_pb2_grpc.BrokerStub(self._channel)
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
-            await self._channel.close()
-            self._channel = None
+        if self._line.is_open and self.layout_digest:
+            request = pb.UnregisterEngineRequest(engine=self._ref)
+            with contextlib.suppress(grpc.aio.AioRpcError, TrustError):
+                stub = broker_pb2_grpc.BrokerStub(await self._line.channel())
+                await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
+        await self._line.close()
         self._book.cancel_all("SESSION_CLOSED", "the session is closed")
 
     def publish(
@@ -209,15 +217,20 @@ class EngineSession:
             self._outbox.append(message)
             self._wake.set()
 
-    async def _register(self, stub: broker_pb2_grpc.BrokerAsyncStub, timeout_s: float) -> None:
+    async def _register(self, timeout_s: float) -> broker_pb2_grpc.BrokerAsyncStub:
+        stub = broker_pb2_grpc.BrokerStub(await self._line.channel())
         request = pb.RegisterEngineRequest(
             engine=self._ref, layout=wire.layout_to_proto(self._layout)
         )
         try:
             response = await stub.RegisterEngine(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, self.address) from None
+            raise self._typed(error) from None
         self.layout_digest = response.layout_digest
+        return stub
+
+    def _typed(self, error: grpc.aio.AioRpcError) -> RestowError:
+        return from_rpc_error(error, self.address, self._credentials.secure)
 
     async def _run(self, stub: broker_pb2_grpc.BrokerAsyncStub) -> None:
         """Keep a stream open: register and say everything again after each break."""
@@ -226,7 +239,7 @@ class EngineSession:
             try:
                 await self._stream(stub)
             except grpc.aio.AioRpcError as error:
-                typed = from_rpc_error(error, self.address)
+                typed = self._typed(error)
                 self._log.warning("session broke", reason=typed.reason, detail=typed.message)
                 if typed.reason == "ENGINE_REPLACED":
                     self._book.close(typed)
@@ -237,10 +250,13 @@ class EngineSession:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             try:
-                await self._register(stub, LAST_BACKOFF_S)
+                stub = await self._register(LAST_BACKOFF_S)
             except BrokerUnreachableError:
                 continue
             except RestowError as error:
+                if _may_be_mended(error):
+                    self._log.warning("not let in", reason=error.reason, detail=error.message)
+                    continue
                 self._log.error("registration refused", reason=error.reason, detail=error.message)
                 self._book.close(error)
                 return
@@ -259,7 +275,7 @@ class EngineSession:
                 for event in response.events:
                     body = event.WhichOneof("body")
                     if body == "ended":
-                        self._book.finish(_ended(event.ended))
+                        self._book.finish(HandoffEnded.of(event.ended))
                     elif body == "refused":
                         self._book.refuse(event.refused)
                     elif body == "opened" and writer is None:
@@ -294,12 +310,6 @@ class EngineSession:
                     self._send(renewal)
 
 
-def _ended(ended: pb.Ended) -> HandoffEnded:
-    return HandoffEnded(
-        ended.handoff_id,
-        pb.HandoffState.Name(ended.state).removeprefix("HANDOFF_STATE_"),
-        ended.reason,
-        ended.detail,
-        ended.bytes,
-        ended.transfer_us,
-    )
+def _may_be_mended(error: RestowError) -> bool:
+    """Whether somebody may still renew what the engine was let in with before."""
+    return isinstance(error, TrustError) or error.status in _REFUSED_CALLERS

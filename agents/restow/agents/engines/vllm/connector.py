@@ -285,7 +285,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         settings, began_s = self._settings, time.monotonic()
         while True:
             session = BlockingSession(
-                self._engine_id, self._incarnation, layout, settings.broker or None
+                self._engine_id,
+                self._incarnation,
+                layout,
+                settings.broker or None,
+                settings.credentials(),
             )
             left_s = began_s + settings.connect_timeout_s - time.monotonic()
             try:

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from restow.agents.engines.vllm.errors import SettingsError
+from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client.admin import AdminClient
 from restow.broker.errors import RestowError
 from restow.v1 import broker_pb2
@@ -38,14 +40,15 @@ class Fate:
     detail: str
 
 
-Ask = Callable[[str, str], Fate | None]
-"""(the broker's address, or "" for the default; handoff id) -> its fate, None if all is well."""
+Ask = Callable[[ConnectorSettings, str], Fate | None]
+"""(how the engine reaches the broker; handoff id) -> its fate, None if all is well."""
 
 
-def ask_broker(address: str, handoff_id: str) -> Fate | None:
+def ask_broker(settings: ConnectorSettings, handoff_id: str) -> Fate | None:
     """Ask what became of a handoff. Takes up to `ASK_S`."""
     try:
-        with AdminClient(address or None, timeout_s=ASK_S) as client:
+        credentials = settings.credentials()
+        with AdminClient(settings.broker or None, ASK_S, credentials=credentials) as client:
             found = client.handoff(handoff_id).handoff
     except RestowError as error:
         return Fate(handoff_id, "UNKNOWN", error.reason, error.message)
@@ -68,16 +71,16 @@ class FailureReasons:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(receive, send, _broker_of(scope), self._ask)
+        exchange = _Exchange(receive, send, _settings_of(scope), self._ask)
         await self._app(scope, exchange.receive, exchange.send)
 
 
 class _Exchange:
     """One request and its answer."""
 
-    def __init__(self, receive: Receive, send: Send, broker: str, ask: Ask) -> None:
+    def __init__(self, receive: Receive, send: Send, settings: ConnectorSettings, ask: Ask) -> None:
         self._receive, self._send = receive, send
-        self._broker, self._ask = broker, ask
+        self._settings, self._ask = settings, ask
         self._body = bytearray()
         self._streams = False
         self._begin: Message | None = None
@@ -127,7 +130,7 @@ class _Exchange:
         handoff_id = handoff_of(bytes(self._body))
         if handoff_id is None:
             return answer
-        fate = await asyncio.to_thread(self._ask, self._broker, handoff_id)
+        fate = await asyncio.to_thread(self._ask, self._settings, handoff_id)
         return answer if fate is None else with_fate(answer, fate)
 
 
@@ -153,10 +156,12 @@ def with_fate(answer: bytes, fate: Fate) -> bytes:
     return json.dumps(told).encode()
 
 
-def _broker_of(scope: Message) -> str:
-    """The broker of the engine's own connector, by the arguments that vLLM was started with."""
+def _settings_of(scope: Message) -> ConnectorSettings:
+    """Those of the engine's own connector, by the arguments that vLLM was started with."""
     arguments = getattr(getattr(scope.get("app"), "state", None), "args", None)
     config = getattr(arguments, "kv_transfer_config", None)
     extra = getattr(config, "kv_connector_extra_config", None) or {}
-    broker = extra.get("broker", "")
-    return broker if isinstance(broker, str) else ""
+    try:
+        return ConnectorSettings.of(extra)
+    except SettingsError:
+        return ConnectorSettings()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from restow.agents.engines.vllm.errors import SettingsError
+from restow.broker.client.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,19 @@ class ConnectorSettings:
     """How long D waits for a state, P's prefill included."""
     staging_mb: int = 64
     """Size of each of an agent's two staging pools."""
+    tls_ca: str = ""
+    """File of authorities for the broker's certificate; empty, as the three below: RESTOW_TLS_CA,
+    ..., RESTOW_TOKEN_FILE."""
+    tls_cert: str = ""
+    """File of the engine's certificate."""
+    tls_key: str = ""
+    """File of its key."""
+    token_file: str = ""
+    """File of the engine's token."""
+
+    def credentials(self) -> Credentials:
+        """What the engine and its agents show to the broker. Raises a `TrustError`."""
+        return Credentials.of(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
 
     @classmethod
     def of(cls, extra: Mapping[str, object]) -> ConnectorSettings:

@@ -26,7 +26,10 @@ class WorkerSide:
         caches: Sequence[LayerCache],
         settings: ConnectorSettings,
     ) -> None:
-        """Register the memory, and begin to connect. Raises `TransportFailedError`."""
+        """Register the memory, and begin to connect.
+
+        Raises `TransportFailedError`, or a `TrustError` of the settings.
+        """
         self._caches: dict[str, list[LayerCache]] = {}
         for cache in caches:
             if not cache.is_state:
@@ -39,6 +42,7 @@ class WorkerSide:
             pages.layout.rank,
             pages.memory,
             settings=AgentSettings(staging_bytes=settings.staging_mb << 20),
+            credentials=settings.credentials(),
         )
         self._agent.begin()
 

@@ -1,0 +1,117 @@
+"""What a client shows to a broker, and by what it knows the broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from restow.broker.trust.errors import (
+    TokenFileError,
+    TokenOverPlaintextError,
+    TrustSettingsError,
+)
+from restow.broker.trust.key_files import read_authorities, read_key_pair
+from restow.broker.trust.reloaded import Stamp, stamp_of
+from restow.broker.trust.tokens import read_secret
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Names of files. None at all: plaintext, which only a broker without TLS understands."""
+
+    tls_ca: Path | None = None
+    """Authorities that the broker's certificate is checked against; given: TLS is spoken."""
+    tls_cert: Path | None = None
+    """The client's certificate, for a broker with --client-ca."""
+    tls_key: Path | None = None
+    token_file: Path | None = None
+    """The client's token, for a broker with --tokens. Read again for every call."""
+
+    def __post_init__(self) -> None:
+        """Raise `TokenOverPlaintextError` or `TrustSettingsError` for what makes no sense."""
+        if self.token_file is not None and self.tls_ca is None:
+            raise TokenOverPlaintextError(
+                f"token file {self.token_file} is given without an authority: a token is never "
+                f"sent in plaintext; name the file that the broker's certificate is checked "
+                f"against (--tls-ca, RESTOW_TLS_CA)",
+                file=self.token_file,
+            )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise TrustSettingsError(
+                "a client's certificate and its key are given both or not at all (--tls-cert and "
+                "--tls-key, RESTOW_TLS_CERT and RESTOW_TLS_KEY)"
+            )
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise TrustSettingsError(
+                f"certificate {self.tls_cert} is given without an authority: name the file that "
+                f"the broker's certificate is checked against (--tls-ca, RESTOW_TLS_CA)"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        tls_ca: str | Path | None = None,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        token_file: str | Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ) -> Credentials:
+        """What is given, each that is not from RESTOW_TLS_CA, ..., RESTOW_TOKEN_FILE.
+
+        Raises `TokenOverPlaintextError` or `TrustSettingsError`.
+        """
+        given = (tls_ca, tls_cert, tls_key, token_file)
+        names = [field.name for field in fields(cls)]
+        found = (
+            value or environment.get("RESTOW_" + name.upper())
+            for name, value in zip(names, given, strict=True)
+        )
+        return cls(*(Path(value) if value else None for value in found))
+
+    @property
+    def secure(self) -> bool:
+        """Whether TLS is spoken."""
+        return self.tls_ca is not None
+
+    def stamp(self) -> Stamp:
+        """What changes when certificates are renewed: connections have to be opened anew then."""
+        return stamp_of([one for one in (self.tls_ca, self.tls_cert, self.tls_key) if one])
+
+    def for_channel(self) -> grpc.ChannelCredentials:
+        """What a secure channel is opened with.
+
+        Raises `KeyFileError`, `TokenFileError`, and `TrustSettingsError` unless `secure`.
+        """
+        if self.tls_ca is None:
+            raise TrustSettingsError("there is no authority: these credentials are plaintext")
+        authorities = read_authorities(self.tls_ca)
+        if self.tls_cert is None or self.tls_key is None:
+            channel = grpc.ssl_channel_credentials(authorities)
+        else:
+            pair = read_key_pair(self.tls_cert, self.tls_key)
+            channel = grpc.ssl_channel_credentials(authorities, pair.key, pair.certificate)
+        if self.token_file is None:
+            return channel
+        read_secret(self.token_file)  # What is wrong with it is told now, and not by each call.
+        calls = grpc.metadata_call_credentials(_TokenPlugin(self.token_file), "restow-token")
+        return grpc.composite_channel_credentials(channel, calls)
+
+
+class _TokenPlugin(grpc.AuthMetadataPlugin):
+    """Adds the token to every call. gRPC asks it for calls on encrypted channels alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, context: Any, callback: Callable[..., None]) -> None:
+        try:
+            secret = read_secret(self._path)
+        except TokenFileError as error:
+            callback((), error)
+        else:
+            callback((("authorization", f"Bearer {secret}"),), None)
