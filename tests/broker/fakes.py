@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from restow.broker.client import EngineSession
-from restow.broker.client.channel import open_channel
+from restow.broker.client import Credentials, EngineSession
+from restow.broker.client.channel import Line
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.families import (
@@ -66,20 +66,19 @@ class FakeAgent:
             staging_bytes=1 << 20,
         )
         self.address = session.address
+        self._line = Line(self.address, session._credentials)
         self.answers: Callable[[link.AgentOrder], list[link.AgentMessage]] = answer_at_once
         self.orders: list[link.AgentOrder] = []
         self.end: RestowError | None = None
         self.ended = asyncio.Event()
         self._heard = asyncio.Condition()
         self._writing = asyncio.Lock()
-        self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
 
     async def connect(self) -> FakeAgent:
         """Say Hello, and wait for the welcome."""
-        self._channel = open_channel(self.address)
-        self._call = agent_link_pb2_grpc.AgentLinkStub(self._channel).Connect()
+        self._call = agent_link_pb2_grpc.AgentLinkStub(await self._line.channel()).Connect()
         await self.say(link.AgentMessage(hello=self.hello))
         self._reader = asyncio.create_task(self._read())
         await self.order("welcome")
@@ -105,9 +104,9 @@ class FakeAgent:
 
     async def drop(self) -> None:
         """Break the stream as a killed process would."""
-        if self._channel is not None:
+        if self._line.is_open:
             self._call.cancel()
-            await self._channel.close()
+            await self._line.close()
             await self.ended.wait()
 
     async def _read(self) -> None:
@@ -176,10 +175,12 @@ async def engine(
     pages: int = PAGES,
     agents: bool = True,
     host: str = "",
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[tuple[EngineSession, list[FakeAgent]]]:
     """An engine's session, and its agents."""
     layout = layout or model_layout(tp)
-    async with EngineSession(name, secrets.token_hex(4), layout, address) as session:
+    life = secrets.token_hex(4)
+    async with EngineSession(name, life, layout, address, credentials) as session:
         fakes = [
             FakeAgent(session, layout, rank, pages) for rank in range(len(layout.ranks)) if agents
         ]
@@ -195,13 +196,17 @@ async def engine(
 
 @contextlib.asynccontextmanager
 async def pair(
-    address: str, p_tp: int = 2, d_tp: int = 1, hosts: tuple[str, str] = ("", "")
+    address: str,
+    p_tp: int = 2,
+    d_tp: int = 1,
+    hosts: tuple[str, str] = ("", ""),
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[Pair]:
     """P and D, with all their agents."""
     async with (
-        engine(address, "p", p_tp, host=hosts[0]) as source,
-        engine(address, "d", d_tp, host=hosts[1]) as destination,
-        open_channel(address) as channel,
+        engine(address, "p", p_tp, host=hosts[0], credentials=credentials) as source,
+        engine(address, "d", d_tp, host=hosts[1], credentials=credentials) as destination,
+        await Line(address, credentials or Credentials()).channel() as channel,
     ):
         yield Pair(*source, *destination, channel)
 

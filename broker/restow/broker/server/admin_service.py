@@ -5,24 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice
-from typing import Any
-
-import grpc
 
 from restow.broker.core.handoff import Handoff
-from restow.broker.server.broker_service import tenant_of
+from restow.broker.server.callers import Context, scope_of, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, broker_pb2
 
-Context = grpc.aio.ServicerContext[Any, Any]
 DEFAULT_LIMIT = 100
 MAX_INT64 = (1 << 63) - 1
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """A read-only view of the directory."""
+    """A read-only view of the directory. An operator of one tenant is shown nothing of others."""
 
     def __init__(self, hub: Hub) -> None:
         """Show the hub's directory."""
@@ -31,22 +27,30 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
-        """Figures of the whole broker."""
-        hub, directory = self._hub, self._hub.directory
-        return pb.GetStatusResponse(
+        """Figures of the whole broker, or of the one tenant that the caller may hear of."""
+        hub, directory, tenant = self._hub, self._hub.directory, scope_of(context)
+        ledger, names = directory.ledger, directory.members.names
+        status = pb.GetStatusResponse(
             version=version("restow"),
             broker_epoch=hub.epoch,
             uptime_s=hub.now_s() - hub.started_s,
-            engines=len(directory.members.engines),
-            agents=len(directory.members.names),
-            handoffs_live=len(directory.ledger.live),
-            ended=[
-                pb.StateCount(state=STATE_NUMBERS[state], count=count)
-                for state, count in sorted(directory.ledger.ended_counts.items())
-            ],
-            plans=len(directory.pairs),
-            bytes_read=min(directory.ledger.bytes_read, MAX_INT64),
         )
+        if tenant is None:
+            status.engines = len(directory.members.engines)
+            status.agents = len(names)
+            status.handoffs_live = len(ledger.live)
+            status.plans = len(directory.pairs)
+            ended, bytes_read = ledger.ended_counts, ledger.bytes_read
+        else:
+            held = ledger.tenants.of(tenant)
+            status.engines = held.engines
+            status.agents = sum(owner == tenant for owner, _ in names)
+            status.handoffs_live = held.live
+            ended, bytes_read = held.ended_counts, held.bytes_read
+        for state, count in sorted(ended.items()):
+            status.ended.add(state=STATE_NUMBERS[state], count=count)
+        status.bytes_read = min(bytes_read, MAX_INT64)
+        return status
 
     async def ListEngines(
         self, request: pb.ListEnginesRequest, context: Context
@@ -127,8 +131,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ListCosts(
         self, request: pb.ListCostsRequest, context: Context
     ) -> pb.ListCostsResponse:
-        """What was measured between hosts; they are nobody's in particular."""
-        hub = self._hub
+        """What was measured between hosts."""
+        hub, tenant = self._hub, scope_of(context)
         return pb.ListCostsResponse(
             hosts=[
                 pb.HostCosts(
@@ -138,6 +142,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     failure=known.failure,
                 )
                 for hosts, known in sorted(hub.directory.probing.known.items())
+                if tenant in (None, hosts.tenant)
             ],
             otherwise=pb.Costs(**asdict(hub.costs)),
             fixed=not hub.measures,

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import structlog
 
 from restow.broker.core import actions as act
@@ -14,13 +13,12 @@ from restow.broker.core.events import Failure, Probed, Settlement
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
-from restow.broker.server.broker_service import tenant_of
+from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import AgentOutbox, Hub
 from restow.broker.server.outbox import Outbox
+from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
@@ -42,9 +40,8 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         if not first.messages or first.messages[0].WhichOneof("body") != "hello":
             raise RequestError("the first message of an agent must be Hello")
         hello = first.messages[0].hello
-        engine = hub.directory.members.engine(
-            act.EngineKey(tenant_of(context), hello.engine.engine_id), hello.engine.incarnation
-        )
+        key = engine_key(context, Role.AGENT, hello.engine.engine_id)
+        engine = hub.directory.members.engine(key, hello.engine.incarnation)
         agent = self._admit(engine, hello)
         loop = asyncio.get_running_loop()
 

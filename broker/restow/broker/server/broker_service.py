@@ -6,29 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
-
 from restow.broker import wire
 from restow.broker.core import actions as act
 from restow.broker.core.events import Chunk, Wish
 from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
 from restow.broker.layout import check_layout, digest
+from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import EngineOutbox, Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.outbox import Outbox
+from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
-
-Context = grpc.aio.ServicerContext[Any, Any]
-
-
-def tenant_of(context: Context) -> str:
-    """The tenant that a call speaks for."""
-    for name, value in context.invocation_metadata() or ():
-        if name == "restow-tenant":
-            return str(value)
-    return "default"
 
 
 class BrokerService(broker_pb2_grpc.BrokerServicer):
@@ -42,11 +32,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         self, request: pb.RegisterEngineRequest, context: Context
     ) -> pb.RegisterEngineResponse:
         """Check a layout and take the engine in."""
+        key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         layout = wire.layout_from_proto(request.layout)
         # Large layouts take milliseconds to check: not on the loop.
         layout_digest = await asyncio.to_thread(_checked_digest, layout)
         hub = self._hub
-        key = act.EngineKey(tenant_of(context), request.engine.engine_id)
         hub.perform(
             hub.directory.members.register(
                 key, request.engine.incarnation, layout, layout_digest, hub.now_s()
@@ -184,7 +174,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         return pb.CancelResponse(state=STATE_NUMBERS[state])
 
     def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
-        key = act.EngineKey(tenant_of(context), ref.engine_id)
+        key = engine_key(context, Role.ENGINE, ref.engine_id)
         return self._hub.directory.members.engine(key, ref.incarnation)
 
     def _lease_s(self, lease_ms: int) -> float:

@@ -17,9 +17,11 @@ from restow.broker.errors import ListenError
 from restow.broker.server.admin_service import AdminService
 from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import BrokerService
+from restow.broker.server.guard import GuardInterceptor
 from restow.broker.server.hub import Hub
 from restow.broker.server.settings import BrokerSettings
 from restow.broker.server.status import ErrorInterceptor
+from restow.broker.server.trust import trust_of
 from restow.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -62,8 +64,9 @@ class RunningBroker:
 async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroker]:
     """Serve inside the ``async with``; port 0 takes a free one, `RunningBroker.address` tells it.
 
-    Raises `ListenError`.
+    Raises `ListenError`, and the `TrustError` of settings and files that prove nothing.
     """
+    trust = trust_of(settings)
     hub = Hub(
         settings.limits(),
         settings.strategy,
@@ -71,7 +74,10 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         allow_narrowing=settings.allow_narrowing,
         costs=settings.cost_model(),
     )
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    if trust is not None:
+        interceptors.append(GuardInterceptor(trust.identify))
+    server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
     broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
     agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
@@ -81,7 +87,10 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
     try:
-        port = server.add_insecure_port(settings.listen)
+        if trust is None:
+            port = server.add_insecure_port(settings.listen)
+        else:
+            port = server.add_secure_port(settings.listen, trust.credentials)
     except RuntimeError as error:
         raise ListenError(
             f"can't listen on {settings.listen}: is it in use, or not an address of this machine? "

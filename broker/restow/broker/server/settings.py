@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -31,6 +32,15 @@ class BrokerSettings(BaseSettings):
     max_live: Count = 100_000
     max_ended: Count = 10_000
     max_queue: Count = 100_000
+    tenant_max_live: Count | None = None
+    tenant_max_ended: Count | None = None
+    tenant_max_engines: Count | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
+    """Authorities of clients' certificates."""
+    tokens: Path | None = None
+    """The list of tokens, `trust.tokens`."""
 
     def cost_model(self) -> CostModel | None:
         """The costs given, if any are. Raises `CostsInvalidError`."""
@@ -45,4 +55,7 @@ class BrokerSettings(BaseSettings):
             settle_grace_s=self.settle_grace_s,
             max_live=self.max_live,
             max_ended=self.max_ended,
+            tenant_max_live=self.tenant_max_live,
+            tenant_max_ended=self.tenant_max_ended,
+            tenant_max_engines=self.tenant_max_engines,
         )

@@ -40,23 +40,25 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Wrap the handler by its kind."""
+        """Wrap the handler, if it is of a kind that our services have."""
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                _wrap_unary(handler.unary_unary),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(
-                _wrap_stream(handler.stream_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        return handler
+        return None if handler is None else rewrap(handler, _wrap_unary, _wrap_stream) or handler
+
+
+Behavior = Callable[..., Any]
+
+
+def rewrap(
+    handler: Any, unary: Callable[[Behavior], Behavior], stream: Callable[[Behavior], Behavior]
+) -> Any:
+    """The handler of the same method, wrapped: one call, or a stream both ways. None: neither."""
+    for behavior, wrap, make in (
+        (handler.unary_unary, unary, grpc.unary_unary_rpc_method_handler),
+        (handler.stream_stream, stream, grpc.stream_stream_rpc_method_handler),
+    ):
+        if behavior is not None:
+            return make(wrap(behavior), handler.request_deserializer, handler.response_serializer)
+    return None
 
 
 def _wrap_unary(behavior: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,71 @@
+"""Who makes a call, and for which tenant and engine it may speak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from restow.broker.core.actions import EngineKey
+from restow.broker.trust.errors import ForbiddenError
+from restow.broker.trust.identity import Identity, Role
+
+DEFAULT_TENANT = "default"
+TENANT_KEY = "restow-tenant"
+
+
+class KnownCall:
+    """As much of a call's context as handlers use, and who makes it."""
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], identity: Identity) -> None:
+        """``identity`` makes the call that ``context`` is of."""
+        self._context = context
+        self.identity = identity
+
+    def invocation_metadata(self) -> Any:
+        """What the caller sent beside the message."""
+        return self._context.invocation_metadata()
+
+
+Context = grpc.aio.ServicerContext[Any, Any] | KnownCall
+"""Of a broker that asks nobody who he is, or of one that does."""
+
+
+def tenant_of(context: Context) -> str:
+    """The tenant that a call speaks for.
+
+    Raises `ForbiddenError` if the caller is of one tenant and names another.
+    """
+    named = [str(v) for k, v in context.invocation_metadata() or () if k == TENANT_KEY]
+    own = scope_of(context)
+    if own is None:
+        return named[0] if named else DEFAULT_TENANT
+    for other in named:
+        if other != own:
+            raise ForbiddenError(
+                f"this identity is of tenant {own} and may not act for tenant {other[:64]}: leave "
+                f"metadata {TENANT_KEY} out, or take an identity of that tenant",
+                tenant=own,
+            )
+    return own
+
+
+def scope_of(context: Context) -> str | None:
+    """The only tenant that a caller may hear of; None: all, as far as it asks for them."""
+    return context.identity.tenant if isinstance(context, KnownCall) else None
+
+
+def engine_key(context: Context, role: Role, engine_id: str) -> EngineKey:
+    """The engine that a call is about.
+
+    Raises `ForbiddenError` if the caller may not speak for it in that role, whether there is such
+    an engine or not.
+    """
+    if isinstance(context, KnownCall) and not context.identity.speaks_for(role, engine_id):
+        raise ForbiddenError(
+            f"this identity may not be the {role} of engine {engine_id[:64]}: it needs one with "
+            f"that engine's id, or with *",
+            engine=engine_id[:64],
+            role=role,
+        )
+    return EngineKey(tenant_of(context), engine_id)

@@ -1,0 +1,104 @@
+"""The guard: no handler is reached by a call whose caller is not known and may not make it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from restow.broker.server.callers import KnownCall
+from restow.broker.server.status import rewrap
+from restow.broker.trust.errors import ForbiddenError, UnauthenticatedError
+from restow.broker.trust.identity import Identity, Role
+
+RawContext = grpc.aio.ServicerContext[Any, Any]
+Identify = Callable[[RawContext], Identity]
+"""Who makes a call. Raises `UnauthenticatedError`."""
+
+OPEN_SERVICES = frozenset({health.SERVICE_NAME})
+"""What everybody may call."""
+SERVICE_ROLES = {
+    "restow.v1.Broker": frozenset({Role.ENGINE}),
+    "restow.v1.AgentLink": frozenset({Role.AGENT}),
+    "restow.v1.Admin": frozenset({Role.OPERATOR}),
+    reflection.SERVICE_NAME: frozenset({Role.OPERATOR}),
+}
+METHOD_ROLES = {
+    # An engine tells its own clients what became of a handoff.
+    "/restow.v1.Admin/GetHandoff": frozenset({Role.OPERATOR, Role.ENGINE}),
+}
+
+
+def roles_for(method: str) -> frozenset[Role]:
+    """The roles of which a caller needs one; none for what nobody may call.
+
+    >>> sorted(roles_for("/restow.v1.Admin/GetHandoff"))
+    [<Role.ENGINE: 'engine'>, <Role.OPERATOR: 'operator'>]
+    >>> roles_for("/something.Else/Method")
+    frozenset()
+    """
+    service = method.strip("/").rpartition("/")[0]
+    return METHOD_ROLES.get(method) or SERVICE_ROLES.get(service, frozenset())
+
+
+class GuardInterceptor(grpc.aio.ServerInterceptor):
+    """Stands before every handler. Stands behind the interceptor that translates errors."""
+
+    def __init__(self, identify: Identify) -> None:
+        """Know callers by ``identify``."""
+        self._identify = identify
+        self._log = structlog.get_logger("restow.guard")
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler, unless its service is open to all."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.strip("/").rpartition("/")[0] in OPEN_SERVICES:
+            return handler
+
+        def unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(request: Any, context: RawContext) -> Any:
+                return await behavior(request, self._admit(context, method))
+
+            return call
+
+        def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(request: Any, context: RawContext) -> AsyncIterator[Any]:
+                async for response in behavior(request, self._admit(context, method)):
+                    yield response
+
+            return call
+
+        guarded = rewrap(handler, unary, stream)
+        if guarded is None:
+            raise TypeError(f"{method} is of a kind that is not guarded: nobody may call it")
+        return guarded
+
+    def _admit(self, context: RawContext, method: str) -> KnownCall:
+        try:
+            identity = self._identify(context)
+            roles = roles_for(method)
+            if not identity.is_one_of(roles):
+                raise ForbiddenError(
+                    f"{method} is for {' or '.join(sorted(roles)) or 'nobody'}, and this identity "
+                    f"is {' and '.join(sorted(identity.roles))}: take one with that role",
+                    method=method,
+                )
+        except (UnauthenticatedError, ForbiddenError) as error:
+            self._log.warning(
+                "call refused",
+                method=method,
+                peer=context.peer(),
+                reason=error.reason,
+                detail=error.message,
+            )
+            raise
+        return KnownCall(context, identity)

@@ -1,0 +1,150 @@
+"""How a broker knows its callers: TLS, and certificates or tokens inside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from restow.broker.server.guard import Identify, RawContext
+from restow.broker.server.settings import BrokerSettings
+from restow.broker.trust.errors import TrustError, TrustSettingsError, UnauthenticatedError
+from restow.broker.trust.identity import Identity, IdentityInvalidError
+from restow.broker.trust.key_files import KeyPair, read_authorities, read_key_pair
+from restow.broker.trust.reloaded import Reloaded
+from restow.broker.trust.spiffe import identity_of
+from restow.broker.trust.tokens import Tokens, read_tokens
+
+BEARER = "bearer "
+URI_PROPERTY = "peer_uri"
+"""URIs alone: among all alternative names of a certificate a DNS name may look like one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What a server listens with, and how it tells who calls."""
+
+    credentials: grpc.ServerCredentials
+    identify: Identify
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What is shown to clients, and what theirs are checked against."""
+
+    pair: KeyPair
+    authorities: bytes | None
+
+
+def trust_of(settings: BrokerSettings) -> Trust | None:
+    """What the settings ask for; None: plaintext, and nobody is asked who he is.
+
+    Raises `TrustSettingsError`, `KeyFileError` and `TokensFileError`.
+    """
+    certificate, key = settings.tls_cert, settings.tls_key
+    if certificate is None or key is None:
+        _check_plaintext(settings)
+        return None
+    if settings.client_ca is None and settings.tokens is None:
+        raise TrustSettingsError(
+            "TLS alone keeps nobody out: give --client-ca (clients show certificates) or --tokens "
+            "(clients send tokens)"
+        )
+    if settings.client_ca is not None and settings.tokens is not None:
+        raise TrustSettingsError(
+            "--client-ca and --tokens exclude one another: a client is known by its certificate "
+            "or by its token, never by either"
+        )
+    log = structlog.get_logger("restow.trust")
+
+    def complain(error: TrustError) -> None:
+        log.error("files keep their former content", reason=error.reason, detail=error.message)
+
+    credentials = _credentials(certificate, key, settings.client_ca, complain)
+    if settings.tokens is None:
+        return Trust(credentials, by_certificate)
+    path = settings.tokens
+    tokens = Reloaded((path,), lambda: read_tokens(path), complain)
+    return Trust(credentials, lambda context: by_token(context, tokens.current()))
+
+
+def _check_plaintext(settings: BrokerSettings) -> None:
+    given = [
+        name
+        for name in ("tls_cert", "tls_key", "client_ca", "tokens")
+        if getattr(settings, name) is not None
+    ]
+    if given:
+        options = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise TrustSettingsError(
+            f"{options} without both --tls-cert and --tls-key: nothing would be encrypted, and "
+            f"nobody known; give the broker's certificate and its key"
+        )
+
+
+def _credentials(
+    certificate: Path, key: Path, client_ca: Path | None, complain: Callable[[TrustError], None]
+) -> grpc.ServerCredentials:
+    """Credentials that follow their files: each connection has what was good last."""
+
+    def load() -> _Files:
+        pair = read_key_pair(certificate, key)
+        return _Files(pair, None if client_ca is None else read_authorities(client_ca))
+
+    paths = (certificate, key) if client_ca is None else (certificate, key, client_ca)
+    files = Reloaded(paths, load, complain)
+    shown = files.current()
+
+    def fetch() -> Any:
+        """What the next connection is made with; None: the same as the last one. Any thread."""
+        nonlocal shown
+        now = files.current()
+        if now is shown:
+            return None
+        shown = now
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(shown), fetch, require_client_authentication=client_ca is not None
+    )
+
+
+def _configuration(files: _Files) -> Any:
+    return grpc.ssl_server_certificate_configuration(
+        [(files.pair.key, files.pair.certificate)], files.authorities
+    )
+
+
+def by_certificate(context: RawContext) -> Identity:
+    """Who shows the certificate of a call's connection. Raises `UnauthenticatedError`."""
+    uris = context.auth_context().get(URI_PROPERTY, ())
+    try:
+        identity = identity_of(uri.decode("utf-8", "replace") for uri in uris)
+    except IdentityInvalidError as error:
+        raise UnauthenticatedError(f"the client's certificate names nobody: {error}") from None
+    if identity is None:
+        raise UnauthenticatedError(
+            "the client's certificate names nobody: it needs a URI such as "
+            "spiffe://DOMAIN/restow/tenant/TENANT/engine/ENGINE among its alternative names"
+        )
+    return identity
+
+
+def by_token(context: RawContext, tokens: Tokens) -> Identity:
+    """Who sends the token of a call. Raises `UnauthenticatedError`."""
+    sent = [str(v) for k, v in context.invocation_metadata() or () if k == "authorization"]
+    if len(sent) != 1 or not sent[0].lower().startswith(BEARER):
+        raise UnauthenticatedError(
+            "the call carries no token: give the client a token file (RESTOW_TOKEN_FILE)"
+        )
+    identity = tokens.find(sent[0][len(BEARER) :].strip())
+    if identity is None:
+        raise UnauthenticatedError(
+            "the call's token is not known here: `restow token` makes one, and prints what the "
+            "broker's tokens file needs"
+        )
+    return identity

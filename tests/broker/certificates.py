@@ -1,0 +1,96 @@
+"""Authorities and certificates as files, made for a test."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from restow.broker.client import Credentials
+
+DAY = datetime.timedelta(days=1)
+DOMAIN = "spiffe://test/restow"
+P_AND_D = (f"{DOMAIN}/tenant/a/engine/*", f"{DOMAIN}/tenant/a/agent/*")
+"""What an engine of tenant a has that embeds its agents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key, as files."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Issues certificates into a folder."""
+
+    def __init__(self, folder: Path, name: str = "ca") -> None:
+        self._folder, self._serial = folder, 1
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        own = self._builder(self._name, self._key.public_key(), DAY)
+        own = own.add_extension(x509.BasicConstraints(True, None), True)
+        self.path = folder / f"{name}.pem"
+        self.path.write_bytes(_pem(own.sign(self._key, hashes.SHA256())))
+
+    def issue(
+        self,
+        *uris: str,
+        dns: tuple[str, ...] = (),
+        server: bool = False,
+        lasts: datetime.timedelta = DAY,
+        password: bytes | None = None,
+    ) -> Pair:
+        """A certificate with these URIs; ``lasts`` may be negative: then it has expired."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._builder(x509.Name([]), key.public_key(), lasts)
+        names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
+        names += [x509.DNSName(name) for name in dns]
+        if server:
+            names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), False)
+        certificate = self._folder / f"{self.path.stem}-{self._serial}.pem"
+        certificate.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
+        path = certificate.with_suffix(".key")
+        path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.BestAvailableEncryption(password)
+                if password
+                else serialization.NoEncryption(),
+            )
+        )
+        return Pair(certificate, path)
+
+    def client(self, *uris: str, authority: Path | None = None) -> Credentials:
+        """What a client with such a certificate shows; it trusts ``authority``, or this one."""
+        pair = self.issue(*uris)
+        return Credentials(authority or self.path, pair.certificate, pair.key)
+
+    def _builder(
+        self, name: x509.Name, key: ec.EllipticCurvePublicKey, lasts: datetime.timedelta
+    ) -> x509.CertificateBuilder:
+        self._serial += 1
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(self._serial)
+            .not_valid_before(now - 2 * DAY)
+            .not_valid_after(now + lasts)
+        )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)

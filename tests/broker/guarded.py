@@ -1,0 +1,132 @@
+"""A broker that knows its callers, and calls of every kind to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from broker.certificates import Authority, Pair
+from broker.fakes import broker, model_layout
+from restow.broker import wire
+from restow.broker.client import Credentials
+from restow.broker.client.channel import Line
+from restow.broker.client.errors import from_rpc_error
+from restow.broker.errors import RestowError
+from restow.broker.server.serve import RunningBroker
+from restow.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    agent_link_pb2,
+    agent_link_pb2_grpc,
+    broker_pb2_grpc,
+)
+from restow.v1 import broker_pb2 as pb
+
+
+@contextlib.asynccontextmanager
+async def guarded(authority: Authority, **more: Any) -> AsyncIterator[RunningBroker]:
+    """A broker that knows clients by this authority's certificates."""
+    own = authority.issue(server=True)
+    more |= {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
+    async with broker(**more) as running:
+        yield running
+
+
+async def refusal(call: Awaitable[object]) -> tuple[str, str]:
+    """Status and reason of a call that fails."""
+    error = await error_of(call)
+    return error.status, error.reason
+
+
+async def error_of(call: Awaitable[object]) -> RestowError:
+    """How a call fails."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error, "broker")
+    except RestowError as error:
+        return error
+    raise AssertionError("it was let in")
+
+
+async def first_of(call: AsyncIterable[object]) -> object:
+    return await anext(aiter(call))
+
+
+def register(channel: grpc.aio.Channel, name: str = "e") -> Awaitable[object]:
+    ref = pb.EngineRef(engine_id=name, incarnation="1")
+    request = pb.RegisterEngineRequest(engine=ref, layout=wire.layout_to_proto(model_layout(1)))
+    return broker_pb2_grpc.BrokerStub(channel).RegisterEngine(request)
+
+
+@contextlib.asynccontextmanager
+async def channel_of(address: str, credentials: Credentials) -> AsyncIterator[grpc.aio.Channel]:
+    line = Line(address, credentials)
+    try:
+        yield await line.channel()
+    finally:
+        await line.close()
+
+
+def credentials_of(own: Pair, authority: Authority) -> Credentials:
+    return Credentials(authority.path, own.certificate, own.key)
+
+
+def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Every method but those of health, by name; they are about an engine ``e`` and a handoff."""
+    broker_stub = broker_pb2_grpc.BrokerStub(channel)
+    admin = admin_pb2_grpc.AdminStub(channel)
+    ref = pb.EngineRef(engine_id="e", incarnation="1")
+    hello = agent_link_pb2.AgentMessage(hello=agent_link_pb2.Hello(engine=ref))
+
+    return {
+        "RegisterEngine": lambda: register(channel, "registered"),
+        "UnregisterEngine": lambda: broker_stub.UnregisterEngine(
+            pb.UnregisterEngineRequest(engine=ref)
+        ),
+        "Session": lambda: first_of(broker_stub.Session(iter([pb.SessionRequest(engine=ref)]))),
+        "Publish": lambda: broker_stub.Publish(pb.PublishRequest(engine=ref)),
+        "Request": lambda: broker_stub.Request(pb.RequestRequest(engine=ref)),
+        "Cancel": lambda: broker_stub.Cancel(pb.CancelRequest(engine=ref)),
+        "Connect": lambda: first_of(
+            agent_link_pb2_grpc.AgentLinkStub(channel).Connect(
+                iter([agent_link_pb2.ConnectRequest(messages=[hello])])
+            )
+        ),
+        "GetStatus": lambda: admin.GetStatus(admin_pb2.GetStatusRequest()),
+        "ListEngines": lambda: admin.ListEngines(admin_pb2.ListEnginesRequest()),
+        "ListAgents": lambda: admin.ListAgents(admin_pb2.ListAgentsRequest()),
+        "ListHandoffs": lambda: admin.ListHandoffs(admin_pb2.ListHandoffsRequest()),
+        "GetHandoff": lambda: admin.GetHandoff(admin_pb2.GetHandoffRequest(handoff_id="h")),
+        "ListCosts": lambda: admin.ListCosts(admin_pb2.ListCostsRequest()),
+        "ServerReflectionInfo": lambda: first_of(
+            reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+            )
+        ),
+    }
+
+
+def methods_of_the_contract() -> list[Any]:
+    files = (pb.DESCRIPTOR, agent_link_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
+    return [
+        method
+        for file in files
+        for service in file.services_by_name.values()
+        for method in service.methods
+    ]
+
+
+ENGINE_METHODS = {"RegisterEngine", "UnregisterEngine", "Session", "Publish", "Request", "Cancel"}
+ADMIN_METHODS = {
+    "GetStatus",
+    "ListEngines",
+    "ListAgents",
+    "ListHandoffs",
+    "GetHandoff",
+    "ListCosts",
+}
