@@ -6,11 +6,20 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from restow.broker.cli.options import BrokerOption, JsonOption, TenantOption
+from restow.broker.cli.options import (
+    BrokerOption,
+    JsonOption,
+    TenantOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TokenFileOption,
+)
 
 if TYPE_CHECKING:
     from restow.broker.client.admin import AdminClient
@@ -24,18 +33,34 @@ MAX_LIMIT = 100_000
 WATCH_S = 1.0
 
 
-def _connect(broker: str | None, tenant: str | None = None) -> AdminClient:
+def _connect(
+    broker: str | None,
+    tenant: str | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    token_file: Path | None,
+) -> AdminClient:
     from restow.broker.client.admin import AdminClient
+    from restow.broker.client.credentials import Credentials
 
-    return AdminClient(broker, tenant=tenant)
+    credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
+    return AdminClient(broker, tenant=tenant, credentials=credentials)
 
 
-def status(broker: BrokerOption = None, as_json: JsonOption = False) -> None:
-    """Figures of the whole broker."""
+def status(
+    broker: BrokerOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Figures of the whole broker; to an operator of one tenant, of that tenant."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker) as client:
+    with _connect(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.status_json(client.status(), client.address)
     if as_json:
         print_json(value)
@@ -44,13 +69,19 @@ def status(broker: BrokerOption = None, as_json: JsonOption = False) -> None:
 
 
 def engines(
-    broker: BrokerOption = None, tenant: TenantOption = None, as_json: JsonOption = False
+    broker: BrokerOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """The registered engines: are all their agents connected, is a session open?"""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker, tenant) as client:
+    with _connect(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.engines_json(client.engines())
     if as_json:
         print_json(value)
@@ -59,13 +90,19 @@ def engines(
 
 
 def agents(
-    broker: BrokerOption = None, tenant: TenantOption = None, as_json: JsonOption = False
+    broker: BrokerOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """The connected agents and the memory that they registered."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker, tenant) as client:
+    with _connect(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.agents_json(client.agents())
     if as_json:
         print_json(value)
@@ -73,12 +110,19 @@ def agents(
         admin_view.show_agents(value["agents"])
 
 
-def costs(broker: BrokerOption = None, as_json: JsonOption = False) -> None:
+def costs(
+    broker: BrokerOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """What reading and copying costs between hosts, by which ways of travelling are chosen."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker) as client:
+    with _connect(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.costs_json(client.costs())
     if as_json:
         print_json(value)
@@ -93,6 +137,10 @@ def handoffs(
         bool, typer.Option("--watch", help="Show them anew every second, until Ctrl-C.")
     ] = False,
     broker: BrokerOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
     tenant: TenantOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,7 +150,7 @@ def handoffs(
 
     if watch and as_json:
         raise typer.BadParameter("--json prints one document: leave --watch out")
-    with _connect(broker, tenant) as client:
+    with _connect(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.handoffs_json(client.handoffs(state, limit))
         if as_json:
             print_json(value)
@@ -128,6 +176,10 @@ def _interruption() -> Iterator[threading.Event]:
 def handoff(
     handoff_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the handoff.")],
     broker: BrokerOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
     tenant: TenantOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -135,7 +187,7 @@ def handoff(
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker, tenant) as client:
+    with _connect(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.handoff_json(client.handoff(handoff_id))
     if as_json:
         print_json(value)

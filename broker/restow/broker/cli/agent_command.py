@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.options import BrokerOption, LogFormatOption, set_up_log
+from restow.broker.cli.options import (
+    BrokerOption,
+    LogFormatOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TokenFileOption,
+    set_up_log,
+)
 from restow.broker.errors import ExtraMissingError
 
 
@@ -16,6 +24,10 @@ def agent(
         Path, typer.Option("--socket", help="Unix socket on which engines hand memory over.")
     ],
     broker: BrokerOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
     read_threads: Annotated[
         int | None,
         typer.Option(
@@ -36,5 +48,8 @@ def agent(
             f"pip install 'restow[agent]'",
             module=error.name,
         ) from None
+    from restow.broker.client.credentials import Credentials
+
     set_up_log(log_format)
-    run_agent_daemon(broker, socket, read_threads)
+    credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
+    run_agent_daemon(broker, socket, read_threads, credentials)

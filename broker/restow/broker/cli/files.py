@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,5 +48,14 @@ def write_text(path: Path, content: str) -> None:
     """Write a file, or replace it. Raises `FileWriteError` that names it."""
     try:
         path.write_text(content, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise FileWriteError(f"{path} can't be written: {error.strerror}", file=path) from None
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Write a file that only its user may read, and that was not there. Raises `FileWriteError`."""
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secret + "\n")
     except OSError as error:
         raise FileWriteError(f"{path} can't be written: {error.strerror}", file=path) from None

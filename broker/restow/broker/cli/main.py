@@ -14,6 +14,7 @@ from restow.broker.cli.layout_commands import app as layout_app
 from restow.broker.cli.output import print_error
 from restow.broker.cli.plan_command import plan
 from restow.broker.cli.serve_command import serve
+from restow.broker.cli.token_command import token
 from restow.broker.errors import RestowError
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app.command()(plan)
 
 app.command()(serve)
 app.command()(agent)
-for command in (status, engines, agents, handoffs, handoff, costs):
+for command in (token, status, engines, agents, handoffs, handoff, costs):
     app.command()(command)
 
 

@@ -16,8 +16,37 @@ BrokerOption = Annotated[
         help="The broker. Default: 127.0.0.1:7350.",
     ),
 ]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        envvar="RESTOW_TLS_CA",
+        metavar="FILE",
+        help="Speak TLS, and check the broker's certificate against this authority.",
+    ),
+]
+TlsCertOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert", envvar="RESTOW_TLS_CERT", metavar="FILE", help="Certificate to show."
+    ),
+]
+TlsKeyOption = Annotated[
+    Path | None,
+    typer.Option("--tls-key", envvar="RESTOW_TLS_KEY", metavar="FILE", help="Its private key."),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", envvar="RESTOW_TOKEN_FILE", metavar="FILE", help="Holds the token to send."
+    ),
+]
 TenantOption = Annotated[
-    str | None, typer.Option("--tenant", help="Whose handoffs and engines. Default: default.")
+    str | None,
+    typer.Option(
+        "--tenant",
+        help="Whose handoffs and engines. Default: the identity's tenant, or else default.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 StrategyName = Literal["auto", "slices", "whole", "pack", "interleave", "recompute"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -54,6 +55,44 @@ def serve(
     max_queue: Annotated[
         int | None, typer.Option(help="Messages that may wait for one stream. Default: 100000.")
     ] = None,
+    tenant_max_live: Annotated[
+        int | None,
+        typer.Option(help="Handoffs under way at once of one tenant. Default: those of all."),
+    ] = None,
+    tenant_max_ended: Annotated[
+        int | None,
+        typer.Option(help="Ended handoffs remembered of one tenant. Default: those of all."),
+    ] = None,
+    tenant_max_engines: Annotated[
+        int | None, typer.Option(help="Engines of one tenant. Default: those of all.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            help="Speak TLS, and show this certificate. Needs --client-ca or --tokens.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key.")
+    ] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--client-ca",
+            metavar="FILE",
+            help="Know clients by certificates of this authority. Excludes --tokens.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokens",
+            metavar="FILE",
+            help="Know clients by tokens that this file lists (`restow token`).",
+        ),
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Speak plaintext on an address others can reach.")
     ] = False,
@@ -61,7 +100,8 @@ def serve(
 ) -> None:
     """Run the broker until SIGTERM or SIGINT.
 
-    What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...).
+    What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...). Who may
+    say what with --client-ca and --tokens: docs/security.md.
     """
     import uvloop
     from pydantic import ValidationError
@@ -83,17 +123,24 @@ def serve(
         "max_live": max_live,
         "max_ended": max_ended,
         "max_queue": max_queue,
+        "tenant_max_live": tenant_max_live,
+        "tenant_max_ended": tenant_max_ended,
+        "tenant_max_engines": tenant_max_engines,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "client_ca": client_ca,
+        "tokens": tokens,
     }
     try:
         settings = BrokerSettings(**{k: v for k, v in given.items() if v is not None})
     except ValidationError as error:
         words = "; ".join(f"{one['loc'][0]}: {one['msg']}" for one in error.errors())
         raise typer.BadParameter(words) from None
-    if not insecure and not is_loopback(settings.listen):
+    if settings.tls_cert is None and not insecure and not is_loopback(settings.listen):
         raise typer.BadParameter(
             f"{settings.listen} can be reached from other machines, and the broker speaks "
-            f"plaintext without authentication: listen on 127.0.0.1, or add --insecure on a "
-            f"network that you trust",
+            f"plaintext without authentication: give --tls-cert and --tls-key, listen on "
+            f"127.0.0.1, or add --insecure on a network that you trust",
             param_hint="--listen",
         )
     set_up_log(log_format)
