@@ -64,6 +64,8 @@ class EngineSession:
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
+        self._stub: broker_pb2_grpc.BrokerAsyncStub | None = None
+        """Of the line's present channel."""
         self._runner: asyncio.Task[None] | None = None
         self._renewer: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
@@ -93,13 +95,13 @@ class EngineSession:
         try:
             while True:
                 try:
-                    stub = await self._register(max(0.1, deadline_s - time.monotonic()))
+                    await self._register(max(0.1, deadline_s - time.monotonic()))
                     break
                 except BrokerUnreachableError:
                     if time.monotonic() > deadline_s:
                         raise
                     await asyncio.sleep(FIRST_BACKOFF_S)
-            self._runner = asyncio.create_task(self._run(stub))
+            self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
             self._renewer = asyncio.create_task(self._renew_leases())
             await self._wait_opened(self._runner, max(0.1, deadline_s - time.monotonic()))
@@ -127,10 +129,10 @@ class EngineSession:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        if self._line.is_open and self.layout_digest:
+        stub, self._stub = self._stub, None
+        if stub is not None and self.layout_digest:
             request = pb.UnregisterEngineRequest(engine=self._ref)
-            with contextlib.suppress(grpc.aio.AioRpcError, TrustError):
-                stub = broker_pb2_grpc.BrokerStub(await self._line.channel())
+            with contextlib.suppress(grpc.aio.AioRpcError):
                 await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
         await self._line.close()
         self._book.cancel_all("SESSION_CLOSED", "the session is closed")
@@ -217,8 +219,8 @@ class EngineSession:
             self._outbox.append(message)
             self._wake.set()
 
-    async def _register(self, timeout_s: float) -> broker_pb2_grpc.BrokerAsyncStub:
-        stub = broker_pb2_grpc.BrokerStub(await self._line.channel())
+    async def _register(self, timeout_s: float) -> None:
+        stub = self._stub = broker_pb2_grpc.BrokerStub(await self._line.channel())
         request = pb.RegisterEngineRequest(
             engine=self._ref, layout=wire.layout_to_proto(self._layout)
         )
@@ -227,17 +229,17 @@ class EngineSession:
         except grpc.aio.AioRpcError as error:
             raise self._typed(error) from None
         self.layout_digest = response.layout_digest
-        return stub
 
     def _typed(self, error: grpc.aio.AioRpcError) -> RestowError:
         return from_rpc_error(error, self.address, self._credentials.secure)
 
-    async def _run(self, stub: broker_pb2_grpc.BrokerAsyncStub) -> None:
+    async def _run(self) -> None:
         """Keep a stream open: register and say everything again after each break."""
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                await self._stream(stub)
+                if self._stub is not None:
+                    await self._stream(self._stub)
             except grpc.aio.AioRpcError as error:
                 typed = self._typed(error)
                 self._log.warning("session broke", reason=typed.reason, detail=typed.message)
@@ -250,7 +252,7 @@ class EngineSession:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             try:
-                stub = await self._register(LAST_BACKOFF_S)
+                await self._register(LAST_BACKOFF_S)
             except BrokerUnreachableError:
                 continue
             except RestowError as error:

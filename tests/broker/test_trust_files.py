@@ -1,0 +1,245 @@
+"""Files of keys, authorities and tokens: refused at the start with a next step, followed later."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.certificates import DOMAIN, P_AND_D, Authority, Pair
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine
+from broker.guarded import channel_of, guarded, refusal, register
+from restow.broker.client import AdminClient, Credentials
+from restow.broker.errors import RestowError
+from restow.broker.trust.errors import TrustError
+from restow.broker.trust.key_files import read_authorities, read_key_pair
+
+Damage = Callable[[Authority, dict[str, Path]], dict[str, Path | None]]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def without(*names: str) -> Damage:
+    return lambda authority, files: {**files, **dict.fromkeys(names)}
+
+
+def with_tokens(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+    return {**files, "tokens": written(files["tls_key"].with_name("tokens.json"), "[]")}
+
+
+def foreign_key(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+    return {**files, "tls_key": authority.issue(server=True).key}
+
+
+def locked_key(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+    own = authority.issue(server=True, password=b"secret")
+    return {**files, "tls_cert": own.certificate, "tls_key": own.key}
+
+
+def replaced(name: str, text: str | None) -> Damage:
+    """Another file in place of one; None: one that is not there."""
+
+    def damage(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+        path = files["tls_cert"].with_name("other")
+        return {**files, name: path if text is None else written(path, text)}
+
+    return damage
+
+
+def no_folder(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+    return {**files, "tls_key": files["tls_key"].parent}
+
+
+def bad_tokens(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+    path = written(files["tls_key"].with_name("tokens.json"), "{}")
+    return {**files, "client_ca": None, "tokens": path}
+
+
+SETTINGS, KEYS = "TRUST_SETTINGS_INVALID", "KEY_FILE_INVALID"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason", "words"),
+    [
+        (without("client_ca"), SETTINGS, "keeps nobody out: give --client-ca"),
+        (with_tokens, SETTINGS, "exclude one another"),
+        (without("tls_key"), SETTINGS, "--tls-cert, --client-ca without both"),
+        (without("tls_cert"), SETTINGS, "--tls-key, --client-ca without both"),
+        (without("tls_cert", "tls_key"), SETTINGS, "--client-ca without both"),
+        (foreign_key, KEYS, "is not that of certificate"),
+        (locked_key, KEYS, "without a password"),
+        (replaced("tls_cert", None), KEYS, "can't be read (No such file"),
+        (replaced("tls_key", None), KEYS, "can't be read (No such file"),
+        (no_folder, KEYS, "can't be read (Is a directory)"),
+        (replaced("tls_cert", "nonsense"), KEYS, "both PEM"),
+        (replaced("tls_key", ""), KEYS, "both PEM"),
+        (replaced("client_ca", None), KEYS, "can't be read (No such file"),
+        (replaced("client_ca", "nonsense"), KEYS, "holds no certificate"),
+        (bad_tokens, "TOKENS_FILE_INVALID", "is no JSON list; `restow token` prints entries"),
+    ],
+    ids=[
+        "no clients",
+        "both ways",
+        "no key",
+        "no certificate",
+        "neither",
+        "foreign key",
+        "locked key",
+        "certificate missing",
+        "key missing",
+        "folder",
+        "certificate garbage",
+        "key empty",
+        "authority missing",
+        "authority garbage",
+        "tokens garbage",
+    ],
+)
+async def test_what_the_broker_does_not_start_with(
+    authority: Authority, damage: Damage, reason: str, words: str
+) -> None:
+    own = authority.issue(server=True)
+    files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
+    given: dict[str, Any] = damage(authority, files)
+    with pytest.raises(TrustError) as caught:
+        async with broker(**given):
+            pass
+    assert (caught.value.status, caught.value.reason) == ("FAILED_PRECONDITION", reason)
+    assert words in caught.value.message
+    async with broker(**files):  # type: ignore[arg-type]
+        pass
+
+
+def test_a_key_is_not_shown(authority: Authority) -> None:
+    own = authority.issue()
+    pair = read_key_pair(own.certificate, own.key)
+    secret = own.key.read_text().splitlines()[1]
+    assert secret in pair.key.decode()
+    assert secret not in repr(pair)
+
+
+def test_several_authorities_in_one_file(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    second = Authority(tmp_path / "second")
+    both = tmp_path / "both.pem"
+    both.write_bytes(authority.path.read_bytes() + second.path.read_bytes())
+    assert read_authorities(both).count(b"BEGIN CERTIFICATE") == 2
+
+
+# -- renewal --------------------------------------------------------------------------------------
+
+
+def replace(old: Pair, new: Pair) -> None:
+    """As those do who renew certificates: other files under the same names."""
+    for before, after in ((old.certificate, new.certificate), (old.key, new.key)):
+        shutil.copy(after, after.with_suffix(".new"))
+        after.with_suffix(".new").rename(before)
+
+
+async def test_the_brokers_certificate_is_renewed_while_it_serves(
+    authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "later").mkdir()
+    later, own = Authority(tmp_path / "later"), authority.issue(server=True)
+    now_client, later_client = (
+        authority.client(*P_AND_D, authority=trusted.path) for trusted in (authority, later)
+    )
+    files: dict[str, Any] = {
+        "tls_cert": own.certificate,
+        "tls_key": own.key,
+        "client_ca": authority.path,
+    }
+    async with (
+        broker(**files) as running,
+        engine(running.address, "p", credentials=now_client) as (p, agents),
+    ):
+        async with channel_of(running.address, later_client) as channel:
+            assert (await refusal(register(channel)))[1] == "BROKER_UNREACHABLE"
+        replace(own, later.issue(server=True))
+        async with engine(running.address, "d", credentials=later_client) as (d, _):
+            # Streams that were open stay open.
+            p.publish("h", P_BLOCKS, POSITION)
+            await agents[0].fence("h")
+            assert (await d.request("h", D_BLOCKS)).done
+        own.key.write_text("half written")
+        async with channel_of(running.address, later_client) as channel:
+            await register(channel)
+
+
+async def test_a_clients_certificate_is_renewed_for_its_next_connection(
+    authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "later").mkdir()
+    later, pair = Authority(tmp_path / "later"), authority.issue(*P_AND_D)
+    credentials = Credentials(authority.path, pair.certificate, pair.key)
+    known = tmp_path / "clients.pem"
+    shutil.copy(authority.path, known)
+    own = authority.issue(server=True)
+    files: dict[str, Any] = {
+        "tls_cert": own.certificate,
+        "tls_key": own.key,
+        "client_ca": known,
+    }
+    async with broker(**files) as first:
+        address = first.address
+        async with engine(address, "p", credentials=credentials) as (p, agents):
+            # From now on other clients' certificates are good, and p has one of those.
+            shutil.copy(later.path, known)
+            replace(pair, later.issue(*P_AND_D))
+            await agents[0].drop()
+            await agents[0].connect()
+            async with engine(address, "d", credentials=credentials) as (d, _):
+                p.publish("h", P_BLOCKS, POSITION)
+                await agents[0].fence("h")
+                assert (await d.request("h", D_BLOCKS)).done
+
+
+async def test_a_session_that_is_not_let_in_again_goes_on_asking(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = authority.issue(*P_AND_D)
+    credentials = Credentials(authority.path, pair.certificate, pair.key)
+    async with guarded(authority) as first:
+        address = first.address
+        async with engine(address, "p", credentials=credentials) as (p, agents):
+            replace(pair, authority.issue(f"{DOMAIN}/tenant/a/operator"))
+            warned = asyncio.Event()
+            refused: list[str] = []
+
+            def warning(words: str, **more: Any) -> None:
+                refused.append(more["reason"])
+                warned.set()
+
+            monkeypatch.setattr(p._log, "warning", warning, raising=False)
+            first.hub.close()
+            while "FORBIDDEN" not in refused:
+                warned.clear()
+                await warned.wait()
+            replace(pair, authority.issue(*P_AND_D))
+            await agents[0].drop()
+            waiting = p.publish("h", P_BLOCKS, POSITION)
+            await agents[0].connect()
+            p.cancel("h")
+            assert (await waiting).state == "CANCELLED"
+
+
+def test_an_operator_with_files_that_are_wrong(authority: Authority, tmp_path: Path) -> None:
+    for credentials, reason in (
+        (Credentials(tmp_path / "none"), "KEY_FILE_INVALID"),
+        (Credentials(authority.path, token_file=tmp_path / "none"), "TOKEN_FILE_INVALID"),
+    ):
+        with pytest.raises(RestowError) as caught:
+            AdminClient("127.0.0.1:1", credentials=credentials)
+        assert caught.value.reason == reason
