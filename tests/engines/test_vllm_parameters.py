@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from restow.agents.engines.vllm.errors import ParametersError, SettingsError
 from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
 from restow.agents.engines.vllm.prompt import backoff_tokens, position_tokens, truncate
 from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.broker.client import Credentials
 
 
 @dataclass
@@ -124,6 +126,18 @@ def test_settings_are_read_and_checked() -> None:
     assert ConnectorSettings.of({}) == ConnectorSettings()
     made = ConnectorSettings.of({"broker": "h:1", "connect_timeout_s": 5, "lease_ms": 1000})
     assert (made.broker, made.connect_timeout_s, made.lease_ms) == ("h:1", 5.0, 1000)
+
+
+def test_settings_say_what_is_shown_to_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ConnectorSettings.of({}).credentials() == Credentials()
+    monkeypatch.setenv("RESTOW_TLS_CA", "/env/ca.pem")
+    monkeypatch.setenv("RESTOW_TOKEN_FILE", "/env/token")
+    assert ConnectorSettings.of({"token_file": "/own/token"}).credentials() == Credentials(
+        Path("/env/ca.pem"), token_file=Path("/own/token")
+    )
+    given = {"tls_ca": "/ca.pem", "tls_cert": "/cert.pem", "tls_key": "/key.pem"}
+    monkeypatch.delenv("RESTOW_TOKEN_FILE")
+    assert ConnectorSettings.of(given).credentials() == Credentials(*map(Path, given.values()))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,68 @@
+"""The commands of docs/security.md, run as they stand there: only the broker's port is another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.broker_process import broker_process
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+SERVE = "restow serve --listen 0.0.0.0:7350 "
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```bash\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run(block: str, folder: Path, address: str = "") -> str:
+    """Run a block; ``restow`` is that of the tests' interpreter."""
+    command = shlex.join([sys.executable, "-m", "restow.broker.cli.main"])
+    script = f'set -euo pipefail\nrestow() {{ {command} "$@"; }}\n{block}'
+    done = subprocess.run(
+        ["bash", "-c", script],  # noqa: S607
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "RESTOW_BROKER": address, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def served(block: str, folder: Path) -> Iterator[str]:
+    """A broker as a block starts it, on another port."""
+    assert block.startswith(SERVE)
+    with contextlib.chdir(folder), broker_process(*shlex.split(block.removeprefix(SERVE))) as where:
+        yield where
+
+
+def test_the_commands_of_the_page(tmp_path: Path) -> None:
+    authority, with_certificates, by_certificate, tokens, with_tokens, by_token = blocks()
+    run(authority, tmp_path)
+    assert (tmp_path / "ca.key").stat().st_mode & 0o077 == 0
+    with served(with_certificates, tmp_path) as address:
+        assert address in run(by_certificate, tmp_path, address)
+        nobody = by_certificate.replace("operator.", "prefill-1.")
+        with pytest.raises(AssertionError, match="FORBIDDEN"):
+            run(nobody, tmp_path, address)
+    run(tokens, tmp_path)
+    assert (tmp_path / "operator.token").stat().st_mode & 0o077 == 0
+    with served(with_tokens, tmp_path) as address:
+        assert address in run(by_token, tmp_path, address)
+        with pytest.raises(AssertionError, match="FORBIDDEN"):
+            run(by_token.replace("operator", "engine"), tmp_path, address)
