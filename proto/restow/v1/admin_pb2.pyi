@@ -33,7 +33,7 @@ Global___GetStatusRequest: typing_extensions.TypeAlias = GetStatusRequest
 
 @typing.final
 class GetStatusResponse(google.protobuf.message.Message):
-    """Figures of the whole broker."""
+    """Figures of the whole broker, or of one tenant."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -59,12 +59,14 @@ class GetStatusResponse(google.protobuf.message.Message):
     handoffs_live: builtins.int
     """Handoffs that have not ended."""
     plans: builtins.int
-    """Plans kept."""
+    """Plans kept. 0 to an operator of one tenant: they are nobody's."""
     bytes_read: builtins.int
     """Bytes that destination agents reported as read in this life."""
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
-        """Handoffs that ended in this life, by state."""
+        """Handoffs that ended in this life, by state. Those of a tenant are forgotten when nothing of it
+        is left: no engine, and no handoff that is remembered.
+        """
 
     def __init__(
         self,
@@ -314,7 +316,7 @@ class HandoffInfo(google.protobuf.message.Message):
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
-    """Its number."""
+    """Its number: greater than those of handoffs before it, and no count of them."""
     state: restow.v1.broker_pb2.HandoffState.ValueType
     """Where it stands."""
     source_engine: builtins.str

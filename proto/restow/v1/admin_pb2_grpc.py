@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub(object):
-    """Read-only view of the broker.
+    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
 
     def __init__(self, channel):
@@ -68,11 +69,12 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """Read-only view of the broker.
+    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
 
     def GetStatus(self, request, context):
-        """Figures of the whole broker.
+        """Figures of the whole broker, or of the operator's tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,7 +102,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetHandoff(self, request, context):
-        """One handoff with its timeline.
+        """One handoff with its timeline. Engines may ask it too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,7 +157,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """Read-only view of the broker.
+    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
 
     @staticmethod

@@ -122,7 +122,9 @@ _AdminListCostsType = typing_extensions.TypeVar(
 )
 
 class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType]):
-    """Read-only view of the broker."""
+    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    """
 
     @typing.overload
     def __init__(self: AdminStub[
@@ -181,7 +183,7 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetStatus: _AdminGetStatusType
-    """Figures of the whole broker."""
+    """Figures of the whole broker, or of the operator's tenant."""
 
     ListEngines: _AdminListEnginesType
     """The registered engines, by id."""
@@ -193,7 +195,7 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
     """Handoffs, the newest first."""
 
     GetHandoff: _AdminGetHandoffType
-    """One handoff with its timeline."""
+    """One handoff with its timeline. Engines may ask it too."""
 
     ListCosts: _AdminListCostsType
     """What reading and copying was measured to cost, by pair of hosts."""
@@ -226,7 +228,9 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
 ]
 
 class AdminServicer(metaclass=abc.ABCMeta):
-    """Read-only view of the broker."""
+    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    """
 
     @abc.abstractmethod
     def GetStatus(
@@ -234,7 +238,7 @@ class AdminServicer(metaclass=abc.ABCMeta):
         request: restow.v1.admin_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.GetStatusResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetStatusResponse]]:
-        """Figures of the whole broker."""
+        """Figures of the whole broker, or of the operator's tenant."""
 
     @abc.abstractmethod
     def ListEngines(
@@ -266,7 +270,7 @@ class AdminServicer(metaclass=abc.ABCMeta):
         request: restow.v1.admin_pb2.GetHandoffRequest,
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.GetHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetHandoffResponse]]:
-        """One handoff with its timeline."""
+        """One handoff with its timeline. Engines may ask it too."""
 
     @abc.abstractmethod
     def ListCosts(

@@ -28,8 +28,9 @@ if _version_not_supported:
 class BrokerStub(object):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
     ErrorInfo whose reason is stable; on the session stream, a refused message comes back as Refused
-    with the same reason. Ids of handoffs are scoped by tenant (metadata "restow-tenant", default
-    "default").
+    with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
+    broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
+    may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
     """
 
     def __init__(self, channel):
@@ -73,8 +74,9 @@ class BrokerStub(object):
 class BrokerServicer(object):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
     ErrorInfo whose reason is stable; on the session stream, a refused message comes back as Refused
-    with the same reason. Ids of handoffs are scoped by tenant (metadata "restow-tenant", default
-    "default").
+    with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
+    broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
+    may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
     """
 
     def RegisterEngine(self, request, context):
@@ -164,8 +166,9 @@ def add_BrokerServicer_to_server(servicer, server):
 class Broker(object):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
     ErrorInfo whose reason is stable; on the session stream, a refused message comes back as Refused
-    with the same reason. Ids of handoffs are scoped by tenant (metadata "restow-tenant", default
-    "default").
+    with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
+    broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
+    may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
     """
 
     @staticmethod

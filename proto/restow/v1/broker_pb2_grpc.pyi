@@ -124,8 +124,9 @@ _BrokerCancelType = typing_extensions.TypeVar(
 class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType]):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
     ErrorInfo whose reason is stable; on the session stream, a refused message comes back as Refused
-    with the same reason. Ids of handoffs are scoped by tenant (metadata "restow-tenant", default
-    "default").
+    with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
+    broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
+    may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
     """
 
     @typing.overload
@@ -234,8 +235,9 @@ BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
 class BrokerServicer(metaclass=abc.ABCMeta):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
     ErrorInfo whose reason is stable; on the session stream, a refused message comes back as Refused
-    with the same reason. Ids of handoffs are scoped by tenant (metadata "restow-tenant", default
-    "default").
+    with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
+    broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
+    may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
     """
 
     @abc.abstractmethod
