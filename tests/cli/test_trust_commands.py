@@ -100,10 +100,10 @@ def test_a_token_without_an_authority(command: tuple[str, ...], fail: Callable[.
 
 
 @pytest.mark.parametrize("command", [("status",), ("agent", "--socket", "s")])
-def test_an_authority_that_is_not_there(command: tuple[str, ...], fail: Callable[..., Any]) -> None:
-    outcome = fail(*command, "--tls-ca", "none.pem")
-    assert outcome.code == 1
-    assert outcome.err.startswith("error: KEY_FILE_INVALID: authority none.pem can't be read")
+def test_an_authority_that_is_not_there(command: tuple[str, ...]) -> None:
+    outcome = run_restow(*command, "--tls-ca", "none.pem")
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith("error: KEY_FILE_INVALID: authority none.pem can't be read")
 
 
 # -- restow token ---------------------------------------------------------------------------------

@@ -50,6 +50,6 @@ def agent(
         ) from None
     from restow.broker.client.credentials import Credentials
 
-    set_up_log(log_format)
     credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
+    set_up_log(log_format)
     run_agent_daemon(broker, socket, read_threads, credentials)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -19,6 +21,8 @@ RawContext = grpc.aio.ServicerContext[Any, Any]
 Identify = Callable[[RawContext], Identity]
 """Who makes a call. Raises `UnauthenticatedError`."""
 
+REFUSALS = (UnauthenticatedError, ForbiddenError)
+FIRST_MESSAGE_S = 2.0
 OPEN_SERVICES = frozenset({health.SERVICE_NAME})
 """What everybody may call."""
 SERVICE_ROLES = {
@@ -43,6 +47,16 @@ def roles_for(method: str) -> frozenset[Role]:
     """
     service = method.strip("/").rpartition("/")[0]
     return METHOD_ROLES.get(method) or SERVICE_ROLES.get(service, frozenset())
+
+
+async def _drop_first(requests: AsyncIterator[Any]) -> None:
+    """Let a refused stream's first message pass.
+
+    A client of grpc.aio is not told why its stream ended if that happens while it writes.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_MESSAGE_S):
+            await anext(aiter(requests), None)
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
@@ -71,8 +85,13 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             return call
 
         def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
-            async def call(request: Any, context: RawContext) -> AsyncIterator[Any]:
-                async for response in behavior(request, self._admit(context, method)):
+            async def call(requests: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
+                try:
+                    known = self._admit(context, method)
+                except REFUSALS:
+                    await _drop_first(requests)
+                    raise
+                async for response in behavior(requests, known):
                     yield response
 
             return call
@@ -92,7 +111,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                     f"is {' and '.join(sorted(identity.roles))}: take one with that role",
                     method=method,
                 )
-        except (UnauthenticatedError, ForbiddenError) as error:
+        except REFUSALS as error:
             self._log.warning(
                 "call refused",
                 method=method,
