@@ -56,6 +56,8 @@ class Found:
     late_s: dict[str, float] = field(default_factory=dict)
     """Side: how much later than promised an engine heard an end, at most."""
     violations: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+    """Processes that nobody killed, and what their engine's log said last."""
 
 
 class Cluster:
@@ -229,6 +231,9 @@ class Cluster:
             self._ended(side, name, state, reason)
         elif word == "violation":
             found.violations.append(f"{side} {engine.life.name}: {what[0]}")
+        elif word == "crashed":
+            words = Path(engine.life.log).read_text(errors="replace").splitlines()[-12:]
+            found.crashes.append("\n".join((f"{what[0]}, {engine.life.name}:", *words)))
         elif word == "report":
             engine.reported = what[0], what[1]
         self._on_change.set()

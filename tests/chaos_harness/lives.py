@@ -82,7 +82,7 @@ class EngineLife:
         except (EOFError, OSError):
             self._deafen(child)
             if child.alive:
-                self._hear(self, ("violation", f"{child.name} has ended by itself"))
+                self._hear(self, ("crashed", child.name))
             return
         if said[0] == "staging":
             self.free_staging[child.name] = said[1]

@@ -59,6 +59,7 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
         report.usage_after = _usage(cluster)
         report.calm_handoffs = storm.handoffs - report.handoffs
     report.violations, report.late_s = found.violations, found.late_s
+    report.crashes = found.crashes
     report.without_end = 2 * storm.handoffs - len(found.said)
     report.ends = {" ".join(end).strip(): count for end, count in found.ends.items()}
 

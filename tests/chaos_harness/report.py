@@ -32,6 +32,7 @@ class Report:
     faults: dict[str, int] = field(default_factory=dict)
     lives: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
     without_end: int = 0
     late_s: dict[str, float] = field(default_factory=dict)
     healed_after_s: float = 0.0
@@ -62,6 +63,7 @@ class Report:
         for fault, count in _by_count(self.faults):
             table.add_row(f"  {fault}", str(count))
         table.add_row("wrong bytes accepted, pages written late", str(len(self.violations)))
+        table.add_row("processes that ended by themselves", str(len(self.crashes)))
         table.add_row("handoffs without an end", str(self.without_end))
         table.add_row("all pages back after", f"{self.healed_after_s:.1f} s")
         table.add_row("left", self.left or "nothing")
@@ -76,6 +78,8 @@ class Report:
         console.print(table)
         for violation in self.violations[:20]:
             console.print(f"BROKEN: {violation}", markup=False)
+        for crash in self.crashes[:5]:
+            console.print(f"ENDED BY ITSELF: {crash}", markup=False)
         if self.cuts:
             console.print(f"NO HOST WAS CUT OFF: {self.cuts}", markup=False)
 

@@ -24,7 +24,7 @@ def test_no_promise_is_broken() -> None:
     broken = [f"seed {seed}: {one.violation}" for seed, one in found.items() if one.violation]
     assert not broken, "./run simulate --seed N replays one"
     assert sum(one.ended["D DONE"] for one in found.values()) > 3 * HISTORIES
-    assert sum(len(one.faults) for one in found.values()) > HISTORIES
+    assert sum(len(one.faults) for one in found.values()) > 0.8 * HISTORIES
 
 
 def test_without_faults_nothing_is_lost() -> None:
