@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from chaos.scene import GRANT_S, QUARANTINE_S, SETTLE_GRACE_S, prompt, scene
+from chaos.scene import GRANT_S, HASTY, QUARANTINE_S, SETTLE_GRACE_S, prompt, scene
 from chaos_harness.cluster import WIRES
 from chaos_harness.hosts import Hosts, why_not
 
@@ -16,7 +16,7 @@ DEADLINE_S = 30.0
 
 
 async def test_t2_p_killed_while_d_reads() -> None:
-    async with scene() as world:
+    async with scene(options=HASTY) as world:
         await world.reading(prompt("a"))
         world.cluster.end_engine("P")
         state, reason = await world.ends("a", within_s=DEADLINE_S)
@@ -28,7 +28,7 @@ async def test_t2_p_killed_while_d_reads() -> None:
 
 
 async def test_t2_p_stands_still_while_d_reads() -> None:
-    async with scene() as world:
+    async with scene(options=HASTY) as world:
         await world.reading(prompt("a"))
         assert await world.ends("a", within_s=DEADLINE_S) == ("FAILED", "READ_DEADLINE")
         world.cluster.worker("P.0").go_on()
@@ -41,7 +41,7 @@ async def test_t2_hosts_cut_off_while_d_reads(wire: tuple[str, str]) -> None:
         pytest.skip(f"NO HOSTS: {why}")
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Hosts(WIRES))
-        async with scene(hosts=hosts) as world:
+        async with scene(hosts=hosts, options=HASTY) as world:
             await world.reading(prompt("a", timeout_ms=5000, hold_ms=5000, lease_ms=5000))
             world.cluster.cut(*wire)
             world.cluster.worker("P.0").go_on()
@@ -59,7 +59,7 @@ async def test_t2_hosts_cut_off_while_d_reads(wire: tuple[str, str]) -> None:
 
 async def test_t3_late_bytes_reach_no_page_that_is_used_again() -> None:
     """P goes on after D has given up, and D's pages have long been used for something else."""
-    async with scene() as world:
+    async with scene(options=HASTY) as world:
         for name in "abc":
             await world.reading(prompt(name, pages=8))
             assert await world.ends(name) == ("FAILED", "READ_DEADLINE")

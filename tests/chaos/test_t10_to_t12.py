@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from chaos.scene import BROKER, prompt, scene
+from chaos.scene import HASTY, PATIENT, prompt, scene
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_t10_one_rank_that_fails_fails_all(rank: int) -> None:
     """Each rank of P is read by one of D; the other one's part arrives, and is not used."""
-    async with scene(tps=(2, 2)) as world:
+    async with scene(tps=(2, 2), options=HASTY) as world:
         await world.ready(prompt("a"))
         world.cluster.worker(f"P.{rank}").stop()
         world.cluster.decode(prompt("a"))
@@ -24,7 +24,7 @@ async def test_t10_one_rank_that_fails_fails_all(rank: int) -> None:
 
 
 async def test_t11_a_full_directory_says_so_and_recovers() -> None:
-    async with scene(options=(*BROKER, "--max-live", "3")) as world:
+    async with scene(options=(*PATIENT, "--max-live", "3")) as world:
         for name in "abc":
             await world.ready(prompt(name, pages=1, lease_ms=3000, hold_ms=3000))
         world.cluster.prefill(prompt("d", pages=1))
