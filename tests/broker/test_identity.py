@@ -107,6 +107,7 @@ def test_for_which_engine_somebody_speaks() -> None:
     one = identity("a", Right(ENGINE, "p"), Right(AGENT, "*"))
     assert one.speaks_for(ENGINE, "p")
     assert not one.speaks_for(ENGINE, "q")
+    assert not one.speaks_for(ENGINE, "pp")
     assert not one.speaks_for(ENGINE, "*")
     assert not one.speaks_for(ENGINE, "")
     assert one.speaks_for(AGENT, "q")

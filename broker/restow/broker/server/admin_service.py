@@ -141,7 +141,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     costs=None if known.costs is None else pb.Costs(**asdict(known.costs)),
                     failure=known.failure,
                 )
-                for hosts, known in sorted(hub.directory.probing.known.items())
+                for hosts, known in sorted(
+                    hub.directory.probing.known.items(),
+                    key=lambda one: (one[0].source_host, one[0].destination_host),
+                )
                 if tenant in (None, hosts.tenant)
             ],
             otherwise=pb.Costs(**asdict(hub.costs)),
