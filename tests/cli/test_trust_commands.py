@@ -136,6 +136,7 @@ def test_a_token_in_a_file_of_its_own(
     found = read_tokens(listed).find(secret)
     assert found is not None
     assert found.tenant is None
+    assert list(json.loads(run(*given[:-1], tmp_path / "other", "--json"))) == ["entry"]
     outcome = fail(*given)
     assert (outcome.code, outcome.err.split(":")[1].strip()) == (1, "FILE_NOT_WRITABLE")
     assert path.read_text().strip() == secret
