@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from layout.test_check import X, with_rank, with_shard
-from restow.broker.errors import LayoutError, LayoutStrideError
+from restow.broker import wire
+from restow.broker.errors import LayoutError, LayoutFormError, LayoutStrideError
 from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import (
     DType,
@@ -24,6 +25,8 @@ from restow.broker.layout import (
     Span,
     check_layout,
 )
+from restow.broker.layout.check import MAX_GROUPS, MAX_RANKS, MAX_SHARDS
+from restow.v1 import layout_pb2
 
 
 def one_field(
@@ -65,6 +68,12 @@ HOSTILE: dict[str, Callable[[], Layout]] = {
         (1000, 1000), [(Span(r, r + 1), Span(r, r + 1)) for r in range(1000)], (1, 1)
     ),
     "many boxes of one rank": lambda: _many_boxes(5000),
+    "many regions": lambda: with_rank(
+        0, regions=tuple(Region(f"r{i}", "g", 1, None) for i in range(MAX_SHARDS + 1))
+    ),
+    "many groups": lambda: with_rank(
+        0, regions=tuple(Region(f"r{i}", f"g{i}", 1 << 20, None) for i in range(MAX_GROUPS + 1))
+    ),
     "huge rank": lambda: with_rank(0, rank=HUGE),
     "huge offset": lambda: with_shard(0, X, offset_bytes=HUGE),
     "huge box": lambda: with_shard(0, X, box=(Span(0, HUGE), Span(0, 3))),
@@ -117,3 +126,48 @@ def test_a_field_without_axes_outside_of_its_page() -> None:
     shard = replace(rank.shards[0], offset_bytes=4)
     with pytest.raises(LayoutStrideError):
         check_layout(replace(layout, ranks=(replace(rank, shards=(shard,)),)))
+
+
+def _message(**more: int) -> layout_pb2.Layout:
+    """A message with more of something than is looked at."""
+    message = wire.layout_to_proto(one_field((2,), [(Span(0, 2),)], (1,)))
+    for name, count in more.items():
+        owner, _, part = name.partition("_")
+        owners = {"layout": message, "model": message.model, "rank": message.ranks[0]}
+        parts = getattr(owners[owner], part)
+        first = parts.add() if not parts else parts[0]
+        parts.extend([first] * count)
+    return message
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"layout_ranks": MAX_RANKS},
+        {"model_fields": MAX_SHARDS},
+        {"model_inputs": MAX_SHARDS},
+        {"rank_regions": MAX_SHARDS},
+        {"rank_shards": MAX_SHARDS},
+        {"rank_scratch": MAX_SHARDS},
+        {"rank_inputs": MAX_SHARDS},
+        {"rank_projections": MAX_SHARDS},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_a_message_of_too_many_parts_is_refused_before_anything_is_made_of_them(
+    more: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "_rank", None)
+    monkeypatch.setattr(wire, "_field", None)
+    with pytest.raises(LayoutFormError, match=r"are allowed$"):
+        wire.layout_from_proto(_message(**more))
+
+
+def test_a_box_of_too_many_ranges_is_refused_before_anything_is_made_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message = _message()
+    message.ranks[0].shards[0].box.extend([layout_pb2.Span(stop=1)] * 1000)
+    monkeypatch.setattr(wire, "Span", None)
+    with pytest.raises(LayoutFormError, match=r"1001 ranges; at most 16"):
+        wire.layout_from_proto(message)

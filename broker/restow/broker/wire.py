@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from restow.broker.layout import (
     Shard,
     Span,
 )
+from restow.broker.layout.check import check_counts
+from restow.broker.layout.check_pages import MAX_AXES
 from restow.broker.layout.rows import Int64s
 from restow.v1 import broker_pb2, layout_pb2
 
@@ -114,6 +116,17 @@ def _box_to_proto(box: Box) -> list[layout_pb2.Span]:
 
 def layout_from_proto(message: layout_pb2.Layout) -> Layout:
     """The message as a layout. Raises `LayoutFormError`; `check_layout` does the rest."""
+    # Empty parts are two bytes in a message, and much more as values: so count them first.
+    check_counts(len(message.ranks))
+    check_counts(
+        len(message.ranks),
+        len(message.model.fields) + len(message.model.inputs),
+        sum(len(rank.regions) for rank in message.ranks),
+        sum(
+            len(rank.shards) + len(rank.scratch) + len(rank.inputs) + len(rank.projections)
+            for rank in message.ranks
+        ),
+    )
     fields, inputs = message.model.fields, message.model.inputs
     model = Model(message.model.name, tuple(map(_field, fields)), tuple(map(_field, inputs)))
     return Layout(model, tuple(_rank(rank) for rank in message.ranks))
@@ -169,7 +182,9 @@ def _rank(message: layout_pb2.RankLayout) -> RankLayout:
     )
 
 
-def _box(spans: Iterable[layout_pb2.Span]) -> Box:
+def _box(spans: Sequence[layout_pb2.Span]) -> Box:
+    if len(spans) > MAX_AXES:
+        raise LayoutFormError(f"a box of {len(spans)} ranges; at most {MAX_AXES} are allowed")
     return tuple(Span(span.start, span.stop) for span in spans)
 
 

@@ -18,7 +18,9 @@ from restow.broker.layout.values import Field, Kind, Layout
 
 MAX_RANKS = 1024
 MAX_RANK_NUMBER = 2**31 - 1
-MAX_SHARDS = 1 << 20
+MAX_SHARDS = 1 << 18
+"""Of all ranks; and as many fields, and as many regions."""
+MAX_GROUPS = 1024
 MAX_AXIS_SIZE = MAX_PAGE_BYTES * MAX_RANKS
 
 
@@ -50,20 +52,30 @@ def check_layout(layout: Layout) -> None:
             proven.add(form)
 
 
+def check_counts(ranks: int, fields: int = 0, regions: int = 0, shards: int = 0) -> None:
+    """Raise `LayoutFormError` for more parts than are looked at one by one."""
+    if not 0 < ranks <= MAX_RANKS:
+        raise LayoutFormError(f"{ranks} ranks; 1 to {MAX_RANKS} are allowed")
+    if max(fields, regions, shards) > MAX_SHARDS:
+        raise LayoutFormError(
+            f"{fields} fields, {regions} regions and {shards} shards; at most {MAX_SHARDS} of each "
+            f"are allowed"
+        )
+
+
 def _check_size(layout: Layout) -> None:
     if not layout.model.fields:
         raise LayoutFormError("the model has no fields: there is no state to hand over")
-    if not 0 < len(layout.ranks) <= MAX_RANKS:
-        raise LayoutFormError(f"{len(layout.ranks)} ranks; 1 to {MAX_RANKS} are allowed")
-    shards = sum(
-        len(rank.shards) + len(rank.scratch) + len(rank.inputs) + len(rank.projections)
-        for rank in layout.ranks
-    )
     fields = (*layout.model.fields, *layout.model.inputs)
-    if max(shards, len(fields)) > MAX_SHARDS:
-        raise LayoutFormError(
-            f"{len(fields)} fields and {shards} shards; at most {MAX_SHARDS} of each are allowed"
-        )
+    check_counts(
+        len(layout.ranks),
+        len(fields),
+        sum(len(rank.regions) for rank in layout.ranks),
+        sum(
+            len(rank.shards) + len(rank.scratch) + len(rank.inputs) + len(rank.projections)
+            for rank in layout.ranks
+        ),
+    )
     if double := _double(field.name for field in fields):
         raise LayoutFormError(f"field {double[0]} is listed more than once", field=double[0])
     if double := _double(rank.rank for rank in layout.ranks):
@@ -121,6 +133,8 @@ def _check_agreement(layout: Layout) -> None:
         for region in rank.regions:
             pages = (region.page_tokens, region.pages_per_block)
             first = groups.setdefault(region.group, (rank.rank, pages))
+            if len(groups) > MAX_GROUPS:
+                raise LayoutFormError(f"more than {MAX_GROUPS} groups of regions")
             if first[1] != pages:
                 raise RanksDisagreeError(
                     f"group {region.group}: rank {first[0]} has (page_tokens, pages_per_block) "
