@@ -8,6 +8,7 @@ from broker.world import LIMITS, Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import HostPair
 from restow.broker.core.events import Probed
+from restow.broker.core.handoff import MAX_REASON
 from restow.broker.planner import CopyCosts, ReadCosts
 
 COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
@@ -136,3 +137,27 @@ def test_an_agent_that_goes_while_it_measures() -> None:
     world.wait(LIMITS.probe_s + 0.5)
     assert world.directory.probing.known[HOSTS].failure in ("AGENT_LOST", "TIMEOUT")
     assert not ends(p) or ends(p)[0][0] != "DONE"
+
+
+@pytest.mark.parametrize(
+    ("address", "size_bytes"), [(0, 1), (-1, 1), (4096, -1), (2**63 - 1, 2), (1, 2**63 - 1)]
+)
+def test_memory_that_can_not_be_is_read_by_nobody(address: int, size_bytes: int) -> None:
+    world, p, d = house()
+    ask(world, p, d)
+    (first,) = probes(world)
+    held = Probed(first.number, address, size_bytes, COPYING, None, 0, "")
+    world.run(lambda now_s: world.directory.probed(p.agents[0], held, now_s))
+    possible = address > 0 and 0 <= size_bytes <= 2**63 - address
+    assert (len(probes(world)) == 2) == possible
+    if not possible:
+        assert world.directory.probing.known[HOSTS].failure == "ARGUMENT_INVALID"
+        assert world.orders(act.SendExecute)
+
+
+def test_of_a_long_reason_the_beginning_is_kept() -> None:
+    world, p, d = house()
+    ask(world, p, d)
+    answer(world, p, probes(world)[0].number, reason="x" * 100_000)
+    assert world.directory.probing.known[HOSTS].failure == "x" * MAX_REASON
+    assert world.orders(act.SendExecute)

@@ -166,3 +166,24 @@ def test_one_order_names_all_readers_and_each_reads_when_its_run_is_staged() -> 
         world.settle(d, number, rank)
     assert ends(p) == ends(d) == [("DONE", "")]
     assert unstaged(world) == [0]
+
+
+@pytest.mark.parametrize("run", [(0, 1), (-4096, 64), (4096, -64), (2**63 - 1, 2), (1, 2**63 - 1)])
+def test_a_run_where_no_memory_can_be_is_read_by_nobody(run: tuple[int, int]) -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 1)
+    agent, directory = p.agents[0], world.directory
+    world.run(lambda now_s: directory.staged(p.record, agent, number, 0, run, None, now_s))
+    if run == (1, 2**63 - 1):
+        assert world.find().state is State.READING
+        return
+    assert not world.orders(act.SendExecute)
+    assert ends(p) == ends(d) == [("FAILED", "ARGUMENT_INVALID")]
+
+
+def test_a_run_of_nothing_may_be_anywhere() -> None:
+    world = World(staged=True)
+    p, _, number = reading(world, 1, 1)
+    agent, directory = p.agents[0], world.directory
+    world.run(lambda now_s: directory.staged(p.record, agent, number, 0, (0, 0), None, now_s))
+    assert world.find().state is State.READING

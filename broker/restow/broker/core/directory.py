@@ -18,7 +18,7 @@ from restow.broker.core.limits import Limits
 from restow.broker.core.membership import Membership
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.core.probing import Probing
-from restow.broker.core.roster import AgentRecord, EngineRecord
+from restow.broker.core.roster import AgentRecord, EngineRecord, is_memory
 from restow.broker.errors import HandoffOwnedError, RestowError
 
 
@@ -189,6 +189,9 @@ class Directory:
         staging = handoff.pair.staging
         if (dst_rank, rank) in handoff.staged or rank not in staging.get(dst_rank, ()):
             return []
+        if failure is None and not is_memory(*run):
+            words = f"rank {rank} says that it gathered {run[1]} bytes at address {run[0]}"
+            failure = Failure(State.FAILED, "ARGUMENT_INVALID", words)
         if failure is not None:
             return self.ledger.stop(handoff, failure, now_s)
         handoff.staged[dst_rank, rank] = run

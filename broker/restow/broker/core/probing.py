@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 from restow.broker.core.actions import Action, HostPair, SendPeer, SendProbe, SendUnprobe
 from restow.broker.core.events import Probed
+from restow.broker.core.handoff import MAX_REASON
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbers import Numbers
 from restow.broker.core.pair import PairPlan
-from restow.broker.core.roster import AgentRecord, EngineRecord
+from restow.broker.core.roster import AgentRecord, EngineRecord, is_memory
 from restow.broker.errors import CostsInvalidError
 from restow.broker.planner import CopyCosts, CostModel
 
@@ -112,8 +113,10 @@ class Probing:
         if probe is None:
             return [], set()
         if answer.reason and agent in (probe.source, probe.destination):
-            return self._end(probe, HostCosts(failure=answer.reason), now_s)
+            return self._end(probe, HostCosts(failure=answer.reason[:MAX_REASON]), now_s)
         if agent is probe.source and probe.copying is None:
+            if not is_memory(answer.address, answer.size_bytes):
+                return self._end(probe, HostCosts(failure="ARGUMENT_INVALID"), now_s)
             probe.copying = answer.copying
             probe.stage_s = max(now_s - probe.begun_s - answer.elapsed_us / 1e6, 0.0)
             return self._ask_reader(probe, answer), set()

@@ -25,6 +25,11 @@ MAX_IDS = 1 << 31
 _UNSIGNED = np.dtype("<u4")
 
 
+def is_memory(address: int, size_bytes: int) -> bool:
+    """Whether bytes may lie there; no bytes may lie anywhere."""
+    return size_bytes >= 0 and (not size_bytes or 0 < address <= MAX_ADDRESS - size_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class RegionMemory:
     """Where a region of a rank lies."""
@@ -160,6 +165,12 @@ class EngineRecord:
         """Take an agent in. Raises `AgentUnknownError` or `AgentMismatchError`."""
         layout = self.rank_layout(rank)
         _check_regions(self.key.engine_id, layout, regions)
+        if staging_bytes < 0:
+            raise AgentMismatchError(
+                f"engine {self.key.engine_id}, rank {rank}: staging_bytes is {staging_bytes}",
+                engine=self.key.engine_id,
+                rank=rank,
+            )
         agent = AgentRecord(
             AgentKey(self.key, rank),
             agent_name,
@@ -258,15 +269,11 @@ def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionM
         )
     for region, memory in zip(layout.regions, regions, strict=True):
         size_bytes = memory.page_count * region.page_stride_bytes
-        if (
-            memory.base_address <= 0
-            or memory.page_count <= 0
-            or memory.base_address + size_bytes > MAX_ADDRESS
-        ):
+        if not size_bytes or memory.device_id < 0 or not is_memory(memory.base_address, size_bytes):
             raise AgentMismatchError(
                 f"engine {engine_id}, rank {layout.rank}, region {memory.name}: address "
                 f"{memory.base_address} and page count {memory.page_count} must be positive and "
-                f"end below 2**63",
+                f"end below 2**63, and device {memory.device_id} must not be negative",
                 engine=engine_id,
                 rank=layout.rank,
                 region=memory.name,
