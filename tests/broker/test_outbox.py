@@ -102,3 +102,22 @@ async def test_small_queues_still_hold_a_batch() -> None:
     put(outbox, *range(MAX_BATCH))
     outbox.close()
     assert len(await drain(outbox)) == MAX_BATCH
+
+
+async def test_a_reader_that_lets_too_many_bytes_pile_up_loses_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_QUEUE_BYTES", 1000)
+    lost: list[bool] = []
+    outbox: Outbox[list[int]] = Outbox(list, 10**6, on_full=lambda: lost.append(True))
+    for number in range(30):  # what is taken is no burden any more
+        outbox.open(90).append(number)
+        assert await outbox.take() == [number]
+    for number in range(12):
+        outbox.open(90).append(number)
+    assert not lost
+    outbox.open(90).append(12)
+    assert lost == [True]
+    with pytest.raises(QueueFullError):
+        await outbox.take()

@@ -13,14 +13,16 @@ Batch = TypeVar("Batch")
 
 MAX_BATCH = 512
 MAX_BATCH_BYTES = 16 << 20
+MAX_QUEUE_BYTES = 256 << 20
 
 
 class Outbox(Generic[Batch]):
     """A bounded queue of batches that messages are written into where they lie.
 
     Batches grow with the load by themselves: no message waits for others, and none is copied. A
-    reader that lets more than ``max_queue`` messages (rounded up to whole batches) pile up loses
-    its stream: nothing more is sent, because what follows a gap could be misunderstood.
+    reader that lets more than ``max_queue`` messages (rounded up to whole batches) or
+    ``MAX_QUEUE_BYTES`` pile up loses its stream: nothing more is sent, because what follows a gap
+    could be misunderstood.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class Outbox(Generic[Batch]):
         """
         self._make = make
         self._on_full = on_full
-        self._full: deque[Batch] = deque()
+        self._full: deque[tuple[Batch, int]] = deque()
+        """Each with its bytes."""
+        self._bytes_in_full = 0
         self._last = make()
         self._in_last = 0
         self._bytes_in_last = 0
@@ -50,10 +54,12 @@ class Outbox(Generic[Batch]):
         """
         self._bytes_in_last += size_bytes
         if self._in_last >= MAX_BATCH or self._bytes_in_last > MAX_BATCH_BYTES:
-            if len(self._full) >= self._max_full:
+            full_bytes = self._bytes_in_last - size_bytes
+            self._bytes_in_full += full_bytes
+            if len(self._full) >= self._max_full or self._bytes_in_full > MAX_QUEUE_BYTES:
                 self._overflow()
             else:
-                self._full.append(self._last)
+                self._full.append((self._last, full_bytes))
             self._start()
             self._bytes_in_last = size_bytes
         if self._closed:
@@ -83,7 +89,9 @@ class Outbox(Generic[Batch]):
         """Wait for a batch; None when closed. Raises the error of `close`."""
         while True:
             if self._full:
-                return self._full.popleft()
+                batch, full_bytes = self._full.popleft()
+                self._bytes_in_full -= full_bytes
+                return batch
             if self._in_last:
                 batch = self._last
                 self._start()
