@@ -259,8 +259,7 @@ class _Call:
         handler = self._handler
         try:
             if handler.unary_unary is not None:
-                request = handler.request_deserializer(await self._requests.get())
-                response = await handler.unary_unary(request, _Context())
+                response = await handler.unary_unary(await self._requests.get(), _Context())
                 self._down.send(handler.response_serializer(response))
             else:
                 async for response in handler.stream_stream(self._each(), _Context()):
@@ -276,7 +275,7 @@ class _Call:
 
     async def _each(self) -> AsyncIterator[Any]:
         while (item := await self._requests.get()) is not _END:
-            yield self._handler.request_deserializer(item)
+            yield item
 
     # -- what goes wrong --------------------------------------------------------------------------
 

@@ -119,7 +119,15 @@ class Handoff:
         """
         self.check_source(engine)
         merged = dict(self.src_blocks)
+        listed: set[str] = set()
         for group, first_block, data in chunk.blocks:
+            if group in listed:  # lists that grow list by list would be copied as often
+                raise PagesError(
+                    f"handoff {self.handoff_id}: group {group} is listed more than once in a chunk",
+                    handoff=self.handoff_id,
+                    group=group,
+                )
+            listed.add(group)
             engine.check_ids(group, data)
             if first_block or group in merged or len(data) > 4 * MAX_BLOCKS:
                 data = self._append(merged.get(group, b""), group, first_block, data)

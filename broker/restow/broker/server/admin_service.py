@@ -7,6 +7,7 @@ from importlib.metadata import version
 from itertools import islice
 
 from restow.broker.core.handoff import Handoff
+from restow.broker.errors import RequestError
 from restow.broker.server.callers import Context, scope_of, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
@@ -14,6 +15,8 @@ from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, broker_pb2
 
 DEFAULT_LIMIT = 100
+MAX_LIMIT = 10_000
+"""As many as one answer has room for, whatever their names and words are."""
 MAX_INT64 = (1 << 63) - 1
 
 
@@ -86,7 +89,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     rank=rank,
                     agent_name=agent.agent_name,
                     regions=len(agent.regions),
-                    region_bytes=agent.region_bytes,
+                    region_bytes=min(agent.region_bytes, MAX_INT64),
                     staging_bytes=agent.staging_bytes,
                 )
                 for key, engine in sorted(self._hub.directory.members.engines.items())
@@ -99,6 +102,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListHandoffsRequest, context: Context
     ) -> pb.ListHandoffsResponse:
         """Handoffs, the live ones first, then the newest ends."""
+        if request.limit < 0:
+            raise RequestError(f"limit {request.limit} must not be negative", field="limit")
         tenant = tenant_of(context)
         ledger = self._hub.directory.ledger
         found = [
@@ -107,7 +112,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             for handoff in reversed(table.values())
             if handoff.tenant == tenant and request.state in (0, STATE_NUMBERS[handoff.state])
         ]
-        limit = request.limit or DEFAULT_LIMIT
+        limit = min(request.limit or DEFAULT_LIMIT, MAX_LIMIT)
         return pb.ListHandoffsResponse(
             handoffs=[self._info(handoff) for handoff in islice(found, limit)],
             left_out=max(0, len(found) - limit),

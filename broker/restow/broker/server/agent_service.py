@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
+from itertools import islice
 
 import structlog
 
@@ -13,12 +13,15 @@ from restow.broker.core.events import Failure, Probed, Settlement
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
+from restow.broker.server.broker_service import MAX_AT_ONCE
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import AgentOutbox, Hub
 from restow.broker.server.outbox import Outbox
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
+
+_MEMORY_KINDS = frozenset(pb.MemoryKind.values())
 
 
 class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
@@ -69,10 +72,16 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
 
     def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
         hub = self._hub
+        # One more than there should be is enough to be refused for.
         regions = [
             RegionMemory(r.name, r.base_address, r.page_count, r.memory, r.device_id)
-            for r in hello.regions
+            for r in islice(hello.regions, len(engine.rank_layout(hello.rank).regions) + 1)
         ]
+        for one in regions:
+            if one.memory not in _MEMORY_KINDS:
+                raise RequestError(
+                    f"region {one.name}: {one.memory} is no kind of memory", field="memory"
+                )
         agent, actions = hub.directory.members.admit(
             engine,
             hello.rank,
@@ -95,18 +104,23 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         requests: AsyncIterator[pb.ConnectRequest],
     ) -> None:
         try:
-            self._take(engine, agent, first.messages[1:])
+            await self._take(engine, agent, islice(first.messages, 1, None))
             async for request in requests:
-                self._take(engine, agent, request.messages)
+                await self._take(engine, agent, request.messages)
         except RestowError as error:
             outbox.close(error)
         finally:
             outbox.close()
 
-    def _take(self, engine: EngineRecord, agent: AgentRecord, messages: Any) -> None:
+    async def _take(
+        self, engine: EngineRecord, agent: AgentRecord, messages: Iterable[pb.AgentMessage]
+    ) -> None:
         hub = self._hub
         now_s = hub.now_s()
-        for message in messages:
+        for index, message in enumerate(messages, 1):
+            if not index % MAX_AT_ONCE:
+                await asyncio.sleep(0)
+                now_s = hub.now_s()
             actions = self._apply(engine, agent, message, now_s)
             if actions:
                 hub.perform(actions)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sized
 
 from restow.broker import wire
 from restow.broker.core import actions as act
 from restow.broker.core.events import Chunk, Wish
 from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
-from restow.broker.layout import check_layout, digest
+from restow.broker.layout import Layout, check_layout, digest
+from restow.broker.layout.check import MAX_GROUPS
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import EngineOutbox, Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.outbox import Outbox
+from restow.broker.server.status import cut
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
-from restow.v1 import broker_pb2_grpc
+from restow.v1 import broker_pb2_grpc, layout_pb2
+
+MAX_AT_ONCE = 512
+"""Messages of one batch, after which others have their turn: a batch may hold millions."""
 
 
 class BrokerService(broker_pb2_grpc.BrokerServicer):
@@ -33,9 +37,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     ) -> pb.RegisterEngineResponse:
         """Check a layout and take the engine in."""
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
-        layout = wire.layout_from_proto(request.layout)
-        # Large layouts take milliseconds to check: not on the loop.
-        layout_digest = await asyncio.to_thread(_checked_digest, layout)
+        # Large layouts take long to read and to check: not on the loop.
+        layout, layout_digest = await asyncio.to_thread(_checked, request.layout)
         hub = self._hub
         hub.perform(
             hub.directory.members.register(
@@ -98,22 +101,28 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         requests: AsyncIterator[pb.SessionRequest],
     ) -> None:
         try:
-            self._take(engine, outbox, first)
+            await self._take(engine, outbox, first)
             async for request in requests:
-                self._take(engine, outbox, request)
+                await self._take(engine, outbox, request)
         finally:
             outbox.close()
 
-    def _take(self, engine: EngineRecord, outbox: EngineOutbox, request: pb.SessionRequest) -> None:
+    async def _take(
+        self, engine: EngineRecord, outbox: EngineOutbox, request: pb.SessionRequest
+    ) -> None:
         hub = self._hub
         now_s = hub.now_s()
-        for message in request.messages:
+        for index, message in enumerate(request.messages, 1):
+            if not index % MAX_AT_ONCE:
+                await asyncio.sleep(0)
+                now_s = hub.now_s()
             try:
                 actions = self._apply(engine, message, now_s)
                 if actions:
                     hub.perform(actions)
             except RestowError as error:
-                outbox.open().events.add().refused.CopyFrom(_refused(message, error))
+                refused = _refused(message, error)
+                outbox.open(len(refused.handoff_id)).events.add().refused.CopyFrom(refused)
 
     def _apply(
         self, engine: EngineRecord, message: pb.EngineMessage, now_s: float
@@ -187,6 +196,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         return lease_ms / 1000 if lease_ms else limits.lease_s
 
     def _chunk(self, publication: pb.Publication) -> Chunk:
+        _check_lists(publication.blocks)
         return Chunk(
             tuple([(b.group, b.first_block, b.block_ids) for b in publication.blocks]),
             publication.position_tokens,
@@ -208,6 +218,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 f"a timeout above {int(limits.max_lease_s * 1000)}",
                 field="timeout_ms",
             )
+        _check_lists(demand.blocks)
         blocks = []
         for one in demand.blocks:
             if one.first_block:
@@ -217,9 +228,19 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         return Wish(tuple(blocks), held_tokens, timeout_s, demand.position_tokens, demand.repeated)
 
 
-def _checked_digest(layout: Any) -> str:
+def _check_lists(lists: Sized) -> None:
+    """Raise `RequestError` for more lists than an engine has groups."""
+    if len(lists) > MAX_GROUPS:
+        raise RequestError(
+            f"{len(lists)} lists of blocks; an engine has at most {MAX_GROUPS} groups",
+            field="blocks",
+        )
+
+
+def _checked(message: layout_pb2.Layout) -> tuple[Layout, str]:
+    layout = wire.layout_from_proto(message)
     check_layout(layout)
-    return digest(layout)
+    return layout, digest(layout)
 
 
 def _refused(message: pb.EngineMessage, error: RestowError) -> pb.Refused:
@@ -229,5 +250,5 @@ def _refused(message: pb.EngineMessage, error: RestowError) -> pb.Refused:
         handoff_id=getattr(message, body).handoff_id if body else "",
         status=error.status,
         reason=error.reason,
-        detail=error.message,
+        detail=cut(error.message),
     )

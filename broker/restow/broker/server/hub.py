@@ -172,6 +172,11 @@ class Hub:
         outbox = self.engines.pop(action.engine, None)
         if outbox is not None:
             outbox.close(action.error)
+        # A handoff that ended, but not yet for this engine, never will: nobody is left to be told.
+        for (engine, _), waiting in list(self._waiting.items()):
+            for future in waiting if engine == action.engine else ():
+                if not future.done():
+                    future.set_exception(action.error)
 
     def _close_agent(self, action: act.CloseAgent) -> None:
         outbox = self.agents.pop(action.agent, None)

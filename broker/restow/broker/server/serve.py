@@ -19,6 +19,7 @@ from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import BrokerService
 from restow.broker.server.guard import GuardInterceptor
 from restow.broker.server.hub import Hub
+from restow.broker.server.parsing import ParsingInterceptor
 from restow.broker.server.settings import BrokerSettings
 from restow.broker.server.status import ErrorInterceptor
 from restow.broker.server.trust import trust_of
@@ -60,6 +61,13 @@ class RunningBroker:
     """Never ends by itself; if it does, nothing would ever expire: stop serving."""
 
 
+def add_services(hub: Hub, server: grpc.aio.Server) -> None:
+    """Serve the hub's directory, by every service of the contract."""
+    broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
+    agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), server)
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
+
+
 @contextlib.asynccontextmanager
 async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroker]:
     """Serve inside the ``async with``; port 0 takes a free one, `RunningBroker.address` tells it.
@@ -74,13 +82,11 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         allow_narrowing=settings.allow_narrowing,
         costs=settings.cost_model(),
     )
-    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(), ParsingInterceptor()]
     if trust is not None:
-        interceptors.append(GuardInterceptor(trust.identify))
+        interceptors.insert(1, GuardInterceptor(trust.identify))
     server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
-    broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
-    agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), server)
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
+    add_services(hub, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection(

@@ -14,16 +14,31 @@ from restow.broker.errors import RestowError
 
 ERROR_DOMAIN = "restow"
 
+MAX_MESSAGE_BYTES = 1024
+MAX_SUBJECT_BYTES = 256
+"""Of each value. A status travels as metadata, of which gRPC may drop more than 8 KiB."""
+
 
 def to_rpc_status(error: RestowError) -> status_pb2.Status:
     """The error with an `ErrorInfo` that carries reason and subject."""
-    info = error_details_pb2.ErrorInfo(
-        reason=error.reason, domain=ERROR_DOMAIN, metadata=error.subject
-    )
+    subject = {name: cut(value, MAX_SUBJECT_BYTES) for name, value in error.subject.items()}
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=subject)
     detail = any_pb2.Any()
     detail.Pack(info)
     code: int = grpc.StatusCode[error.status].value[0]
-    return status_pb2.Status(code=code, message=error.message, details=[detail])
+    return status_pb2.Status(code=code, message=cut(error.message), details=[detail])
+
+
+def cut(words: str, most_bytes: int = MAX_MESSAGE_BYTES) -> str:
+    """The words, or as many of them as have room: names in them may be megabytes long.
+
+    >>> cut("engine x", 6)
+    'eng...'
+    """
+    data = words[: most_bytes + 1].encode()
+    return (
+        words if len(data) <= most_bytes else data[: most_bytes - 3].decode(errors="ignore") + "..."
+    )
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RestowError) -> None:
@@ -49,15 +64,23 @@ Behavior = Callable[..., Any]
 
 
 def rewrap(
-    handler: Any, unary: Callable[[Behavior], Behavior], stream: Callable[[Behavior], Behavior]
+    handler: Any,
+    unary: Callable[[Behavior], Behavior],
+    stream: Callable[[Behavior], Behavior],
+    *,
+    parses: bool = False,
 ) -> Any:
-    """The handler of the same method, wrapped: one call, or a stream both ways. None: neither."""
+    """The handler of the same method, wrapped: one call, or a stream both ways. None: neither.
+
+    A wrapper that ``parses`` gets bytes, and gives ``behavior`` messages.
+    """
     for behavior, wrap, make in (
         (handler.unary_unary, unary, grpc.unary_unary_rpc_method_handler),
         (handler.stream_stream, stream, grpc.stream_stream_rpc_method_handler),
     ):
         if behavior is not None:
-            return make(wrap(behavior), handler.request_deserializer, handler.response_serializer)
+            deserializer = None if parses else handler.request_deserializer
+            return make(wrap(behavior), deserializer, handler.response_serializer)
     return None
 
 

@@ -1,0 +1,212 @@
+"""Hostile words are refused with a reason, whatever they are, and the next ones are served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+import pytest
+
+from broker.fakes import (
+    D_BLOCKS,
+    P_BLOCKS,
+    POSITION,
+    FakeAgent,
+    broker,
+    called,
+    engine,
+    model_layout,
+    pair,
+    silent,
+)
+from restow.broker import wire
+from restow.broker.client import BrokerCallError
+from restow.broker.client.errors import from_rpc_error
+from restow.broker.core.actions import EngineKey
+from restow.broker.errors import RestowError
+from restow.broker.layout.check import MAX_GROUPS
+from restow.broker.server.agent_service import AgentLinkService
+from restow.broker.server.broker_service import MAX_AT_ONCE, BrokerService
+from restow.broker.server.hub import EngineOutbox
+from restow.broker.server.outbox import Outbox
+from restow.broker.server.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
+from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc
+from restow.v1 import agent_link_pb2 as link
+from restow.v1 import broker_pb2 as pb
+
+NO_MESSAGE = b"\xff\xff\xff"
+
+
+async def refusal(call: Any) -> RestowError:
+    """Why a call is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return from_rpc_error(caught.value, "here")
+
+
+async def test_bytes_that_are_no_message() -> None:
+    async with broker() as running, pair(running.address) as both:
+        cancel: Any = both.channel.unary_unary("/restow.v1.Broker/Cancel")
+        error = await refusal(cancel(NO_MESSAGE))
+        assert (error.status, error.reason) == ("INVALID_ARGUMENT", "ARGUMENT_INVALID")
+        for path in ("/restow.v1.Broker/Session", "/restow.v1.AgentLink/Connect"):
+            call: Any = both.channel.stream_stream(path)
+            stream = call()
+            await stream.write(NO_MESSAGE)
+            assert (await refusal(stream.read())).reason == "ARGUMENT_INVALID"
+        await both.hand_over("next")
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\U0001f600", "\0"])
+@pytest.mark.parametrize("length", [5000, 1 << 20])
+async def test_a_refusal_has_room_for_its_reason_however_long_the_names_are(
+    letter: str, length: int
+) -> None:
+    async with broker() as running, pair(running.address) as both:
+        stub = broker_pb2_grpc.BrokerStub(both.channel)
+        ref = pb.EngineRef(engine_id=letter * length, incarnation="1")
+        error = await refusal(stub.UnregisterEngine(pb.UnregisterEngineRequest(engine=ref)))
+        assert (error.status, error.reason) == ("NOT_FOUND", "ENGINE_UNKNOWN")
+        assert len(error.message.encode()) <= MAX_MESSAGE_BYTES
+        assert len(error.subject["engine"].encode()) <= MAX_SUBJECT_BYTES
+        assert error.subject["engine"].startswith(letter * 10)
+
+
+async def test_more_or_fewer_handoffs_than_can_be_listed() -> None:
+    async with broker() as running, pair(running.address) as both:
+        await both.hand_over("h")
+        stub = admin_pb2_grpc.AdminStub(both.channel)
+        for limit in (-1, -(2**31)):
+            error = await refusal(stub.ListHandoffs(admin_pb2.ListHandoffsRequest(limit=limit)))
+            assert (error.reason, error.subject) == ("ARGUMENT_INVALID", {"field": "limit"})
+        listed = await stub.ListHandoffs(admin_pb2.ListHandoffsRequest(limit=2**31 - 1))
+        assert [one.handoff_id for one in listed.handoffs] == ["h"]
+
+
+@pytest.mark.parametrize(
+    ("region", "more", "reason"),
+    [
+        ({"memory": 77}, {}, "ARGUMENT_INVALID"),
+        ({"device_id": -1}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({"page_count": 0}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({"page_count": -1}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({"base_address": 0}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({"base_address": 2**63 - 1}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({}, {"staging_bytes": -1}, "AGENT_REGIONS_MISMATCH"),
+    ],
+)
+async def test_an_agent_of_impossible_memory(
+    region: dict[str, Any], more: dict[str, int], reason: str
+) -> None:
+    async with broker() as running, engine(running.address, "x", agents=False) as (session, _):
+        fake = FakeAgent(session, model_layout(), 0, 64)
+        fake.hello.regions[1].MergeFrom(link.RegionMemory(**region))
+        for name, value in region.items():
+            setattr(fake.hello.regions[1], name, value)
+        for name, value in more.items():
+            setattr(fake.hello, name, value)
+        with pytest.raises(RestowError) as caught:
+            await fake.connect()
+        assert caught.value.reason == reason
+        await fake.drop()
+
+
+async def test_agents_of_all_the_memory_that_there_may_be_are_listed() -> None:
+    async with broker() as running, engine(running.address, "x", agents=False) as (session, _):
+        fake = FakeAgent(session, model_layout(), 0, 64)
+        for memory, region in zip(fake.hello.regions, model_layout().ranks[0].regions, strict=True):
+            memory.base_address = 1
+            memory.page_count = (2**63 - 1) // region.page_stride_bytes
+        await fake.connect()
+        async with grpc.aio.insecure_channel(running.address) as channel:
+            stub = admin_pb2_grpc.AdminStub(channel)
+            (listed,) = (await stub.ListAgents(admin_pb2.ListAgentsRequest())).agents
+        assert listed.region_bytes == 2**63 - 1
+        await fake.drop()
+
+
+async def test_who_waits_for_an_end_is_answered_when_its_engine_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The handoff has ended, but D must not know while its agent may still write."""
+    async with broker(grant_s=0.1, settle_grace_s=0.1) as running, pair(running.address) as both:
+        both.d_agents[0].answers = silent
+        released = both.p.publish("h", P_BLOCKS, POSITION)
+        for agent in both.p_agents:
+            await agent.fence("h")
+        asked = called(running.hub.directory, "request", monkeypatch)
+        stub = broker_pb2_grpc.BrokerStub(both.channel)
+        demand = pb.Demand(handoff_id="h", blocks=wire.block_lists(D_BLOCKS))
+        waiting = asyncio.ensure_future(
+            stub.Request(pb.RequestRequest(engine=both.d._ref, demand=demand))
+        )
+        await asked.get()
+        assert (await released).reason == "READ_DEADLINE"
+        assert not waiting.done()
+        await stub.UnregisterEngine(pb.UnregisterEngineRequest(engine=both.d._ref))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await waiting
+        assert from_rpc_error(caught.value, running.address).reason == "ENGINE_UNKNOWN"
+
+
+async def test_a_name_that_is_too_long_is_refused_on_a_session() -> None:
+    async with broker() as running, pair(running.address) as both:
+        with pytest.raises(BrokerCallError) as caught:
+            await both.p.publish("x" * 100_000, P_BLOCKS, POSITION)
+        assert caught.value.reason == "ARGUMENT_INVALID"
+        with pytest.raises(BrokerCallError) as caught:
+            await both.p.publish("h", {"x" * 100_000: [1]}, POSITION)
+        assert caught.value.reason == "PAGES_INVALID"
+        assert len(caught.value.message.encode()) <= MAX_MESSAGE_BYTES
+        await both.hand_over("next")
+
+
+async def test_lists_of_blocks_that_no_engine_has_groups_for() -> None:
+    async with broker() as running, pair(running.address) as both:
+        stub = broker_pb2_grpc.BrokerStub(both.channel)
+        ref = both.p._ref
+        one = wire.block_list("attention", [1])
+        many = [one] * (MAX_GROUPS + 1)
+        whole = pb.Publication(handoff_id="h", blocks=many)
+        demand = pb.Demand(handoff_id="h", blocks=many)
+        for call in (
+            stub.Publish(pb.PublishRequest(engine=ref, publication=whole)),
+            stub.Request(pb.RequestRequest(engine=ref, demand=demand)),
+        ):
+            error = await refusal(call)
+            assert (error.reason, error.subject) == ("ARGUMENT_INVALID", {"field": "blocks"})
+        twice = [one, wire.block_list("attention", [2], 1)]
+        chunk = pb.Publication(handoff_id="h", blocks=twice)
+        error = await refusal(stub.Publish(pb.PublishRequest(engine=ref, publication=chunk)))
+        assert (error.reason, error.subject["group"]) == ("PAGES_INVALID", "attention")
+        assert not running.hub.directory.ledger.live
+        await both.hand_over("h")
+
+
+async def turns_during(work: Coroutine[Any, Any, None]) -> int:
+    """How often others have their turn while something is done."""
+    turns = 0
+    task = asyncio.create_task(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await task
+    return turns
+
+
+async def test_others_have_their_turn_while_a_large_batch_is_taken() -> None:
+    async with broker() as running, pair(running.address) as both:
+        hub = running.hub
+        p = hub.directory.members.engines[EngineKey("default", "p")]
+        outbox: EngineOutbox = Outbox(pb.SessionResponse, 10**6)
+        batch = pb.SessionRequest(messages=[pb.EngineMessage(message_id=1)] * 5 * MAX_AT_ONCE)
+        assert await turns_during(BrokerService(hub)._take(p, outbox, batch)) > 5
+        answer = await outbox.take()
+        assert answer is not None
+        assert {one.refused.reason for one in answer.events} == {"ARGUMENT_INVALID"}
+        late = link.AgentMessage(settled=link.Settled(handoff=1))
+        taken = AgentLinkService(hub)._take(p, p.agents[0], [late] * 5 * MAX_AT_ONCE)
+        assert await turns_during(taken) > 5
+        await both.hand_over("next")
