@@ -237,6 +237,16 @@ REFUSED: dict[str, tuple[Layout, type[LayoutError], dict[str, str]]] = {
         LayoutFormError,
         {"ranks": "0", "region": "layers.0.mamba"},
     ),
+    "pages of more tokens than are counted": (
+        with_region(0, 1, page_tokens=2**31),
+        LayoutFormError,
+        {"ranks": "0", "region": "layers.1.kv"},
+    ),
+    "window of more tokens than are counted": (
+        with_field(K, window_tokens=2**31),
+        LayoutFormError,
+        {"field": "layers.1.k"},
+    ),
     "page of no bytes": (
         with_region(0, 0, page_stride_bytes=0),
         LayoutFormError,

@@ -46,6 +46,11 @@ def test_round_trip() -> None:
     assert layout_from_json(as_json()) == LAYOUT
 
 
+def test_a_model_without_a_name_is_read_back() -> None:
+    nameless = replace(LAYOUT, model=replace(LAYOUT.model, name=""))
+    assert layout_from_json(layout_to_json(nameless)) == nameless
+
+
 def test_round_trip_as_a_message() -> None:
     assert wire.layout_from_proto(wire.layout_to_proto(LAYOUT)) == LAYOUT
 
@@ -181,6 +186,9 @@ MALFORMED: list[tuple[str, object, str]] = [
     (f"{SHARD}.strides_bytes", 2, f"{SHARD}.strides_bytes"),
     (f"{SHARD}.strides_bytes[0]", "2", f"{SHARD}.strides_bytes[0]"),
     (f"{SHARD}.token_stride_bytes", "2", f"{SHARD}.token_stride_bytes"),
+    ("model.name", None, "model.name"),
+    ("model.name", "half a character: \ud800", "model.name"),
+    (f"{SHARD}.field", "\udfff", f"{SHARD}.field"),
 ]
 
 

@@ -218,7 +218,7 @@ class History:
         listener = Listener(process)
         broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), listener)  # type: ignore[arg-type]
         agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), listener)  # type: ignore[arg-type]
-        await listener.translate_errors()
+        await listener.intercept()
         self.network.listeners[ADDRESS] = listener
         try:
             await hub.run_clock()

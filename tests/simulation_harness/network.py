@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from restow.broker.server.status import ErrorInterceptor
+from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 
 KEEPALIVE_S = 15.0
@@ -56,15 +56,15 @@ class Listener:
         for name, handler in handlers.items():
             self.handlers[f"/{service}/{name}"] = handler
 
-    async def translate_errors(self) -> None:
-        """Put the real interceptor in front of all."""
-        interceptor = ErrorInterceptor()
-        for name, handler in self.handlers.items():
+    async def intercept(self) -> None:
+        """Put the real interceptors in front of all."""
+        for interceptor in reversed(interceptors_of(None)):
+            for name, handler in self.handlers.items():
 
-            async def found(details: object, handler: Any = handler) -> Any:
-                return handler
+                async def found(details: object, handler: Any = handler) -> Any:
+                    return handler
 
-            self.handlers[name] = await interceptor.intercept_service(found, None)  # type: ignore[arg-type]
+                self.handlers[name] = await interceptor.intercept_service(found, None)  # type: ignore[arg-type]
 
 
 class Network:

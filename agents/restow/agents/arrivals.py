@@ -13,7 +13,7 @@ from restow.agents.errors import OrderInvalidError
 from restow.agents.extraction import Extraction
 from restow.agents.lane import Read
 from restow.agents.memory import Place
-from restow.agents.orders import ExecuteOrder, Peer, Source
+from restow.agents.orders import ExecuteOrder, Peer, Source, is_memory
 from restow.agents.pieces import Copies, Descriptors
 from restow.agents.projecting import bind_projections
 from restow.agents.spans import SpanReads, StagedSpans
@@ -130,10 +130,10 @@ def joined_reads(reads: Sequence[Read]) -> list[Read]:
 
 
 def _staged_read(source: Source, peer: Peer, address: int, length: int, place: Place) -> Read:
-    if source.staged_bytes != length or source.staged_address < 1:
+    if source.staged_bytes != length or not is_memory(source.staged_address, length):
         raise OrderInvalidError(
-            f"rank {source.src_rank} staged {source.staged_bytes} bytes, but the program packs "
-            f"{length}",
+            f"rank {source.src_rank} staged {source.staged_bytes} bytes at address "
+            f"{source.staged_address}, but the program packs {length}",
             rank=source.src_rank,
         )
     one = (np.array([value], np.int64) for value in (source.staged_address, address, length))

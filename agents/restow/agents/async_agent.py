@@ -257,10 +257,10 @@ class AsyncAgent:
     async def _probe(self, message: pb.Probe) -> None:
         began_s = time.monotonic()
         probed = pb.Probed(number=message.number)
-        order = orders.probe_from_proto(message)
         self._ticker.expect_work()
         try:
             self._check_load()
+            order = orders.probe_from_proto(message)
             if order.agent_name:
                 copying, reading = await self._executor.measure(order)
                 probed.reading.CopyFrom(pb.ReadCosts(**asdict(reading)))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from restow.agents.device import finished
-from restow.agents.errors import ProgramInvalidError
+from restow.agents.errors import CopyFailedError, ProgramInvalidError
 from restow.agents.pieces import Copies, Grid
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
@@ -38,13 +38,17 @@ def cast_known(src_dtype: Int64s, dst_dtype: Int64s) -> npt.NDArray[np.bool_]:
 def run_copies(copies: Copies, device: torch.device) -> None:
     """Do the copies, and return when the last one is done.
 
-    Raises `ProgramInvalidError` for elements that do not lie at multiples of their size.
+    Raises `ProgramInvalidError` for elements that do not lie at multiples of their size, and
+    `CopyFailedError`.
     """
     if not len(copies):
         return
     table = piece_table(copies)
-    with finished(device):
-        copy_pieces(table, device, copies.kept)
+    try:
+        with finished(device):
+            copy_pieces(table, device, copies.kept)
+    except RuntimeError as error:  # torch's word for whatever it can't do
+        raise CopyFailedError(f"{len(copies)} rows are not copied: {error}") from None
 
 
 def piece_table(copies: Copies) -> PieceTable:

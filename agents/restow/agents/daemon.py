@@ -16,6 +16,7 @@ from restow.agents.errors import AgentClosedError, AgentError
 from restow.agents.shared_regions import OpenedRegions
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RequestError
+from restow.broker.server.parsing import ParsingInterceptor
 from restow.broker.server.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
 from restow.v1 import daemon_pb2_grpc
@@ -133,7 +134,8 @@ class AgentDaemon:
     async def start(self) -> None:
         """Listen. Raises `SocketInUseError`."""
         await self._take_path()
-        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[ErrorInterceptor()])
+        interceptors = [ErrorInterceptor(), ParsingInterceptor()]
+        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(
             _Servicer(self._broker, self._settings, self._credentials, self._stopping), server
         )

@@ -72,6 +72,13 @@ class ReadFailedError(AgentError):
     reason = "READ_FAILED"
 
 
+class CopyFailedError(AgentError):
+    """The kernels could not copy: rows overlap, or the device broke."""
+
+    status = "INTERNAL"
+    reason = "COPY_FAILED"
+
+
 class TransportFailedError(AgentError):
     """NIXL could not be set up, or would not register memory."""
 

@@ -11,8 +11,11 @@ from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
 from restow.agents.memory import MemoryKind, Place, RegionMemory, are_at, staging_place
 from restow.broker import wire
+from restow.broker.layout.check_pages import MAX_PAGE_BYTES
 from restow.broker.layout.rows import Bools, Int64s
 from restow.v1 import agent_link_pb2 as pb
+
+MAX_ADDRESS = 1 << 63
 
 _KIND_NUMBERS = {
     MemoryKind.HOST: pb.MEMORY_KIND_HOST,
@@ -112,15 +115,33 @@ def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
     )
 
 
+def is_memory(address: int, size_bytes: int) -> bool:
+    """Whether bytes may lie there, so that no sum of addresses and offsets in them wraps around."""
+    return size_bytes > 0 and 0 < address <= MAX_ADDRESS - size_bytes
+
+
 def peer_from_proto(message: pb.Peer) -> Peer:
-    """A peer. Raises `OrderInvalidError` if its regions do not fit together."""
+    """A peer. Raises `OrderInvalidError` if its regions do not fit together, or can't be."""
     strides = list(message.page_stride_bytes)
-    if len(strides) != len(message.regions) or any(r.memory not in _KINDS for r in message.regions):
+    if len(strides) != len(message.regions):
         raise OrderInvalidError(
             f"agent {message.agent_name}: {len(message.regions)} regions, {len(strides)} page "
             f"strides",
             agent=message.agent_name,
         )
+    for region, stride in zip(message.regions, strides, strict=True):
+        if (
+            region.memory not in _KINDS
+            or region.device_id < 0
+            or not 0 < stride <= MAX_PAGE_BYTES
+            or not is_memory(region.base_address, region.page_count * stride)
+        ):
+            raise OrderInvalidError(
+                f"agent {message.agent_name}, region {region.name}: {region.page_count} pages, one "
+                f"each {stride} bytes, at address {region.base_address} of device "
+                f"{region.device_id}, memory of kind {region.memory}, can't be",
+                agent=message.agent_name,
+            )
     return Peer(
         message.agent_name,
         message.rank,
@@ -148,7 +169,13 @@ def stage_from_proto(message: pb.Stage) -> StageOrder:
 
 
 def probe_from_proto(message: pb.Probe) -> ProbeOrder:
-    """An order to measure."""
+    """An order to measure. Raises `OrderInvalidError`."""
+    if message.agent_name and not is_memory(message.address, message.bytes):
+        raise OrderInvalidError(
+            f"agent {message.agent_name} holds {message.bytes} bytes at {message.address}, which "
+            f"can't be",
+            agent=message.agent_name,
+        )
     return ProbeOrder(message.number, message.bytes, message.agent_name, message.address)
 
 

@@ -11,6 +11,8 @@ from restow.broker.errors import PageCountError, PageRangeError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import PageForm
 
+MAX_PAGES = 1 << 22
+
 
 @dataclass(frozen=True, slots=True)
 class RegionTable:
@@ -36,7 +38,10 @@ class Blocks:
     by_group: Mapping[str, Int64s]
 
     def pages(self, form: PageForm, tokens: Tokens) -> Int64s:
-        """Page ids from token 0 on. Raises `PageCountError` when they do not reach ``tokens``."""
+        """Page ids from token 0 on, as many as ``tokens`` need or more.
+
+        Raises `PageCountError` when they do not reach ``tokens``, or are more than an agent lists.
+        """
         ids = self.by_group.get(form.group)
         if ids is None:
             raise PageCountError(f"no blocks are given for group {form.group}", group=form.group)
@@ -56,7 +61,16 @@ class Blocks:
             )
         if form.pages_per_block == 1:
             return ids
-        return (ids[:, None] * form.pages_per_block + np.arange(form.pages_per_block)).ravel()
+        # Blocks of many pages beyond the tokens cost nothing.
+        needed = -(-tokens.stop // form.page_tokens)
+        if needed > MAX_PAGES:
+            raise PageCountError(
+                f"group {form.group}: {tokens.stop} tokens lie in more than {MAX_PAGES} pages",
+                group=form.group,
+            )
+        ids = ids[: -(-needed // form.pages_per_block)]
+        pages = (ids[:, None] * form.pages_per_block + np.arange(form.pages_per_block)).ravel()
+        return pages[:needed]
 
 
 @dataclass(frozen=True, slots=True)

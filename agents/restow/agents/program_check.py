@@ -17,7 +17,7 @@ from restow.agents.copying import cast_known
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.projected_check import check_projected, check_projected_memory
 from restow.broker.layout import DType
-from restow.broker.layout.check_pages import MAX_PAGE_BYTES
+from restow.broker.layout.check_pages import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
     Column,
@@ -287,8 +287,10 @@ def _check_forms(program: Program) -> None:
         forms: tuple[PageForm, PageForm] = (pair.src, pair.dst)
         if (pair.src.page_tokens > 0) != (pair.dst.page_tokens > 0):
             why = "one list is of snapshots, the other one of tokens"
-        elif any(form.page_tokens < 0 or form.pages_per_block < 1 for form in forms):
-            why = "page_tokens is negative or pages_per_block is below 1"
+        elif any(form.page_tokens < 0 for form in forms):
+            why = "page_tokens is negative"
+        elif any(not 0 < form.pages_per_block <= MAX_PAGES_PER_BLOCK for form in forms):
+            why = f"pages_per_block is not 1 to {MAX_PAGES_PER_BLOCK}"
         elif pair.window_tokens < 0 or (pair.window_tokens and not pair.per_token):
             why = "window_tokens is negative, or given for snapshots"
         else:

@@ -14,6 +14,8 @@ from restow.broker.errors import RestowError
 from restow.v1 import broker_pb2 as pb
 
 RENEWALS_PER_LEASE = 3
+_STATES = {number: name.removeprefix("HANDOFF_STATE_") for name, number in pb.HandoffState.items()}
+"""By number: a newer broker may know more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class HandoffEnded:
     @classmethod
     def of(cls, ended: pb.Ended) -> HandoffEnded:
         """As the broker told it."""
-        state = pb.HandoffState.Name(ended.state).removeprefix("HANDOFF_STATE_")
+        state = _STATES.get(ended.state, _STATES[pb.HANDOFF_STATE_UNSPECIFIED])
         told = (ended.handoff_id, state, ended.reason, ended.detail)
         return cls(*told, ended.bytes, ended.transfer_us)
 

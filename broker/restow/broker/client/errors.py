@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -26,6 +27,17 @@ class BrokerUnreachableError(RestowError):
     reason = "BROKER_UNREACHABLE"
 
 
+def _info(error: grpc.RpcError | grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
+    """What a broker of ours says of a failed call, if it was one of ours that failed it."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        status = rpc_status.from_call(error)
+        details = () if status is None else status.details
+        return info if any(detail.Unpack(info) for detail in details) else None
+    except (ValueError, DecodeError):  # of another status than the one that arrived, or no status
+        return None
+
+
 _UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 """What gRPC says of calls that broke on their way, a few of a thousand that begin at once."""
@@ -35,13 +47,11 @@ def from_rpc_error(
     error: grpc.RpcError | grpc.aio.AioRpcError, address: str, secure: bool = False
 ) -> RestowError:
     """The typed error that a failed call stands for; ``secure``: it was made with TLS."""
-    status = rpc_status.from_call(error)
-    for detail in status.details if status is not None else ():
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(info):
-            return BrokerCallError(
-                error.code().name, info.reason, error.details() or "", **info.metadata
-            )
+    info = _info(error)
+    if info is not None:
+        refusal = BrokerCallError(error.code().name, info.reason, error.details() or "")
+        refusal.subject = dict(info.metadata)
+        return refusal
     if error.code() in _UNREACHED:
         # A handshake that fails on either side's certificate looks like nobody's answer.
         certificates = (

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from restow.broker.errors import LayoutFormError, RanksDisagreeError
 from restow.broker.layout.check_boxes import check_boxes
 from restow.broker.layout.check_inputs import check_inputs
-from restow.broker.layout.check_pages import MAX_AXES, MAX_PAGE_BYTES, PageChecker
+from restow.broker.layout.check_pages import MAX_AXES, MAX_PAGE_BYTES, MAX_TOKENS, PageChecker
 from restow.broker.layout.span import Box
 from restow.broker.layout.values import Field, Kind, Layout
 
@@ -105,10 +105,11 @@ def _check_field(field: Field) -> None:
             f"each are needed, at most {MAX_AXES}",
             field=field.name,
         )
-    if field.window_tokens < 0 or (field.window_tokens and field.kind is Kind.SNAPSHOT):
+    snapshot = field.kind is Kind.SNAPSHOT
+    if not 0 <= field.window_tokens <= MAX_TOKENS or (field.window_tokens and snapshot):
         raise LayoutFormError(
-            f"field {field.name}: window_tokens is {field.window_tokens}; it must not be negative, "
-            f"and a snapshot has none",
+            f"field {field.name}: window_tokens is {field.window_tokens}; it must be 0 to "
+            f"{MAX_TOKENS}, and a snapshot has none",
             field=field.name,
         )
     if double := _double(field.axes):

@@ -15,6 +15,8 @@ from restow.broker.layout.values import Field, Kind, Model, RankLayout, Region, 
 MAX_PAGE_BYTES = 1 << 36
 MAX_AXES = 16
 MAX_PAGES_PER_BLOCK = 1 << 20
+MAX_TOKENS = 2**31 - 1
+"""Positions travel as int32."""
 MAX_RUNS = 1 << 21
 """Runs of bytes that all pages of different form fall into, together."""
 
@@ -144,7 +146,7 @@ def _check_region(rank: int, region: Region) -> None:
     tokens = 1 if region.page_tokens is None else region.page_tokens
     for name, value, limit in (
         ("page_stride_bytes", region.page_stride_bytes, MAX_PAGE_BYTES),
-        ("page_tokens", tokens, MAX_PAGE_BYTES),
+        ("page_tokens", tokens, MAX_TOKENS),
         ("pages_per_block", region.pages_per_block, MAX_PAGES_PER_BLOCK),
     ):
         if not 0 < value <= limit:

@@ -132,7 +132,7 @@ def layout_from_json(data: object) -> Layout:
     if "inputs" in model:
         inputs = tuple(_field(f, where) for where, f in read.items(model["inputs"], "model.inputs"))
         _check_same_fields(inputs, read_by)
-    name = read.text(model, "name", "model") if "name" in model else ""
+    name = read.name(model.get("name", ""), "model.name", least=0)
     return Layout(Model(name, listed, inputs), layouts)
 
 

@@ -40,7 +40,7 @@ def numbers(item: Json, key: str, where: str) -> tuple[int, ...]:
 
 def name(data: object, where: str, least: int = 1) -> str:
     """A word of at least so many letters."""
-    if not isinstance(data, str) or len(data) < least:
+    if not isinstance(data, str) or len(data) < least or not _is_whole(data):
         raise malformed(where, f"{_short(data)} is not a name")
     return data
 
@@ -74,6 +74,11 @@ def integer(data: object, where: str) -> int:
 def integers(data: object, where: str) -> tuple[int, ...]:
     """A list of integers."""
     return tuple(integer(value, place) for place, value in items(data, where))
+
+
+def _is_whole(words: str) -> bool:
+    """Whether no character is half of one: JSON can write halves, and nothing else can."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in words)
 
 
 def _short(data: object) -> str:

@@ -22,7 +22,7 @@ from restow.broker.server.hub import Hub
 from restow.broker.server.parsing import ParsingInterceptor
 from restow.broker.server.settings import BrokerSettings
 from restow.broker.server.status import ErrorInterceptor
-from restow.broker.server.trust import trust_of
+from restow.broker.server.trust import Trust, trust_of
 from restow.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -68,6 +68,12 @@ def add_services(hub: Hub, server: grpc.aio.Server) -> None:
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
 
 
+def interceptors_of(trust: Trust | None) -> list[grpc.aio.ServerInterceptor]:
+    """What stands before every handler, the outermost first."""
+    guard = [] if trust is None else [GuardInterceptor(trust.identify)]
+    return [ErrorInterceptor(), *guard, ParsingInterceptor()]
+
+
 @contextlib.asynccontextmanager
 async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroker]:
     """Serve inside the ``async with``; port 0 takes a free one, `RunningBroker.address` tells it.
@@ -82,10 +88,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         allow_narrowing=settings.allow_narrowing,
         costs=settings.cost_model(),
     )
-    interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(), ParsingInterceptor()]
-    if trust is not None:
-        interceptors.insert(1, GuardInterceptor(trust.identify))
-    server = grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=interceptors_of(trust), options=SERVER_OPTIONS)
     add_services(hub, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

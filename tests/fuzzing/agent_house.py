@@ -1,0 +1,306 @@
+"""An agent as it is, with real memory and a broker that says anything; NIXL alone is made up.
+
+Every copy, product and read is looked at before it is made: it must lie inside the rank's regions
+or its staging.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from agent_harness.handover import part
+from agent_harness.world import Case, RankMemory, make_case
+from fuzzing.door import Violation
+from restow.agents import copying, projecting, transport
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.errors import PeerLostError
+from restow.agents.memory import Place
+from restow.agents.orders import region_to_proto
+from restow.agents.pieces import Copies, Descriptors
+from restow.agents.transport import Flight
+from restow.broker import wire, wire_program
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.table import ITEM_BYTES
+from restow.kernels.project_table import FLOAT_BYTES, ProjectColumn
+from restow.v1 import agent_link_pb2 as pb
+from simulation_harness.virtual_loop import VirtualLoop
+
+STAGING_BYTES = 4 << 20
+CASES = ("wide", "cast", "recompute")
+PEER_ADDRESS = 1 << 40
+HANDOFF = 77
+
+case = cache(make_case)
+
+
+@cache
+def program_of(name: str, strategy: Strategy, dst_rank: int) -> Program:
+    plan = make_plan(case(name).source, case(name).destination)
+    made = compile_programs(plan, strategy)
+    return next(one for one in made if one.dst_rank == dst_rank)
+
+
+class Fence:
+    """Where bytes may be written, and where they may be read."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self.found: list[str] = []
+        """What was about to happen elsewhere."""
+
+    def holds(self, begin: Int64s, size: Int64s, what: str) -> None:
+        """All of these ranges lie inside. Raises `Violation`."""
+        begin, size = np.broadcast_arrays(np.asarray(begin), np.asarray(size))
+        inside = np.zeros(begin.shape, bool)
+        for start, stop in self.ranges:
+            inside |= (begin >= start) & (size > 0) & (size <= stop - begin) & (begin < stop)
+        if not inside.all():
+            index = int(np.argmin(inside.ravel()))
+            self.found.append(f"{what}: {size.ravel()[index]} bytes at {begin.ravel()[index]}")
+            raise Violation(self.found[-1])
+
+    def check_copies(self, copies: Copies, reads: bool) -> None:
+        for one in copies.grids:
+            for side, address, step, dtype in (
+                ("copied to", one.dst_address, one.dst_step_bytes, one.dst_dtype),
+                ("copied from", one.src_address, one.src_step_bytes, one.src_dtype),
+            ):
+                if side == "copied to" or reads:
+                    reach = (one.count.astype(object) - 1) * step + ITEM_BYTES[dtype]
+                    if address.size and (np.asarray(reach) > 1 << 40).any():
+                        raise Violation(f"{side}: a row of {np.max(reach)} bytes")
+                    self.holds(address, np.asarray(reach, np.int64), side)
+
+    def check_products(self, rows: Int64s) -> None:
+        item = FLOAT_BYTES[rows[:, ProjectColumn.TYPE]]
+        dst_item = FLOAT_BYTES[rows[:, ProjectColumn.DST_TYPE]]
+        taps, hidden, channels = (
+            rows[:, one] - 1
+            for one in (ProjectColumn.TAPS, ProjectColumn.HIDDEN, ProjectColumn.CHANNELS)
+        )
+        for what, address, reach in (
+            (
+                "rebuilt from",
+                ProjectColumn.SRC_ADDRESS,
+                taps * rows[:, ProjectColumn.SRC_TAP_STRIDE_BYTES] + (hidden + 1) * item,
+            ),
+            (
+                "multiplied with",
+                ProjectColumn.WEIGHT_ADDRESS,
+                channels * rows[:, ProjectColumn.WEIGHT_STRIDE_BYTES] + (hidden + 1) * item,
+            ),
+            (
+                "rebuilt",
+                ProjectColumn.DST_ADDRESS,
+                channels * rows[:, ProjectColumn.DST_STRIDE_BYTES]
+                + taps * rows[:, ProjectColumn.DST_TAP_STRIDE_BYTES]
+                + dst_item,
+            ),
+        ):
+            self.holds(rows[:, address], reach, what)
+
+
+class CheckedTransport:
+    """`restow.agents.transport.NixlTransport`, by its verbs; reads nothing."""
+
+    def __init__(self, fence: Fence) -> None:
+        self.name = "me"
+        self._fence = fence
+
+    def register(self, address: int, length_bytes: int, place: Place) -> None:
+        self._fence.ranges.append((address, address + length_bytes))
+
+    def metadata(self) -> bytes:
+        return b"metadata"
+
+    def knows(self, peer: str) -> bool:
+        return False
+
+    def add_peer(self, peer: str, metadata: bytes) -> None:
+        if not metadata:
+            raise PeerLostError(f"agent {peer} can't be connected", agent=peer)
+
+    def forget_peer(self, peer: str) -> None:
+        """Nothing is kept."""
+
+    def read(self, peer: str, descriptors: Descriptors, src: Place, dst: Place) -> Flight:
+        transport._rows(descriptors.src_address, descriptors, src)
+        transport._rows(descriptors.dst_address, descriptors, dst)
+        self._fence.holds(descriptors.dst_address, descriptors.length_bytes, "read to")
+        there, size = descriptors.src_address, descriptors.length_bytes
+        if (there < 1).any() or (there > 2**63 - 1 - size).any():
+            raise Violation(f"read from {there.min()}")
+        return Flight(peer, None, True)
+
+    def poll(self, flight: Flight) -> bool:
+        return True
+
+    def release(self, flight: Flight) -> None:
+        """Nothing is kept."""
+
+    def progress(self) -> None:
+        """Nothing to be done."""
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class AgentHouse:
+    """One agent of D, or of P, and what it was told."""
+
+    def __init__(self, of: Case, rank: int, source: bool) -> None:
+        self.loop = VirtualLoop()
+        self.fence = Fence()
+        layout = (of.source if source else of.destination).ranks[rank]
+        self.memory = RankMemory(layout, of.src_ids if source else of.dst_ids)
+        self.before = self.memory.data.copy()
+        self.answers: list[pb.AgentMessage] = []
+        with patch(
+            "restow.agents.async_agent.NixlTransport",
+            lambda label, settings: CheckedTransport(self.fence),
+        ):
+            self.agent = self.loop.run_until_complete(self._open(rank))
+        # Weights are read, though no peer may.
+        self._weights = [
+            (one.base_address, one.base_address + one.length_bytes)
+            for one in self.memory.regions
+            if one.private
+        ]
+
+    async def _open(self, rank: int) -> AsyncAgent:
+        settings = AgentSettings(staging_bytes=STAGING_BYTES, read_threads=1)
+        agent = AsyncAgent("nowhere:1", "E", "life", rank, self.memory.regions, settings)
+        agent._link.send = self.answers.append  # type: ignore[method-assign, assignment]
+        return agent
+
+    @contextlib.contextmanager
+    def lives(self) -> Iterator[AgentHouse]:
+        """Until the end of the ``with``, with all that it does looked at."""
+        run, project = copying.run_copies, projecting.run_projections
+
+        def run_checked(copies: Copies, device: Any) -> None:
+            self.fence.check_copies(copies, reads=True)
+            run(copies, device)
+
+        def fill_checked(copies: Copies, device: Any) -> None:
+            self.fence.check_copies(copies, reads=False)
+            run(copies, device)
+
+        def project_checked(rows: Int64s, device: Any) -> None:
+            ranges = self.fence.ranges
+            self.fence.ranges = [*ranges, *self._weights]
+            self.fence.check_products(rows)
+            self.fence.ranges = ranges
+            project(rows, device)
+
+        with (
+            patch("restow.agents.copier.run_copies", run_checked),
+            patch("restow.agents.copying.run_copies", fill_checked),
+            patch("restow.agents.copier.run_projections", project_checked),
+        ):
+            try:
+                yield self
+            finally:
+                self.loop.run_until_complete(self.agent.close())
+                self.loop.close()
+
+    def take(self, orders: Iterable[pb.AgentOrder]) -> None:
+        """Take orders, and do what can be done at once."""
+
+        async def take() -> None:
+            for order in orders:
+                self.agent.take(order)
+            await asyncio.sleep(0.01)
+
+        self.loop.run_until_complete(take())
+        for broken in self.loop.broken:
+            raise Violation(f"in the background: {broken}") from broken["exception"]
+        if self.fence.found:
+            raise Violation(self.fence.found[0])
+
+    def end_well(self) -> None:
+        """A new stream finds nothing of the old one, and what is no page of a handoff untouched."""
+        self.loop.run_until_complete(asyncio.wait_for(self.agent.hello(), 1000))
+        if self.agent._tasks:
+            raise Violation(f"work that does not end: {sorted(self.agent._tasks)}")
+        free = self.agent._executor.free_staging_bytes
+        if free != (STAGING_BYTES, STAGING_BYTES):
+            raise Violation(f"{free} bytes of staging are free, of {STAGING_BYTES}")
+        touched = self.memory.data != self.before
+        for one in self.memory.regions:
+            if not one.private:
+                begin = one.base_address - self.memory.data.ctypes.data
+                touched[begin : begin + one.length_bytes] = False
+        if touched.any():
+            raise Violation(f"{touched.sum()} bytes outside of all pages were written")
+
+
+def peers(of: Case) -> list[pb.AgentOrder]:
+    """The agents of P, introduced."""
+    found = []
+    for one in of.source.ranks:
+        memory = RankMemory(one, of.src_ids)
+        regions = [region_to_proto(region) for region in memory.regions]
+        for region in regions:
+            region.base_address += PEER_ADDRESS
+        found.append(
+            pb.AgentOrder(
+                peer=pb.Peer(
+                    agent_name=f"peer{one.rank}",
+                    rank=one.rank,
+                    nixl_metadata=b"metadata",
+                    regions=regions,
+                    page_stride_bytes=[region.page_stride_bytes for region in one.regions],
+                )
+            )
+        )
+    return found
+
+
+def execute(of: Case, program: Program, lengths: dict[int, int]) -> pb.AgentOrder:
+    """The order to read; ``lengths`` are those of staged runs, by source rank."""
+    return pb.AgentOrder(
+        execute=pb.Execute(
+            handoff=HANDOFF,
+            handoff_id="h",
+            program_id=program.program_id,
+            src_blocks=wire.block_lists(of.src_ids),
+            dst_blocks=wire.block_lists(of.dst_ids),
+            stop_token=of.tokens,
+            sources=[
+                pb.Source(
+                    src_rank=rank,
+                    agent_name=f"peer{rank}",
+                    staged_address=PEER_ADDRESS if lengths.get(rank) else 0,
+                    staged_bytes=lengths.get(rank, 0),
+                )
+                for rank in program.src_ranks
+            ],
+            grant_ms=10_000,
+        )
+    )
+
+
+def stage(of: Case, program: Program, rank: int) -> pb.AgentOrder:
+    """The order to gather."""
+    return pb.AgentOrder(
+        stage=pb.Stage(
+            handoff=HANDOFF,
+            parts=[part(program, rank)],
+            src_blocks=wire.block_lists(of.src_ids),
+            stop_token=of.tokens,
+        )
+    )
+
+
+def load(program: Program, rank: int | None = None) -> pb.AgentOrder:
+    """The program, or the part that a source gathers."""
+    return pb.AgentOrder(program=wire_program.program_to_proto(program, rank))

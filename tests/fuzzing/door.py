@@ -1,0 +1,185 @@
+"""The real services without a network: bytes in, bytes out, and what must hold is checked."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from fuzzing.messages import message_type
+from restow.broker.server.hub import Hub
+from restow.broker.server.serve import SERVER_OPTIONS, SERVICES, add_services, interceptors_of
+from restow.broker.server.status import ERROR_DOMAIN
+
+MAX_METADATA_BYTES = 8 << 10
+"""From here on gRPC may drop the end of a call, and with it the reason."""
+MAX_RESPONSE_BYTES = dict(SERVER_OPTIONS)["grpc.max_send_message_length"]
+REASON = re.compile(r"[A-Z][A-Z0-9_]{2,63}")
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
+
+
+def methods() -> dict[str, MethodDescriptor]:
+    """Every RPC that a broker serves, by path, as its contract has it."""
+    pool = descriptor_pool.Default()
+    services = [pool.FindServiceByName(name) for name in SERVICES]
+    return {f"/{one.full_name}/{rpc.name}": rpc for one in services for rpc in one.methods}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a call ended; ``reason`` is empty if it went well."""
+
+    reason: str = ""
+    status: str = "OK"
+    details: str = ""
+    response: Message | None = None
+
+
+class _Abort(Exception):
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.reason)
+        self.answer = answer
+
+
+class _Context:
+    """What a handler knows of its call."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("restow-tenant", self._tenant),)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
+        raise _Abort(read_refusal(code, details, trailing))
+
+
+def read_refusal(code: grpc.StatusCode, details: str, trailing: Any) -> Answer:
+    """The refusal that a client would read. Raises `Violation` unless it carries a reason."""
+    size = len(quote(details)) + sum(len(key) + len(value) for key, value in trailing)
+    if size > MAX_METADATA_BYTES:
+        raise Violation(f"a refusal of {size} bytes, which gRPC may drop: {details[:80]!r}")
+    rich = status_pb2.Status()
+    for key, value in trailing:
+        if key == "grpc-status-details-bin":
+            rich.ParseFromString(value)
+    info = error_details_pb2.ErrorInfo()
+    if not any(detail.Unpack(info) for detail in rich.details):
+        raise Violation(f"{code.name} without a reason: {details[:80]!r}")
+    if (rich.code, rich.message) != (code.value[0], details):
+        raise Violation(f"a refusal in two versions: {rich} and {code.name} {details[:80]!r}")
+    if info.domain != ERROR_DOMAIN or not REASON.fullmatch(info.reason):
+        raise Violation(f"{info.reason!r} of {info.domain!r} is no reason")
+    if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.OK):
+        raise Violation(f"{code.name} {info.reason}: {details}")
+    return Answer(info.reason, code.name, details)
+
+
+class Door:
+    """Handlers by path, behind the interceptors. Registered as with a server."""
+
+    def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._handlers: dict[str, Any] = {}
+        add_services(hub, self)  # type: ignore[arg-type]
+        self.methods = methods()
+        missing = self._handlers.keys() ^ self.methods.keys()
+        if missing:
+            raise Violation(f"served and contracted differ: {sorted(missing)}")
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """As generated code calls it."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """As generated code calls it."""
+        for name, handler in handlers.items():
+            self._handlers[f"/{service}/{name}"] = handler
+
+    async def open(self) -> None:
+        """Put the real interceptors in front of all."""
+        for interceptor in reversed(interceptors_of(None)):
+            for path, handler in self._handlers.items():
+
+                async def found(details: object, handler: Any = handler) -> Any:
+                    return handler
+
+                self._handlers[path] = await interceptor.intercept_service(found, None)  # type: ignore[arg-type]
+
+    async def call(self, path: str, request: bytes, tenant: str) -> Answer:
+        """One unary call. Raises what no handler may raise."""
+        handler = self._handlers[path]
+        try:
+            response = await handler.unary_unary(request, _Context(tenant))
+        except _Abort as abort:
+            return abort.answer
+        return Answer(response=self._read(path, handler.response_serializer(response)))
+
+    def stream(self, path: str, tenant: str) -> Stream:
+        """Begin a stream."""
+        return Stream(self, self._handlers[path], path, tenant)
+
+    def _read(self, path: str, data: bytes) -> Message:
+        if len(data) > MAX_RESPONSE_BYTES:
+            raise Violation(f"{path} answers with {len(data)} bytes")
+        return message_type(self.methods[path].output_type).FromString(data)
+
+
+class Stream:
+    """One stream of a client. ``hear`` is called with every response that it reads."""
+
+    def __init__(self, door: Door, handler: Any, path: str, tenant: str) -> None:
+        self.path, self.tenant = path, tenant
+        self.answer: Answer | None = None
+        """How it ended, once it has."""
+        self.hear: Callable[[Any], None] = lambda response: None
+        self.reads = asyncio.Event()
+        """Clear it, and nothing is read."""
+        self.reads.set()
+        self._door, self._handler = door, handler
+        self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._task = door.loop.create_task(self._serve())
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is served on it. Raises what no handler may raise."""
+        if self._task.done() and not self._task.cancelled():
+            self._task.result()
+        return self._task.done()
+
+    def say(self, request: Message | bytes) -> None:
+        """Write a request."""
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        self._requests.put_nowait(data)
+
+    def end(self) -> None:
+        """Say that nothing more is written."""
+        self._requests.put_nowait(None)
+
+    def cut(self) -> None:
+        """Break it, as a dead client does."""
+        self._task.cancel()
+
+    async def _serve(self) -> None:
+        try:
+            async for response in self._handler.stream_stream(self._each(), _Context(self.tenant)):
+                self.hear(self._door._read(self.path, self._handler.response_serializer(response)))
+                await self.reads.wait()
+            self.answer = Answer()
+        except _Abort as abort:
+            self.answer = abort.answer
+
+    async def _each(self) -> AsyncIterator[Any]:
+        while (data := await self._requests.get()) is not None:
+            yield data

@@ -1,0 +1,159 @@
+"""An engine that behaves, among others that do not: it hears of nothing that is not its own."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from broker.fakes import PAGES, POSITION, answer_at_once
+from fuzzing.door import Answer, Door, Stream, Violation
+from restow.broker import wire
+from restow.broker.layout import Layout
+from restow.v1 import agent_link_pb2 as link
+from restow.v1 import broker_pb2 as pb
+
+REGISTER = "/restow.v1.Broker/RegisterEngine"
+SESSION = "/restow.v1.Broker/Session"
+CONNECT = "/restow.v1.AgentLink/Connect"
+LEASE_MS = 240_000
+
+
+def hello(
+    layout: Layout, ref: pb.EngineRef, rank: int, host: str = "", tenant: str = ""
+) -> link.Hello:
+    """A Hello that is taken. Its name tells whose it is, whoever hears it."""
+    return link.Hello(
+        engine=ref,
+        rank=rank,
+        agent_name=f"{tenant}/{ref.engine_id}/{ref.incarnation}/{rank}",
+        nixl_metadata=b"metadata",
+        regions=[
+            link.RegionMemory(name=region.name, base_address=1 << 20, page_count=PAGES)
+            for one in layout.ranks
+            if one.rank == rank
+            for region in one.regions
+        ],
+        staging_bytes=1 << 20,
+        host=host,
+    )
+
+
+class GoodEngine:
+    """One engine, its session and its agents. Raises `Violation` when it hears what it must not."""
+
+    def __init__(
+        self, door: Door, tenant: str, name: str, layout: Layout, blocks: dict[str, list[int]]
+    ) -> None:
+        self.ref = pb.EngineRef(engine_id=name, incarnation=f"{name}-life")
+        self.ended: dict[str, pb.Ended] = {}
+        self.waits = False
+        """Whether its agents keep what they read to themselves for now."""
+        self.agents: list[Stream] = []
+        self.hellos = [hello(layout, self.ref, one.rank, f"host-{name}") for one in layout.ranks]
+        self.friends = {one.agent_name for one in self.hellos}
+        """NIXL names of those with whom it has to do."""
+        self.asked: set[str] = set()
+        self.numbers: set[int] = set()
+        """Of handoffs that its agents heard of."""
+        self._door, self._tenant, self._layout = door, tenant, layout
+        self._lists = wire.block_lists(blocks)
+        self._kept: list[tuple[Stream, list[link.AgentMessage]]] = []
+        self._session: Stream | None = None
+
+    async def start(self) -> None:
+        """Register, open the session, connect all agents."""
+        request = pb.RegisterEngineRequest(
+            engine=self.ref, layout=wire.layout_to_proto(self._layout)
+        )
+        answer = await self._door.call(REGISTER, request.SerializeToString(), self._tenant)
+        if answer != Answer(response=answer.response):
+            raise Violation(f"a good engine is refused: {answer}")
+        self._session = self._door.stream(SESSION, self._tenant)
+        self._session.hear = self._hear_events
+        self._session.say(pb.SessionRequest(engine=self.ref))
+        for one in self.hellos:
+            stream = self._door.stream(CONNECT, self._tenant)
+            stream.hear = partial(self._hear_orders, stream)
+            stream.say(link.ConnectRequest(messages=[link.AgentMessage(hello=one)]))
+            self.agents.append(stream)
+
+    def publish(self, name: str) -> None:
+        """Publish a handoff whole; all ranks fence."""
+        whole = pb.Publication(
+            handoff_id=name,
+            blocks=self._lists,
+            position_tokens=POSITION,
+            final=True,
+            lease_ms=LEASE_MS,
+        )
+        self._say(pb.EngineMessage(publish=whole))
+        for agent in self.agents:
+            fenced = link.AgentMessage(fenced=link.Fenced(handoff_id=name))
+            agent.say(link.ConnectRequest(messages=[fenced]))
+
+    def request(self, name: str) -> None:
+        """Ask for a handoff."""
+        self.asked.add(name)
+        demand = pb.Demand(handoff_id=name, blocks=self._lists, timeout_ms=LEASE_MS)
+        self._say(pb.EngineMessage(request=demand))
+
+    def go_on(self) -> None:
+        """Let the agents say what they have kept."""
+        self.waits = False
+        kept, self._kept = self._kept, []
+        for stream, messages in kept:
+            stream.say(link.ConnectRequest(messages=messages))
+
+    def check(self) -> None:
+        """All its streams are open."""
+        for stream in (self._session, *self.agents):
+            if stream is None or stream.over:
+                raise Violation(f"{self.ref.engine_id} lost a stream: {stream and stream.answer}")
+
+    def _say(self, message: pb.EngineMessage) -> None:
+        if self._session is not None:
+            self._session.say(pb.SessionRequest(messages=[message]))
+
+    def _hear_events(self, response: Any) -> None:
+        for event in response.events:
+            body = event.WhichOneof("body")
+            if body == "refused":
+                raise Violation(f"{self.ref.engine_id} is refused: {event.refused}")
+            if body == "ended":
+                self.ended[event.ended.handoff_id] = event.ended
+
+    def _hear_orders(self, stream: Stream, response: Any) -> None:
+        for order in response.orders:
+            self._check_order(order)
+            if answers := answer_at_once(order):
+                self._kept.append((stream, answers))
+        if not self.waits:
+            self.go_on()
+
+    def _check_order(self, order: Any) -> None:
+        """Nothing is told to a good agent that its own engine did not cause."""
+        body = order.WhichOneof("body")
+        part = getattr(order, body)
+        names = [one.agent_name for one in part.sources] if body == "execute" else []
+        names += [part.agent_name] if body in ("peer", "forget", "probe") else []
+        if set(names) - self.friends - {""}:
+            raise Violation(f"{self.ref.engine_id} is told of {names}")
+        if body == "execute":
+            if part.handoff_id not in self.asked or list(part.dst_blocks) != self._lists:
+                raise Violation(f"{self.ref.engine_id} is to fill what it did not ask for: {part}")
+        elif body == "stage" and list(part.src_blocks) != self._lists:
+            raise Violation(f"{self.ref.engine_id} is to gather what it did not publish: {part}")
+        if body in ("execute", "stage"):
+            self.numbers.add(part.handoff)
+
+
+async def hand_over(source: GoodEngine, destination: GoodEngine, name: str) -> None:
+    """A handoff that nothing hinders."""
+    source.publish(name)
+    destination.request(name)
+    await asyncio.sleep(0.5)
+    for engine in (source, destination):
+        ended = engine.ended.get(name)
+        if ended is None or ended.state != pb.HANDOFF_STATE_DONE:
+            raise Violation(f"{name} of {engine.ref.engine_id} did not end well: {ended}")

@@ -1,0 +1,239 @@
+"""A broker as it is, on a virtual clock, with good engines in the midst of hostile ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Coroutine, Iterator
+from functools import lru_cache
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import structlog
+
+from broker.fakes import D_BLOCKS, P_BLOCKS, model_layout
+from fuzzing.door import Answer, Door, Violation
+from fuzzing.good_engine import GoodEngine, hand_over
+from restow.broker.core.audit import audit
+from restow.broker.core.limits import Limits
+from restow.broker.core.pair import PairRefused
+from restow.broker.planner import Strategy
+from restow.broker.server import hub as hubs
+from restow.broker.server.hub import Hub
+from simulation_harness.virtual_loop import VirtualLoop
+
+T = TypeVar("T")
+
+TENANTS = ("default", "other")
+LAYOUTS = {tp: model_layout(tp) for tp in (1, 2)}
+VICTIM = "victim"
+"""A handoff of the good engines that is being read all the while."""
+LIMITS = Limits(
+    lease_s=5.0,
+    timeout_s=5.0,
+    max_lease_s=240.0,
+    grant_s=230.0,
+    settle_grace_s=1.0,
+    agent_wait_s=2.0,
+    engine_idle_s=240.0,
+    max_live=40,
+    max_ended=30,
+    max_engines=12,
+    max_pairs=20,
+)
+MAX_QUEUE = 600
+FOREVER_S = 490.0
+"""Longer than any lease with its grant."""
+
+_plan_once = lru_cache(512)(hubs.plan_pair)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Fewer ticks, no chance, no words, and every plan made once."""
+    logs = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    with contextlib.ExitStack() as stack:
+        for target, name, value in (
+            (hubs, "TICK_S", 0.5),
+            (hubs, "plan_pair", _plan_once),
+            (secrets, "randbits", lambda bits: 7),
+            (secrets, "token_hex", lambda size: "e" * size),
+        ):
+            stack.enter_context(patch.object(target, name, value))
+        try:
+            yield
+        finally:
+            structlog.configure(**logs)
+
+
+class House:
+    """The broker, the good engines of one tenant, and all that must hold."""
+
+    def __init__(self, strategy: Strategy = Strategy.AUTO, limits: Limits = LIMITS) -> None:
+        self.loop = VirtualLoop()
+        self.hub = Hub(limits, strategy, MAX_QUEUE, self.loop.time)
+        self.door = Door(self.hub, self.loop)
+        self._clock = self.loop.create_task(self.hub.run_clock())
+        self._calls: list[asyncio.Task[Answer]] = []
+        self.p = GoodEngine(self.door, TENANTS[0], "good-p", LAYOUTS[2], P_BLOCKS)
+        self.d = GoodEngine(self.door, TENANTS[0], "good-d", LAYOUTS[1], D_BLOCKS)
+        self.p.friends = self.d.friends = self.p.friends | self.d.friends
+        self._handed_over = 0
+        self.run(self._start())
+
+    async def _start(self) -> None:
+        await self.door.open()
+        for engine in (self.p, self.d):
+            await engine.start()
+        await asyncio.sleep(0.01)
+        self.d.waits = True
+        self.p.publish(VICTIM)
+        self.d.request(VICTIM)
+        await asyncio.sleep(0.5)
+        self.d.go_on()  # what costs were measured
+        self.d.waits = True
+        await asyncio.sleep(0.5)
+        if not self.d.numbers:
+            raise Violation("the good engines have nothing to do")
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it, and all that follows from it at once."""
+        found = self.loop.run_until_complete(work)
+        self.wait(0.001)
+        return found
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+
+    def call(self, path: str, request: bytes, tenant: str) -> Answer | None:
+        """One call; None if it is not answered at once. Who is refused has changed nothing."""
+        self.wait(0.001)
+        before = self.state()
+        task = self.loop.create_task(self.door.call(path, request, tenant))
+        self.wait(0.001)
+        if not task.done():
+            self._calls.append(task)
+            return None
+        answer = task.result()
+        if answer.reason and self.state() != before:
+            raise Violation(f"{path} was refused with {answer.reason}, and changed something")
+        return answer
+
+    def state(self) -> object:
+        """All that a refused call must leave as it was."""
+        directory = self.hub.directory
+        return (
+            [
+                (key, one.incarnation, one.layout_digest, sorted(one.handoffs), one.admitted)
+                for key, one in directory.members.engines.items()
+            ],
+            set(directory.members.names),
+            [
+                (key, one.number, one.state, one.final, one.lease_until_s, len(one.timeline))
+                for key, one in directory.ledger.live.items()
+            ],
+            dict(directory.ledger.ended_counts),
+            len(directory.ledger.quarantine),
+        )
+
+    def check(self) -> None:
+        """Find nothing wrong."""
+        directory, limits = self.hub.directory, self.hub.directory.limits
+        if found := audit(directory):
+            raise Violation(f"the audit finds {found}")
+        if self._clock.done():
+            self._clock.result()
+        for broken in self.loop.broken:
+            raise Violation(f"in the background: {broken}") from broken["exception"]
+        for task in self._calls:
+            if task.done():
+                task.result()
+        for engine in (self.p, self.d):
+            engine.check()
+        for pair, outcome in directory.pairs.items():
+            if isinstance(outcome, PairRefused) and "planner failed" in outcome.error.message:
+                raise Violation(f"{pair}: {outcome.error.message}")
+        members, probing = directory.members, directory.probing
+        for what, size, bound in (
+            ("sessions", len(self.hub.engines), limits.max_engines),
+            ("agents", len(self.hub.agents), len(members.names)),
+            ("live and quarantined", len(directory.ledger.quarantine), limits.max_live),
+            ("pairs of hosts", len(probing.known), limits.max_pairs),
+            ("longest word of a failure", _longest_word(self.hub), 1024),
+        ):
+            if size > bound:
+                raise Violation(f"{size} {what}, more than {bound}")
+
+    def show(self) -> None:
+        """Operators see everything at any time."""
+        for path in self.door.methods:
+            if path.startswith("/restow.v1.Admin/") and not path.endswith("/GetHandoff"):
+                for tenant in TENANTS:
+                    answer = self.call(path, b"", tenant)
+                    if answer is None or answer.reason:
+                        raise Violation(f"{path}: {answer}")
+
+    def hand_over(self) -> None:
+        """Another handoff of the good engines, from end to end, beside all that goes on."""
+        self._handed_over += 1
+        waits, self.d.waits = self.d.waits, False
+        self.run(hand_over(self.p, self.d, f"not guessed {self._handed_over}"))
+        self.d.waits = waits
+
+    @contextlib.contextmanager
+    def lives(self) -> Iterator[House]:
+        """Until the end of the ``with``."""
+        try:
+            yield self
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop, whatever goes on."""
+        self._clock.cancel()
+        for task in self._calls:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            self.loop.run_until_complete(self._clock)
+        self.loop.close()
+
+    def end_well(self) -> None:
+        """What was begun ends well, and of the others, whose streams were cut, nothing is left."""
+        self.check()
+        self.d.go_on()
+        self.wait(0.01)
+        for engine in (self.p, self.d):
+            ended = engine.ended.get(VICTIM)
+            if ended is None or ended.reason:
+                raise Violation(f"{VICTIM} did not end well: {ended}")
+        self.hand_over()
+        self.wait(FOREVER_S)
+        self.check()
+        directory, hub = self.hub.directory, self.hub
+        good = {(TENANTS[0], engine.ref.engine_id) for engine in (self.p, self.d)}
+        friends = self.p.friends
+        for what, left in (
+            ("handoffs", set(directory.ledger.live)),
+            ("engines", directory.members.engines.keys() - good),
+            ("agents", directory.members.names.keys() - {(TENANTS[0], one) for one in friends}),
+            ("sessions", hub.engines.keys() - good),
+            ("agents' streams", {key for key in hub.agents if key.engine not in good}),
+            ("calls that wait", set(hub._waiting)),
+            ("plans under way", set(directory.planning)),
+            ("calls", {task for task in self._calls if not task.done()}),
+        ):
+            if left:
+                raise Violation(f"{what} that never end: {left}")
+        self.hand_over()
+
+
+def _longest_word(hub: Hub) -> int:
+    """Of what hostile words the broker keeps."""
+    directory = hub.directory
+    words = [one.failure for one in directory.probing.known.values()]
+    words += [one.failure.detail for one in directory.ledger.ended.values() if one.failure]
+    return max(map(len, words), default=0)

@@ -1,0 +1,130 @@
+"""A hostile party: engines with sessions and agents that say and hear anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, answer_at_once
+from fuzzing.door import Stream, Violation, methods
+from fuzzing.good_engine import CONNECT, REGISTER, SESSION
+from fuzzing.hostile_words import LAYOUT_MESSAGES, RANKS, REFS, hellos
+from fuzzing.house import TENANTS, House
+from restow.broker import wire
+from restow.v1 import agent_link_pb2 as link
+from restow.v1 import broker_pb2 as pb
+
+MAX_STREAMS = 24
+METHODS = methods()
+UNARY = sorted(path for path, one in METHODS.items() if not one.client_streaming)
+STREAMING = sorted(METHODS.keys() - set(UNARY))
+
+
+class Party:
+    """Its streams, and the orders that its agents heard."""
+
+    def __init__(self, house: House, seen: Counter[str]) -> None:
+        self.house, self.seen = house, seen
+        self.streams: list[Stream] = []
+        self.orders: list[tuple[Stream, link.AgentOrder]] = []
+        self._owner: dict[Stream, str] = {}
+        for tenant in TENANTS:
+            self.come(tenant, REFS[0])
+            self.come(tenant, REFS[2])
+
+    def come(self, tenant: str, ref: pb.EngineRef) -> None:
+        """An engine with its session and its agents, as a good one would come."""
+        request = pb.RegisterEngineRequest(engine=ref, layout=LAYOUT_MESSAGES[RANKS[ref.engine_id]])
+        self.house.call(REGISTER, request.SerializeToString(), tenant)
+        self.open(SESSION, tenant, ref).say(pb.SessionRequest(engine=ref))
+        for one in {one.rank: one for one in hellos([ref], tenant)}.values():
+            self.introduce(self.open(CONNECT, tenant, ref), one)
+        self.house.wait(0.001)
+
+    def open(self, path: str, tenant: str, ref: pb.EngineRef | None = None) -> Stream:
+        """A stream, in place of the oldest one if there are many."""
+        if len(self.streams) >= MAX_STREAMS:
+            self.streams.pop(0).cut()
+        stream = self.house.door.stream(path, tenant)
+        if ref is not None:
+            self._owner[stream] = ref.engine_id
+        self.streams.append(stream)
+        stream.hear = lambda response: self._hear(stream, response)
+        return stream
+
+    def of(self, path: str, tenant: str, ref: pb.EngineRef) -> list[Stream]:
+        """The open streams that an engine opened well."""
+        return [
+            one
+            for one in self.streams
+            if (one.path, one.tenant) == (path, tenant) and self._owner.get(one) == ref.engine_id
+        ]
+
+    def introduce(self, stream: Stream, one: link.Hello, *more: link.AgentMessage) -> None:
+        """Say Hello, and perhaps more."""
+        stream.say(link.ConnectRequest(messages=[link.AgentMessage(hello=one), *more]))
+
+    def look(self) -> None:
+        """Drop the streams that are over. Raises what no handler may raise."""
+        for stream in list(self.streams):
+            if stream.over:
+                self.streams.remove(stream)
+                self.orders = [one for one in self.orders if one[0] is not stream]
+                if stream.answer is not None:
+                    name = METHODS[stream.path].name
+                    self.seen[f"{name} ended {stream.answer.reason or 'OK'}"] += 1
+
+    def leave(self) -> None:
+        """Cut everything."""
+        for stream in self.streams:
+            stream.cut()
+
+    def _hear(self, stream: Stream, response: Any) -> None:
+        if stream.path == SESSION:
+            for event in response.events:
+                body = event.WhichOneof("body")
+                word = getattr(getattr(event, body), "reason", "") or "OK"
+                self.seen[f"{body} {word}"] += 1
+            return
+        for order in response.orders:
+            self.seen[f"order {order.WhichOneof('body')}"] += 1
+            check_order(order)
+            if answer_at_once(order):
+                self.orders.append((stream, order))
+
+
+def check_order(order: link.AgentOrder) -> None:
+    """What the broker hands on of one agent's words to another one is sound."""
+    runs = [(one.staged_address, one.staged_bytes) for one in order.execute.sources]
+    runs.append((order.probe.address, order.probe.bytes if order.probe.agent_name else 0))
+    for one in order.peer.regions:
+        runs += [(one.base_address, one.page_count)]
+        if one.device_id < 0 or one.memory not in link.MemoryKind.values():
+            raise Violation(f"a region where no memory is: {one}")
+    for address, size_bytes in runs:
+        if size_bytes < 0 or (size_bytes and not 0 < address <= 2**63 - size_bytes):
+            raise Violation(f"{size_bytes} bytes at {address}: {order}")
+
+
+def publication(name: str, lease_ms: int) -> pb.EngineMessage:
+    """A handoff published whole."""
+    whole = pb.Publication(
+        handoff_id=name,
+        blocks=wire.block_lists(P_BLOCKS),
+        position_tokens=POSITION,
+        final=True,
+        lease_ms=lease_ms,
+    )
+    return pb.EngineMessage(publish=whole)
+
+
+def demand(name: str, timeout_ms: int) -> pb.EngineMessage:
+    """A wish for it."""
+    wish = pb.Demand(handoff_id=name, blocks=wire.block_lists(D_BLOCKS), timeout_ms=timeout_ms)
+    return pb.EngineMessage(request=wish)
+
+
+def fence(name: str) -> link.ConnectRequest:
+    """A rank's part of it is complete."""
+    message = link.AgentMessage(fenced=link.Fenced(handoff_id=name))
+    return link.ConnectRequest(messages=[message])

@@ -1,0 +1,88 @@
+"""The same through real gRPC: it answers every time, and the server lives."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.fakes import Pair, broker, pair
+from fuzzing.door import read_refusal
+from fuzzing.messages import ODDNESS, Known, draw_message
+from fuzzing.mutation import spoiled
+from fuzzing.party import METHODS, STREAMING, UNARY
+from fuzzing.rounds import tried
+from restow.broker import wire
+from restow.v1 import broker_pb2 as pb
+
+CALLS = st.lists(st.sampled_from(sorted(METHODS)), min_size=1, max_size=6)
+WAITS = "/restow.v1.Broker/Request"
+"""Answers at the end of a handoff only."""
+
+
+def known(both: Pair) -> Known:
+    """Others may say what they like in the name of engines that do not exist, or not any more."""
+    refs = [pb.EngineRef(engine_id=name, incarnation="1") for name in ("x", "p", "d")]
+    return Known(
+        {"handoff_id": ["h", "x"], "final": [True, False]},
+        {
+            "restow.v1.EngineRef": refs[:1],
+            "restow.v1.Layout": [wire.layout_to_proto(both.p._layout)],
+        },
+    )
+
+
+async def heard(call: Any) -> None:
+    """Hear all that comes; a refusal must have its reason."""
+    try:
+        async for _ in call:
+            continue
+    except grpc.aio.AioRpcError as error:
+        check(error)
+
+
+def check(error: grpc.aio.AioRpcError) -> None:
+    if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+        read_refusal(error.code(), error.details() or "", error.trailing_metadata() or ())
+
+
+@tried(30)
+@given(data=st.data())
+async def test_whatever_is_said_the_server_lives(data: st.DataObject) -> None:
+    async with broker() as running, pair(running.address) as both:
+        for path in data.draw(CALLS):
+            kind = METHODS[path].input_type
+            said = draw_message(data.draw, kind, known(both), data.draw(ODDNESS))
+            words = said.SerializeToString()
+            if data.draw(st.booleans()):
+                words = data.draw(spoiled(words))
+            if path in STREAMING:
+                stream: Any = both.channel.stream_stream(path)
+                call = stream()
+                for _ in range(data.draw(st.integers(0, 2))):
+                    await call.write(words)
+                await call.done_writing()
+                await heard(call)
+                continue
+            method: Any = both.channel.unary_unary(path)
+            try:
+                await method(words, timeout=0.02 if path == WAITS else 60)
+            except grpc.aio.AioRpcError as error:
+                check(error)
+        await both.hand_over("good")
+        assert not running.clock.done()
+
+
+async def test_what_is_larger_than_a_message_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    async with broker() as running, pair(running.address) as both:
+        for path in UNARY:
+            method: Any = both.channel.unary_unary(path)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await method(b"\0" * (16 << 20) + b"\0")
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await both.hand_over("good")
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
