@@ -23,6 +23,7 @@ class Suite(StrEnum):
     MODELS = "models"
     GROUND = "ground"
     RESTARTS = "restarts"
+    KILLED = "killed"
     VLLM = "vllm"
 
 
@@ -34,6 +35,7 @@ MODULES = {
     Suite.MODELS: ("choice", "run_models"),
     Suite.GROUND: ("ground", "run"),
     Suite.RESTARTS: ("restarts", "run"),
+    Suite.KILLED: ("killed", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM,)

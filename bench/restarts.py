@@ -29,14 +29,14 @@ def run(put: Yield, repeats: int) -> None:
     """10,000 agents of 1,250 engines, each with a connection of its own."""
     back: list[float] = []
     peak_bytes = 0
-    broker, address = _serve("127.0.0.1:0")
+    broker, address = serve("127.0.0.1:0")
     with crowd(address):
         try:
             _whole_after(address, CONNECT_S)
             for _ in range(min(repeats, 3)):
                 broker.kill()
                 broker.wait()
-                broker, _ = _serve(address)
+                broker, _ = serve(address)
                 back.append(_whole_after(address, CONNECT_S))
                 peak_bytes = max(peak_bytes, _peak_bytes(broker.pid))
         finally:
@@ -73,7 +73,8 @@ def crowd(address: str) -> Iterator[None]:
             process.wait()
 
 
-def _serve(listen: str) -> tuple[subprocess.Popen[str], str]:
+def serve(listen: str) -> tuple[subprocess.Popen[str], str]:
+    """A broker of its own, once it listens, and its address."""
     process = subprocess.Popen([*SERVE, listen], stdout=subprocess.PIPE, text=True)
     line = process.stdout.readline() if process.stdout else ""
     if "listening on" not in line:

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from restow.broker.client import EngineSession
+from restow.broker.client.book import HandoffEnded
 from restow.broker.layout import (
     DType,
     Field,
@@ -86,15 +87,19 @@ class Scene:
 
     async def hand_over(self, kind: str, name: str, rng: np.random.Generator) -> float:
         """One handoff; seconds from grant to the last rank's report."""
+        ended = await self.asked(kind, name, rng)
+        if not ended.done:
+            raise RuntimeError(f"{ended.handoff_id}: {ended.reason}: {ended.detail}")
+        return ended.transfer_us / 1e6
+
+    async def asked(self, kind: str, name: str, rng: np.random.Generator) -> HandoffEnded:
+        """One handoff, however it ends."""
         handoff_id = f"{kind}-{self.name}-{name}"
         blocks = [self.blocks(layout, rng) for layout in self.layouts[kind]]
         for worker in self.workers["P"]:
             _say(worker, {"engine_id": f"P{kind}{self.name}", "fence": handoff_id})
         self.sessions["P", kind].publish(handoff_id, blocks[0], self.tokens)
-        ended = await self.sessions["D", kind].request(handoff_id, blocks[1])
-        if not ended.done:
-            raise RuntimeError(f"{handoff_id}: {ended.reason}: {ended.detail}")
-        return ended.transfer_us / 1e6
+        return await self.sessions["D", kind].request(handoff_id, blocks[1])
 
     def blocks(self, layout: Layout, rng: np.random.Generator) -> dict[str, list[int]]:
         """A prompt's blocks in a pool of twice as many, in random order or as after a start."""

@@ -20,6 +20,8 @@ from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 
 KEEPALIVE_S = 15.0
+FIRST_RECONNECT_S = 0.2
+LAST_RECONNECT_S = 2.0
 CONNECT_S = 2.0
 Put = Callable[[object], None]
 _NOBODY = Context()
@@ -350,6 +352,19 @@ class Channel:
 
     def stream_stream(self, method: str, **how: Any) -> Callable[..., _Call]:
         return lambda: _Call(self, method, how["request_serializer"], how["response_deserializer"])
+
+    async def channel_ready(self) -> None:
+        """Try again and again, as a channel does."""
+        wait_s = FIRST_RECONNECT_S
+        while not self._is_reached():
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LAST_RECONNECT_S)
+
+    def _is_reached(self) -> bool:
+        listener = self.network.listeners.get(self.address)
+        if listener is None or not listener.process.alive:
+            return False
+        return not self.network.is_cut(self.process.host, listener.process.host)
 
     async def close(self, grace: float | None = None) -> None:
         """Calls are cancelled by those who made them."""

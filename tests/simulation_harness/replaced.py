@@ -15,10 +15,10 @@ from unittest.mock import patch
 import structlog
 
 from restow.agents import reader, ticker
-from restow.agents.backoff import Backoff
 from restow.agents.executor import Executor
 from restow.agents.fences import RecentFences
 from restow.agents.reader import Reader
+from restow.broker.client.backoff import Backoff
 from restow.broker.server import hub as hubs
 from simulation_harness.fabric import Fabric
 from simulation_harness.network import Network
@@ -56,6 +56,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),
             ("restow.agents.async_agent.RecentFences", partial(RecentFences, clock=clock)),
             ("restow.agents.kept_stream.Backoff", partial(Backoff, clock=clock)),
+            ("restow.broker.client.session.Backoff", partial(Backoff, clock=clock)),
         ):
             stack.enter_context(patch(where, stand_in))
         try:

@@ -11,10 +11,10 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 import structlog
 
-from restow.agents.backoff import Backoff
-from restow.broker.client.channel import Line, open_channel
+from restow.broker.client.backoff import Backoff
+from restow.broker.client.channel import CONNECT_S, Line, open_channel
 from restow.broker.client.credentials import Credentials
-from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.client.errors import from_rpc_error, unreachable
 from restow.broker.errors import RestowError
 from restow.broker.trust.errors import TrustError
 
@@ -90,9 +90,7 @@ class KeptStream(Generic[Message, Request, Response]):
         if not self._open.is_set():
             welcome.cancel()
             await self.close()
-            raise self._refusal or BrokerUnreachableError(
-                f"{self._address} gave no welcome within {timeout_s:g} s", broker=self._address
-            )
+            raise self._refusal or self._unreached(f"no welcome within {timeout_s:g} s")
 
     @property
     def is_open(self) -> bool:
@@ -128,6 +126,9 @@ class KeptStream(Generic[Message, Request, Response]):
         try:
             while True:
                 try:
+                    if not await line.connects():
+                        self._broke(self._unreached(f"not connected within {CONNECT_S:g} s"))
+                        continue
                     await self._stream(await line.channel())
                     self._log.warning("the other side ended the stream")
                 except grpc.aio.AioRpcError as error:
@@ -141,6 +142,9 @@ class KeptStream(Generic[Message, Request, Response]):
                 await asyncio.sleep(self._pause_s())
         finally:
             await line.close()
+
+    def _unreached(self, details: str) -> RestowError:
+        return unreachable(self._address, details, self._credentials.secure)
 
     def _broke(self, refusal: RestowError) -> None:
         before, self._refusal = self._refusal, refusal

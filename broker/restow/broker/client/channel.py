@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -11,6 +13,7 @@ from restow.broker.client.credentials import Credentials
 from restow.broker.trust.reloaded import Stamp
 
 DEFAULT_BROKER = "127.0.0.1:7350"
+CONNECT_S = 5.0
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -71,6 +74,18 @@ class Line:
             await self.close()
             self._channel, self._stamp = channel, stamp
         return self._channel
+
+    async def connects(self) -> bool:
+        """Whether the channel is connected now, or soon: it tries by itself. Raises like `channel`.
+
+        After ``CONNECT_S`` it is not; then files are worth another look.
+        """
+        channel = await self.channel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT_S):
+                await channel.channel_ready()
+                return True
+        return False
 
     async def close(self) -> None:
         """Close the channel. May be repeated."""

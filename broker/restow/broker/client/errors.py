@@ -43,6 +43,19 @@ _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.
 """What gRPC says of calls that broke on their way, a few of a thousand that begin at once."""
 
 
+def unreachable(address: str, details: str, secure: bool = False) -> BrokerUnreachableError:
+    """Nobody answers at the address; ``secure``: he was asked with TLS."""
+    # A handshake that fails on either side's certificate looks like nobody's answer.
+    certificates = (
+        ", or see whether each side's certificate is one that the other accepts (docs/security.md)"
+    )
+    return BrokerUnreachableError(
+        f"no broker answers at {address}: start one with `restow serve`, or name another with "
+        f"--broker{certificates if secure else ''} ({details})",
+        broker=address,
+    )
+
+
 def from_rpc_error(
     error: grpc.RpcError | grpc.aio.AioRpcError, address: str, secure: bool = False
 ) -> RestowError:
@@ -53,16 +66,7 @@ def from_rpc_error(
         refusal.subject = dict(info.metadata)
         return refusal
     if error.code() in _UNREACHED:
-        # A handshake that fails on either side's certificate looks like nobody's answer.
-        certificates = (
-            ", or see whether each side's certificate is one that the other accepts "
-            "(docs/security.md)"
-        )
-        return BrokerUnreachableError(
-            f"no broker answers at {address}: start one with `restow serve`, or name another with "
-            f"--broker{certificates if secure else ''} ({error.details()})",
-            broker=address,
-        )
+        return unreachable(address, error.details() or "", secure)
     if error.code() in _BROKEN:
         return BrokerUnreachableError(
             f"a call to the broker at {address} broke: try again "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ import grpc
 import structlog
 
 from restow.broker import wire
+from restow.broker.client.backoff import FIRST_S, Backoff
 from restow.broker.client.book import Book, HandoffEnded
 from restow.broker.client.channel import Line, broker_address, open_channel
 from restow.broker.client.credentials import Credentials
@@ -25,8 +25,7 @@ from restow.broker.trust.errors import TrustError
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
-FIRST_BACKOFF_S = 0.1
-LAST_BACKOFF_S = 5.0
+REGISTER_S = 5.0
 MAX_BATCH = 128
 """Messages in a batch: few enough that the broker works on one while the next is written."""
 MAX_BATCH_BYTES = 4 << 20
@@ -64,6 +63,7 @@ class EngineSession:
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
+        self._backoff = Backoff()
         self._stub: broker_pb2_grpc.BrokerAsyncStub | None = None
         """Of the line's present channel."""
         self._runner: asyncio.Task[None] | None = None
@@ -100,7 +100,7 @@ class EngineSession:
                 except BrokerUnreachableError:
                     if time.monotonic() > deadline_s:
                         raise
-                    await asyncio.sleep(FIRST_BACKOFF_S)
+                    await asyncio.sleep(FIRST_S)
             self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
             self._renewer = asyncio.create_task(self._renew_leases())
@@ -235,7 +235,6 @@ class EngineSession:
 
     async def _run(self) -> None:
         """Keep a stream open: register and say everything again after each break."""
-        backoff_s = FIRST_BACKOFF_S
         while True:
             try:
                 if self._stub is not None:
@@ -246,22 +245,30 @@ class EngineSession:
                 if typed.reason == "ENGINE_REPLACED":
                     self._book.close(typed)
                     return
-            if self._opened.is_set():
-                backoff_s = FIRST_BACKOFF_S
-            self._opened.clear()
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311
-            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            finally:
+                self._opened.clear()
             try:
-                await self._register(LAST_BACKOFF_S)
-            except BrokerUnreachableError:
-                continue
+                await self._register_again()
             except RestowError as error:
-                if _may_be_mended(error):
-                    self._log.warning("not let in", reason=error.reason, detail=error.message)
-                    continue
                 self._log.error("registration refused", reason=error.reason, detail=error.message)
                 self._book.close(error)
                 return
+
+    async def _register_again(self) -> None:
+        """Register as soon as the broker is there. Raises its refusal, if that is for good."""
+        while True:
+            await asyncio.sleep(self._backoff.wait_s())
+            try:
+                while not await self._line.connects():
+                    pass
+                await self._register(REGISTER_S)
+                return
+            except BrokerUnreachableError:
+                continue
+            except RestowError as error:
+                if not _may_be_mended(error):
+                    raise
+                self._log.warning("not let in", reason=error.reason, detail=error.message)
 
     def _ran(self, runner: asyncio.Task[None]) -> None:
         """Nobody must wait for a runner that broke on a fault of its own."""
@@ -283,6 +290,7 @@ class EngineSession:
                     elif body == "opened" and writer is None:
                         self._outbox = deque(self._book.everything())
                         self._opened.set()
+                        self._backoff.began()
                         writer = asyncio.create_task(self._write(call))
         finally:
             call.cancel()

@@ -13,7 +13,7 @@ class Limits:
     ``min_grant_s``. Reports of it are waited for ``settle_grace_s`` longer, because an agent whose
     read failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A
     handoff whose agents are not all connected waits ``agent_wait_s`` for them, because after a
-    restart of the broker all connect anew, and each pauses up to `agents.backoff.LONGEST_S`. An
+    restart of the broker all connect anew, and each pauses up to `client.backoff.LONGEST_S`. An
     engine of which nothing is heard for ``engine_idle_s``, neither session nor agent, is forgotten.
     What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not
     answer within ``probe_s`` is not waited for, and measured again after ``probe_again_s`` at the
