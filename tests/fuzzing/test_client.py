@@ -161,7 +161,10 @@ async def _live(broker: HostileBroker) -> None:
         session.request("d", D_BLOCKS),
         session.decline("other"),
     ]
-    with patch("restow.broker.client.session.broker_pb2_grpc.BrokerStub", lambda channel: broker):
+    with (
+        patch("restow.broker.client.session.broker_pb2_grpc.BrokerStub", lambda channel: broker),
+        patch("restow.broker.client.session.Line.connects", return_value=True),
+    ):
         await session.start()
         runner: Any = session._runner
         await asyncio.wait_for(runner, 1000)

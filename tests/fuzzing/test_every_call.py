@@ -17,6 +17,7 @@ from fuzzing.messages import ODDNESS, Known, draw_message, message_type
 from fuzzing.mutation import spoiled
 from fuzzing.party import METHODS, STREAMING, UNARY, Party, publication
 from fuzzing.rounds import tried
+from restow.broker.server.expected import WAIT_S
 from restow.v1 import admin_pb2, agent_link_pb2, broker_pb2
 from restow.v1 import broker_pb2 as pb
 
@@ -94,7 +95,7 @@ def test_a_stream(path: str) -> None:
                 house.check()
             stream.say(data.draw(spoiled(request.SerializeToString())))
             stream.end()
-            house.wait(0.001)
+            house.wait(WAIT_S + 0.001)  # for an engine, if it is unknown
             assert stream.over
             house.check()
             house.hand_over()

@@ -16,7 +16,6 @@ from fuzzing.messages import ODDNESS, Known, draw_message
 from fuzzing.mutation import spoiled
 from fuzzing.party import METHODS, STREAMING, UNARY
 from fuzzing.rounds import tried
-from restow.broker import wire
 from restow.v1 import broker_pb2 as pb
 
 CALLS = st.lists(st.sampled_from(sorted(METHODS)), min_size=1, max_size=6)
@@ -31,7 +30,7 @@ def known(both: Pair) -> Known:
         {"handoff_id": ["h", "x"], "final": [True, False]},
         {
             "restow.v1.EngineRef": refs[:1],
-            "restow.v1.Layout": [wire.layout_to_proto(both.p._layout)],
+            "restow.v1.Layout": [both.p._registration.layout],
         },
     )
 

@@ -25,7 +25,7 @@ from restow.broker.trust.errors import TrustError
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
-REGISTER_S = 5.0
+REGISTER_S = 20.0
 MAX_BATCH = 128
 """Messages in a batch: few enough that the broker works on one while the next is written."""
 MAX_BATCH_BYTES = 4 << 20
@@ -58,7 +58,9 @@ class EngineSession:
         self._credentials = credentials or Credentials.of()
         self._line = Line(self.address, self._credentials, open_channel)
         self._ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
-        self._layout = layout
+        self._registration = pb.RegisterEngineRequest(
+            engine=self._ref, layout=wire.layout_to_proto(layout)
+        )
         self._book = Book()
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
@@ -221,11 +223,8 @@ class EngineSession:
 
     async def _register(self, timeout_s: float) -> None:
         stub = self._stub = broker_pb2_grpc.BrokerStub(await self._line.channel())
-        request = pb.RegisterEngineRequest(
-            engine=self._ref, layout=wire.layout_to_proto(self._layout)
-        )
         try:
-            response = await stub.RegisterEngine(request, timeout=timeout_s)
+            response = await stub.RegisterEngine(self._registration, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._typed(error) from None
         self.layout_digest = response.layout_digest

@@ -44,7 +44,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             raise RequestError("the first message of an agent must be Hello")
         hello = first.messages[0].hello
         key = engine_key(context, Role.AGENT, hello.engine.engine_id)
-        engine = hub.directory.members.engine(key, hello.engine.incarnation)
+        engine = await hub.expected.engine(key, hello.engine.incarnation)
         agent = self._admit(engine, hello)
         loop = asyncio.get_running_loop()
 

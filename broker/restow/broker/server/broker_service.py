@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sized
 
-from restow.broker import wire
 from restow.broker.core import actions as act
 from restow.broker.core.events import Chunk, Wish
 from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
-from restow.broker.layout import Layout, check_layout, digest
 from restow.broker.layout.check import MAX_GROUPS
 from restow.broker.server.callers import Context, engine_key
+from restow.broker.server.checked_layouts import CheckedLayouts
 from restow.broker.server.hub import EngineOutbox, Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.outbox import Outbox
 from restow.broker.server.status import cut
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
-from restow.v1 import broker_pb2_grpc, layout_pb2
+from restow.v1 import broker_pb2_grpc
 
 MAX_AT_ONCE = 512
 """Messages of one batch, after which others have their turn: a batch may hold millions."""
@@ -31,6 +30,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     def __init__(self, hub: Hub) -> None:
         """Serve the hub's directory."""
         self._hub = hub
+        self._layouts = CheckedLayouts()
 
     async def RegisterEngine(
         self, request: pb.RegisterEngineRequest, context: Context
@@ -38,13 +38,14 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         """Check a layout and take the engine in."""
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         # Large layouts take long to read and to check: not on the loop.
-        layout, layout_digest = await asyncio.to_thread(_checked, request.layout)
+        layout, layout_digest = await asyncio.to_thread(self._layouts.of, request.layout)
         hub = self._hub
         hub.perform(
             hub.directory.members.register(
                 key, request.engine.incarnation, layout, layout_digest, hub.now_s()
             )
         )
+        hub.expected.came(key)
         return pb.RegisterEngineResponse(layout_digest=layout_digest, broker_epoch=hub.epoch)
 
     async def UnregisterEngine(
@@ -235,12 +236,6 @@ def _check_lists(lists: Sized) -> None:
             f"{len(lists)} lists of blocks; an engine has at most {MAX_GROUPS} groups",
             field="blocks",
         )
-
-
-def _checked(message: layout_pb2.Layout) -> tuple[Layout, str]:
-    layout = wire.layout_from_proto(message)
-    check_layout(layout)
-    return layout, digest(layout)
 
 
 def _refused(message: pb.EngineMessage, error: RestowError) -> pb.Refused:

@@ -17,6 +17,7 @@ from restow.broker.errors import PlanError, RestowError
 from restow.broker.layout import Layout
 from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
 from restow.broker.server import orders
+from restow.broker.server.expected import Expected
 from restow.broker.server.outbox import Outbox
 from restow.v1 import agent_link_pb2, broker_pb2
 
@@ -58,6 +59,7 @@ class Hub:
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
+        self.expected = Expected(self.directory.members)
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
         self._log = structlog.get_logger("restow.broker")
         self._do: dict[type, Callable[..., None]] = {
@@ -82,6 +84,7 @@ class Hub:
 
     def close(self) -> None:
         """Let every stream end."""
+        self.expected.close()
         for engine_outbox in self.engines.values():
             engine_outbox.close()
         for agent_outbox in self.agents.values():

@@ -1,0 +1,69 @@
+"""Engines that are expected: their agents came first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from restow.broker.core.actions import EngineKey
+from restow.broker.core.membership import Membership
+from restow.broker.core.roster import EngineRecord
+from restow.broker.errors import EngineUnknownError
+
+WAIT_S = 60.0
+MAX_WAITING = 100_000
+
+
+class Expected:
+    """Has agents wait for their engines: thousands that asked again would keep a broker busy.
+
+    All methods belong to one event loop.
+    """
+
+    def __init__(self, members: Membership) -> None:
+        """Look engines up in ``members``."""
+        self._members = members
+        self._waiting: dict[EngineKey, set[asyncio.Future[None]]] = {}
+        self._count = 0
+        self._closed = False
+
+    async def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
+        """Look an engine up; if it is not there, it has ``WAIT_S`` to come.
+
+        Raises like `Membership.engine`.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + WAIT_S
+        while True:
+            try:
+                return self._members.engine(key, incarnation)
+            except EngineUnknownError:
+                if loop.time() >= until_s or self._count >= MAX_WAITING or self._closed:
+                    raise
+            await self._wait(key, loop.create_future(), until_s)
+
+    def came(self, key: EngineKey) -> None:
+        """An engine has registered."""
+        for future in self._waiting.get(key, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def close(self) -> None:
+        """Nobody is waited for any more."""
+        self._closed = True
+        for key in self._waiting:
+            self.came(key)
+
+    async def _wait(self, key: EngineKey, came: asyncio.Future[None], until_s: float) -> None:
+        waiting = self._waiting.setdefault(key, set())
+        waiting.add(came)
+        self._count += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    await came
+        finally:
+            self._count -= 1
+            waiting.discard(came)
+            if not waiting:
+                self._waiting.pop(key, None)

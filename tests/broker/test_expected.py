@@ -1,0 +1,88 @@
+"""Agents that come before their engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from broker.fakes import FakeAgent, broker, model_layout
+from restow.broker.client import EngineSession
+from restow.broker.client.errors import BrokerCallError
+from restow.broker.core.actions import EngineKey
+from restow.broker.errors import EngineReplacedError, EngineUnknownError
+from restow.broker.server import expected
+
+KEY = EngineKey("default", "e")
+
+
+def session_of(address: str, incarnation: str = "1") -> EngineSession:
+    return EngineSession("e", incarnation, model_layout(), address)
+
+
+async def test_an_agent_is_welcomed_the_moment_its_engine_registers() -> None:
+    async with broker() as running:
+        session = session_of(running.address)
+        agent = FakeAgent(session, model_layout(), 0, 8)
+        coming = asyncio.create_task(agent.connect())
+        await asyncio.sleep(0.2)
+        assert not coming.done()
+        assert not agent.ended.is_set()
+        async with session:
+            await asyncio.wait_for(coming, 5)
+            await agent.drop()
+
+
+async def test_an_agent_whose_engine_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected, "WAIT_S", 0.2)
+    async with broker() as running:
+        agent = FakeAgent(session_of(running.address), model_layout(), 0, 8)
+        with pytest.raises(BrokerCallError, match="call RegisterEngine first") as caught:
+            await agent.connect()
+        assert caught.value.reason == EngineUnknownError.reason
+
+
+async def test_an_agent_of_a_life_that_ended_is_told_at_once() -> None:
+    async with (
+        broker() as running,
+        session_of(running.address, "1"),
+        session_of(running.address, "2"),
+    ):
+        agent = FakeAgent(session_of(running.address, "1"), model_layout(), 0, 8)
+        with pytest.raises(BrokerCallError, match="is registered as incarnation 2") as caught:
+            await asyncio.wait_for(agent.connect(), 5)
+        assert caught.value.reason == EngineReplacedError.reason
+
+
+async def test_another_life_is_not_the_one_that_is_waited_for() -> None:
+    async with broker() as running:
+        waiting = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
+        await asyncio.sleep(0.05)
+        async with session_of(running.address, "2"):
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        assert not running.hub.expected._waiting
+        assert not running.hub.expected._count
+
+
+async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expected, "MAX_WAITING", 1)
+    async with broker() as running:
+        first = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
+        await asyncio.sleep(0.05)
+        with pytest.raises(EngineUnknownError):
+            await asyncio.wait_for(running.hub.expected.engine(KEY, "1"), 1)
+        assert not first.done()
+        first.cancel()
+
+
+async def test_a_broker_that_stops_waits_for_nobody() -> None:
+    async with broker() as running:
+        waiting = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
+        await asyncio.sleep(0.05)
+    with pytest.raises(EngineUnknownError):
+        await asyncio.wait_for(waiting, 1)
