@@ -46,6 +46,10 @@ def serve(
             "read in quarantine. Default: 7."
         ),
     ] = None,
+    drain_s: Annotated[
+        float | None,
+        typer.Option(help="How long SIGTERM waits for reads under way. Default: 10."),
+    ] = None,
     max_live: Annotated[
         int | None, typer.Option(help="Handoffs under way at once. Default: 100000.")
     ] = None,
@@ -98,7 +102,7 @@ def serve(
     ] = False,
     log_format: LogFormatOption = "console",
 ) -> None:
-    """Run the broker until SIGTERM or SIGINT.
+    """Run the broker until SIGTERM or SIGINT; reads under way end first.
 
     What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...). Who may
     say what with --client-ca and --tokens: docs/security.md.
@@ -120,6 +124,7 @@ def serve(
         "timeout_s": timeout_s,
         "grant_s": grant_s,
         "settle_grace_s": settle_grace_s,
+        "drain_s": drain_s,
         "max_live": max_live,
         "max_ended": max_ended,
         "max_queue": max_queue,

@@ -38,6 +38,13 @@ class Directory:
         self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
         self.planning: dict[PairKey, set[int]] = {}
         self.probing = Probing(self.limits, measures, first_us)
+        self.draining = False
+        """Nothing is granted any more: the next broker will be told of all that waits."""
+
+    @property
+    def granted(self) -> int:
+        """Handoffs that ranks may be reading, or gathering for."""
+        return sum(handoff.granted for handoff in self.ledger.live.values())
 
     # -- words of engines -------------------------------------------------------------------------
 
@@ -298,7 +305,7 @@ class Directory:
         if isinstance(pair, PairRefused):
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self.ledger.stop(handoff, failure, now_s)
-        if handoff.state is not State.READY:
+        if handoff.state is not State.READY or self.draining:
             return []
         if not (source.complete and destination.complete):
             if not handoff.agents_until_s:

@@ -60,6 +60,7 @@ class Hub:
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
         self.expected = Expected(self.directory.members)
+        self._drained = asyncio.Event()
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
         self._log = structlog.get_logger("restow.broker")
         self._do: dict[type, Callable[..., None]] = {
@@ -81,6 +82,15 @@ class Hub:
         """Carry the directory's wishes out."""
         for action in actions:
             self._do[type(action)](action)
+        if self.directory.draining and not self.directory.granted:
+            self._drained.set()
+
+    async def drain(self) -> None:
+        """Grant nothing any more, and wait for the reads under way."""
+        self.directory.draining = True
+        self._log.info("draining", handoffs=self.directory.granted)
+        self.perform([])
+        await self._drained.wait()
 
     def close(self) -> None:
         """Let every stream end."""

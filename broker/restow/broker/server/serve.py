@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import gc
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -59,6 +60,12 @@ class RunningBroker:
     address: str
     clock: asyncio.Task[None]
     """Never ends by itself; if it does, nothing would ever expire: stop serving."""
+    checks: health.aio.HealthServicer
+
+    async def drain(self) -> None:
+        """Say that it stops, grant nothing any more, and wait for the reads under way."""
+        await self.checks.enter_graceful_shutdown()
+        await self.hub.drain()
 
 
 def add_services(hub: Hub, server: grpc.aio.Server) -> None:
@@ -112,7 +119,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     clock = asyncio.create_task(hub.run_clock())
     host = settings.listen.rsplit(":", 1)[0]
     try:
-        yield RunningBroker(hub, f"{host}:{port}", clock)
+        yield RunningBroker(hub, f"{host}:{port}", clock, checks)
     finally:
         await checks.enter_graceful_shutdown()
         hub.close()
@@ -123,19 +130,34 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
 async def serve_until_signalled(
     settings: BrokerSettings, ready: asyncio.Event | None = None
 ) -> None:
-    """Serve until SIGTERM or SIGINT; prints one line when ready."""
-    stop = asyncio.Event()
+    """Serve until SIGTERM or SIGINT; prints one line when ready.
+
+    Reads under way have ``settings.drain_s`` to end; a second signal waits for none.
+    """
+    signals: asyncio.Queue[None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, signals.put_nowait, None)
     # Handoffs make no cycles; a full collection over the history would stall the loop.
     gc.set_threshold(200_000, 20, 100)
     async with running_broker(settings) as broker:
         print(f"restow broker listening on {broker.address}", flush=True)
         if ready is not None:
             ready.set()
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait({stopped, broker.clock}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        await _first_of(broker.clock, signals.get())
+        if not broker.clock.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(settings.drain_s):
+                    await _first_of(broker.clock, signals.get(), broker.drain())
         if broker.clock.done():
             broker.clock.result()
+
+
+async def _first_of(clock: asyncio.Task[None], *works: Coroutine[Any, Any, None]) -> None:
+    """Wait for the first to end."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait([clock, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -29,6 +29,8 @@ class BrokerSettings(BaseSettings):
     timeout_s: Seconds = 30.0
     grant_s: Seconds = 10.0
     settle_grace_s: Seconds = Limits().settle_grace_s
+    drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0
+    """How long reads under way may hold up the end."""
     max_live: Count = 100_000
     max_ended: Count = 10_000
     max_queue: Count = 100_000

@@ -1,0 +1,129 @@
+"""SIGTERM: reads under way end, nothing is begun, and what waits goes on with the next broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, answer_at_once, pair, silent
+from restow.broker.client import HandoffEnded
+from restow.broker.core.directory import Directory
+
+SERVE = (sys.executable, "-m", "restow.broker.cli.main", "serve", "--listen")
+
+
+class Served:
+    """A broker's process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        self.process, self.address = process, address
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    async def ends_within(self, seconds: float) -> None:
+        assert await asyncio.wait_for(self.process.wait(), seconds) == 0
+
+    async def drains(self) -> None:
+        """Say SIGTERM, and wait until it says that it does not serve any more."""
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            self.stop()
+            async for said in watch:
+                if said.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                    return
+
+
+@contextlib.asynccontextmanager
+async def served(path: Path, *options: str) -> AsyncIterator[Served]:
+    """On a socket, so that another one can take its place at once."""
+    address = f"unix:{path}"
+    process = await asyncio.create_subprocess_exec(
+        *SERVE, address, *options, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        assert b"listening on" in await process.stdout.readline()
+        yield Served(process, address)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def reading(both: Pair, name: str) -> asyncio.Future[HandoffEnded]:
+    """A handoff that is being read; its end as D hears it."""
+    both.d_agents[0].answers = lambda order: (
+        silent(order) if order.WhichOneof("body") == "execute" else answer_at_once(order)
+    )
+    both.p.publish(name, P_BLOCKS, POSITION)
+    for agent in both.p_agents:
+        await agent.fence(name)
+    ended = asyncio.ensure_future(both.d.request(name, D_BLOCKS))
+    await both.d_agents[0].order("execute")
+    return ended
+
+
+async def test_a_read_under_way_ends_well(tmp_path: Path) -> None:
+    async with served(tmp_path / "b", "--strategy", "slices") as one, pair(one.address) as both:
+        ended = await reading(both, "a")
+        await one.drains()
+        assert not ended.done()
+        order = await both.d_agents[0].order("execute")
+        assert order.handoff_id == "a"
+        execute = next(o for o in both.d_agents[0].orders if o.WhichOneof("body") == "execute")
+        await both.d_agents[0].say(*answer_at_once(execute))
+        assert (await asyncio.wait_for(ended, 5)).done
+        await one.ends_within(8)
+
+
+async def test_what_is_asked_meanwhile_is_the_next_brokers(tmp_path: Path) -> None:
+    async with served(tmp_path / "b", "--strategy", "slices") as one, pair(one.address) as both:
+        ended = await reading(both, "a")
+        await one.drains()
+        both.p.publish("b", P_BLOCKS, POSITION)
+        for agent in both.p_agents:
+            await agent.fence("b")
+        later = asyncio.ensure_future(both.d.request("b", D_BLOCKS))
+        await asyncio.sleep(0.3)
+        told = [o.execute.handoff_id for o in both.d_agents[0].orders if o.HasField("execute")]
+        assert told == ["a"]
+        assert not ended.done()
+        assert not later.done()
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_read_that_does_not_end_is_not_waited_for_for_ever(
+    tmp_path: Path, again: bool
+) -> None:
+    drain_s = 60.0 if again else 0.5
+    options = ("--strategy", "slices", "--drain-s", str(drain_s))
+    async with served(tmp_path / "b", *options) as one, pair(one.address) as both:
+        await reading(both, "a")
+        began_s = time.monotonic()
+        one.stop()
+        await asyncio.sleep(0.2)
+        assert one.process.returncode is None
+        if again:
+            one.stop()
+        await one.ends_within(8)
+        assert time.monotonic() - began_s >= (0.2 if again else drain_s)
+
+
+async def test_a_broker_with_nothing_to_do_stops_at_once(tmp_path: Path) -> None:
+    async with served(tmp_path / "b") as one:
+        one.stop()
+        await one.ends_within(5)
+
+
+def test_nothing_is_granted_by_a_new_directory() -> None:
+    assert Directory().granted == 0
