@@ -8,19 +8,23 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from agent_harness.waiting import until
 from broker.fakes import (
     D_BLOCKS,
     P_BLOCKS,
     POSITION,
+    answer_at_once,
     broker,
     model_layout,
     pair,
+    silent,
 )
 from restow.broker import wire
 from restow.broker.client import AdminClient, BlockingSession, BrokerCallError
 from restow.broker.client.channel import open_channel
 from restow.broker.planner import Strategy
 from restow.broker.server.serve import SERVICES
+from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
@@ -129,3 +133,25 @@ async def test_health_and_reflection() -> None:
         async for reply in stub.ServerReflectionInfo(iter([question])):
             listed = {one.name for one in reply.list_services_response.service}
             assert set(SERVICES) <= listed
+
+
+async def test_an_operator_sees_what_is_in_quarantine() -> None:
+    async with (
+        broker(grant_s=0.2, settle_grace_s=0.1) as running,
+        pair(running.address) as both,
+    ):
+        both.d_agents[0].answers = lambda order: (
+            silent(order) if order.HasField("execute") else answer_at_once(order)
+        )
+        both.p.publish("h", P_BLOCKS, POSITION)
+        for agent in both.p_agents:
+            await agent.fence("h")
+        asked = asyncio.ensure_future(both.d.request("h", D_BLOCKS))
+        order = await both.d_agents[0].order("execute")
+        admin = AdminClient(running.address)
+        await until(lambda: not running.hub.directory.ledger.live)
+        assert (await asyncio.to_thread(admin.status)).handoffs_quarantined == 1
+        assert not asked.done()
+        await both.d_agents[0].say(*answer_at_once(link.AgentOrder(execute=order)))
+        assert (await asked).state == "FAILED"
+        assert (await asyncio.to_thread(admin.status)).handoffs_quarantined == 0

@@ -96,6 +96,7 @@ def test_status_counts(shown: Shown, address: str) -> None:
         "agents",
         "plans",
         "handoffs_live",
+        "handoffs_quarantined",
         "handoffs_ended",
         "bytes_read",
     ]

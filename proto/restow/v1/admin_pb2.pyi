@@ -46,6 +46,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     ENDED_FIELD_NUMBER: builtins.int
     PLANS_FIELD_NUMBER: builtins.int
     BYTES_READ_FIELD_NUMBER: builtins.int
+    HANDOFFS_QUARANTINED_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of the software."""
     broker_epoch: builtins.str
@@ -62,6 +63,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Plans kept. 0 to an operator of one tenant: they are nobody's."""
     bytes_read: builtins.int
     """Bytes that destination agents reported as read in this life."""
+    handoffs_quarantined: builtins.int
+    """Handoffs that have ended and of which D has not been told, because a rank of its may still write
+    to its pages.
+    """
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
         """Handoffs that ended in this life, by state. Those of a tenant are forgotten when nothing of it
@@ -80,8 +85,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         ended: collections.abc.Iterable[Global___StateCount] | None = ...,
         plans: builtins.int = ...,
         bytes_read: builtins.int = ...,
+        handoffs_quarantined: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "ended", b"ended", "engines", b"engines", "handoffs_live", b"handoffs_live", "plans", b"plans", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "ended", b"ended", "engines", b"engines", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "plans", b"plans", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
 

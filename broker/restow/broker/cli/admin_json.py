@@ -29,6 +29,7 @@ def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
         "agents": status.agents,
         "plans": status.plans,
         "handoffs_live": status.handoffs_live,
+        "handoffs_quarantined": status.handoffs_quarantined,
         "handoffs_ended": {state: ended.get(state, 0) for state in ENDS},
         "bytes_read": status.bytes_read,
     }

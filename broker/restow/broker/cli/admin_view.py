@@ -64,7 +64,11 @@ def show_status(status: dict[str, Any]) -> None:
         ("epoch", f"{status['broker_epoch']}, up {duration_text(status['uptime_s'])}"),
         ("engines", f"{status['engines']}, with {status['agents']} agents"),
         ("plans", str(status["plans"])),
-        ("live", f"{status['handoffs_live']} handoffs under way"),
+        (
+            "live",
+            f"{status['handoffs_live']} handoffs under way, and "
+            f"{status['handoffs_quarantined']} whose pages may still be written to",
+        ),
         ("ended", ended),
         ("read", size_text(status["bytes_read"])),
     ):

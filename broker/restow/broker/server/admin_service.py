@@ -42,6 +42,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.engines = len(directory.members.engines)
             status.agents = len(names)
             status.handoffs_live = len(ledger.live)
+            status.handoffs_quarantined = len(ledger.quarantine)
             status.plans = len(directory.pairs)
             ended, bytes_read = ledger.ended_counts, ledger.bytes_read
         else:
@@ -49,6 +50,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.engines = held.engines
             status.agents = sum(owner == tenant for owner, _ in names)
             status.handoffs_live = held.live
+            status.handoffs_quarantined = held.quarantined
             ended, bytes_read = held.ended_counts, held.bytes_read
         for state, count in sorted(ended.items()):
             status.ended.add(state=STATE_NUMBERS[state], count=count)
