@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks.md anew from docs/benchmarks.json and docs/ways.json.
+"""Writes the tables of docs/benchmarks.md anew from the JSON files beside it.
 
     python bench/page.py
 
@@ -149,6 +149,22 @@ def engines(about: str, rows: Rows) -> list[str]:
     return lines
 
 
+def returns_machine(about: str, rows: Rows) -> list[str]:
+    """What the returns were measured on."""
+    return machine(about, rows)
+
+
+def returns(about: str, rows: Rows) -> list[str]:
+    """A line for each thing that is to be back."""
+    lines = _head("what", "s", "budget, s", "ratio", "beside")
+    for row in rows:
+        lines.append(
+            f"| {row['case']} | {row['seconds']:.2f} | {row['reference_seconds']:g} "
+            f"| {row['ratio']:.2f} | {row['note']} |"
+        )
+    return lines
+
+
 def planning(about: str, rows: Rows) -> list[str]:
     """A line a geometry and a step."""
     lines = _head("case", "ms", "budget, ms")
@@ -184,6 +200,7 @@ TABLES: dict[str, tuple[Callable[[str, Rows], list[str]], ...]] = {
     "ways.json": (ways_machine, pieces, models, planning),
     "ground.json": (ground,),
     "vllm.json": (engines_machine, engines),
+    "returns.json": (returns_machine, returns),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
 
