@@ -9,6 +9,8 @@ from restow.broker.layout import Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.v1 import agent_link_pb2 as pb
 
+KINDS = {False: pb.DIGEST_KIND_UNSPECIFIED, True: pb.DIGEST_KIND_XXH3_128}
+
 
 def destination_memory(case: Case) -> dict[int, RankMemory]:
     return {rank.rank: RankMemory(rank, case.dst_ids) for rank in case.destination.ranks}
@@ -34,26 +36,34 @@ def introduction(layout: Layout, stream: AgentStream) -> pb.AgentOrder:
     )
 
 
-def part(program: Program, src_rank: int) -> pb.StagePart:
+def part(program: Program, src_rank: int, hashed: bool = False) -> pb.StagePart:
     """What ``src_rank`` gathers for the program's rank."""
-    return pb.StagePart(program_id=program.gather_id(src_rank), dst_rank=program.dst_rank)
+    named = program.hashed_id if hashed else program.gather_id
+    return pb.StagePart(program_id=named(src_rank), dst_rank=program.dst_rank)
 
 
 async def stage(
-    fake: FakeBroker, case: Case, program: Program, handoff: int, engine_id: str = "P"
+    fake: FakeBroker,
+    case: Case,
+    program: Program,
+    handoff: int,
+    engine_id: str = "P",
+    hashed: bool = False,
 ) -> dict[int, pb.Staged]:
-    """Have every source that packs gather for the program's rank."""
+    """Have every source that packs gather for the program's rank; if ``hashed``, all hash."""
     staged = {}
-    for src_rank in program.staging_ranks:
+    for src_rank in program.src_ranks if hashed else program.staging_ranks:
         source = await fake.agent(engine_id, src_rank)
-        source.send(pb.AgentOrder(program=wire_program.program_to_proto(program, src_rank)))
+        message = wire_program.program_to_proto(program, src_rank, hashed)
+        source.send(pb.AgentOrder(program=message))
         source.send(
             pb.AgentOrder(
                 stage=pb.Stage(
                     handoff=handoff,
-                    parts=[part(program, src_rank)],
+                    parts=[part(program, src_rank, hashed)],
                     src_blocks=wire.block_lists(case.src_ids),
                     stop_token=case.tokens,
+                    digest=KINDS[hashed],
                 )
             )
         )
@@ -68,6 +78,7 @@ async def send_execute(
     handoff: int,
     grant_ms: int = 10_000,
     staged: dict[int, pb.Staged] | None = None,
+    hashed: bool = False,
 ) -> AgentStream:
     """Have the program's rank read; its stream will say Settled."""
     destination = await fake.agent("D", program.dst_rank)
@@ -82,6 +93,7 @@ async def send_execute(
                 agent_name=source.hello.agent_name,
                 staged_address=run.address if run else 0,
                 staged_bytes=run.bytes if run else 0,
+                digest=run.digest if run else b"",
             )
         )
     destination.send(pb.AgentOrder(program=wire_program.program_to_proto(program)))
@@ -96,6 +108,7 @@ async def send_execute(
                 stop_token=case.tokens,
                 sources=sources,
                 grant_ms=grant_ms,
+                digest=KINDS[hashed],
             )
         )
     )
@@ -103,11 +116,16 @@ async def send_execute(
 
 
 async def hand_over(
-    fake: FakeBroker, case: Case, program: Program, handoff: int, grant_ms: int = 10_000
+    fake: FakeBroker,
+    case: Case,
+    program: Program,
+    handoff: int,
+    grant_ms: int = 10_000,
+    hashed: bool = False,
 ) -> pb.Settled:
-    staged = await stage(fake, case, program, handoff)
+    staged = await stage(fake, case, program, handoff, hashed=hashed)
     assert not [run.reason for run in staged.values() if run.reason]
-    destination = await send_execute(fake, case, program, handoff, grant_ms, staged)
+    destination = await send_execute(fake, case, program, handoff, grant_ms, staged, hashed)
     settled: pb.Settled = await destination.next()
     for src_rank in staged:
         source = await fake.agent("P", src_rank)

@@ -20,6 +20,9 @@ CASES = {
     "minimality": 300,
     "minimality, twins": 100,
     "determinism": 250,
+    "digests": 150,
+    "digests, casts": 60,
+    "digests, recompute": 60,
 }
 
 

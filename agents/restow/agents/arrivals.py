@@ -10,6 +10,7 @@ import numpy as np
 from restow.agents.binding import RegionTable, bind_scatter, staged_bytes
 from restow.agents.chunks import bind_restore
 from restow.agents.errors import OrderInvalidError
+from restow.agents.extents import Extents, one_extent, staged_span_extents
 from restow.agents.extraction import Extraction
 from restow.agents.lane import Read
 from restow.agents.memory import Place
@@ -90,6 +91,13 @@ class Arrivals:
             descriptors = laid.bind(self._spans, self._order.src_blocks, self._order.tokens)
             if len(descriptors.length_bytes):
                 yield Read(peer.agent_name, descriptors, src, place)
+
+    def extents(self, src_rank: int) -> list[Extents]:
+        """What was read from one source into the run, in the order in which it is hashed."""
+        begin, length = self._begins.get(src_rank, 0), self._lengths.get(src_rank, 0)
+        program, tokens = self._rows.program, self._order.tokens
+        spans = staged_span_extents(program, src_rank, self._spans, tokens)
+        return [one_extent(begin, length), *spans]
 
     def copies(self, memory: RegionTable) -> Iterator[Copies]:
         """What is copied from the run to own pages."""

@@ -236,6 +236,7 @@ class AsyncAgent:
             for run in await self._executor.stage(orders.stage_from_proto(message)):
                 answer = answers[run.dst_rank]
                 answer.address, answer.bytes = run.address, run.length_bytes
+                answer.digest = run.digest
         except RestowError as error:
             for answer in answers.values():
                 self._refuse(answer, error, message.handoff)
@@ -248,7 +249,7 @@ class AsyncAgent:
         try:
             self._check_load()
             report = await self._executor.execute(orders.execute_from_proto(message))
-            settled.bytes = report.bytes_read
+            settled.bytes, settled.compared = report.bytes_read, report.compared
         except RestowError as error:
             self._refuse(settled, error, message.handoff)
         settled.elapsed_us = int((time.monotonic() - began_s) * 1e6)

@@ -1,4 +1,4 @@
-"""Large copies and products are made on a thread, so that the event loop goes on meanwhile.
+"""Large copies, products and digests are made on a thread, so that the event loop goes on.
 
 On one: two were tried, and took longer for pieces of 256 bytes and 1 KiB, because each chunk of a
 copy has to wait for the interpreter's lock. What touches device memory is one launch, waited for in
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +18,8 @@ from restow.agents.copying import run_copies
 from restow.agents.pieces import Copies
 from restow.agents.projecting import run_projections
 from restow.broker.layout.rows import Int64s
+
+T = TypeVar("T")
 
 LARGE_BYTES = 1 << 20
 """From here on copies may keep a thread for longer than an event loop should be kept."""
@@ -37,7 +40,7 @@ class Copier:
         if device.type != "cpu" or copies.size_bytes < LARGE_BYTES:
             run_copies(copies, device)
         else:
-            await self._on_thread(lambda: run_copies(copies, device))
+            await self.on_thread(lambda: run_copies(copies, device))
 
     async def project(self, rows: Int64s, device: torch.device) -> None:
         """Make the products of a kernels' table; ends as `run` does.
@@ -47,12 +50,13 @@ class Copier:
         if device.type != "cpu":
             run_projections(rows, device)
         else:
-            await self._on_thread(lambda: run_projections(rows, device))
+            await self.on_thread(lambda: run_projections(rows, device))
 
-    async def _on_thread(self, work: Callable[[], None]) -> None:
+    async def on_thread(self, work: Callable[[], T]) -> T:
+        """Do the work there; it has ended when this returns, raises or is cancelled."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
-            await asyncio.shield(done)
+            return await asyncio.shield(done)
         except asyncio.CancelledError:
             await asyncio.wait([done])
             raise

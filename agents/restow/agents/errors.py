@@ -79,6 +79,20 @@ class CopyFailedError(AgentError):
     reason = "COPY_FAILED"
 
 
+class DigestMismatchError(AgentError):
+    """What was read is not what its source hashed before: the state is thrown away."""
+
+    status = "DATA_LOSS"
+    reason = "DIGEST_MISMATCH"
+
+
+class DigestMissingError(AgentError):
+    """Content was to be compared with a digest that the source did not make."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "DIGEST_MISSING"
+
+
 class TransportFailedError(AgentError):
     """NIXL could not be set up, or would not register memory."""
 

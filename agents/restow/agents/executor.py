@@ -15,12 +15,14 @@ import numpy as np
 
 from restow.agents.arrivals import Arrivals, joined_reads
 from restow.agents.binding import bind_scatter
+from restow.agents.comparing import check_digests_are_there, compare
 from restow.agents.copier import Copier
 from restow.agents.copying import zero_destinations
+from restow.agents.digests import Hasher
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
 from restow.agents.gathering import Gathering, StagedRun
 from restow.agents.laid_rows import LaidRows, PeerRows
-from restow.agents.lane import Read
+from restow.agents.lane import Read, late
 from restow.agents.memory import (
     RegionMemory,
     Staging,
@@ -50,6 +52,8 @@ class ReadReport:
 
     bytes_read: int
     elapsed_s: float
+    compared: bool = False
+    """Whether what was read is known to be what its sources hashed."""
 
 
 class Executor:
@@ -76,6 +80,7 @@ class Executor:
         self._strides = tuple(region.page_stride_bytes for region in regions)
         self._constant = tuple(region.private for region in regions)
         self._copier = copier
+        self._hasher = Hasher(self._memory, self._places, copier)
         self._gathering = Gathering(rank, self._memory, self._places, gather_staging, copier)
         self._scatter_staging = scatter_staging
         self._scatter_pool = StagingPool(scatter_staging.size_bytes)
@@ -119,7 +124,7 @@ class Executor:
         self._laid.clear()
 
     async def stage(self, order: StageOrder) -> list[StagedRun]:
-        """Gather for some readers; where each one's run is. Repeating it changes nothing.
+        """Gather and hash for some readers; where each one's run is. Repeating changes nothing.
 
         Raises `OrderInvalidError`, `OrderTooLargeError`, `ProgramInvalidError`, `PagesError`,
         `StagingExhaustedError`.
@@ -170,7 +175,8 @@ class Executor:
 
         No byte lands in own pages after this has returned or raised. Raises `OrderInvalidError`,
         `ProgramInvalidError`, `OrderTooLargeError`, `PagesError`, `StagingExhaustedError`,
-        `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`.
+        `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`, `DigestMissingError`,
+        `DigestMismatchError`.
         """
         began_s = self._clock()
         deadline_s = began_s + order.grant_s
@@ -180,11 +186,11 @@ class Executor:
             bytes_read = await self._fill(program, order, deadline_s)
             ended_s = self._clock()
             if ended_s > deadline_s:
-                raise ReadDeadlineError("the grant ended before the last byte was in place")
+                raise late()
         except RestowError:
             self._clear(program.program, order)
             raise
-        return ReadReport(bytes_read, ended_s - began_s)
+        return ReadReport(bytes_read, ended_s - began_s, order.hashed)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -202,6 +208,7 @@ class Executor:
         missing = program.src_ranks - {source.src_rank for source in order.sources}
         if missing:
             raise OrderInvalidError(f"no source is given for ranks {sorted(missing)}")
+        check_digests_are_there(order)
         peers = [self._peer(source.agent_name) for source in order.sources]
         for source, peer in zip(order.sources, peers, strict=True):
             program.check_source(source.src_rank, peer.page_strides_bytes)
@@ -221,6 +228,11 @@ class Executor:
                 reads += arrivals.reads(source, peer, laid.spans, place)
             reads = joined_reads(reads)
             await self._reader.read(reads, deadline_s)
+            if order.hashed:
+                # After the grant P may use its pages: then they differ for no fault of anybody's.
+                if self._clock() > deadline_s:
+                    raise late()
+                await compare(whole, order, arrivals, self._memory, self._hasher)
             for copies in arrivals.copies(self._memory):
                 await self._copier.run(copies, place.device)
             if len(whole.projected):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from restow.agents.binding import RegionTable, Tokens, bind_gather, staged_bytes
 from restow.agents.chunks import bind_interleave
 from restow.agents.copier import Copier
+from restow.agents.digests import Hasher
+from restow.agents.extents import one_extent, source_extents
 from restow.agents.memory import Place, Staging, one_place, staging_place
 from restow.agents.orders import StageOrder
 from restow.agents.pieces import Copies
@@ -26,11 +28,12 @@ from restow.broker.planner.program import Column, GroupPair, Program
 
 @dataclass(frozen=True, slots=True)
 class StagedRun:
-    """Where the share of one destination rank lies."""
+    """Where the share of one destination rank lies, and the digest of all that it reads here."""
 
     dst_rank: int
     address: int
     length_bytes: int
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class Gathering:
         self._places = places
         self._staging = staging
         self._copier = copier
+        self._hasher = Hasher(memory, places, copier)
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
         """By handoff; those of probes by their negative numbers."""
@@ -99,7 +103,9 @@ class Gathering:
         return self._pool.free_bytes
 
     async def stage(self, order: StageOrder, programs: Sequence[CheckedProgram]) -> list[StagedRun]:
-        """Gather for all parts in one launch; ``programs`` are theirs. Repeating changes nothing.
+        """Gather for all parts in one launch, and hash what is asked for; ``programs`` are theirs.
+
+        Repeating changes nothing.
 
         Raises `OrderTooLargeError`, `PagesError`, `ProgramInvalidError`, `StagingExhaustedError`.
         """
@@ -112,20 +118,38 @@ class Gathering:
             shares.append(Share.of(program.program, self._rank, part.dst_rank, order.tokens))
         regions = [region for share in shares for region in share.regions]
         place = one_place(self._places, regions)
-        run = await self._pool.acquire(sum(aligned(share.length_bytes) for share in shares))
+        size_bytes = sum(aligned(share.length_bytes) for share in shares)
+        # What is only hashed needs no room: there may be none.
+        run = await self._pool.acquire(size_bytes) if size_bytes else None
         try:
-            address, copies, staged = self._staging.address + run.offset_bytes, [], []
+            address, copies, staged = self._staging.address, [], []
+            if run is not None:
+                address += run.offset_bytes
             for share in shares:
                 copies += share.copies(self._memory, order, address)
                 staged.append(StagedRun(share.dst_rank, address, share.length_bytes))
                 address += aligned(share.length_bytes)
             await self._copier.run(Copies.joined(copies), place.device)
+            if order.hashed:
+                staged = [
+                    replace(one, digest=await self._digest(program.program, one, order))
+                    for one, program in zip(staged, programs, strict=True)
+                ]
         except (RestowError, asyncio.CancelledError):
-            self._pool.release(run)
+            if run is not None:
+                self._pool.release(run)
             raise
-        self._runs.setdefault(order.handoff, []).append(run)
+        if run is not None:
+            self._runs.setdefault(order.handoff, []).append(run)
         self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
         return staged
+
+    async def _digest(self, program: Program, staged: StagedRun, order: StageOrder) -> bytes:
+        """Of all that is read here by the rank for which ``program`` is."""
+        run = one_extent(staged.address, staged.length_bytes)
+        where = program, self._rank, self._memory
+        read = source_extents(*where, order.src_blocks, order.tokens, run)
+        return await self._hasher.digest(read)
 
     async def hold(self, probe: int, size_bytes: int) -> tuple[int, int, CopyCosts]:
         """Hold memory for a reader who measures; its address and length, and what copying costs.

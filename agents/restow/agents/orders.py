@@ -63,12 +63,13 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """Gather what programs pack and interleave, all in one launch."""
+    """Gather what programs pack and interleave, in one launch; if ``hashed``, hash all reads."""
 
     handoff: int
     parts: tuple[StagePart, ...]
     src_blocks: Blocks
     tokens: Tokens
+    hashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +84,21 @@ class ProbeOrder:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Whom to read from. ``staged_bytes`` 0: nothing is staged there."""
+    """Whom to read from. ``staged_bytes`` 0: nothing is staged there. ``digest`` of all reads."""
 
     src_rank: int
     agent_name: str
     staged_address: int
     staged_bytes: int
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecuteOrder:
-    """Fill own pages from the sources within ``grant_s`` of the receipt."""
+    """Fill own pages from the sources within ``grant_s`` of the receipt.
+
+    ``hashed``: what each source hashed must be what arrives.
+    """
 
     handoff: int
     program_id: str
@@ -102,6 +107,7 @@ class ExecuteOrder:
     tokens: Tokens
     sources: tuple[Source, ...]
     grant_s: float
+    hashed: bool = False
 
 
 def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
@@ -165,6 +171,7 @@ def stage_from_proto(message: pb.Stage) -> StageOrder:
         tuple(parts.values()),
         Blocks(wire.blocks_from_proto(message.src_blocks)),
         _tokens(message.first_token, message.stop_token),
+        _hashed(message.digest),
     )
 
 
@@ -188,11 +195,18 @@ def execute_from_proto(message: pb.Execute) -> ExecuteOrder:
         Blocks(wire.blocks_from_proto(message.dst_blocks)),
         _tokens(message.first_token, message.stop_token),
         tuple(
-            Source(s.src_rank, s.agent_name, s.staged_address, s.staged_bytes)
+            Source(s.src_rank, s.agent_name, s.staged_address, s.staged_bytes, s.digest)
             for s in message.sources
         ),
         message.grant_ms / 1000,
+        _hashed(message.digest),
     )
+
+
+def _hashed(kind: pb.DigestKind.ValueType) -> bool:
+    if kind not in (pb.DIGEST_KIND_UNSPECIFIED, pb.DIGEST_KIND_XXH3_128):
+        raise OrderInvalidError(f"digests of kind {kind} are not known here")
+    return kind == pb.DIGEST_KIND_XXH3_128
 
 
 def _tokens(first: int, stop: int) -> Tokens:

@@ -132,7 +132,7 @@ class CheckedProgram:
         page_tokens = np.array([max(form.page_tokens, 1) for form in forms], np.int64)
         strides = np.array(page_strides_bytes, np.int64)
         if src_rank is not None:
-            self._check_span_ends(src_rank, strides)
+            self._check_span_ends(src_rank, strides, constant)
         tables = [self.program.direct, self.program.packed]
         # In its source's pages an extracted row can't leave its span, which was checked.
         if source:
@@ -190,15 +190,17 @@ class CheckedProgram:
         ends = self._ends(rows, _SOURCE, np.array(page_tokens, np.int64))
         self._refuse(rows, ends > mine[:, SpanColumn.LENGTH_BYTES], "leaves its span")
 
-    def _check_span_ends(self, src_rank: int, strides: Int64s) -> None:
+    def _check_span_ends(self, src_rank: int, strides: Int64s, constant: tuple[bool, ...]) -> None:
         spans = self.program.spans[self.program.spans[:, SpanColumn.SRC_RANK] == src_rank]
         region = spans[:, SpanColumn.SRC_REGION]
         self._refuse(spans, region >= len(strides), "names a region that is not there")
+        fixed = np.flatnonzero(constant)
+        self._refuse(spans, np.isin(region, fixed), "reads a constant region")
         ends = spans[:, SpanColumn.OFFSET_BYTES].astype(float) + spans[:, SpanColumn.LENGTH_BYTES]
         self._refuse(spans, ends > strides[region], "leaves its source page")
 
     def check_size(self, tokens: Tokens, src_rank: int | None = None) -> None:
-        """Refuse to make more descriptors than fit, of one source's packed rows or of all.
+        """Refuse to make more descriptors than fit, of one source's rows or of all.
 
         Raises `OrderTooLargeError`.
         """
@@ -207,12 +209,14 @@ class CheckedProgram:
             return
         program = self.program
         tables: tuple[Int64s, ...] = (program.direct, program.packed, program.extracted)
+        spans = program.spans
         if src_rank is not None:
-            tables = (program.packed[program.packed[:, Column.SRC_RANK] == src_rank],)
+            tables = tuple(rows[rows[:, Column.SRC_RANK] == src_rank] for rows in tables[:2])
+            spans = spans[spans[:, SpanColumn.SRC_RANK] == src_rank]
         for rows in tables:
             self._refuse_more(self._descriptors(rows, count), count)
         pages = np.array([self._pages(pair, count) for pair in program.group_pairs], np.int64)
-        self._refuse_more(int(pages[program.spans[:, SpanColumn.GROUP_PAIR]].sum()), count)
+        self._refuse_more(int(pages[spans[:, SpanColumn.GROUP_PAIR]].sum()), count)
         self._small[src_rank] = count
 
     def _descriptors(self, rows: Int64s, count: int) -> int:

@@ -86,7 +86,7 @@ class Reads:
         for pair, table in by_pair(rows, pairs):
             joined = SRC.joined(table) & DST.joined(table)
             for some, whole in ((table[joined], True), (table[~joined], False)):
-                for alike in _by_region(some):
+                for alike in by_region(some):
                     lines = Lines.of(alike, src, SRC), Lines.of(alike, dst, DST)
                     part = _TokenRows(pair, whole, *lines, alike[:, None, :, Column.COUNT])
                     parts.append(part if pair.per_token else _SnapshotRows.of(part))
@@ -117,7 +117,7 @@ def bind_reads(
     return Reads.of(rows, pairs, src, dst).bind(src_blocks, dst_blocks, tokens)
 
 
-def _by_region(rows: Int64s) -> Iterator[Int64s]:
+def by_region(rows: Int64s) -> Iterator[Int64s]:
     """The rows as ``[regions, rows, len(Column)]``, once for each number of rows in a region."""
     if not len(rows):
         return

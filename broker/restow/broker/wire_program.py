@@ -17,16 +17,26 @@ from restow.broker.planner.program import (
 from restow.v1 import program_pb2
 
 
-def program_to_proto(program: Program, src_rank: int | None = None) -> program_pb2.Program:
-    """The program for its destination's agent, or the part that ``src_rank`` gathers."""
-    packed, interleaved = program.packed, program.interleaved[:0]
+def program_to_proto(
+    program: Program, src_rank: int | None = None, hashed: bool = False
+) -> program_pb2.Program:
+    """The program for its destination's agent, or the part that ``src_rank`` gathers.
+
+    ``hashed``: with all else that is read from there.
+    """
+    program_id, direct, packed = program.program_id, program.direct, program.packed
+    spans, interleaved = program.spans, program.interleaved[:0]
     if src_rank is not None:
-        packed, interleaved = (
+        program_id = program.hashed_id(src_rank) if hashed else program.gather_id(src_rank)
+        direct, packed, interleaved = (
             rows[rows[:, Column.SRC_RANK] == src_rank]
-            for rows in (program.packed, program.interleaved)
+            for rows in (program.direct, program.packed, program.interleaved)
         )
+        spans = spans[spans[:, SpanColumn.SRC_RANK] == src_rank]
+        if not hashed:
+            direct, spans = direct[:0], spans[:0]
     return program_pb2.Program(
-        program_id=program.program_id if src_rank is None else program.gather_id(src_rank),
+        program_id=program_id,
         dst_rank=program.dst_rank,
         group_pairs=[
             program_pb2.GroupPair(
@@ -36,9 +46,9 @@ def program_to_proto(program: Program, src_rank: int | None = None) -> program_p
             )
             for pair in program.group_pairs
         ],
-        direct_rows=_bytes(program.direct) if src_rank is None else b"",
+        direct_rows=_bytes(direct),
         packed_rows=_bytes(packed),
-        spans=_bytes(program.spans) if src_rank is None else b"",
+        spans=_bytes(spans),
         extracted_rows=_bytes(program.extracted) if src_rank is None else b"",
         cleared_rows=_bytes(program.cleared) if src_rank is None else b"",
         interleaved_rows=_bytes(interleaved),

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from restow.v1 import broker_pb2 as restow_dot_v1_dot_broker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15restow/v1/admin.proto\x12\trestow.v1\x1a\x16restow/v1/broker.proto\"\x12\n\x10GetStatusRequest\"\xeb\x01\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x65ngines\x18\x04 \x01(\x05\x12\x0e\n\x06\x61gents\x18\x05 \x01(\x05\x12\x15\n\rhandoffs_live\x18\x06 \x01(\x05\x12$\n\x05\x65nded\x18\x07 \x03(\x0b\x32\x15.restow.v1.StateCount\x12\r\n\x05plans\x18\x08 \x01(\x05\x12\x12\n\nbytes_read\x18\t \x01(\x03\x12\x1c\n\x14handoffs_quarantined\x18\n \x01(\x05\"C\n\nStateCount\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.restow.v1.HandoffState\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x14\n\x12ListEnginesRequest\"=\n\x13ListEnginesResponse\x12&\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x15.restow.v1.EngineInfo\"\x8a\x01\n\nEngineInfo\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\x12\r\n\x05ranks\x18\x05 \x01(\x05\x12\x0e\n\x06\x61gents\x18\x06 \x01(\x05\x12\x0f\n\x07session\x18\x07 \x01(\x08\"\x13\n\x11ListAgentsRequest\":\n\x12ListAgentsResponse\x12$\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x14.restow.v1.AgentInfo\"~\n\tAgentInfo\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x0f\n\x07regions\x18\x04 \x01(\x05\x12\x14\n\x0cregion_bytes\x18\x05 \x01(\x03\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x03\"L\n\x13ListHandoffsRequest\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.restow.v1.HandoffState\x12\r\n\x05limit\x18\x02 \x01(\x05\"R\n\x14ListHandoffsResponse\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.restow.v1.HandoffInfo\x12\x10\n\x08left_out\x18\x02 \x01(\x05\"\xe3\x01\n\x0bHandoffInfo\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.restow.v1.HandoffState\x12\x15\n\rsource_engine\x18\x04 \x01(\t\x12\x1a\n\x12\x64\x65stination_engine\x18\x05 \x01(\t\x12\x17\n\x0fposition_tokens\x18\x06 \x01(\x05\x12\r\n\x05\x62ytes\x18\x07 \x01(\x03\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\r\n\x05\x61ge_s\x18\n \x01(\x01\"\x12\n\x10ListCostsRequest\"l\n\x11ListCostsResponse\x12#\n\x05hosts\x18\x01 \x03(\x0b\x32\x14.restow.v1.HostCosts\x12#\n\totherwise\x18\x02 \x01(\x0b\x32\x10.restow.v1.Costs\x12\r\n\x05\x66ixed\x18\x03 \x01(\x08\"l\n\tHostCosts\x12\x13\n\x0bsource_host\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65stination_host\x18\x02 \x01(\t\x12\x1f\n\x05\x63osts\x18\x03 \x01(\x0b\x32\x10.restow.v1.Costs\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\"\x8c\x02\n\x05\x43osts\x12\x1e\n\x16seconds_per_descriptor\x18\x01 \x01(\x01\x12\x1d\n\x15read_bytes_per_second\x18\x02 \x01(\x01\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x03 \x01(\x01\x12\x1a\n\x12seconds_per_launch\x18\x04 \x01(\x01\x12\x18\n\x10seconds_per_copy\x18\x05 \x01(\x01\x12\x1b\n\x13seconds_per_element\x18\x06 \x01(\x01\x12\x19\n\x11seconds_per_stage\x18\x07 \x01(\x01\x12\x16\n\x0enominal_tokens\x18\x08 \x01(\x05\x12\x1f\n\x17seconds_per_weight_byte\x18\t \x01(\x01\"\'\n\x11GetHandoffRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"i\n\x12GetHandoffResponse\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.restow.v1.HandoffInfo\x12*\n\x08timeline\x18\x02 \x03(\x0b\x32\x18.restow.v1.TimelineEntry\"=\n\rTimelineEntry\x12\r\n\x05\x61t_ms\x18\x01 \x01(\x01\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t2\xcc\x03\n\x05\x41\x64min\x12\x46\n\tGetStatus\x12\x1b.restow.v1.GetStatusRequest\x1a\x1c.restow.v1.GetStatusResponse\x12L\n\x0bListEngines\x12\x1d.restow.v1.ListEnginesRequest\x1a\x1e.restow.v1.ListEnginesResponse\x12I\n\nListAgents\x12\x1c.restow.v1.ListAgentsRequest\x1a\x1d.restow.v1.ListAgentsResponse\x12O\n\x0cListHandoffs\x12\x1e.restow.v1.ListHandoffsRequest\x1a\x1f.restow.v1.ListHandoffsResponse\x12I\n\nGetHandoff\x12\x1c.restow.v1.GetHandoffRequest\x1a\x1d.restow.v1.GetHandoffResponse\x12\x46\n\tListCosts\x12\x1b.restow.v1.ListCostsRequest\x1a\x1c.restow.v1.ListCostsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15restow/v1/admin.proto\x12\trestow.v1\x1a\x16restow/v1/broker.proto\"\x12\n\x10GetStatusRequest\"\xa0\x02\n\x11GetStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x65ngines\x18\x04 \x01(\x05\x12\x0e\n\x06\x61gents\x18\x05 \x01(\x05\x12\x15\n\rhandoffs_live\x18\x06 \x01(\x05\x12$\n\x05\x65nded\x18\x07 \x03(\x0b\x32\x15.restow.v1.StateCount\x12\r\n\x05plans\x18\x08 \x01(\x05\x12\x12\n\nbytes_read\x18\t \x01(\x03\x12\x1c\n\x14handoffs_quarantined\x18\n \x01(\x05\x12\x18\n\x10handoffs_checked\x18\x0b \x01(\x03\x12\x19\n\x11\x64igest_mismatches\x18\x0c \x01(\x03\"C\n\nStateCount\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.restow.v1.HandoffState\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\x14\n\x12ListEnginesRequest\"=\n\x13ListEnginesResponse\x12&\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x15.restow.v1.EngineInfo\"\x8a\x01\n\nEngineInfo\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rlayout_digest\x18\x04 \x01(\t\x12\r\n\x05ranks\x18\x05 \x01(\x05\x12\x0e\n\x06\x61gents\x18\x06 \x01(\x05\x12\x0f\n\x07session\x18\x07 \x01(\x08\"\x13\n\x11ListAgentsRequest\":\n\x12ListAgentsResponse\x12$\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x14.restow.v1.AgentInfo\"~\n\tAgentInfo\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x0f\n\x07regions\x18\x04 \x01(\x05\x12\x14\n\x0cregion_bytes\x18\x05 \x01(\x03\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x03\"L\n\x13ListHandoffsRequest\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.restow.v1.HandoffState\x12\r\n\x05limit\x18\x02 \x01(\x05\"R\n\x14ListHandoffsResponse\x12(\n\x08handoffs\x18\x01 \x03(\x0b\x32\x16.restow.v1.HandoffInfo\x12\x10\n\x08left_out\x18\x02 \x01(\x05\"\xe3\x01\n\x0bHandoffInfo\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x03\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.restow.v1.HandoffState\x12\x15\n\rsource_engine\x18\x04 \x01(\t\x12\x1a\n\x12\x64\x65stination_engine\x18\x05 \x01(\t\x12\x17\n\x0fposition_tokens\x18\x06 \x01(\x05\x12\r\n\x05\x62ytes\x18\x07 \x01(\x03\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\t \x01(\t\x12\r\n\x05\x61ge_s\x18\n \x01(\x01\"\x12\n\x10ListCostsRequest\"l\n\x11ListCostsResponse\x12#\n\x05hosts\x18\x01 \x03(\x0b\x32\x14.restow.v1.HostCosts\x12#\n\totherwise\x18\x02 \x01(\x0b\x32\x10.restow.v1.Costs\x12\r\n\x05\x66ixed\x18\x03 \x01(\x08\"l\n\tHostCosts\x12\x13\n\x0bsource_host\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65stination_host\x18\x02 \x01(\t\x12\x1f\n\x05\x63osts\x18\x03 \x01(\x0b\x32\x10.restow.v1.Costs\x12\x0f\n\x07\x66\x61ilure\x18\x04 \x01(\t\"\x8c\x02\n\x05\x43osts\x12\x1e\n\x16seconds_per_descriptor\x18\x01 \x01(\x01\x12\x1d\n\x15read_bytes_per_second\x18\x02 \x01(\x01\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x03 \x01(\x01\x12\x1a\n\x12seconds_per_launch\x18\x04 \x01(\x01\x12\x18\n\x10seconds_per_copy\x18\x05 \x01(\x01\x12\x1b\n\x13seconds_per_element\x18\x06 \x01(\x01\x12\x19\n\x11seconds_per_stage\x18\x07 \x01(\x01\x12\x16\n\x0enominal_tokens\x18\x08 \x01(\x05\x12\x1f\n\x17seconds_per_weight_byte\x18\t \x01(\x01\"\'\n\x11GetHandoffRequest\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"i\n\x12GetHandoffResponse\x12\'\n\x07handoff\x18\x01 \x01(\x0b\x32\x16.restow.v1.HandoffInfo\x12*\n\x08timeline\x18\x02 \x03(\x0b\x32\x18.restow.v1.TimelineEntry\"=\n\rTimelineEntry\x12\r\n\x05\x61t_ms\x18\x01 \x01(\x01\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t2\xcc\x03\n\x05\x41\x64min\x12\x46\n\tGetStatus\x12\x1b.restow.v1.GetStatusRequest\x1a\x1c.restow.v1.GetStatusResponse\x12L\n\x0bListEngines\x12\x1d.restow.v1.ListEnginesRequest\x1a\x1e.restow.v1.ListEnginesResponse\x12I\n\nListAgents\x12\x1c.restow.v1.ListAgentsRequest\x1a\x1d.restow.v1.ListAgentsResponse\x12O\n\x0cListHandoffs\x12\x1e.restow.v1.ListHandoffsRequest\x1a\x1f.restow.v1.ListHandoffsResponse\x12I\n\nGetHandoff\x12\x1c.restow.v1.GetHandoffRequest\x1a\x1d.restow.v1.GetHandoffResponse\x12\x46\n\tListCosts\x12\x1b.restow.v1.ListCostsRequest\x1a\x1c.restow.v1.ListCostsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,41 +35,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_start=60
   _globals['_GETSTATUSREQUEST']._serialized_end=78
   _globals['_GETSTATUSRESPONSE']._serialized_start=81
-  _globals['_GETSTATUSRESPONSE']._serialized_end=316
-  _globals['_STATECOUNT']._serialized_start=318
-  _globals['_STATECOUNT']._serialized_end=385
-  _globals['_LISTENGINESREQUEST']._serialized_start=387
-  _globals['_LISTENGINESREQUEST']._serialized_end=407
-  _globals['_LISTENGINESRESPONSE']._serialized_start=409
-  _globals['_LISTENGINESRESPONSE']._serialized_end=470
-  _globals['_ENGINEINFO']._serialized_start=473
-  _globals['_ENGINEINFO']._serialized_end=611
-  _globals['_LISTAGENTSREQUEST']._serialized_start=613
-  _globals['_LISTAGENTSREQUEST']._serialized_end=632
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=634
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=692
-  _globals['_AGENTINFO']._serialized_start=694
-  _globals['_AGENTINFO']._serialized_end=820
-  _globals['_LISTHANDOFFSREQUEST']._serialized_start=822
-  _globals['_LISTHANDOFFSREQUEST']._serialized_end=898
-  _globals['_LISTHANDOFFSRESPONSE']._serialized_start=900
-  _globals['_LISTHANDOFFSRESPONSE']._serialized_end=982
-  _globals['_HANDOFFINFO']._serialized_start=985
-  _globals['_HANDOFFINFO']._serialized_end=1212
-  _globals['_LISTCOSTSREQUEST']._serialized_start=1214
-  _globals['_LISTCOSTSREQUEST']._serialized_end=1232
-  _globals['_LISTCOSTSRESPONSE']._serialized_start=1234
-  _globals['_LISTCOSTSRESPONSE']._serialized_end=1342
-  _globals['_HOSTCOSTS']._serialized_start=1344
-  _globals['_HOSTCOSTS']._serialized_end=1452
-  _globals['_COSTS']._serialized_start=1455
-  _globals['_COSTS']._serialized_end=1723
-  _globals['_GETHANDOFFREQUEST']._serialized_start=1725
-  _globals['_GETHANDOFFREQUEST']._serialized_end=1764
-  _globals['_GETHANDOFFRESPONSE']._serialized_start=1766
-  _globals['_GETHANDOFFRESPONSE']._serialized_end=1871
-  _globals['_TIMELINEENTRY']._serialized_start=1873
-  _globals['_TIMELINEENTRY']._serialized_end=1934
-  _globals['_ADMIN']._serialized_start=1937
-  _globals['_ADMIN']._serialized_end=2397
+  _globals['_GETSTATUSRESPONSE']._serialized_end=369
+  _globals['_STATECOUNT']._serialized_start=371
+  _globals['_STATECOUNT']._serialized_end=438
+  _globals['_LISTENGINESREQUEST']._serialized_start=440
+  _globals['_LISTENGINESREQUEST']._serialized_end=460
+  _globals['_LISTENGINESRESPONSE']._serialized_start=462
+  _globals['_LISTENGINESRESPONSE']._serialized_end=523
+  _globals['_ENGINEINFO']._serialized_start=526
+  _globals['_ENGINEINFO']._serialized_end=664
+  _globals['_LISTAGENTSREQUEST']._serialized_start=666
+  _globals['_LISTAGENTSREQUEST']._serialized_end=685
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=687
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=745
+  _globals['_AGENTINFO']._serialized_start=747
+  _globals['_AGENTINFO']._serialized_end=873
+  _globals['_LISTHANDOFFSREQUEST']._serialized_start=875
+  _globals['_LISTHANDOFFSREQUEST']._serialized_end=951
+  _globals['_LISTHANDOFFSRESPONSE']._serialized_start=953
+  _globals['_LISTHANDOFFSRESPONSE']._serialized_end=1035
+  _globals['_HANDOFFINFO']._serialized_start=1038
+  _globals['_HANDOFFINFO']._serialized_end=1265
+  _globals['_LISTCOSTSREQUEST']._serialized_start=1267
+  _globals['_LISTCOSTSREQUEST']._serialized_end=1285
+  _globals['_LISTCOSTSRESPONSE']._serialized_start=1287
+  _globals['_LISTCOSTSRESPONSE']._serialized_end=1395
+  _globals['_HOSTCOSTS']._serialized_start=1397
+  _globals['_HOSTCOSTS']._serialized_end=1505
+  _globals['_COSTS']._serialized_start=1508
+  _globals['_COSTS']._serialized_end=1776
+  _globals['_GETHANDOFFREQUEST']._serialized_start=1778
+  _globals['_GETHANDOFFREQUEST']._serialized_end=1817
+  _globals['_GETHANDOFFRESPONSE']._serialized_start=1819
+  _globals['_GETHANDOFFRESPONSE']._serialized_end=1924
+  _globals['_TIMELINEENTRY']._serialized_start=1926
+  _globals['_TIMELINEENTRY']._serialized_end=1987
+  _globals['_ADMIN']._serialized_start=1990
+  _globals['_ADMIN']._serialized_end=2450
 # @@protoc_insertion_point(module_scope)

@@ -47,6 +47,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     PLANS_FIELD_NUMBER: builtins.int
     BYTES_READ_FIELD_NUMBER: builtins.int
     HANDOFFS_QUARANTINED_FIELD_NUMBER: builtins.int
+    HANDOFFS_CHECKED_FIELD_NUMBER: builtins.int
+    DIGEST_MISMATCHES_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of the software."""
     broker_epoch: builtins.str
@@ -67,6 +69,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Handoffs that have ended and of which D has not been told, because a rank of its may still write
     to its pages.
     """
+    handoffs_checked: builtins.int
+    """Handoffs that ended in this life with the digests of their content compared."""
+    digest_mismatches: builtins.int
+    """Those of them that failed because digests differed."""
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
         """Handoffs that ended in this life, by state. Those of a tenant are forgotten when nothing of it
@@ -86,8 +92,10 @@ class GetStatusResponse(google.protobuf.message.Message):
         plans: builtins.int = ...,
         bytes_read: builtins.int = ...,
         handoffs_quarantined: builtins.int = ...,
+        handoffs_checked: builtins.int = ...,
+        digest_mismatches: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "ended", b"ended", "engines", b"engines", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "plans", b"plans", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "digest_mismatches", b"digest_mismatches", "ended", b"ended", "engines", b"engines", "handoffs_checked", b"handoffs_checked", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "plans", b"plans", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
 
@@ -540,7 +548,7 @@ class TimelineEntry(google.protobuf.message.Message):
     at_ms: builtins.float
     """Milliseconds since the broker first heard of the handoff."""
     event: builtins.str
-    """What happened: published, fenced, requested, granted, staged, settled, ended, ..."""
+    """What happened: published, fenced, requested, granted, staged, settled, checked, ended, ..."""
     detail: builtins.str
     """Who and how, in words."""
     def __init__(

@@ -26,15 +26,17 @@ from restow.v1 import broker_pb2 as restow_dot_v1_dot_broker__pb2
 from restow.v1 import program_pb2 as restow_dot_v1_dot_program__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arestow/v1/agent_link.proto\x12\trestow.v1\x1a\x16restow/v1/broker.proto\x1a\x17restow/v1/program.proto\"\x80\x01\n\x0cRegionMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x61se_address\x18\x02 \x01(\x03\x12\x12\n\npage_count\x18\x03 \x01(\x03\x12%\n\x06memory\x18\x04 \x01(\x0e\x32\x15.restow.v1.MemoryKind\x12\x11\n\tdevice_id\x18\x05 \x01(\x05\"\xb5\x01\n\x05Hello\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x15\n\rnixl_metadata\x18\x04 \x01(\x0c\x12(\n\x07regions\x18\x05 \x03(\x0b\x32\x17.restow.v1.RegionMemory\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x03\x12\x0c\n\x04host\x18\x07 \x01(\t\"\x1c\n\x06\x46\x65nced\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"k\n\x06Staged\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\x12\x10\n\x08\x64st_rank\x18\x02 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\x03\x12\r\n\x05\x62ytes\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\"p\n\x07Settled\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x12\n\nelapsed_us\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x11\n\ttransport\x18\x06 \x01(\t\"}\n\tCopyCosts\x12\x1a\n\x12seconds_per_launch\x18\x01 \x01(\x01\x12\x18\n\x10seconds_per_copy\x18\x02 \x01(\x01\x12\x1b\n\x13seconds_per_element\x18\x03 \x01(\x01\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x04 \x01(\x01\"J\n\tReadCosts\x12\x1e\n\x16seconds_per_descriptor\x18\x01 \x01(\x01\x12\x1d\n\x15read_bytes_per_second\x18\x02 \x01(\x01\"\xba\x01\n\x06Probed\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x03\x12\r\n\x05\x62ytes\x18\x03 \x01(\x03\x12%\n\x07\x63opying\x18\x04 \x01(\x0b\x32\x14.restow.v1.CopyCosts\x12%\n\x07reading\x18\x05 \x01(\x0b\x32\x14.restow.v1.ReadCosts\x12\x12\n\nelapsed_us\x18\x06 \x01(\x03\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\"\xcf\x01\n\x0c\x41gentMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.restow.v1.HelloH\x00\x12#\n\x06\x66\x65nced\x18\x02 \x01(\x0b\x32\x11.restow.v1.FencedH\x00\x12#\n\x06staged\x18\x03 \x01(\x0b\x32\x11.restow.v1.StagedH\x00\x12%\n\x07settled\x18\x04 \x01(\x0b\x32\x12.restow.v1.SettledH\x00\x12#\n\x06probed\x18\x05 \x01(\x0b\x32\x11.restow.v1.ProbedH\x00\x42\x06\n\x04\x62ody\";\n\x0e\x43onnectRequest\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.restow.v1.AgentMessage\"\x1f\n\x07Welcome\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\t\"\x84\x01\n\x04Peer\x12\x12\n\nagent_name\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x15\n\rnixl_metadata\x18\x03 \x01(\x0c\x12(\n\x07regions\x18\x04 \x03(\x0b\x32\x17.restow.v1.RegionMemory\x12\x19\n\x11page_stride_bytes\x18\x05 \x03(\x03\"\x1c\n\x06\x46orget\x12\x12\n\nagent_name\x18\x01 \x01(\t\"1\n\tStagePart\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x10\n\x08\x64st_rank\x18\x02 \x01(\x05\"\x9c\x01\n\x05Stage\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\x12(\n\nsrc_blocks\x18\x03 \x03(\x0b\x32\x14.restow.v1.BlockList\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\x05\x12\x12\n\nstop_token\x18\x05 \x01(\x05\x12#\n\x05parts\x18\x07 \x03(\x0b\x32\x14.restow.v1.StagePartJ\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07\"\\\n\x06Source\x12\x10\n\x08src_rank\x18\x01 \x01(\x05\x12\x12\n\nagent_name\x18\x02 \x01(\t\x12\x16\n\x0estaged_address\x18\x03 \x01(\x03\x12\x14\n\x0cstaged_bytes\x18\x04 \x01(\x03\"\xf5\x01\n\x07\x45xecute\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x12\n\nprogram_id\x18\x03 \x01(\t\x12(\n\nsrc_blocks\x18\x04 \x03(\x0b\x32\x14.restow.v1.BlockList\x12(\n\ndst_blocks\x18\x05 \x03(\x0b\x32\x14.restow.v1.BlockList\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\x05\x12\x12\n\nstop_token\x18\x07 \x01(\x05\x12\"\n\x07sources\x18\x08 \x03(\x0b\x32\x11.restow.v1.Source\x12\x10\n\x08grant_ms\x18\t \x01(\x05\"\x1a\n\x07Unstage\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\"K\n\x05Probe\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\x03\"\x19\n\x07Unprobe\x12\x0e\n\x06number\x18\x01 \x01(\x03\"\xe3\x02\n\nAgentOrder\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.restow.v1.WelcomeH\x00\x12%\n\x07program\x18\x02 \x01(\x0b\x32\x12.restow.v1.ProgramH\x00\x12\x1f\n\x04peer\x18\x03 \x01(\x0b\x32\x0f.restow.v1.PeerH\x00\x12#\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x11.restow.v1.ForgetH\x00\x12!\n\x05stage\x18\x05 \x01(\x0b\x32\x10.restow.v1.StageH\x00\x12%\n\x07\x65xecute\x18\x06 \x01(\x0b\x32\x12.restow.v1.ExecuteH\x00\x12%\n\x07unstage\x18\x07 \x01(\x0b\x32\x12.restow.v1.UnstageH\x00\x12!\n\x05probe\x18\x08 \x01(\x0b\x32\x10.restow.v1.ProbeH\x00\x12%\n\x07unprobe\x18\t \x01(\x0b\x32\x12.restow.v1.UnprobeH\x00\x42\x06\n\x04\x62ody\"8\n\x0f\x43onnectResponse\x12%\n\x06orders\x18\x01 \x03(\x0b\x32\x15.restow.v1.AgentOrder*U\n\nMemoryKind\x12\x1b\n\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MEMORY_KIND_HOST\x10\x01\x12\x14\n\x10MEMORY_KIND_CUDA\x10\x02\x32Q\n\tAgentLink\x12\x44\n\x07\x43onnect\x12\x19.restow.v1.ConnectRequest\x1a\x1a.restow.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1arestow/v1/agent_link.proto\x12\trestow.v1\x1a\x16restow/v1/broker.proto\x1a\x17restow/v1/program.proto\"\x80\x01\n\x0cRegionMemory\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x62\x61se_address\x18\x02 \x01(\x03\x12\x12\n\npage_count\x18\x03 \x01(\x03\x12%\n\x06memory\x18\x04 \x01(\x0e\x32\x15.restow.v1.MemoryKind\x12\x11\n\tdevice_id\x18\x05 \x01(\x05\"\xb5\x01\n\x05Hello\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x15\n\rnixl_metadata\x18\x04 \x01(\x0c\x12(\n\x07regions\x18\x05 \x03(\x0b\x32\x17.restow.v1.RegionMemory\x12\x15\n\rstaging_bytes\x18\x06 \x01(\x03\x12\x0c\n\x04host\x18\x07 \x01(\t\"\x1c\n\x06\x46\x65nced\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\"{\n\x06Staged\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\x12\x10\n\x08\x64st_rank\x18\x02 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\x03\x12\r\n\x05\x62ytes\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x12\x0e\n\x06\x64igest\x18\x07 \x01(\x0c\"\x82\x01\n\x07Settled\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x12\n\nelapsed_us\x18\x03 \x01(\x03\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x11\n\ttransport\x18\x06 \x01(\t\x12\x10\n\x08\x63ompared\x18\x07 \x01(\x08\"}\n\tCopyCosts\x12\x1a\n\x12seconds_per_launch\x18\x01 \x01(\x01\x12\x18\n\x10seconds_per_copy\x18\x02 \x01(\x01\x12\x1b\n\x13seconds_per_element\x18\x03 \x01(\x01\x12\x1d\n\x15\x63opy_bytes_per_second\x18\x04 \x01(\x01\"J\n\tReadCosts\x12\x1e\n\x16seconds_per_descriptor\x18\x01 \x01(\x01\x12\x1d\n\x15read_bytes_per_second\x18\x02 \x01(\x01\"\xba\x01\n\x06Probed\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x03\x12\r\n\x05\x62ytes\x18\x03 \x01(\x03\x12%\n\x07\x63opying\x18\x04 \x01(\x0b\x32\x14.restow.v1.CopyCosts\x12%\n\x07reading\x18\x05 \x01(\x0b\x32\x14.restow.v1.ReadCosts\x12\x12\n\nelapsed_us\x18\x06 \x01(\x03\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\"\xcf\x01\n\x0c\x41gentMessage\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.restow.v1.HelloH\x00\x12#\n\x06\x66\x65nced\x18\x02 \x01(\x0b\x32\x11.restow.v1.FencedH\x00\x12#\n\x06staged\x18\x03 \x01(\x0b\x32\x11.restow.v1.StagedH\x00\x12%\n\x07settled\x18\x04 \x01(\x0b\x32\x12.restow.v1.SettledH\x00\x12#\n\x06probed\x18\x05 \x01(\x0b\x32\x11.restow.v1.ProbedH\x00\x42\x06\n\x04\x62ody\";\n\x0e\x43onnectRequest\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.restow.v1.AgentMessage\"\x1f\n\x07Welcome\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\t\"\x84\x01\n\x04Peer\x12\x12\n\nagent_name\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x15\n\rnixl_metadata\x18\x03 \x01(\x0c\x12(\n\x07regions\x18\x04 \x03(\x0b\x32\x17.restow.v1.RegionMemory\x12\x19\n\x11page_stride_bytes\x18\x05 \x03(\x03\"\x1c\n\x06\x46orget\x12\x12\n\nagent_name\x18\x01 \x01(\t\"1\n\tStagePart\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x10\n\x08\x64st_rank\x18\x02 \x01(\x05\"\xc3\x01\n\x05Stage\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\x12(\n\nsrc_blocks\x18\x03 \x03(\x0b\x32\x14.restow.v1.BlockList\x12\x13\n\x0b\x66irst_token\x18\x04 \x01(\x05\x12\x12\n\nstop_token\x18\x05 \x01(\x05\x12#\n\x05parts\x18\x07 \x03(\x0b\x32\x14.restow.v1.StagePart\x12%\n\x06\x64igest\x18\x08 \x01(\x0e\x32\x15.restow.v1.DigestKindJ\x04\x08\x02\x10\x03J\x04\x08\x06\x10\x07\"l\n\x06Source\x12\x10\n\x08src_rank\x18\x01 \x01(\x05\x12\x12\n\nagent_name\x18\x02 \x01(\t\x12\x16\n\x0estaged_address\x18\x03 \x01(\x03\x12\x14\n\x0cstaged_bytes\x18\x04 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"\x9c\x02\n\x07\x45xecute\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x12\n\nprogram_id\x18\x03 \x01(\t\x12(\n\nsrc_blocks\x18\x04 \x03(\x0b\x32\x14.restow.v1.BlockList\x12(\n\ndst_blocks\x18\x05 \x03(\x0b\x32\x14.restow.v1.BlockList\x12\x13\n\x0b\x66irst_token\x18\x06 \x01(\x05\x12\x12\n\nstop_token\x18\x07 \x01(\x05\x12\"\n\x07sources\x18\x08 \x03(\x0b\x32\x11.restow.v1.Source\x12\x10\n\x08grant_ms\x18\t \x01(\x05\x12%\n\x06\x64igest\x18\n \x01(\x0e\x32\x15.restow.v1.DigestKind\"\x1a\n\x07Unstage\x12\x0f\n\x07handoff\x18\x01 \x01(\x03\"K\n\x05Probe\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x12\n\nagent_name\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\x03\"\x19\n\x07Unprobe\x12\x0e\n\x06number\x18\x01 \x01(\x03\"\xe3\x02\n\nAgentOrder\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.restow.v1.WelcomeH\x00\x12%\n\x07program\x18\x02 \x01(\x0b\x32\x12.restow.v1.ProgramH\x00\x12\x1f\n\x04peer\x18\x03 \x01(\x0b\x32\x0f.restow.v1.PeerH\x00\x12#\n\x06\x66orget\x18\x04 \x01(\x0b\x32\x11.restow.v1.ForgetH\x00\x12!\n\x05stage\x18\x05 \x01(\x0b\x32\x10.restow.v1.StageH\x00\x12%\n\x07\x65xecute\x18\x06 \x01(\x0b\x32\x12.restow.v1.ExecuteH\x00\x12%\n\x07unstage\x18\x07 \x01(\x0b\x32\x12.restow.v1.UnstageH\x00\x12!\n\x05probe\x18\x08 \x01(\x0b\x32\x10.restow.v1.ProbeH\x00\x12%\n\x07unprobe\x18\t \x01(\x0b\x32\x12.restow.v1.UnprobeH\x00\x42\x06\n\x04\x62ody\"8\n\x0f\x43onnectResponse\x12%\n\x06orders\x18\x01 \x03(\x0b\x32\x15.restow.v1.AgentOrder*U\n\nMemoryKind\x12\x1b\n\x17MEMORY_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10MEMORY_KIND_HOST\x10\x01\x12\x14\n\x10MEMORY_KIND_CUDA\x10\x02*C\n\nDigestKind\x12\x1b\n\x17\x44IGEST_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44IGEST_KIND_XXH3_128\x10\x01\x32Q\n\tAgentLink\x12\x44\n\x07\x43onnect\x12\x19.restow.v1.ConnectRequest\x1a\x1a.restow.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'restow.v1.agent_link_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEMORYKIND']._serialized_start=2619
-  _globals['_MEMORYKIND']._serialized_end=2704
+  _globals['_MEMORYKIND']._serialized_start=2748
+  _globals['_MEMORYKIND']._serialized_end=2833
+  _globals['_DIGESTKIND']._serialized_start=2835
+  _globals['_DIGESTKIND']._serialized_end=2902
   _globals['_REGIONMEMORY']._serialized_start=91
   _globals['_REGIONMEMORY']._serialized_end=219
   _globals['_HELLO']._serialized_start=222
@@ -42,43 +44,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FENCED']._serialized_start=405
   _globals['_FENCED']._serialized_end=433
   _globals['_STAGED']._serialized_start=435
-  _globals['_STAGED']._serialized_end=542
-  _globals['_SETTLED']._serialized_start=544
-  _globals['_SETTLED']._serialized_end=656
-  _globals['_COPYCOSTS']._serialized_start=658
-  _globals['_COPYCOSTS']._serialized_end=783
-  _globals['_READCOSTS']._serialized_start=785
-  _globals['_READCOSTS']._serialized_end=859
-  _globals['_PROBED']._serialized_start=862
-  _globals['_PROBED']._serialized_end=1048
-  _globals['_AGENTMESSAGE']._serialized_start=1051
-  _globals['_AGENTMESSAGE']._serialized_end=1258
-  _globals['_CONNECTREQUEST']._serialized_start=1260
-  _globals['_CONNECTREQUEST']._serialized_end=1319
-  _globals['_WELCOME']._serialized_start=1321
-  _globals['_WELCOME']._serialized_end=1352
-  _globals['_PEER']._serialized_start=1355
-  _globals['_PEER']._serialized_end=1487
-  _globals['_FORGET']._serialized_start=1489
-  _globals['_FORGET']._serialized_end=1517
-  _globals['_STAGEPART']._serialized_start=1519
-  _globals['_STAGEPART']._serialized_end=1568
-  _globals['_STAGE']._serialized_start=1571
-  _globals['_STAGE']._serialized_end=1727
-  _globals['_SOURCE']._serialized_start=1729
-  _globals['_SOURCE']._serialized_end=1821
-  _globals['_EXECUTE']._serialized_start=1824
-  _globals['_EXECUTE']._serialized_end=2069
-  _globals['_UNSTAGE']._serialized_start=2071
-  _globals['_UNSTAGE']._serialized_end=2097
-  _globals['_PROBE']._serialized_start=2099
-  _globals['_PROBE']._serialized_end=2174
-  _globals['_UNPROBE']._serialized_start=2176
-  _globals['_UNPROBE']._serialized_end=2201
-  _globals['_AGENTORDER']._serialized_start=2204
-  _globals['_AGENTORDER']._serialized_end=2559
-  _globals['_CONNECTRESPONSE']._serialized_start=2561
-  _globals['_CONNECTRESPONSE']._serialized_end=2617
-  _globals['_AGENTLINK']._serialized_start=2706
-  _globals['_AGENTLINK']._serialized_end=2787
+  _globals['_STAGED']._serialized_end=558
+  _globals['_SETTLED']._serialized_start=561
+  _globals['_SETTLED']._serialized_end=691
+  _globals['_COPYCOSTS']._serialized_start=693
+  _globals['_COPYCOSTS']._serialized_end=818
+  _globals['_READCOSTS']._serialized_start=820
+  _globals['_READCOSTS']._serialized_end=894
+  _globals['_PROBED']._serialized_start=897
+  _globals['_PROBED']._serialized_end=1083
+  _globals['_AGENTMESSAGE']._serialized_start=1086
+  _globals['_AGENTMESSAGE']._serialized_end=1293
+  _globals['_CONNECTREQUEST']._serialized_start=1295
+  _globals['_CONNECTREQUEST']._serialized_end=1354
+  _globals['_WELCOME']._serialized_start=1356
+  _globals['_WELCOME']._serialized_end=1387
+  _globals['_PEER']._serialized_start=1390
+  _globals['_PEER']._serialized_end=1522
+  _globals['_FORGET']._serialized_start=1524
+  _globals['_FORGET']._serialized_end=1552
+  _globals['_STAGEPART']._serialized_start=1554
+  _globals['_STAGEPART']._serialized_end=1603
+  _globals['_STAGE']._serialized_start=1606
+  _globals['_STAGE']._serialized_end=1801
+  _globals['_SOURCE']._serialized_start=1803
+  _globals['_SOURCE']._serialized_end=1911
+  _globals['_EXECUTE']._serialized_start=1914
+  _globals['_EXECUTE']._serialized_end=2198
+  _globals['_UNSTAGE']._serialized_start=2200
+  _globals['_UNSTAGE']._serialized_end=2226
+  _globals['_PROBE']._serialized_start=2228
+  _globals['_PROBE']._serialized_end=2303
+  _globals['_UNPROBE']._serialized_start=2305
+  _globals['_UNPROBE']._serialized_end=2330
+  _globals['_AGENTORDER']._serialized_start=2333
+  _globals['_AGENTORDER']._serialized_end=2688
+  _globals['_CONNECTRESPONSE']._serialized_start=2690
+  _globals['_CONNECTRESPONSE']._serialized_end=2746
+  _globals['_AGENTLINK']._serialized_start=2904
+  _globals['_AGENTLINK']._serialized_end=2985
 # @@protoc_insertion_point(module_scope)

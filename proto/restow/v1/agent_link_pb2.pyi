@@ -43,6 +43,26 @@ MEMORY_KIND_CUDA: MemoryKind.ValueType  # 2
 """Memory of a CUDA device."""
 Global___MemoryKind: typing_extensions.TypeAlias = MemoryKind
 
+class _DigestKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _DigestKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_DigestKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    DIGEST_KIND_UNSPECIFIED: _DigestKind.ValueType  # 0
+    """Nothing is hashed."""
+    DIGEST_KIND_XXH3_128: _DigestKind.ValueType  # 1
+    """XXH3 of 128 bits, big-endian. Finds accidents, and is no seal against forgery."""
+
+class DigestKind(_DigestKind, metaclass=_DigestKindEnumTypeWrapper):
+    """By what a digest of content is made."""
+
+DIGEST_KIND_UNSPECIFIED: DigestKind.ValueType  # 0
+"""Nothing is hashed."""
+DIGEST_KIND_XXH3_128: DigestKind.ValueType  # 1
+"""XXH3 of 128 bits, big-endian. Finds accidents, and is no seal against forgery."""
+Global___DigestKind: typing_extensions.TypeAlias = DigestKind
+
 @typing.final
 class RegionMemory(google.protobuf.message.Message):
     """The memory of one region of the rank's layout."""
@@ -146,7 +166,7 @@ Global___Fenced: typing_extensions.TypeAlias = Fenced
 
 @typing.final
 class Staged(google.protobuf.message.Message):
-    """The rank's part of a handoff is gathered in staging."""
+    """The rank's part of a handoff is gathered in staging, or hashed, or both."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -156,18 +176,21 @@ class Staged(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
     dst_rank: builtins.int
     """The destination rank that it was gathered for."""
     address: builtins.int
-    """Address of the run in the agent's address space. Counts if reason is empty."""
+    """Address of the run in the agent's address space. Counts if reason is empty and bytes is not 0."""
     bytes: builtins.int
-    """Length of the run in bytes."""
+    """Length of the run in bytes. 0: nothing had to be gathered."""
     reason: builtins.str
     """Stable reason why it could not be gathered. Empty: it was."""
     detail: builtins.str
     """The reason in words."""
+    digest: builtins.bytes
+    """Digest of all bytes that the destination rank reads here. Empty: none was asked for."""
     def __init__(
         self,
         *,
@@ -177,8 +200,9 @@ class Staged(google.protobuf.message.Message):
         bytes: builtins.int = ...,
         reason: builtins.str = ...,
         detail: builtins.str = ...,
+        digest: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "bytes", b"bytes", "detail", b"detail", "dst_rank", b"dst_rank", "handoff", b"handoff", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "bytes", b"bytes", "detail", b"detail", "digest", b"digest", "dst_rank", b"dst_rank", "handoff", b"handoff", "reason", b"reason"]) -> None: ...
 
 Global___Staged: typing_extensions.TypeAlias = Staged
 
@@ -194,6 +218,7 @@ class Settled(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     TRANSPORT_FIELD_NUMBER: builtins.int
+    COMPARED_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
     bytes: builtins.int
@@ -206,6 +231,8 @@ class Settled(google.protobuf.message.Message):
     """The reason in words."""
     transport: builtins.str
     """UCX transport or "local". Empty: unknown."""
+    compared: builtins.bool
+    """Whether the digests of all sources were compared, and none differed. Counts if reason is empty."""
     def __init__(
         self,
         *,
@@ -215,8 +242,9 @@ class Settled(google.protobuf.message.Message):
         reason: builtins.str = ...,
         detail: builtins.str = ...,
         transport: builtins.str = ...,
+        compared: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "detail", b"detail", "elapsed_us", b"elapsed_us", "handoff", b"handoff", "reason", b"reason", "transport", b"transport"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "compared", b"compared", "detail", b"detail", "elapsed_us", b"elapsed_us", "handoff", b"handoff", "reason", b"reason", "transport", b"transport"]) -> None: ...
 
 Global___Settled: typing_extensions.TypeAlias = Settled
 
@@ -465,7 +493,7 @@ Global___Forget: typing_extensions.TypeAlias = Forget
 
 @typing.final
 class StagePart(google.protobuf.message.Message):
-    """What of a Stage is gathered for one destination rank."""
+    """What of a Stage is gathered, and hashed, for one destination rank."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -487,8 +515,8 @@ Global___StagePart: typing_extensions.TypeAlias = StagePart
 
 @typing.final
 class Stage(google.protobuf.message.Message):
-    """Gather the packed and the interleaved rows of programs, all in one launch, and answer Staged for
-    each part.
+    """Gather the packed and the interleaved rows of programs, all in one launch, hash what is asked for,
+    and answer Staged for each part.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -498,12 +526,18 @@ class Stage(google.protobuf.message.Message):
     FIRST_TOKEN_FIELD_NUMBER: builtins.int
     STOP_TOKEN_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
     first_token: builtins.int
     """First token of per-token rows. 0: from the beginning."""
     stop_token: builtins.int
     """One past the last token of per-token rows."""
+    digest: Global___DigestKind.ValueType
+    """Hash for each part all bytes that its destination rank reads here: those of direct rows, row by
+    row inside a stretch of tokens that leaves no page of either side; then the gathered run; then
+    those of spans, page by page. Unspecified: hash nothing.
+    """
     @property
     def src_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[restow.v1.broker_pb2.BlockList]:
         """Own blocks."""
@@ -520,8 +554,9 @@ class Stage(google.protobuf.message.Message):
         first_token: builtins.int = ...,
         stop_token: builtins.int = ...,
         parts: collections.abc.Iterable[Global___StagePart] | None = ...,
+        digest: Global___DigestKind.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_token", b"first_token", "handoff", b"handoff", "parts", b"parts", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "first_token", b"first_token", "handoff", b"handoff", "parts", b"parts", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
 
 Global___Stage: typing_extensions.TypeAlias = Stage
 
@@ -535,6 +570,7 @@ class Source(google.protobuf.message.Message):
     AGENT_NAME_FIELD_NUMBER: builtins.int
     STAGED_ADDRESS_FIELD_NUMBER: builtins.int
     STAGED_BYTES_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
     src_rank: builtins.int
     """The rank in the program's rows."""
     agent_name: builtins.str
@@ -543,6 +579,8 @@ class Source(google.protobuf.message.Message):
     """Address of the run staged for this rank. 0: nothing is staged there."""
     staged_bytes: builtins.int
     """Length of that run in bytes."""
+    digest: builtins.bytes
+    """What it answered as the digest of all bytes that are read from it. Empty: it hashed nothing."""
     def __init__(
         self,
         *,
@@ -550,8 +588,9 @@ class Source(google.protobuf.message.Message):
         agent_name: builtins.str = ...,
         staged_address: builtins.int = ...,
         staged_bytes: builtins.int = ...,
+        digest: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "src_rank", b"src_rank", "staged_address", b"staged_address", "staged_bytes", b"staged_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "digest", b"digest", "src_rank", b"src_rank", "staged_address", b"staged_address", "staged_bytes", b"staged_bytes"]) -> None: ...
 
 Global___Source: typing_extensions.TypeAlias = Source
 
@@ -570,6 +609,7 @@ class Execute(google.protobuf.message.Message):
     STOP_TOKEN_FIELD_NUMBER: builtins.int
     SOURCES_FIELD_NUMBER: builtins.int
     GRANT_MS_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
     handoff_id: builtins.str
@@ -582,6 +622,10 @@ class Execute(google.protobuf.message.Message):
     """One past the last token of per-token rows."""
     grant_ms: builtins.int
     """How long reading may take from the receipt of this order; a read that has not ended then fails."""
+    digest: Global___DigestKind.ValueType
+    """Hash what has arrived as the sources did, and fail unless every source's digest is the same; a
+    source without a digest fails too. Unspecified: compare nothing.
+    """
     @property
     def src_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[restow.v1.broker_pb2.BlockList]:
         """The sources' blocks (one set of lists for all ranks)."""
@@ -606,8 +650,9 @@ class Execute(google.protobuf.message.Message):
         stop_token: builtins.int = ...,
         sources: collections.abc.Iterable[Global___Source] | None = ...,
         grant_ms: builtins.int = ...,
+        digest: Global___DigestKind.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dst_blocks", b"dst_blocks", "first_token", b"first_token", "grant_ms", b"grant_ms", "handoff", b"handoff", "handoff_id", b"handoff_id", "program_id", b"program_id", "sources", b"sources", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "dst_blocks", b"dst_blocks", "first_token", b"first_token", "grant_ms", b"grant_ms", "handoff", b"handoff", "handoff_id", b"handoff_id", "program_id", b"program_id", "sources", b"sources", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
 
 Global___Execute: typing_extensions.TypeAlias = Execute
 

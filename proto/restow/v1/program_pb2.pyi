@@ -102,7 +102,9 @@ class Program(google.protobuf.message.Message):
     dst_rank: builtins.int
     """The destination rank that the rows are for."""
     direct_rows: builtins.bytes
-    """Rows read straight into place. Empty: none. Left out for a source's agent."""
+    """Rows read straight into place. Empty: none. A source's agent gets its own rows if it is to hash,
+    else none.
+    """
     packed_rows: builtins.bytes
     """Rows that the sources gather into staging, in the order in which they lie there; every row
     begins at a multiple of 16 bytes. Empty: none. A source's agent gets its own rows only.
@@ -110,7 +112,7 @@ class Program(google.protobuf.message.Message):
     spans: builtins.bytes
     """Spans of source pages that are read into staging as they are, as packed little-endian int64,
     5 a span: SRC_RANK, GROUP_PAIR, SRC_REGION, OFFSET_BYTES in the page, LENGTH_BYTES. Every page
-    that holds tokens is read. Empty: none. Left out for a source's agent.
+    that holds tokens is read. Empty: none. A source's agent gets its own if it is to hash, else none.
     """
     extracted_rows: builtins.bytes
     """Rows copied out of those spans: SRC_REGION is the index of a span, SRC_OFFSET_BYTES counts from

@@ -163,6 +163,10 @@ class Program:
         """Name of the part of the program that ``src_rank`` gathers."""
         return f"{self.program_id}/{src_rank}"
 
+    def hashed_id(self, src_rank: int) -> str:
+        """Name of the part of the program that ``src_rank`` gathers and hashes."""
+        return f"{self.program_id}/{src_rank}/hashed"
+
     @property
     def staging_ranks(self) -> tuple[int, ...]:
         """The ranks that gather for this destination."""

@@ -1,0 +1,297 @@
+"""Digests of content between real agents over NIXL: what agrees, and what is found to differ."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import threading
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import xxhash
+
+from agent_harness.fake_broker import FakeBroker
+from agent_harness.handover import destination_memory, hand_over, programs, send_execute, stage
+from agent_harness.waiting import until
+from agent_harness.world import POISON, Case, RankMemory, blocks, make_case
+from laws.strategies import SENDING
+from restow.agents import reader
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.copier import Copier
+from restow.agents.digests import Hasher
+from restow.agents.extents import Extents, one_extent, source_extents
+from restow.agents.memory import HOST, MemoryKind, Place, region_table
+from restow.agents.paging import RegionTable, Tokens
+from restow.broker import wire_program
+from restow.broker.layout import Field
+from restow.broker.planner import Program, Strategy
+from restow.v1 import agent_link_pb2 as pb
+
+STAGING_BYTES = 8 << 20
+
+
+class Pair:
+    """A case's P and D, all their agents in this process; the broker's lines are the test's."""
+
+    def __init__(self, case: Case, fake: FakeBroker) -> None:
+        self.case, self.fake = case, fake
+        self.source = {one.rank: RankMemory(one, case.src_ids) for one in case.source.ranks}
+        self.memory = destination_memory(case)
+        for memory in self.source.values():
+            memory.write(self.fields, case.tokens)
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        model = self.case.source.model
+        return {field.name: field for field in (*model.fields, *model.inputs)}
+
+    def read_from(self, program: Program, src_rank: int, staged: pb.Staged) -> Extents:
+        """Where P has what is read from a rank."""
+        message = wire_program.program_to_proto(program, src_rank, hashed=True)
+        return source_extents(
+            wire_program.program_from_proto(message),
+            src_rank,
+            region_table(self.source[src_rank].regions),
+            blocks(self.case.src_ids),
+            Tokens(0, self.case.tokens),
+            one_extent(staged.address, staged.bytes),
+        )
+
+    def check_whole(self, rank: int) -> None:
+        """Every byte is the state's or still poison."""
+        memory = self.memory[rank]
+        fields = {field.name: field for field in self.case.destination.model.fields}
+        fields |= {field.name: field for field in self.case.destination.model.inputs}
+        assert (memory.data == memory.expected(fields, self.case.tokens)).all()
+
+    def check_cleared(self, rank: int) -> None:
+        """Of snapshots nothing is left."""
+        memory = self.memory[rank]
+        fields = {field.name: field for field in self.case.destination.model.fields}
+        mask = memory.cleared(fields, self.case.tokens)
+        assert mask.any()
+        assert not memory.data[mask].any()
+
+    async def execute(
+        self, program: Program, number: int, staged: dict[int, pb.Staged]
+    ) -> pb.Settled:
+        """Have D read and compare into poisoned memory."""
+        self.memory[program.dst_rank].poison()
+        stream = await send_execute(
+            self.fake, self.case, program, number, staged=staged, hashed=True
+        )
+        settled: pb.Settled = await stream.next()
+        return settled
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    name: str, ranks: tuple[int, ...] = (), settings: AgentSettings | None = None
+) -> AsyncIterator[Pair]:
+    """All ranks of P, and these of D (none given: all)."""
+    async with FakeBroker() as fake, contextlib.AsyncExitStack() as stack:
+        made = Pair(make_case(name), fake)
+        settings = settings or AgentSettings(staging_bytes=STAGING_BYTES)
+        for side, memories in (("P", made.source), ("D", made.memory)):
+            for rank, memory in memories.items():
+                if side == "P" or not ranks or rank in ranks:
+                    agent = AsyncAgent(fake.address, side, "life-1", rank, memory.regions, settings)
+                    await agent.start()
+                    stack.push_async_callback(agent.close)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("name", "strategies"),
+    [
+        ("wide", SENDING),
+        ("cast", tuple(one for one in SENDING if one is not Strategy.SLICES)),
+        ("stages", (Strategy.SLICES, Strategy.PACK)),
+        ("recompute", (Strategy.RECOMPUTE, Strategy.PACK)),
+    ],
+)
+async def test_what_arrives_is_what_was_hashed(name: str, strategies: tuple[Strategy, ...]) -> None:
+    async with pair(name) as made:
+        number = 0
+        for strategy in strategies:
+            for rank, program in programs(made.case, strategy).items():
+                number += 1
+                made.memory[rank].poison()
+                settled = await hand_over(made.fake, made.case, program, number, hashed=True)
+                assert (settled.handoff, settled.reason) == (number, ""), settled.detail
+                assert settled.compared
+                made.check_whole(rank)
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        *(("wide", one) for one in SENDING if one is not Strategy.AUTO),
+        ("cast", Strategy.PACK),
+        ("recompute", Strategy.RECOMPUTE),
+    ],
+)
+async def test_one_byte_that_changes_after_it_was_hashed_is_found(
+    name: str, strategy: Strategy
+) -> None:
+    rng = np.random.default_rng(7)
+    async with pair(name, ranks=(1,)) as made:
+        program = programs(made.case, strategy)[1]
+        staged = await stage(made.fake, made.case, program, 1, hashed=True)
+        number = 0
+        for src_rank, answer in staged.items():
+            extents = made.read_from(program, src_rank, answer)
+            runs = list(zip(extents.address.tolist(), extents.length_bytes.tolist(), strict=True))
+            whole = b"".join(ctypes.string_at(address, length) for address, length in runs)
+            assert answer.digest == xxhash.xxh3_128_digest(whole)
+            for index in {0, len(runs) - 1, *rng.integers(len(runs), size=3).tolist()}:
+                number += 1
+                address, length = runs[index]
+                byte = ctypes.c_ubyte.from_address(address + int(rng.integers(length)))
+                before = byte.value
+                byte.value ^= 1 << int(rng.integers(8))
+                settled = await made.execute(program, number, staged)
+                assert settled.reason == "DIGEST_MISMATCH", (src_rank, index)
+                assert f"rank {src_rank}" in settled.detail
+                assert not settled.compared
+                made.check_cleared(1)
+                byte.value = before
+                assert (await made.execute(program, -number, staged)).reason == ""
+                made.check_whole(1)
+
+
+async def test_reads_that_threads_share_out_are_hashed_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "LARGE_BYTES", 1)
+    monkeypatch.setattr(reader, "SHARE_BYTES", 4096)
+    settings = AgentSettings(staging_bytes=STAGING_BYTES, read_threads=3)
+    threads: set[int] = set()
+    right = Hasher._digest
+
+    def noted(self: Hasher, extents: Extents) -> bytes:
+        threads.add(threading.get_ident())
+        return right(self, extents)
+
+    monkeypatch.setattr(Hasher, "_digest", noted)
+    async with pair("big", ranks=(0,), settings=settings) as made:
+        for number, strategy in enumerate((Strategy.SLICES, Strategy.WHOLE, Strategy.PACK) * 2):
+            made.memory[0].poison()
+            program = programs(made.case, strategy)[0]
+            settled = await hand_over(made.fake, made.case, program, number, hashed=True)
+            assert settled.reason == "", settled.detail
+            made.check_whole(0)
+    assert threading.get_ident() not in threads, "much is hashed on the event loop"
+
+
+async def test_a_digest_that_is_missing_or_short_is_not_passed_over() -> None:
+    async with pair("wide", ranks=(0,)) as made:
+        program = programs(made.case, Strategy.SLICES)[0]
+        staged = await stage(made.fake, made.case, program, 1, hashed=True)
+        for number, digest in enumerate((b"", b"short", bytes(17))):
+            answers = {rank: pb.Staged(digest=digest) for rank in staged}
+            settled = await made.execute(program, number, answers)
+            assert settled.reason == "DIGEST_MISSING", settled.detail
+            made.check_cleared(0)
+        settled = await made.execute(
+            program, 9, {rank: pb.Staged(digest=bytes(16)) for rank in staged}
+        )
+        assert settled.reason == "DIGEST_MISMATCH"
+
+
+async def test_the_digest_of_another_rank_does_not_do() -> None:
+    async with pair("stages") as made:
+        found = 0
+        for program in programs(made.case, Strategy.SLICES).values():
+            if len(program.src_ranks) < 2:
+                continue
+            staged = await stage(made.fake, made.case, program, program.dst_rank, hashed=True)
+            first, second, *_ = staged
+            turned = {**staged, first: staged[second], second: staged[first]}
+            settled = await made.execute(program, program.dst_rank, turned)
+            assert settled.reason == "DIGEST_MISMATCH"
+            found += 1
+        assert found
+
+
+async def test_hashing_needs_no_staging_and_saying_it_again_changes_nothing() -> None:
+    async with pair("wide", ranks=(0,), settings=AgentSettings(staging_bytes=0)) as made:
+        program = programs(made.case, Strategy.SLICES)[0]
+        first = await stage(made.fake, made.case, program, 1, hashed=True)
+        assert all(len(one.digest) == 16 and one.bytes == 0 for one in first.values())
+        assert await stage(made.fake, made.case, program, 1, hashed=True) == first
+        assert (await made.execute(program, 1, first)).reason == ""
+        made.check_whole(0)
+        # Given back, it is made anew, of what is there then.
+        for rank in first:
+            source = await made.fake.agent("P", rank)
+            source.send(pb.AgentOrder(unstage=pb.Unstage(handoff=1)))
+            made.source[rank].data[:] = POISON
+        again = await stage(made.fake, made.case, program, 1, hashed=True)
+        assert all(again[rank].digest != first[rank].digest for rank in first)
+
+
+async def test_digests_of_a_kind_that_is_not_known_are_refused() -> None:
+    async with pair("wide", ranks=(0,)) as made:
+        source = await made.fake.agent("P", 0)
+        source.send(
+            pb.AgentOrder(stage=pb.Stage(handoff=1, parts=[pb.StagePart(dst_rank=4)], digest=7))  # type: ignore[arg-type]
+        )
+        refused = await source.next()
+        assert (refused.dst_rank, refused.reason) == (4, "ORDER_INVALID")
+        destination = await made.fake.agent("D", 0)
+        destination.send(pb.AgentOrder(execute=pb.Execute(handoff=2, digest=7)))  # type: ignore[arg-type]
+        assert (await destination.next()).reason == "ORDER_INVALID"
+
+
+async def test_what_nobody_asked_to_hash_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(self: Hasher, extents: Extents) -> bytes:
+        raise AssertionError("hashed unasked")
+
+    monkeypatch.setattr(Hasher, "_digest", never)
+    async with pair("wide", ranks=(0,)) as made:
+        for number, strategy in enumerate((Strategy.SLICES, Strategy.PACK)):
+            made.memory[0].poison()
+            program = programs(made.case, strategy)[0]
+            staged = await stage(made.fake, made.case, program, number)
+            assert not any(one.digest for one in staged.values())
+            settled = await hand_over(made.fake, made.case, program, number + 10)
+            assert (settled.reason, settled.compared) == ("", False)
+
+
+def test_memory_of_several_kinds_is_hashed_in_the_order_of_the_program() -> None:
+    """Regions on two devices and staging in host memory, in turns."""
+    gpus = [Place(MemoryKind.CUDA, index) for index in range(2)]
+    memory = RegionTable(np.array([1000, 5000]), np.array([100, 100]), np.array([10, 10], np.int64))
+    hasher = Hasher(memory, gpus, Copier())
+    address = np.array([1000, 1500, 5000, 100, 1999, 5999, 6000], np.int64)
+    parts = list(hasher._by_place(Extents(address, np.full(7, 1))))
+    assert [place for place, _ in parts] == [gpus[0], gpus[1], HOST, gpus[0], gpus[1], HOST]
+    assert np.concatenate([part.address for _, part in parts]).tolist() == address.tolist()
+    (whole,) = Hasher(memory, gpus[:1] * 2, Copier())._by_place(Extents(address, np.full(7, 1)))
+    assert whole[0] == gpus[0]
+    assert list(Hasher(memory, gpus, Copier())._by_place(Extents(address[:0], address[:0]))) == []
+
+
+async def test_the_loop_goes_on_while_much_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def slow(self: Hasher, extents: Extents) -> bytes:
+        begun.set()
+        assert end.wait(20)
+        return b"digest"
+
+    monkeypatch.setattr(Hasher, "_digest", slow)
+    copier = Copier()
+    hasher = Hasher(RegionTable(*np.zeros((3, 0), np.int64)), (), copier)
+    task = asyncio.create_task(hasher.digest(one_extent(4096, 2 << 20)))
+    await until(begun.is_set)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done(), "given up while memory is being read"
+    end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    copier.close()

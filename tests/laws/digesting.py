@@ -1,0 +1,121 @@
+"""One handoff as far as its READs, by the product's own binding, and what both sides hash of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from laws.checks import engines_of
+from laws.executor import Arena, Int64s
+from laws.strategies import Case
+from laws.transfers import served
+from laws.world import Engine
+from restow.agents.arrivals import Arrivals, joined_reads
+from restow.agents.binding import RegionTable
+from restow.agents.comparing import arrived_extents
+from restow.agents.extents import Extents, one_extent, source_extents
+from restow.agents.gathering import Share
+from restow.agents.laid_rows import LaidRows
+from restow.agents.lane import Read
+from restow.agents.memory import HOST
+from restow.agents.orders import ExecuteOrder, Peer, Source, StageOrder, StagePart
+from restow.broker import wire_program
+from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+
+P_STAGING, D_STAGING = 16, 16
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """What D's rank read from a rank of P, and what each side hashes."""
+
+    reads: Sequence[Read]
+    source: Extents
+    source_bytes: bytes
+    destination: Extents
+    destination_bytes: bytes
+
+
+def check_digests(case: Case, strategy: Strategy) -> None:
+    """Both sides hash the same bytes in the same order: all that is read, and nothing else."""
+    arena = Arena()
+    for one in handed_over(case, strategy, arena):
+        assert one.source_bytes == one.destination_bytes, "the sides hash differently"
+        for extents, side in ((one.source, "src_address"), (one.destination, "dst_address")):
+            hashed = places(arena, extents.address, extents.length_bytes)
+            assert len(np.unique(hashed)) == len(hashed), "a byte is hashed twice"
+            read = [
+                places(arena, getattr(each.descriptors, side), each.descriptors.length_bytes)
+                for each in one.reads
+            ]
+            wanted = np.sort(np.concatenate([np.empty(0, np.int64), *read]))
+            assert np.array_equal(np.sort(hashed), wanted), f"not what is read, on {side}"
+
+
+def handed_over(case: Case, strategy: Strategy, arena: Arena) -> Iterator[Hashed]:
+    """Every pair of ranks."""
+    source, destination = engines_of(case, arena)
+    plan = make_plan(source.layout, destination.layout)
+    for program in compile_programs(plan, served(plan, strategy)):
+        for src_rank in program.src_ranks:
+            yield _read(program, src_rank, source, destination, case, arena)
+
+
+def _read(
+    program: Program, src_rank: int, source: Engine, destination: Engine, case: Case, arena: Arena
+) -> Hashed:
+    tokens = case.tokens
+    memory = _memory(source, src_rank)
+    message = wire_program.program_to_proto(program, src_rank, hashed=True)
+    part = wire_program.program_from_proto(message)
+    share = Share.of(part, src_rank, program.dst_rank, tokens)
+    staged = arena.address(arena.allocate(share.length_bytes, P_STAGING))
+    parts = (StagePart(part.program_id, program.dst_rank),)
+    order = StageOrder(1, parts, source.blocks, tokens, hashed=True)
+    for copies in share.copies(memory, order, staged):
+        arena.copy(copies)
+    run = one_extent(staged, share.length_bytes)
+    hashed = source_extents(part, src_rank, memory, source.blocks, tokens, run)
+    before = content(arena, hashed)
+
+    own = _memory(destination, program.dst_rank)
+    given = Source(src_rank, "p", staged if share.length_bytes else 0, share.length_bytes)
+    execute = ExecuteOrder(
+        1, program.program_id, source.blocks, destination.blocks, tokens, (given,), 1.0, True
+    )
+    places_here = (HOST,) * len(own.base_address)
+    peer = Peer("p", src_rank, b"", memory, (HOST,) * len(memory.base_address))
+    laid = LaidRows(own, places_here)
+    arrivals = Arrivals(laid.arriving(program), execute)
+    arrivals.put_at(arena.address(arena.allocate(arrivals.length_bytes, D_STAGING)))
+    rows = laid.from_peer(program, src_rank, peer)
+    reads = [
+        Read("p", reads.bind(source.blocks, destination.blocks, tokens), HOST, HOST)
+        for _, _, reads in rows.direct
+    ]
+    reads += arrivals.reads(given, peer, rows.spans, HOST)
+    reads = joined_reads(reads)
+    for read in reads:
+        arena.read(read.descriptors)
+    found = arrived_extents(program, src_rank, execute, arrivals, own)
+    return Hashed(reads, hashed, before, found, content(arena, found))
+
+
+def _memory(engine: Engine, rank: int) -> RegionTable:
+    return engine.regions(next(one for one in engine.layout.ranks if one.rank == rank))
+
+
+def content(arena: Arena, extents: Extents) -> bytes:
+    """The bytes in order."""
+    return arena.data[places(arena, extents.address, extents.length_bytes)].tobytes()
+
+
+def places(arena: Arena, address: Int64s, length_bytes: Int64s) -> Int64s:
+    """Where each byte is in the arena."""
+    ends = np.cumsum(length_bytes)
+    total = int(ends[-1]) if len(ends) else 0
+    begins = np.repeat(address - arena.base - (ends - length_bytes), length_bytes)
+    found: Int64s = begins + np.arange(total)
+    return found
