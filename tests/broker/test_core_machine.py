@@ -10,13 +10,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.world import Side, World
+from broker.world import Side, World, digest_of
 from restow.broker.core import actions as act
+from restow.broker.core.digests import DigestMode, Digests
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RestowError
 
 ENGINES = ("p", "q", "d", "e")
 HANDOFFS = tuple(f"h{index}" for index in range(6))
+DIGESTS = (Digests(), Digests(DigestMode.SAMPLED, 2), Digests(DigestMode.ALL))
 LIMITS = Limits(max_live=5, max_ended=8, settle_grace_s=0.5, agent_wait_s=1.0, engine_idle_s=50.0)
 
 engines = st.sampled_from(ENGINES)
@@ -43,14 +45,20 @@ class Model:
     runs: Counter[tuple[act.AgentKey, int]] = field(default_factory=Counter)
     ended: dict[int, str] = field(default_factory=dict)
     settled: list[Reader] = field(default_factory=list)
+    comparing: set[tuple[int, int]] = field(default_factory=set)
+    """Numbers and ranks that were told to compare digests."""
 
 
 class BrokerMachine(RuleBasedStateMachine):
     """Any order of words, faults and time."""
 
-    @initialize(staged=st.booleans(), sizes=st.lists(st.integers(1, 3), min_size=4, max_size=4))
-    def start(self, staged: bool, sizes: list[int]) -> None:
-        self.world = World(staged=staged, limits=LIMITS)
+    @initialize(
+        staged=st.booleans(),
+        digests=st.sampled_from(DIGESTS),
+        sizes=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+    )
+    def start(self, staged: bool, digests: Digests, sizes: list[int]) -> None:
+        self.world = World(staged=staged, limits=LIMITS, digests=digests)
         self.world.plans_at_once = False
         self.model = Model()
         self.sizes = dict(zip(ENGINES, sizes, strict=True))
@@ -85,6 +93,11 @@ class BrokerMachine(RuleBasedStateMachine):
                     (one.number, one.rank) == (reader.number, reader.rank) for one in model.readers
                 ), "told to read twice"
                 model.readers.append(reader)
+                if action.hashed:
+                    model.comparing.add((reader.number, reader.rank))
+                for source in action.sources:
+                    right = digest_of(source.src_rank, reader.rank) if action.hashed else b""
+                    assert source.digest == right, "a digest of another, or unasked"
             elif isinstance(action, act.SendStage):
                 assert action.handoff not in model.ended
                 side = world.sides[action.agent.engine]
@@ -178,13 +191,20 @@ class BrokerMachine(RuleBasedStateMachine):
         self.say("decline", self.side(who), name)
 
     @precondition(lambda self: self.model.readers)
-    @rule(data=st.data(), reason=st.sampled_from(["", "", "", "TRANSFER_FAILED"]))
-    def settle(self, data: st.DataObject, reason: str) -> None:
+    @rule(
+        data=st.data(),
+        reason=st.sampled_from(["", "", "", "TRANSFER_FAILED", "DIGEST_MISMATCH"]),
+        compared=st.sampled_from([True, True, True, False]),
+    )
+    def settle(self, data: st.DataObject, reason: str, compared: bool) -> None:
         reader = data.draw(st.sampled_from(self.model.readers))
         self.model.readers.remove(reader)
         self.model.settled.append(reader)
         if reader.rank in reader.side.agents:
-            self.say("settle", reader.side, reader.number, reader.rank, reason)
+            asked = (reader.number, reader.rank) in self.model.comparing
+            self.say("settle", reader.side, reader.number, reader.rank, reason, compared=compared)
+            state = self.model.ended.get(reader.number)
+            assert state != "DONE" or compared or not asked, "done, and nothing was compared"
 
     @precondition(lambda self: self.model.settled)
     @rule(data=st.data(), reason=st.sampled_from(["", "TRANSFER_FAILED"]))
@@ -197,8 +217,12 @@ class BrokerMachine(RuleBasedStateMachine):
             assert len(self.world.sent) == heard, "a late report changed something"
 
     @precondition(lambda self: self.model.staging)
-    @rule(data=st.data(), reason=st.sampled_from(["", "", "", "STAGING_FULL"]))
-    def stage(self, data: st.DataObject, reason: str) -> None:
+    @rule(
+        data=st.data(),
+        reason=st.sampled_from(["", "", "", "STAGING_FULL"]),
+        digest=st.sampled_from([None, None, None, b"", b"short"]),
+    )
+    def stage(self, data: st.DataObject, reason: str, digest: bytes | None) -> None:
         task = data.draw(st.sampled_from(self.model.staging))
         self.model.staging.remove(task)
         side, rank, number, dst_rank = task
@@ -207,7 +231,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         if not reason:
             self.model.runs[agent.key, number] += 1
-        self.say("stage", side, number, rank, dst_rank, reason)
+        self.say("stage", side, number, rank, dst_rank, reason, digest=digest)
 
     @rule(who=engines, rank=ranks, number=st.integers(0, 12), dst_rank=ranks)
     def lie(self, who: str, rank: int, number: int, dst_rank: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 from broker.world import Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
+from restow.broker.core.events import StagedRun
 from restow.broker.core.pair import Gather, PairPlan
 from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import DType
@@ -59,7 +60,7 @@ def test_doubled_and_unasked_runs_change_nothing() -> None:
     assert world.stage(p, number, 0, 9) == []
     assert world.stage(d, number, 0, 1) != []
     assert len(world.orders(act.SendExecute)) == 1
-    assert world.find().staged == {(0, 0): (4096, 128)}
+    assert world.find().staged == {(0, 0): StagedRun(4096, 128)}
 
 
 def test_a_rank_that_was_not_told_to_read_can_not_settle() -> None:
@@ -173,7 +174,9 @@ def test_a_run_where_no_memory_can_be_is_read_by_nobody(run: tuple[int, int]) ->
     world = World(staged=True)
     p, d, number = reading(world, 1, 1)
     agent, directory = p.agents[0], world.directory
-    world.run(lambda now_s: directory.staged(p.record, agent, number, 0, run, None, now_s))
+    world.run(
+        lambda now_s: directory.staged(p.record, agent, number, 0, StagedRun(*run), None, now_s)
+    )
     if run == (1, 2**63 - 1):
         assert world.find().state is State.READING
         return
@@ -185,5 +188,7 @@ def test_a_run_of_nothing_may_be_anywhere() -> None:
     world = World(staged=True)
     p, _, number = reading(world, 1, 1)
     agent, directory = p.agents[0], world.directory
-    world.run(lambda now_s: directory.staged(p.record, agent, number, 0, (0, 0), None, now_s))
+    world.run(
+        lambda now_s: directory.staged(p.record, agent, number, 0, StagedRun(0, 0), None, now_s)
+    )
     assert world.find().state is State.READING

@@ -12,8 +12,9 @@ import numpy as np
 
 from restow.broker.core import actions as act
 from restow.broker.core.audit import audit
+from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
-from restow.broker.core.events import Chunk, Failure, Settlement, Wish
+from restow.broker.core.events import Chunk, Failure, Settlement, StagedRun, Wish
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
@@ -98,8 +99,9 @@ class World:
         together: bool = False,
         measures: bool = False,
         limits: Limits = LIMITS,
+        digests: Digests | None = None,
     ) -> None:
-        self.directory = Directory(limits, measures=measures)
+        self.directory = Directory(limits, measures=measures, digests=digests)
         self.now_s = 1000.0
         self.staged_plans, self.together = staged, together
         self.plans_at_once = True
@@ -210,18 +212,34 @@ class World:
         return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s))
 
     def settle(
-        self, side: Side, number: int, rank: int = 0, reason: str = "", size_bytes: int = 7
+        self,
+        side: Side,
+        number: int,
+        rank: int = 0,
+        reason: str = "",
+        size_bytes: int = 7,
+        *,
+        compared: bool = True,
     ) -> list[act.Action]:
         agent = side.agents[rank]
-        settlement = Settlement(number, size_bytes, 5, reason, "words" if reason else "")
+        words = "words" if reason else ""
+        settlement = Settlement(number, size_bytes, 5, reason, words, compared)
         return self.run(lambda now_s: self.directory.settled(side.record, agent, settlement, now_s))
 
     def stage(
-        self, side: Side, number: int, rank: int = 0, dst_rank: int = 0, reason: str = ""
+        self,
+        side: Side,
+        number: int,
+        rank: int = 0,
+        dst_rank: int = 0,
+        reason: str = "",
+        *,
+        digest: bytes | None = None,
     ) -> list[act.Action]:
         agent = side.agents[rank]
         failure = Failure(act.State.FAILED, reason, "words") if reason else None
-        run = (4096 * (1 + rank), 128)
+        digest = digest_of(rank, dst_rank) if digest is None else digest
+        run = StagedRun(4096 * (1 + rank), 128, digest)
         return self.run(
             lambda now_s: self.directory.staged(
                 side.record, agent, number, dst_rank, run, failure, now_s
@@ -279,6 +297,11 @@ class World:
     def orders(self, kind: type) -> list[act.Action]:
         """All orders of a kind so far."""
         return [action for action in self.sent if isinstance(action, kind)]
+
+
+def digest_of(src_rank: int, dst_rank: int) -> bytes:
+    """What a source's agent says that it hashed for a rank."""
+    return bytes([src_rank, dst_rank] * 8)
 
 
 def ends(side: Side) -> list[tuple[str, str]]:

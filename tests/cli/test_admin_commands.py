@@ -99,12 +99,15 @@ def test_status_counts(shown: Shown, address: str) -> None:
         "handoffs_quarantined",
         "handoffs_ended",
         "bytes_read",
+        "handoffs_checked",
+        "digest_mismatches",
     ]
     assert status["broker"] == address
     assert (status["engines"], status["agents"], status["plans"]) == (3, 3, 2)
     assert status["handoffs_live"] == 1
     assert status["handoffs_ended"] == {"DONE": 1, "FAILED": 0, "EXPIRED": 1, "CANCELLED": 0}
     assert status["bytes_read"] == 100
+    assert (status["handoffs_checked"], status["digest_mismatches"]) == (0, 0)
     assert "1 DONE   0 FAILED   1 EXPIRED   0 CANCELLED" in shown.texts["status 80"]
 
 

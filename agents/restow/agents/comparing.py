@@ -34,11 +34,10 @@ async def compare(
     for source in order.sources:
         rank = source.src_rank
         extents = arrived_extents(program, rank, order, arrivals, memory)
-        found = await hasher.digest(extents)
-        if found != source.digest:
+        if await hasher.digest(extents) != source.digest:
             raise DigestMismatchError(
                 f"the {extents.size_bytes} bytes that were read from rank {rank} are not those "
-                f"that it hashed: digest {found.hex()} instead of {source.digest.hex()}",
+                f"that it hashed before",
                 rank=rank,
             )
 

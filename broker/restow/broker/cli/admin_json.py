@@ -32,6 +32,8 @@ def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
         "handoffs_quarantined": status.handoffs_quarantined,
         "handoffs_ended": {state: ended.get(state, 0) for state in ENDS},
         "bytes_read": status.bytes_read,
+        "handoffs_checked": status.handoffs_checked,
+        "digest_mismatches": status.digest_mismatches,
     }
 
 

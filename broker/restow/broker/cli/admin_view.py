@@ -71,6 +71,10 @@ def show_status(status: dict[str, Any]) -> None:
         ),
         ("ended", ended),
         ("read", size_text(status["bytes_read"])),
+        (
+            "checked",
+            f"{status['handoffs_checked']} by digests, {status['digest_mismatches']} differed",
+        ),
     ):
         table.add_row(Text(name, style="bold"), value)
     _console().print(table)

@@ -51,6 +51,7 @@ TenantOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 StrategyName = Literal["auto", "slices", "whole", "pack", "interleave", "recompute"]
 """The strategies by name: the planner is imported when one is used."""
+DigestModeName = Literal["off", "sampled", "all"]
 CostsOption = Annotated[
     Path | None,
     typer.Option(

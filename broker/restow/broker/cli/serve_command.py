@@ -9,7 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from restow.broker.cli.options import CostsOption, LogFormatOption, StrategyName, set_up_log
+from restow.broker.cli.options import (
+    CostsOption,
+    DigestModeName,
+    LogFormatOption,
+    StrategyName,
+    set_up_log,
+)
 
 
 def serve(
@@ -30,6 +36,17 @@ def serve(
         ),
     ] = None,
     costs: CostsOption = None,
+    digests: Annotated[
+        DigestModeName | None,
+        typer.Option(
+            help="Have P hash what it holds and D compare what it read: of no handoff, of one in "
+            "so many, or of all. Default: off."
+        ),
+    ] = None,
+    digest_every: Annotated[
+        int | None,
+        typer.Option(help="With --digests sampled: one handoff in so many. Default: 64."),
+    ] = None,
     lease_s: Annotated[
         float | None, typer.Option(help="Lease of publications that name none. Default: 30.")
     ] = None,
@@ -120,6 +137,8 @@ def serve(
         "strategy": strategy,
         "allow_narrowing": allow_narrowing,
         "costs": None if costs is None else asdict(CostModel.of(read_object(costs))),
+        "digests": digests,
+        "digest_every": digest_every,
         "lease_s": lease_s,
         "timeout_s": timeout_s,
         "grant_s": grant_s,

@@ -89,11 +89,15 @@ class TellEnded(NamedTuple):
 
 
 class SendProgram(NamedTuple):
-    """Give an agent a program; the part that ``src_rank`` gathers, if that is set."""
+    """Give an agent a program; the part that ``src_rank`` gathers, if that is set.
+
+    ``hashed``: that it hashes, too.
+    """
 
     agent: AgentKey
     program: Program
     src_rank: int | None
+    hashed: bool = False
 
 
 class SendPeer(NamedTuple):
@@ -118,7 +122,7 @@ class StagePart(NamedTuple):
 
 
 class SendStage(NamedTuple):
-    """Have a source's agent gather for some destination ranks, all in one launch."""
+    """Have a source's agent gather, and hash, for some destination ranks, all in one launch."""
 
     agent: AgentKey
     handoff: int
@@ -126,15 +130,17 @@ class SendStage(NamedTuple):
     blocks: tuple[GroupIds, ...]
     first_token: int
     stop_token: int
+    hashed: bool = False
 
 
 class SourceRun(NamedTuple):
-    """Whom to read from, and the run staged there (0: none)."""
+    """Whom to read from, the run staged there (0: none), and the digest of all that is read."""
 
     src_rank: int
     agent_name: str
     staged_address: int
     staged_bytes: int
+    digest: bytes = b""
 
 
 class SendExecute(NamedTuple):
@@ -150,6 +156,7 @@ class SendExecute(NamedTuple):
     stop_token: int
     sources: tuple[SourceRun, ...]
     grant_ms: int
+    hashed: bool = False
 
 
 class SendUnstage(NamedTuple):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from restow.broker.core.actions import Action, MakePlan, PairKey, SendUnstage, State
-from restow.broker.core.events import Chunk, Failure, Probed, Settlement, Wish
+from restow.broker.core.digests import Digests, not_compared, not_hashed
+from restow.broker.core.events import Chunk, Failure, Probed, Settlement, StagedRun, Wish
 from restow.broker.core.grant import execute, open_grant
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.lateness import why_late
@@ -26,13 +27,19 @@ class Directory:
     """The broker's state. Soft: a restarted broker is told everything again."""
 
     def __init__(
-        self, limits: Limits | None = None, first_us: int = 1, measures: bool = False
+        self,
+        limits: Limits | None = None,
+        first_us: int = 1,
+        measures: bool = False,
+        digests: Digests | None = None,
     ) -> None:
         """Start empty. ``first_us`` keeps numbers apart from those of another life.
 
-        With ``measures`` costs are measured where agents say on which hosts they are.
+        With ``measures`` costs are measured where agents say on which hosts they are. ``digests``
+        None: nobody's content is checked.
         """
         self.limits = limits or Limits()
+        self.digests = digests or Digests()
         self.ledger = Ledger(self.limits, first_us)
         self.members = Membership(self.ledger, self.limits)
         self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
@@ -183,11 +190,11 @@ class Directory:
         agent: AgentRecord,
         number: int,
         dst_rank: int,
-        run: tuple[int, int],
+        run: StagedRun,
         failure: Failure | None,
         now_s: float,
     ) -> list[Action]:
-        """A source's agent has gathered ``run`` (address, bytes), or could not."""
+        """A source's agent has gathered and hashed ``run``, or could not."""
         if agent.gone:
             return []
         handoff, rank = self.ledger.by_number.get(number), agent.key.rank
@@ -196,13 +203,17 @@ class Directory:
         staging = handoff.pair.staging
         if (dst_rank, rank) in handoff.staged or rank not in staging.get(dst_rank, ()):
             return []
-        if failure is None and not is_memory(*run):
-            words = f"rank {rank} says that it gathered {run[1]} bytes at address {run[0]}"
+        if failure is None and not is_memory(run.address, run.size_bytes):
+            words = f"rank {rank} says that it gathered {run.size_bytes} bytes at {run.address}"
             failure = Failure(State.FAILED, "ARGUMENT_INVALID", words)
         if failure is not None:
             return self.ledger.stop(handoff, failure, now_s)
-        handoff.staged[dst_rank, rank] = run
+        failure = not_hashed(run, rank) if handoff.pair.hashed else None
+        handoff.staged[dst_rank, rank] = run.kept(handoff.pair.hashed and failure is None)
         handoff.note(now_s, "staged", (rank, dst_rank))
+        if failure is not None:
+            handoff.unsettled.discard(dst_rank)
+            return self.ledger.stop(handoff, failure, now_s)
         if handoff.failure is not None:
             return []
         if any((dst_rank, source) not in handoff.staged for source in staging[dst_rank]):
@@ -229,6 +240,7 @@ class Directory:
             return []
         if not handoff.may_read(rank):
             return []
+        hashed = handoff.pair is not None and handoff.pair.hashed
         handoff.settle(rank, settlement.bytes, settlement.elapsed_us, now_s)
         if settlement.reason:
             words = f"rank {rank} of engine {engine.key.engine_id}: {settlement.detail}"
@@ -236,6 +248,8 @@ class Directory:
         if now_s > handoff.grant_until_s + self.limits.lease_margin_s:
             late = Failure(State.FAILED, "GRANT_OUTLIVED", "the read ended after its grant")
             return self.ledger.stop(handoff, late, now_s)
+        if hashed and (failure := not_compared(settlement, rank)) is not None:
+            return self.ledger.stop(handoff, failure, now_s)
         if handoff.unsettled:
             return []
         return self.ledger.end(handoff, now_s)
@@ -315,6 +329,8 @@ class Directory:
         probes = self.probing.wait(handoff.number, source, destination, pair, now_s)
         if probes is not None:
             return probes
+        if self.digests.choose(handoff.number):
+            pair = pair.with_digests()
         granted = open_grant(handoff, pair, self.limits, now_s)
         if isinstance(granted, Failure):
             return self.ledger.stop(handoff, granted, now_s)

@@ -33,6 +33,18 @@ class Wish(NamedTuple):
     repeated: bool = False
 
 
+class StagedRun(NamedTuple):
+    """What a source's agent gathered, and the digest of all that is read there, if it made one."""
+
+    address: int
+    size_bytes: int
+    digest: bytes = b""
+
+    def kept(self, hashed: bool) -> StagedRun:
+        """What is kept of it: a digest only where one was asked for."""
+        return self if hashed else StagedRun(self.address, self.size_bytes)
+
+
 class Settlement(NamedTuple):
     """What a destination's agent reports at the end of its part."""
 
@@ -41,6 +53,8 @@ class Settlement(NamedTuple):
     elapsed_us: int
     reason: str
     detail: str
+    compared: bool = False
+    """Whether it compared digests, and found none that differs."""
 
 
 class Probed(NamedTuple):

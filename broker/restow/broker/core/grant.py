@@ -14,12 +14,14 @@ from restow.broker.core.actions import (
     StagePart,
     State,
 )
-from restow.broker.core.events import Failure
+from restow.broker.core.events import Failure, StagedRun
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairPlan
 from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import PagesError
+
+NOTHING = StagedRun(0, 0)
 
 
 def open_grant(
@@ -96,10 +98,11 @@ def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gathe
     parts = []
     for dst_rank in gather.dst_ranks:
         program = pair.programs[dst_rank]
-        program_id = program.gather_id(gather.src_rank)
+        named = program.hashed_id if pair.hashed else program.gather_id
+        program_id = named(gather.src_rank)
         if program_id not in agent.programs:
             agent.programs.add(program_id)
-            actions.append(SendProgram(agent.key, program, gather.src_rank))
+            actions.append(SendProgram(agent.key, program, gather.src_rank, pair.hashed))
         parts.append(StagePart(program_id, dst_rank))
     actions.append(
         SendStage(
@@ -109,6 +112,7 @@ def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gathe
             _needed(handoff.src_blocks, pair.src_groups),
             handoff.held_tokens,
             handoff.position_tokens,
+            pair.hashed,
         )
     )
     return actions
@@ -131,8 +135,8 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
         if peer.agent_name not in agent.peers:
             agent.peers.add(peer.agent_name)
             actions.append(SendPeer(agent.key, peer.key))
-        address, size_bytes = handoff.staged.get((dst_rank, src_rank), (0, 0))
-        runs.append(SourceRun(src_rank, peer.agent_name, address, size_bytes))
+        run = handoff.staged.get((dst_rank, src_rank), NOTHING)
+        runs.append(SourceRun(src_rank, peer.agent_name, *run))
     actions.append(
         SendExecute(
             agent.key,
@@ -145,6 +149,7 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
             handoff.position_tokens,
             tuple(runs),
             max(1, int((handoff.grant_until_s - now_s) * 1000)),
+            pair.hashed,
         )
     )
     return actions

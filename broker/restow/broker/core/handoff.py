@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import State, TellEnded
-from restow.broker.core.events import Chunk, Failure, Wish, wish_hash
+from restow.broker.core.events import Chunk, Failure, StagedRun, Wish, wish_hash
 from restow.broker.core.pair import PairPlan
 from restow.broker.core.roster import MAX_BLOCKS, EngineRecord
 from restow.broker.errors import (
@@ -75,8 +75,8 @@ class Handoff:
     unsettled: set[int] = field(default_factory=set)
     unheard: set[int] = field(default_factory=set)
     """Ranks of D that may be at work on an order of a broker before this one."""
-    staged: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """(destination rank, source rank) -> (address, bytes) of gathered runs."""
+    staged: dict[tuple[int, int], StagedRun] = field(default_factory=dict)
+    """(destination rank, source rank) -> what was gathered and hashed."""
     bytes_read: int = 0
     ended: bool = False
     """Whether nothing can happen to it any more."""

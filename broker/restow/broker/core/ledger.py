@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 
 from restow.broker.core.actions import Action, State
 from restow.broker.core.deadlines import Deadlines
+from restow.broker.core.digests import Checks
 from restow.broker.core.events import Failure
 from restow.broker.core.grant import release_staging
 from restow.broker.core.handoff import Handoff, told
@@ -31,6 +32,7 @@ class Ledger:
         self.ended: OrderedDict[tuple[str, str], Handoff] = OrderedDict()
         self.ended_counts: Counter[State] = Counter()
         self.bytes_read = 0
+        self.checks = Checks()
         self.deadlines = Deadlines()
         self.tenants = Tenants(limits)
         self.quarantine = Quarantine(self.tenants)
@@ -130,6 +132,11 @@ class Ledger:
         handoff.state = State.DONE if failure is None else failure.state
         handoff.ended = True
         handoff.ended_s = now_s
+        if handoff.pair is not None and handoff.pair.hashed:
+            if failure is None:
+                handoff.note(now_s, "checked", "what D read is what P hashed before")
+            for checks in (self.checks, self.tenants.of(handoff.tenant).checks):
+                checks.count(handoff.state, failure)
         handoff.note(now_s, "ended", handoff.state)
         key = (handoff.tenant, handoff.handoff_id)
         del self.live[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from restow.broker.errors import RestowError
 from restow.broker.planner import Program
@@ -12,7 +12,7 @@ from restow.broker.planner import Program
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What a source rank gathers in one launch, and for whom."""
+    """What a source rank gathers in one launch, or only hashes, and for whom."""
 
     src_rank: int
     dst_ranks: tuple[int, ...]
@@ -26,11 +26,24 @@ class PairPlan:
     sources: dict[int, tuple[int, ...]]
     """Source ranks that each destination rank reads from."""
     staging: dict[int, tuple[int, ...]]
-    """Source ranks that gather for each destination rank."""
+    """Source ranks that gather, or hash, for each destination rank."""
     gathers: tuple[Gather, ...]
-    """Everything that has to be gathered before it is read."""
+    """Everything that has to be gathered or hashed before it is read."""
     src_groups: frozenset[str]
     dst_groups: frozenset[str]
+    hashed: bool = False
+    """Whether sources hash all that is read from them."""
+
+    def with_digests(self) -> PairPlan:
+        """The same programs; every source is asked before it is read from."""
+        gathering = {(one.src_rank, rank) for one in self.gathers for rank in one.dst_ranks}
+        hashing = tuple(
+            Gather(src_rank, (dst_rank,))
+            for dst_rank, src_ranks in self.sources.items()
+            for src_rank in src_ranks
+            if (src_rank, dst_rank) not in gathering
+        )
+        return replace(self, staging=self.sources, gathers=self.gathers + hashing, hashed=True)
 
     @classmethod
     def of(cls, programs: Sequence[Program]) -> PairPlan:

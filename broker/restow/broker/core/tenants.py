@@ -6,6 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import State
+from restow.broker.core.digests import Checks
 from restow.broker.core.limits import Limits
 from restow.broker.errors import QuotaExceededError
 
@@ -21,6 +22,7 @@ class Holdings:
     """Ids of its ended handoffs that are remembered, the oldest first."""
     ended_counts: Counter[State] = field(default_factory=Counter)
     bytes_read: int = 0
+    checks: Checks = field(default_factory=Checks)
 
     @property
     def empty(self) -> bool:

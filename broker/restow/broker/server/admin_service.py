@@ -45,6 +45,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.handoffs_quarantined = len(ledger.quarantine)
             status.plans = len(directory.pairs)
             ended, bytes_read = ledger.ended_counts, ledger.bytes_read
+            checks = ledger.checks
         else:
             held = ledger.tenants.of(tenant)
             status.engines = held.engines
@@ -52,9 +53,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.handoffs_live = held.live
             status.handoffs_quarantined = held.quarantined
             ended, bytes_read = held.ended_counts, held.bytes_read
+            checks = held.checks
         for state, count in sorted(ended.items()):
             status.ended.add(state=STATE_NUMBERS[state], count=count)
         status.bytes_read = min(bytes_read, MAX_INT64)
+        status.handoffs_checked = checks.checked
+        status.digest_mismatches = checks.mismatches
         return status
 
     async def ListEngines(

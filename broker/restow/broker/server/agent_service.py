@@ -9,7 +9,7 @@ from itertools import islice
 import structlog
 
 from restow.broker.core import actions as act
-from restow.broker.core.events import Failure, Probed, Settlement
+from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
@@ -135,7 +135,12 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         if body == "settled":
             settled = message.settled
             settlement = Settlement(
-                settled.handoff, settled.bytes, settled.elapsed_us, settled.reason, settled.detail
+                settled.handoff,
+                settled.bytes,
+                settled.elapsed_us,
+                settled.reason,
+                settled.detail,
+                settled.compared,
             )
             return directory.settled(engine, agent, settlement, now_s)
         if body == "staged":
@@ -145,7 +150,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 if staged.reason
                 else None
             )
-            run = (staged.address, staged.bytes)
+            run = StagedRun(staged.address, staged.bytes, staged.digest)
             return directory.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
             )

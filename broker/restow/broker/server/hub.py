@@ -10,6 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from restow.broker.core import actions as act
+from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
@@ -42,12 +43,13 @@ class Hub:
         now_s: Callable[[], float] = time.monotonic,
         allow_narrowing: bool = False,
         costs: CostModel | None = None,
+        digests: Digests | None = None,
     ) -> None:
         """Start with an empty directory and a new epoch; without ``costs`` they are measured."""
         # Numbers of another life must not be taken for one of this: an agent may still report them.
         first_us = secrets.randbits(49)
         measures = strategy is Strategy.AUTO and costs is None
-        self.directory = Directory(limits, first_us, measures)
+        self.directory = Directory(limits, first_us, measures, digests)
         self.strategy = strategy
         self.costs = costs or CostModel()
         self.measures = measures

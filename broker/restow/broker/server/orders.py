@@ -10,6 +10,7 @@ from restow.broker.core.roster import AgentRecord
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2
 
+_KINDS = {False: link.DIGEST_KIND_UNSPECIFIED, True: link.DIGEST_KIND_XXH3_128}
 STATE_NUMBERS: dict[act.State, broker_pb2.HandoffState.ValueType] = {
     state: broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state.value}") for state in act.State
 }
@@ -39,7 +40,9 @@ def _fill_blocks(lists: _BlockLists, blocks: tuple[act.GroupIds, ...]) -> None:
 
 def fill_program(order: link.AgentOrder, action: act.SendProgram) -> None:
     """A program, or the part that a source gathers."""
-    order.program.CopyFrom(wire_program.program_to_proto(action.program, action.src_rank))
+    order.program.CopyFrom(
+        wire_program.program_to_proto(action.program, action.src_rank, action.hashed)
+    )
 
 
 def fill_peer(order: link.AgentOrder, record: AgentRecord) -> None:
@@ -65,7 +68,7 @@ def fill_forget(order: link.AgentOrder, action: act.SendForget) -> None:
 
 
 def fill_stage(order: link.AgentOrder, action: act.SendStage) -> None:
-    """Gather."""
+    """Gather and hash."""
     stage = order.stage
     stage.handoff = action.handoff
     _fill_blocks(stage.src_blocks, action.blocks)
@@ -73,6 +76,7 @@ def fill_stage(order: link.AgentOrder, action: act.SendStage) -> None:
     stage.stop_token = action.stop_token
     for part in action.parts:
         stage.parts.add(program_id=part.program_id, dst_rank=part.dst_rank)
+    stage.digest = _KINDS[action.hashed]
 
 
 def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:
@@ -92,7 +96,9 @@ def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:
         if run.staged_bytes:
             source.staged_address = run.staged_address
             source.staged_bytes = run.staged_bytes
+        source.digest = run.digest
     execute.grant_ms = action.grant_ms
+    execute.digest = _KINDS[action.hashed]
 
 
 def fill_probe(order: link.AgentOrder, action: act.SendProbe, peer: AgentRecord | None) -> None:

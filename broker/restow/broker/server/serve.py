@@ -94,6 +94,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         settings.max_queue,
         allow_narrowing=settings.allow_narrowing,
         costs=settings.cost_model(),
+        digests=settings.content_digests(),
     )
     server = grpc.aio.server(interceptors=interceptors_of(trust), options=SERVER_OPTIONS)
     add_services(hub, server)

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from restow.broker.core.digests import DigestMode, Digests
 from restow.broker.core.limits import Limits
 from restow.broker.planner import CostModel, Strategy
 
@@ -25,6 +26,8 @@ class BrokerSettings(BaseSettings):
     allow_narrowing: bool = False
     costs: dict[str, float] = {}
     """Costs that stand for what would be measured; those not named have their defaults."""
+    digests: DigestMode = DigestMode.OFF
+    digest_every: Count = Digests().every
     lease_s: Seconds = 30.0
     timeout_s: Seconds = 30.0
     grant_s: Seconds = 10.0
@@ -47,6 +50,10 @@ class BrokerSettings(BaseSettings):
     def cost_model(self) -> CostModel | None:
         """The costs given, if any are. Raises `CostsInvalidError`."""
         return CostModel.of(self.costs) if self.costs else None
+
+    def content_digests(self) -> Digests:
+        """Of which handoffs the content is checked."""
+        return Digests(self.digests, self.digest_every)
 
     def limits(self) -> Limits:
         """The bounds that the directory works with."""
