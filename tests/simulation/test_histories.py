@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from restow.broker.core.digests import DigestMode, Digests
 from simulation_harness.history import Report
 from simulation_harness.main import histories
 from simulation_harness.mutations import MUTATIONS
@@ -25,6 +26,9 @@ def test_no_promise_is_broken() -> None:
     assert not broken, "./run simulate --seed N replays one"
     assert sum(one.ended["D DONE"] for one in found.values()) > 3 * HISTORIES
     assert sum(len(one.faults) for one in found.values()) > 0.8 * HISTORIES
+    # While every promise is kept, no page changes between the two digests.
+    assert sum(one.checks.checked for one in found.values()) > HISTORIES
+    assert not any(one.checks.mismatches for one in found.values())
 
 
 def test_without_faults_nothing_is_lost() -> None:
@@ -44,3 +48,14 @@ def test_a_missing_promise_is_found(mutation: str) -> None:
         if any(one.violation for one in reports):
             return
     pytest.fail(f"{UNTIL_CAUGHT} histories without {mutation}: nothing was found")
+
+
+def test_what_the_wire_spoils_is_found_by_digests() -> None:
+    found = [
+        one
+        for reports in histories(0, 100, "wire", digests=Digests(DigestMode.ALL))
+        for one in reports
+    ]
+    assert not [f"seed {one.seed}: {one.violation}" for one in found if one.violation]
+    assert sum(one.checks.mismatches for one in found) > 20
+    assert sum(one.checks.checked - one.checks.mismatches for one in found) > 100

@@ -31,6 +31,8 @@ class Fabric:
         self.network, self.rng = network, rng
         self.names: dict[str, SimulatedTransport] = {}
         self.names_are_unique = True
+        self.spoiled = 0.0
+        """Of pieces, how many arrive with a byte changed."""
         self._opened: dict[Process, int] = {}
 
     def token(self, process: Process) -> str:
@@ -140,9 +142,16 @@ class SimulatedTransport:
             network.count()
             for src_address, dst_address, length in flight.steps.pop(0):
                 ctypes.memmove(dst_address, src_address, length)
+                self._spoil(dst_address, length)
             here.later(self._pause_s(), self._step, flight)
         else:
             flight.done = True
+
+    def _spoil(self, address: int, length: int) -> None:
+        fabric = self._fabric
+        if fabric.spoiled and fabric.rng.random() < fabric.spoiled:
+            byte = ctypes.c_ubyte.from_address(address + fabric.rng.randrange(length))
+            byte.value ^= 1 << fabric.rng.randrange(8)
 
     def _fail(self, flight: Flight) -> None:
         flight.error = PeerLostError(f"agent {flight.peer} went away", agent=flight.peer)

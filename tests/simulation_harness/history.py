@@ -10,6 +10,7 @@ from functools import cache
 from random import Random
 
 from restow.broker.core.audit import audit
+from restow.broker.core.digests import Checks, DigestMode, Digests
 from restow.broker.core.limits import Limits
 from restow.broker.families import (
     AttentionSpec,
@@ -47,6 +48,13 @@ QUIET_S = 120.0
 """In which all must have ended: leases, holds, backoffs and quarantines are shorter together."""
 STRATEGIES = (Strategy.AUTO, Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Strategy.INTERLEAVE)
 SIZES = ((1, 1), (2, 2), (1, 2), (2, 1))
+DIGESTS = (
+    Digests(),
+    Digests(DigestMode.ALL),
+    Digests(),
+    Digests(DigestMode.SAMPLED, 2),
+)
+"""They take turns."""
 LIMITS = Limits()
 
 
@@ -57,6 +65,8 @@ class Report:
     seed: int
     events: int = 0
     ended: Counter[str] = field(default_factory=Counter)
+    checks: Checks = field(default_factory=Checks)
+    """Of all lives of the broker."""
     faults: list[str] = field(default_factory=list)
     violation: str = ""
     trace: str = ""
@@ -83,7 +93,7 @@ def layout(tp: int, conv: ConvLayout) -> Layout:
 class History:
     """Everything that one seed decides."""
 
-    def __init__(self, seed: int, faults: bool = True) -> None:
+    def __init__(self, seed: int, faults: bool = True, digests: Digests | None = None) -> None:
         self.rng = Random(seed)  # noqa: S311 - to be replayed, not secret
         self.report = Report(seed)
         self.loop = VirtualLoop()
@@ -91,6 +101,7 @@ class History:
         self.fabric = Fabric(self.network, Random(self.rng.random()))  # noqa: S311
         self.stamps = Stamps()
         self.strategy = self.rng.choice(STRATEGIES)
+        self.digests = digests or DIGESTS[seed % len(DIGESTS)]
         tps, convs = self.rng.choice(SIZES), list(ConvLayout)
         self.memory = {
             side: HostMemory(layout(tp, self.rng.choice(convs)), PAGE_COUNTS)
@@ -98,6 +109,7 @@ class History:
         }
         self.lives: dict[str, list[Engine]] = {"P": [], "D": []}
         self.hub: Hub | None = None
+        self._hubs: list[Hub] = []
         self.broker: Process | None = None
         self._found: list[BaseException] = []
         self.faults = Faults(self) if faults else None
@@ -117,6 +129,9 @@ class History:
             finally:
                 asyncio.set_event_loop(None)
                 self.report.events = self.network.delivered
+                for hub in self._hubs:
+                    self.report.checks.checked += hub.directory.ledger.checks.checked
+                    self.report.checks.mismatches += hub.directory.ledger.checks.mismatches
                 for engine in (*self.lives["P"], *self.lives["D"]):
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
@@ -136,6 +151,7 @@ class History:
         for number in range(self.rng.randint(2, 6)):
             self._plan_prompt(self._prompt(f"h{number}"))
         await self._pass(BUSY_S)
+        self.fabric.spoiled = 0.0
         if self.faults is not None:
             self.faults.heal()
         await self._pass(SETTLE_S)
@@ -214,7 +230,15 @@ class History:
         process.spawn(self._serve(process))
 
     async def _serve(self, process: Process) -> None:
-        hub = self.hub = Hub(LIMITS, self.strategy, 10_000, self.loop.time, costs=CostModel())
+        hub = self.hub = Hub(
+            LIMITS,
+            self.strategy,
+            10_000,
+            self.loop.time,
+            costs=CostModel(),
+            digests=self.digests,
+        )
+        self._hubs.append(hub)
         listener = Listener(process)
         broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), listener)  # type: ignore[arg-type]
         agent_link_pb2_grpc.add_AgentLinkServicer_to_server(AgentLinkService(hub), listener)  # type: ignore[arg-type]

@@ -16,13 +16,18 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from restow.broker.core.digests import DigestMode, Digests
 from simulation_harness.history import History, Report
 from simulation_harness.mutations import MUTATIONS
 
 
-def play(seed: int, mutation: str = "", faults: bool = True) -> Report:
-    """One history."""
-    history = History(seed, faults)
+def play(
+    seed: int, mutation: str = "", faults: bool = True, digests: Digests | None = None
+) -> Report:
+    """One history; digests are as its seed says, and off with a mutation: they would undo it."""
+    if mutation and digests is None:
+        digests = Digests()
+    history = History(seed, faults, digests)
     if not mutation:
         return history.run()
     with MUTATIONS[mutation](history):
@@ -35,20 +40,24 @@ def _hush() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)
 
 
-def _play_all(task: tuple[range, str, bool]) -> list[Report]:
-    seeds, mutation, faults = task
+def _play_all(task: tuple[range, str, bool, Digests | None]) -> list[Report]:
+    seeds, mutation, faults, digests = task
     _hush()
     gc.freeze()
-    return [play(seed, mutation, faults) for seed in seeds]
+    return [play(seed, mutation, faults, digests) for seed in seeds]
 
 
 def histories(
-    first: int, count: int, mutation: str = "", faults: bool = True
+    first: int,
+    count: int,
+    mutation: str = "",
+    faults: bool = True,
+    digests: Digests | None = None,
 ) -> Iterator[list[Report]]:
     """Reports as they come, from as many processes as there are processors."""
     size = 25
     tasks = [
-        (range(seed, min(seed + size, first + count)), mutation, faults)
+        (range(seed, min(seed + size, first + count)), mutation, faults, digests)
         for seed in range(first, first + count, size)
     ]
     with multiprocessing.get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
@@ -63,15 +72,17 @@ def main() -> int:
     parser.add_argument("--histories", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="replay this one alone")
+    parser.add_argument("--digests", choices=[*DigestMode], help="in all of them")
     parser.add_argument("--without", choices=MUTATIONS, default="", help="take a promise out")
     options = parser.parse_args()
     began_s = time.perf_counter()
+    digests = Digests(DigestMode(options.digests), 2) if options.digests else None
     found: Iterable[list[Report]]
     if options.seed is not None:
         _hush()
-        found = [[play(options.seed, options.without)]]
+        found = [[play(options.seed, options.without, digests=digests)]]
     else:
-        found = histories(options.first, options.histories, options.without)
+        found = histories(options.first, options.histories, options.without, digests=digests)
     events, count, ended, faults, broken = 0, 0, Counter[str](), Counter[str](), 0
     for reports in found:
         for report in reports:

@@ -80,9 +80,17 @@ def no_deadline_at_d(history: History) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def wire_that_spoils(history: History) -> Iterator[None]:
+    """Of what is read a byte may be another than was sent, until all heals."""
+    history.fabric.spoiled = 0.02
+    yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "incarnation": no_incarnation_in_names,
     "generation": no_generations,
     "quarantine": no_quarantine,
     "deadline": no_deadline_at_d,
+    "wire": wire_that_spoils,
 }
