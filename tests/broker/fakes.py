@@ -135,7 +135,9 @@ def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
     """What an agent says whose reads and gathers take no time."""
     body = order.WhichOneof("body")
     if body == "execute":
-        return [link.AgentMessage(settled=link.Settled(handoff=order.execute.handoff, bytes=100))]
+        settled = link.Settled(handoff=order.execute.handoff, bytes=100)
+        settled.compared = order.execute.digest != link.DIGEST_KIND_UNSPECIFIED
+        return [link.AgentMessage(settled=settled)]
     if body == "probe":
         reading = link.ReadCosts(seconds_per_descriptor=2e-6, read_bytes_per_second=7e9)
         probed = link.Probed(
@@ -152,9 +154,12 @@ def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
         )
         return [link.AgentMessage(probed=probed)]
     number = order.stage.handoff
+    digest = bytes(16) if order.stage.digest else b""
     return [
         link.AgentMessage(
-            staged=link.Staged(handoff=number, dst_rank=part.dst_rank, address=4096, bytes=64)
+            staged=link.Staged(
+                handoff=number, dst_rank=part.dst_rank, address=4096, bytes=64, digest=digest
+            )
         )
         for part in order.stage.parts
     ]

@@ -15,12 +15,14 @@ from unittest.mock import patch
 
 import numpy as np
 
-from agent_harness.handover import part
+from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
 from restow.agents import copying, projecting, transport
 from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.digests import DIGEST_BYTES, Hasher
 from restow.agents.errors import PeerLostError
+from restow.agents.extents import Extents
 from restow.agents.memory import Place
 from restow.agents.orders import region_to_proto
 from restow.agents.pieces import Copies, Descriptors
@@ -201,7 +203,14 @@ class AgentHouse:
             self.fence.ranges = ranges
             project(rows, device)
 
+        digest = Hasher._digest
+
+        def digest_checked(hasher: Hasher, extents: Extents) -> bytes:
+            self.fence.holds(extents.address, extents.length_bytes, "hashed")
+            return digest(hasher, extents)
+
         with (
+            patch.object(Hasher, "_digest", digest_checked),
             patch("restow.agents.copier.run_copies", run_checked),
             patch("restow.agents.copying.run_copies", fill_checked),
             patch("restow.agents.copier.run_projections", project_checked),
@@ -265,7 +274,9 @@ def peers(of: Case) -> list[pb.AgentOrder]:
     return found
 
 
-def execute(of: Case, program: Program, lengths: dict[int, int]) -> pb.AgentOrder:
+def execute(
+    of: Case, program: Program, lengths: dict[int, int], hashed: bool = False
+) -> pb.AgentOrder:
     """The order to read; ``lengths`` are those of staged runs, by source rank."""
     return pb.AgentOrder(
         execute=pb.Execute(
@@ -281,22 +292,25 @@ def execute(of: Case, program: Program, lengths: dict[int, int]) -> pb.AgentOrde
                     agent_name=f"peer{rank}",
                     staged_address=PEER_ADDRESS if lengths.get(rank) else 0,
                     staged_bytes=lengths.get(rank, 0),
+                    digest=bytes(DIGEST_BYTES) if hashed else b"",
                 )
                 for rank in program.src_ranks
             ],
             grant_ms=10_000,
+            digest=KINDS[hashed],
         )
     )
 
 
-def stage(of: Case, program: Program, rank: int) -> pb.AgentOrder:
-    """The order to gather."""
+def stage(of: Case, program: Program, rank: int, hashed: bool = False) -> pb.AgentOrder:
+    """The order to gather, and to hash."""
     return pb.AgentOrder(
         stage=pb.Stage(
             handoff=HANDOFF,
-            parts=[part(program, rank)],
+            parts=[part(program, rank, hashed)],
             src_blocks=wire.block_lists(of.src_ids),
             stop_token=of.tokens,
+            digest=KINDS[hashed],
         )
     )
 

@@ -17,6 +17,7 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, model_layout
 from fuzzing.door import Answer, Door, Violation
 from fuzzing.good_engine import GoodEngine, hand_over
 from restow.broker.core.audit import audit
+from restow.broker.core.digests import Digests
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairRefused
 from restow.broker.planner import Strategy
@@ -72,9 +73,14 @@ def quiet() -> Iterator[None]:
 class House:
     """The broker, the good engines of one tenant, and all that must hold."""
 
-    def __init__(self, strategy: Strategy = Strategy.AUTO, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        strategy: Strategy = Strategy.AUTO,
+        limits: Limits = LIMITS,
+        digests: Digests | None = None,
+    ) -> None:
         self.loop = VirtualLoop()
-        self.hub = Hub(limits, strategy, MAX_QUEUE, self.loop.time)
+        self.hub = Hub(limits, strategy, MAX_QUEUE, self.loop.time, digests=digests)
         self.door = Door(self.hub, self.loop)
         self._clock = self.loop.create_task(self.hub.run_clock())
         self._calls: list[asyncio.Task[Answer]] = []

@@ -16,12 +16,14 @@ from fuzzing.house import TENANTS, House
 from fuzzing.messages import ODDNESS, Known, draw_message
 from fuzzing.mutation import mutated, spoiled
 from fuzzing.party import METHODS, STREAMING, UNARY, Party, demand, fence, publication
+from restow.broker.core.digests import DigestMode, Digests
 from restow.broker.planner import Strategy
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 
 tenants = st.sampled_from([TENANTS[0], TENANTS[0], TENANTS[1]])
 strategies = st.sampled_from([Strategy.AUTO, Strategy.SLICES, Strategy.PACK, Strategy.INTERLEAVE])
+digests = st.sampled_from([Digests(), Digests(DigestMode.ALL)])
 now_and_then = st.integers(0, 3)
 
 
@@ -31,9 +33,9 @@ class HostileParty(RuleBasedStateMachine):
     seen: ClassVar[Counter[str]] = Counter()
     """How often what was reached, over all runs: who fuzzes the first check alone finds nothing."""
 
-    @initialize(strategy=strategies)
-    def start(self, strategy: Any) -> None:
-        self.house = House(strategy)
+    @initialize(strategy=strategies, digests=digests)
+    def start(self, strategy: Any, digests: Any) -> None:
+        self.house = House(strategy, digests=digests)
         self.party = Party(self.house, self.seen)
         self.handed_over = 0
 

@@ -43,13 +43,13 @@ def test_orders_to_read(name: str, strategy: Strategy) -> None:
     outcomes: Counter[str] = Counter()
 
     @tried(60)
-    @given(st.data())
-    def read(data: st.DataObject) -> None:
+    @given(st.data(), st.booleans())
+    def read(data: st.DataObject, hashed: bool) -> None:
         with AgentHouse(of, 0, source=False).lives() as house:
             orders = [
                 mutated_program(data.draw, program),
                 *(perhaps_mutated(data.draw, one) for one in peers(of)),
-                perhaps_mutated(data.draw, execute(of, program, lengths)),
+                perhaps_mutated(data.draw, execute(of, program, lengths, hashed)),
             ]
             house.take(orders)
             answered(house, orders, outcomes)
@@ -58,15 +58,19 @@ def test_orders_to_read(name: str, strategy: Strategy) -> None:
     read()
     assert outcomes["settled OK"]
     assert outcomes["settled PROGRAM_INVALID"]
+    assert outcomes["settled DIGEST_MISMATCH"], "nothing is read here that could be the same"
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"),
-    [one for one in PROGRAMS if one[1] in (Strategy.PACK, Strategy.INTERLEAVE)],
+    ("name", "strategy", "hashed"),
+    [
+        *((*one, False) for one in PROGRAMS if one[1] in (Strategy.PACK, Strategy.INTERLEAVE)),
+        *((*one, True) for one in PROGRAMS),
+    ],
 )
-def test_orders_to_gather(name: str, strategy: Strategy) -> None:
+def test_orders_to_gather_and_to_hash(name: str, strategy: Strategy, hashed: bool) -> None:
     of, program = case(name), program_of(name, strategy, 0)
-    (rank, *_) = program.staging_ranks
+    (rank, *_) = program.src_ranks if hashed else program.staging_ranks
     outcomes: Counter[str] = Counter()
 
     @tried(60)
@@ -74,8 +78,9 @@ def test_orders_to_gather(name: str, strategy: Strategy) -> None:
     def gather(data: st.DataObject) -> None:
         with AgentHouse(of, rank, source=True).lives() as house:
             part = mutated_program(data.draw, program)
-            part.program.program_id = program.gather_id(rank)
-            orders = [part, perhaps_mutated(data.draw, stage(of, program, rank))]
+            named = program.hashed_id if hashed else program.gather_id
+            part.program.program_id = named(rank)
+            orders = [part, perhaps_mutated(data.draw, stage(of, program, rank, hashed))]
             house.take(orders)
             answered(house, orders, outcomes)
             house.end_well()
