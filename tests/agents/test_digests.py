@@ -74,6 +74,14 @@ class Pair:
         assert mask.any()
         assert not memory.data[mask].any()
 
+    def check_untouched(self, rank: int) -> None:
+        """Nothing was copied out of staging: all but the cleared snapshots is as it was."""
+        memory = self.memory[rank]
+        fields = {field.name: field for field in self.case.destination.model.fields}
+        found, mask = memory.data.copy(), memory.cleared(fields, self.case.tokens)
+        memory.poison()
+        assert (found == memory.data)[~mask].all()
+
     async def execute(
         self, program: Program, number: int, staged: dict[int, pb.Staged]
     ) -> pb.Settled:
@@ -157,6 +165,8 @@ async def test_one_byte_that_changes_after_it_was_hashed_is_found(
                 assert f"rank {src_rank}" in settled.detail
                 assert not settled.compared
                 made.check_cleared(1)
+                if not len(program.direct):
+                    made.check_untouched(1)
                 byte.value = before
                 assert (await made.execute(program, -number, staged)).reason == ""
                 made.check_whole(1)
