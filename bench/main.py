@@ -24,6 +24,7 @@ class Suite(StrEnum):
     GROUND = "ground"
     RESTARTS = "restarts"
     KILLED = "killed"
+    DIGESTS = "digests"
     VLLM = "vllm"
 
 
@@ -36,6 +37,7 @@ MODULES = {
     Suite.GROUND: ("ground", "run"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
+    Suite.DIGESTS: ("digests", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM,)

@@ -7,6 +7,7 @@ to have the same digest.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -27,8 +28,8 @@ from restow.broker.layout.rows import Int64s
 DIGEST_BYTES = 16
 CHUNK_BYTES = 4 << 20
 """Hashed at once, and gathered before if they lie in many pieces."""
-IN_PLACE_PIECES = 8
-"""Of a chunk: up to so many are hashed where they lie."""
+IN_PLACE_PIECES = 256
+"""Of a chunk: up to so many are hashed where they lie, which then takes less than gathering."""
 
 
 class Hasher:
@@ -38,6 +39,7 @@ class Hasher:
         """Of ``memory``, whose regions are at ``places``; what is in none is at their one place."""
         self._memory, self._places = memory, tuple(places)
         self._copier = copier
+        self._kept = threading.local()
 
     async def digest(self, extents: Extents) -> bytes:
         """The digest of all bytes in order; ends as `Copier.run` does. Raises `CopyFailedError`."""
@@ -58,10 +60,30 @@ class Hasher:
                         ):
                             made.update((ctypes.c_char * length).from_address(address))
                     else:
-                        made.update(_gathered(chunk, place.device))
+                        made.update(self._gathered(chunk, place.device))
             except RuntimeError as error:  # torch's word for memory that it can't have
                 raise CopyFailedError(f"content can't be hashed: {error}") from None
         return made.digest()
+
+    def _gathered(self, chunk: Extents, device: torch.device) -> memoryview:
+        """The bytes of a chunk, one piece behind the other, in host memory, until the next ones."""
+        gathered = self._buffer(device)
+        length = chunk.length_bytes
+        one, bytes_ = np.ones(1, np.int64), np.full(1, int(DType.UINT8), np.int64)
+        behind = gathered.data_ptr() + np.cumsum(length) - length
+        grid = Grid(chunk.address, behind, length, one, one, bytes_, bytes_)
+        run_copies(Copies((grid,)), device)
+        with finished(device):
+            host = gathered[: chunk.size_bytes].cpu()
+        return host.numpy().data
+
+    def _buffer(self, device: torch.device) -> torch.Tensor:
+        """Memory for a chunk, this thread's own: new memory would have to be zeroed each time."""
+        kept: dict[torch.device, torch.Tensor] = self._kept.__dict__.setdefault("buffers", {})
+        if device not in kept:
+            with finished(device):
+                kept[device] = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device)
+        return kept[device]
 
     def _by_place(self, extents: Extents) -> Iterator[tuple[Place, Extents]]:
         """The same bytes in the same order, cut where the kind of memory changes."""
@@ -83,17 +105,3 @@ class Hasher:
         for begin, end, place in zip(memory.base_address, ends, self._places, strict=True):
             found[(address >= begin) & (address < end)] = kinds.index(place)
         return found
-
-
-def _gathered(chunk: Extents, device: torch.device) -> memoryview:
-    """The bytes of a chunk, one piece behind the other, in host memory."""
-    with finished(device):
-        gathered = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device)
-    length = chunk.length_bytes
-    one, bytes_ = np.ones(1, np.int64), np.full(1, int(DType.UINT8), np.int64)
-    behind = gathered.data_ptr() + np.cumsum(length) - length
-    grid = Grid(chunk.address, behind, length, one, one, bytes_, bytes_)
-    run_copies(Copies((grid,)), device)
-    with finished(device):
-        host = gathered[: int(length.sum())].cpu()
-    return host.numpy().data
