@@ -14,7 +14,7 @@ import torch
 
 from agent_harness.device_world import DEVICE, KIND, DeviceMemory, serve_device_source
 from agent_harness.fake_broker import FakeBroker
-from agent_harness.handover import hand_over, programs
+from agent_harness.handover import hand_over, programs, send_execute, stage
 from agent_harness.processes import READY, child
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, make_case
@@ -85,6 +85,28 @@ async def test_every_byte_arrives_from_another_process_of_the_gpu(
                     assert (settled.handoff, settled.reason) == (handoff, ""), settled.detail
                     assert settled.bytes > 0
                     check_whole(case, memory)
+
+
+async def test_content_of_device_memory_is_hashed_and_compared() -> None:
+    case = make_case("big")
+    async with (
+        FakeBroker() as fake,
+        child(serve_device_source, "big", fake.address),
+        destination(case, fake.address, RANK) as memory,
+    ):
+        ways = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK)
+        for handoff, strategy in enumerate(ways):
+            memory.host.data[:] = POISON
+            memory.up()
+            program = programs(case, strategy)[RANK]
+            settled = await hand_over(fake, case, program, handoff, hashed=True)
+            assert (settled.reason, settled.compared) == ("", True), settled.detail
+            check_whole(case, memory)
+        staged = await stage(fake, case, program, 9, hashed=True)
+        for one in staged.values():
+            one.digest = bytes(16)
+        stream = await send_execute(fake, case, program, 9, staged=staged, hashed=True)
+        assert (await stream.next()).reason == "DIGEST_MISMATCH"
 
 
 async def test_a_handoff_that_comes_too_late_leaves_no_snapshot() -> None:
