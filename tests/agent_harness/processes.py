@@ -62,7 +62,10 @@ async def child(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["restow.agents.agent", "restow.agents.daemon"])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(main, theirs, tls, args), daemon=True)
+    environment = {key: value for key, value in os.environ.items() if key != "UCX_TLS"}
+    if tls is not None:
+        environment["UCX_TLS"] = tls
+    process = context.Process(target=_run, args=(main, theirs, environment, args), daemon=True)
     await asyncio.to_thread(process.start)
     theirs.close()
     running = Child(process, ours)
@@ -76,11 +79,11 @@ async def child(
 
 
 def _run(
-    main: Callable[..., None], pipe: Connection, tls: str | None, args: tuple[Any, ...]
+    main: Callable[..., None], pipe: Connection, environment: dict[str, str], args: tuple[Any, ...]
 ) -> None:
-    os.environ.pop("UCX_TLS", None)
-    if tls is not None:
-        os.environ["UCX_TLS"] = tls
+    # Not that of the test in which the server was started.
+    os.environ.clear()
+    os.environ.update(environment)
     main(pipe, *args)
 
 

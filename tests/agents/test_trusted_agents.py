@@ -129,7 +129,7 @@ async def test_agents_that_may_not_serve(authority: Authority, shared: SharedRan
         for credentials, expected in (
             (authority.client(f"{DOMAIN}/tenant/a/engine/E"), "FORBIDDEN"),
             (authority.client(f"{DOMAIN}/tenant/a/agent/F"), "FORBIDDEN"),
-            (authority.client(f"{DOMAIN}/tenant/b/agent/E"), "ENGINE_UNKNOWN"),
+            (authority.client(f"{DOMAIN}/tenant/b/agent/E"), "NO_WELCOME"),
             (authority.client(), "UNAUTHENTICATED"),
             (Credentials(authority.path), "BROKER_UNREACHABLE"),
             (Credentials(authority.path.with_name("none")), "KEY_FILE_INVALID"),

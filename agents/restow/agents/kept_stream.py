@@ -14,7 +14,7 @@ import structlog
 from restow.broker.client.backoff import Backoff
 from restow.broker.client.channel import CONNECT_S, Line, open_channel
 from restow.broker.client.credentials import Credentials
-from restow.broker.client.errors import from_rpc_error, unreachable
+from restow.broker.client.errors import NoWelcomeError, from_rpc_error, unreachable
 from restow.broker.errors import RestowError
 from restow.broker.trust.errors import TrustError
 
@@ -60,6 +60,7 @@ class KeptStream(Generic[Message, Request, Response]):
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._open = asyncio.Event()
+        self._connected = False
         self._was_open = False
         self._backoff = Backoff()
         self._runner: asyncio.Task[None] | None = None
@@ -79,8 +80,8 @@ class KeptStream(Generic[Message, Request, Response]):
         """Connect, and wait for the welcome.
 
         Raises `BrokerCallError` with the other side's reason if it refuses, and
-        `BrokerUnreachableError` if nobody answers within ``timeout_s``, and a `TrustError` for
-        files that can't be used.
+        `BrokerUnreachableError` if nobody answers within ``timeout_s``, `NoWelcomeError` if
+        somebody does who waits for the engine, and a `TrustError` for files that can't be used.
         """
         self._runner = asyncio.create_task(self._run())
         welcome = asyncio.create_task(self._open.wait())
@@ -89,8 +90,9 @@ class KeptStream(Generic[Message, Request, Response]):
         )
         if not self._open.is_set():
             welcome.cancel()
+            refusal = self._refusal or self._late(timeout_s)
             await self.close()
-            raise self._refusal or self._unreached(f"no welcome within {timeout_s:g} s")
+            raise refusal
 
     @property
     def is_open(self) -> bool:
@@ -129,6 +131,7 @@ class KeptStream(Generic[Message, Request, Response]):
                     if not await line.connects():
                         self._broke(self._unreached(f"not connected within {CONNECT_S:g} s"))
                         continue
+                    self._connected = True
                     await self._stream(await line.channel())
                     self._log.warning("the other side ended the stream")
                 except grpc.aio.AioRpcError as error:
@@ -136,12 +139,22 @@ class KeptStream(Generic[Message, Request, Response]):
                 except TrustError as error:
                     self._broke(error)
                 finally:
+                    self._connected = False
                     self._open.clear()
                 if self._refusal is not None and self._is_final(self._refusal):
                     return
                 await asyncio.sleep(self._pause_s())
         finally:
             await line.close()
+
+    def _late(self, timeout_s: float) -> RestowError:
+        if not self._connected:
+            return self._unreached(f"not connected within {timeout_s:g} s")
+        return NoWelcomeError(
+            f"{self._address} is there, and gave no welcome within {timeout_s:g} s: is the engine "
+            f"registered?",
+            broker=self._address,
+        )
 
     def _unreached(self, details: str) -> RestowError:
         return unreachable(self._address, details, self._credentials.secure)

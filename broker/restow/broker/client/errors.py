@@ -27,6 +27,13 @@ class BrokerUnreachableError(RestowError):
     reason = "BROKER_UNREACHABLE"
 
 
+class NoWelcomeError(RestowError):
+    """The other side is there and has not let us in: it may wait for another one to come first."""
+
+    status = "DEADLINE_EXCEEDED"
+    reason = "NO_WELCOME"
+
+
 def _info(error: grpc.RpcError | grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
     """What a broker of ours says of a failed call, if it was one of ours that failed it."""
     info = error_details_pb2.ErrorInfo()

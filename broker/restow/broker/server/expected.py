@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import structlog
+
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.membership import Membership
 from restow.broker.core.roster import EngineRecord
@@ -26,6 +28,7 @@ class Expected:
         self._waiting: dict[EngineKey, set[asyncio.Future[None]]] = {}
         self._count = 0
         self._closed = False
+        self._log = structlog.get_logger("restow.broker")
 
     async def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
         """Look an engine up; if it is not there, it has ``WAIT_S`` to come.
@@ -55,6 +58,8 @@ class Expected:
             self.came(key)
 
     async def _wait(self, key: EngineKey, came: asyncio.Future[None], until_s: float) -> None:
+        if key not in self._waiting:
+            self._log.info("agents wait for their engine", tenant=key.tenant, engine=key.engine_id)
         waiting = self._waiting.setdefault(key, set())
         waiting.add(came)
         self._count += 1
