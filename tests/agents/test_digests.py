@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import threading
@@ -14,16 +13,14 @@ import xxhash
 
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import destination_memory, hand_over, programs, send_execute, stage
-from agent_harness.waiting import until
 from agent_harness.world import POISON, Case, RankMemory, blocks, make_case
 from laws.strategies import SENDING
 from restow.agents import reader
 from restow.agents.async_agent import AgentSettings, AsyncAgent
-from restow.agents.copier import Copier
 from restow.agents.digests import Hasher
 from restow.agents.extents import Extents, one_extent, source_extents
-from restow.agents.memory import HOST, MemoryKind, Place, region_table
-from restow.agents.paging import RegionTable, Tokens
+from restow.agents.memory import region_table
+from restow.agents.paging import Tokens
 from restow.broker import wire_program
 from restow.broker.layout import Field
 from restow.broker.planner import Program, Strategy
@@ -241,6 +238,13 @@ async def test_hashing_needs_no_staging_and_saying_it_again_changes_nothing() ->
             made.source[rank].data[:] = POISON
         again = await stage(made.fake, made.case, program, 1, hashed=True)
         assert all(again[rank].digest != first[rank].digest for rank in first)
+        # A stream that broke leaves nothing behind either.
+        stream = made.fake.streams.pop(("P", rank))
+        made.source[rank].data[:] ^= 1
+        stream.end()
+        await made.fake.agent("P", rank)
+        anew = await stage(made.fake, made.case, program, 1, hashed=True)
+        assert anew[rank].digest != again[rank].digest
 
 
 async def test_digests_of_a_kind_that_is_not_known_are_refused() -> None:
@@ -269,39 +273,3 @@ async def test_what_nobody_asked_to_hash_is_not_hashed(monkeypatch: pytest.Monke
             assert not any(one.digest for one in staged.values())
             settled = await hand_over(made.fake, made.case, program, number + 10)
             assert (settled.reason, settled.compared) == ("", False)
-
-
-def test_memory_of_several_kinds_is_hashed_in_the_order_of_the_program() -> None:
-    """Regions on two devices and staging in host memory, in turns."""
-    gpus = [Place(MemoryKind.CUDA, index) for index in range(2)]
-    memory = RegionTable(np.array([1000, 5000]), np.array([100, 100]), np.array([10, 10], np.int64))
-    hasher = Hasher(memory, gpus, Copier())
-    address = np.array([1000, 1500, 5000, 100, 1999, 5999, 6000], np.int64)
-    parts = list(hasher._by_place(Extents(address, np.full(7, 1))))
-    assert [place for place, _ in parts] == [gpus[0], gpus[1], HOST, gpus[0], gpus[1], HOST]
-    assert np.concatenate([part.address for _, part in parts]).tolist() == address.tolist()
-    (whole,) = Hasher(memory, gpus[:1] * 2, Copier())._by_place(Extents(address, np.full(7, 1)))
-    assert whole[0] == gpus[0]
-    assert list(Hasher(memory, gpus, Copier())._by_place(Extents(address[:0], address[:0]))) == []
-
-
-async def test_the_loop_goes_on_while_much_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, end = threading.Event(), threading.Event()
-
-    def slow(self: Hasher, extents: Extents) -> bytes:
-        begun.set()
-        assert end.wait(20)
-        return b"digest"
-
-    monkeypatch.setattr(Hasher, "_digest", slow)
-    copier = Copier()
-    hasher = Hasher(RegionTable(*np.zeros((3, 0), np.int64)), (), copier)
-    task = asyncio.create_task(hasher.digest(one_extent(4096, 2 << 20)))
-    await until(begun.is_set)
-    task.cancel()
-    await asyncio.sleep(0)
-    assert not task.done(), "given up while memory is being read"
-    end.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    copier.close()

@@ -243,6 +243,8 @@ class AgentHouse:
         free = self.agent._executor.free_staging_bytes
         if free != (STAGING_BYTES, STAGING_BYTES):
             raise Violation(f"{free} bytes of staging are free, of {STAGING_BYTES}")
+        if kept := self.agent._executor._gathering._held:
+            raise Violation(f"what was staged or hashed is kept: {sorted(kept)}")
         touched = self.memory.data != self.before
         for one in self.memory.regions:
             if not one.private:

@@ -213,6 +213,8 @@ class History:
                 executor = agent._executor
                 if set(executor.free_staging_bytes) != {agent._settings.staging_bytes // 64 * 64}:
                     return f"{side} has not all of its staging back"
+                if kept := executor._gathering._held:
+                    return f"{side} keeps what it staged or hashed for {sorted(kept)}"
         if self.hub is not None and self.hub.directory.ledger.live:
             return f"the broker has {list(self.hub.directory.ledger.live)}"
         return ""

@@ -179,6 +179,6 @@ class Gathering:
             self._pool.release(run)
 
     def reset(self) -> None:
-        """Give all runs back."""
-        for handoff in list(self._runs):
+        """Give all runs back, and forget what was only hashed."""
+        for handoff in {*self._runs, *self._held}:
             self.unstage(handoff)
