@@ -165,6 +165,22 @@ def returns(about: str, rows: Rows) -> list[str]:
     return lines
 
 
+def digests_machine(about: str, rows: Rows) -> list[str]:
+    """What the digests were measured on."""
+    return machine(about, rows)
+
+
+def digests(about: str, rows: Rows) -> list[str]:
+    """A line a case: all handoffs checked, and none."""
+    lines = _head("case", "MB", "all checked, ms", "none, ms", "ratio")
+    for row in rows:
+        lines.append(
+            f"| {row['case']} | {row['bytes'] / 1e6:.0f} | {row['seconds'] * 1e3:.1f} "
+            f"| {row['reference_seconds'] * 1e3:.1f} | {row['ratio']:.2f} |"
+        )
+    return lines
+
+
 def planning(about: str, rows: Rows) -> list[str]:
     """A line a geometry and a step."""
     lines = _head("case", "ms", "budget, ms")
@@ -201,6 +217,7 @@ TABLES: dict[str, tuple[Callable[[str, Rows], list[str]], ...]] = {
     "ground.json": (ground,),
     "vllm.json": (engines_machine, engines),
     "returns.json": (returns_machine, returns),
+    "digests.json": (digests_machine, digests),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
 

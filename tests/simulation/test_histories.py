@@ -27,7 +27,7 @@ def test_no_promise_is_broken() -> None:
     assert sum(one.ended["D DONE"] for one in found.values()) > 3 * HISTORIES
     assert sum(len(one.faults) for one in found.values()) > 0.8 * HISTORIES
     # While every promise is kept, no page changes between the two digests.
-    assert sum(one.checks.checked for one in found.values()) > HISTORIES
+    assert sum(one.checks.checked for one in found.values()) > HISTORIES / 4
     assert not any(one.checks.mismatches for one in found.values())
 
 
