@@ -56,7 +56,9 @@ def test_a_file_with_a_few_things_changed() -> None:
         use(layout)
 
     read()
-    assert outcomes.keys() >= {"OK", "LAYOUT_MALFORMED", "LAYOUT_STRIDE"}, outcomes
+    # Some pass, and of the others some fail only when strides and boxes are looked at.
+    assert outcomes["OK"], outcomes
+    assert outcomes.total() > outcomes["OK"] + outcomes["LAYOUT_MALFORMED"], outcomes
 
 
 @tried(100)
