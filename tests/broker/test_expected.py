@@ -66,7 +66,7 @@ async def test_another_life_is_not_the_one_that_is_waited_for() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
         assert not running.hub.expected._waiting
-        assert not running.hub.expected._count
+        assert not running.hub.expected.waiting
 
 
 async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:

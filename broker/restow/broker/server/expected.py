@@ -30,6 +30,11 @@ class Expected:
         self._closed = False
         self._log = structlog.get_logger("restow.broker")
 
+    @property
+    def waiting(self) -> int:
+        """How many agents wait."""
+        return self._count
+
     async def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
         """Look an engine up; if it is not there, it has ``WAIT_S`` to come.
 
