@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from agent_harness.waiting import until
 from broker.fakes import (
     D_BLOCKS,
     P_BLOCKS,
@@ -18,6 +19,7 @@ from broker.fakes import (
 from restow.broker.client import BrokerUnreachableError, EngineSession
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import ListenError, RestowError
+from restow.broker.server.serve import RunningBroker
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
@@ -105,3 +107,22 @@ async def test_two_brokers_do_not_share_an_address() -> None:
         with pytest.raises(ListenError, match=running.address):
             async with broker(listen=running.address):
                 pass
+
+
+async def test_a_session_renews_leases_also_after_it_had_none() -> None:
+    async with broker() as running, pair(running.address) as both:
+        await both.hand_over("before")
+        for name in ("a", "b"):
+            released = both.p.publish(name, P_BLOCKS, POSITION, lease_ms=600)
+            for agent in both.p_agents:
+                await agent.fence(name)
+            await until(lambda one=name: renewals(running, one) >= 2)  # type: ignore[misc]
+            assert not released.done()
+            assert (await both.d.request(name, D_BLOCKS)).done
+            assert (await released).done
+
+
+def renewals(running: RunningBroker, name: str) -> int:
+    """How often P's lease of a handoff was renewed so far."""
+    handoff = running.hub.directory.ledger.live.get(("default", name))
+    return sum(event == "renewed" for _, event, _ in handoff.timeline) if handoff else 0

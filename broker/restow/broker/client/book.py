@@ -120,6 +120,11 @@ class Book:
             if known.cancellation is not None:
                 yield known.cancellation
 
+    @property
+    def has_leases(self) -> bool:
+        """Whether any lease may have to be renewed."""
+        return any(known.lease_ms for known in self._open.values())
+
     def renewals(self) -> Iterator[pb.EngineMessage]:
         """The leases that are to be renewed now."""
         now_s = time.monotonic()

@@ -65,6 +65,7 @@ class EngineSession:
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
+        self._leased = asyncio.Event()
         self._backoff = Backoff()
         self._stub: broker_pb2_grpc.BrokerAsyncStub | None = None
         """Of the line's present channel."""
@@ -167,6 +168,7 @@ class EngineSession:
         )
         end = self._say(handoff_id, pb.EngineMessage(publish=publication))
         self._book.lease(handoff_id, lease_ms, hold_ms)
+        self._leased.set()
         return end
 
     def request(
@@ -313,6 +315,9 @@ class EngineSession:
 
     async def _renew_leases(self) -> None:
         while True:
+            if not self._book.has_leases:
+                self._leased.clear()
+                await self._leased.wait()
             await asyncio.sleep(RENEW_EVERY_S)
             if self._opened.is_set():
                 for renewal in self._book.renewals():
