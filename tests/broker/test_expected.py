@@ -7,12 +7,12 @@ import contextlib
 
 import pytest
 
+from agent_harness.waiting import until
 from broker.fakes import FakeAgent, broker, model_layout
 from restow.broker.client import EngineSession
 from restow.broker.client.errors import BrokerCallError
 from restow.broker.core.actions import EngineKey
 from restow.broker.errors import EngineReplacedError, EngineUnknownError
-from restow.broker.server import expected
 
 KEY = EngineKey("default", "e")
 
@@ -26,7 +26,7 @@ async def test_an_agent_is_welcomed_the_moment_its_engine_registers() -> None:
         session = session_of(running.address)
         agent = FakeAgent(session, model_layout(), 0, 8)
         coming = asyncio.create_task(agent.connect())
-        await asyncio.sleep(0.2)
+        await until(lambda: running.hub.expected.waiting == 1)
         assert not coming.done()
         assert not agent.ended.is_set()
         async with session:
@@ -34,9 +34,9 @@ async def test_an_agent_is_welcomed_the_moment_its_engine_registers() -> None:
             await agent.drop()
 
 
-async def test_an_agent_whose_engine_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected, "WAIT_S", 0.2)
+async def test_an_agent_whose_engine_does_not_come_is_told() -> None:
     async with broker() as running:
+        running.hub.expected.wait_s = 0.2
         agent = FakeAgent(session_of(running.address), model_layout(), 0, 8)
         with pytest.raises(BrokerCallError, match="call RegisterEngine first") as caught:
             await agent.connect()
@@ -58,9 +58,10 @@ async def test_an_agent_of_a_life_that_ended_is_told_at_once() -> None:
 async def test_another_life_is_not_the_one_that_is_waited_for() -> None:
     async with broker() as running:
         waiting = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
-        await asyncio.sleep(0.05)
+        await until(lambda: running.hub.expected.waiting == 1)
         async with session_of(running.address, "2"):
-            await asyncio.sleep(0.05)
+            # It was woken by the other's coming, and waits again.
+            await until(lambda: running.hub.expected.waiting == 1)
             assert not waiting.done()
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -69,11 +70,11 @@ async def test_another_life_is_not_the_one_that_is_waited_for() -> None:
         assert not running.hub.expected.waiting
 
 
-async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expected, "MAX_WAITING", 1)
+async def test_no_more_wait_than_may() -> None:
     async with broker() as running:
+        running.hub.expected.max_waiting = 1
         first = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
-        await asyncio.sleep(0.05)
+        await until(lambda: running.hub.expected.waiting == 1)
         with pytest.raises(EngineUnknownError):
             await asyncio.wait_for(running.hub.expected.engine(KEY, "1"), 1)
         assert not first.done()
@@ -83,6 +84,6 @@ async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_broker_that_stops_waits_for_nobody() -> None:
     async with broker() as running:
         waiting = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
-        await asyncio.sleep(0.05)
+        await until(lambda: running.hub.expected.waiting == 1)
     with pytest.raises(EngineUnknownError):
         await asyncio.wait_for(waiting, 1)

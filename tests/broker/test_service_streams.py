@@ -55,18 +55,32 @@ def agent_batch(**body: Any) -> link.ConnectRequest:
         (link.ConnectRequest(), "ARGUMENT_INVALID"),
         (agent_batch(), "ARGUMENT_INVALID"),
         (agent_batch(fenced=link.Fenced(handoff_id="h")), "ARGUMENT_INVALID"),
-        (agent_batch(hello=link.Hello()), "ENGINE_UNKNOWN"),
+        (agent_batch(hello=link.Hello()), "ARGUMENT_INVALID"),
+        (agent_batch(hello=link.Hello(engine=pb.EngineRef(engine_id="p"))), "ARGUMENT_INVALID"),
+        (
+            agent_batch(hello=link.Hello(engine=pb.EngineRef(engine_id="x", incarnation="1"))),
+            "ENGINE_UNKNOWN",
+        ),
         (
             agent_batch(hello=link.Hello(engine=pb.EngineRef(engine_id="p", incarnation="?"))),
             "ENGINE_UNKNOWN",
         ),
     ],
-    ids=["empty batch", "no body", "no hello", "unknown engine", "wrong incarnation"],
+    ids=[
+        "empty batch",
+        "no body",
+        "no hello",
+        "no engine",
+        "no life",
+        "unknown engine",
+        "another life",
+    ],
 )
 async def test_a_stream_of_an_agent_that_begins_wrong(
     first: link.ConnectRequest, reason: str
 ) -> None:
     async with broker() as running, pair(running.address) as both:
+        running.hub.expected.wait_s = 0
         call = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect(batches(first))
         error = await end_of(call)
         assert error is not None

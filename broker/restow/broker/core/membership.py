@@ -32,6 +32,16 @@ MAX_FORMER = 64
 SWEEP_S = 1.0
 
 
+def check_names(key: EngineKey, incarnation: str) -> None:
+    """Raise `RequestError` for what no engine can register as."""
+    longest = max(map(len, (*key, incarnation)))
+    if not key.engine_id or not incarnation or longest > MAX_ID_LENGTH:
+        raise RequestError(
+            f"engine_id and incarnation must have 1 to {MAX_ID_LENGTH} characters",
+            field="engine",
+        )
+
+
 class Membership:
     """The engines, each with its agents. Names of agents are unique in a tenant."""
 
@@ -74,12 +84,7 @@ class Membership:
         Raises `RequestError`, `QuotaExceededError`, `DirectoryFullError`, and `EngineReplacedError`
         for a life that was replaced already; then nothing changed.
         """
-        longest = max(map(len, (*key, incarnation)))
-        if not key.engine_id or not incarnation or longest > MAX_ID_LENGTH:
-            raise RequestError(
-                f"engine_id and incarnation must have 1 to {MAX_ID_LENGTH} characters",
-                field="engine",
-            )
+        check_names(key, incarnation)
         known = self.engines.get(key)
         if known is not None and known.incarnation == incarnation:
             if known.layout_digest != layout_digest:

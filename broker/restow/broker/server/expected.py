@@ -8,7 +8,7 @@ import contextlib
 import structlog
 
 from restow.broker.core.actions import EngineKey
-from restow.broker.core.membership import Membership
+from restow.broker.core.membership import Membership, check_names
 from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import EngineUnknownError
 
@@ -22,8 +22,12 @@ class Expected:
     All methods belong to one event loop.
     """
 
-    def __init__(self, members: Membership) -> None:
+    def __init__(
+        self, members: Membership, wait_s: float = WAIT_S, max_waiting: int = MAX_WAITING
+    ) -> None:
         """Look engines up in ``members``."""
+        self.wait_s = wait_s
+        self.max_waiting = max_waiting
         self._members = members
         self._waiting: dict[EngineKey, set[asyncio.Future[None]]] = {}
         self._count = 0
@@ -36,17 +40,18 @@ class Expected:
         return self._count
 
     async def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
-        """Look an engine up; if it is not there, it has ``WAIT_S`` to come.
+        """Look an engine up; if it is not there, it has ``wait_s`` to come.
 
-        Raises like `Membership.engine`.
+        Raises like `Membership.engine`, and `RequestError` for what no engine can be called.
         """
+        check_names(key, incarnation)
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + WAIT_S
+        until_s = loop.time() + self.wait_s
         while True:
             try:
                 return self._members.engine(key, incarnation)
             except EngineUnknownError:
-                if loop.time() >= until_s or self._count >= MAX_WAITING or self._closed:
+                if loop.time() >= until_s or self._count >= self.max_waiting or self._closed:
                     raise
             await self._wait(key, loop.create_future(), until_s)
 
