@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -240,12 +241,20 @@ class RankMemory:
         )
 
 
+@functools.lru_cache(maxsize=128)
 def known(field: Field, dtype: DType, tokens: int) -> npt.NDArray[np.unsignedinteger]:
     """Bit patterns of a field; the numbers are such that bfloat16 holds what float32 does."""
+    values = _known(field, dtype, tokens)
+    values.flags.writeable = False
+    return values
+
+
+def _known(field: Field, dtype: DType, tokens: int) -> npt.NDArray[np.unsignedinteger]:
     shape = (tokens, *field.shape) if field.kind is Kind.PER_TOKEN else field.shape
     seed = sum(field.name.encode())
-    numbers = np.random.default_rng(seed).integers(-120, 120, shape).astype(np.float32)
+    small = np.random.default_rng(seed).integers(-120, 120, shape, np.int8)
+    numbers = small.astype(np.float32)
     wide = numbers.view(np.uint32)
     if dtype.itemsize_bytes == 1:
-        return numbers.astype(np.int8).view(np.uint8)
+        return small.view(np.uint8)
     return wide if dtype is DType.FLOAT32 else (wide >> 16).astype(np.uint16)

@@ -12,7 +12,8 @@ ROUNDS = 10
 
 async def test_t4_d_killed_while_it_reads() -> None:
     """P's pages come back without a new request; another state that lies ready is not touched."""
-    async with scene() as world:
+    # P has its pages back when the grant of the dead is over.
+    async with scene(options=("--grant-s", "6", "--settle-grace-s", "2")) as world:
         await world.ready(prompt("other"))
         await world.reading(prompt("a"))
         world.cluster.end_engine("D")
@@ -29,7 +30,7 @@ async def test_t4_d_killed_while_it_reads() -> None:
 
 async def test_t5_a_read_that_comes_too_late_is_seen_every_time() -> None:
     """A rank of D sleeps with its order in hand until P has used the pages for something else."""
-    async with scene() as world:
+    async with scene(options=("--grant-s", "30", "--settle-grace-s", "0.5")) as world:
         await world.hand_over(prompt("first"))
         for number in range(ROUNDS):
             name = f"late {number}"

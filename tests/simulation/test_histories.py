@@ -11,7 +11,7 @@ from simulation_harness.history import Report
 from simulation_harness.main import histories
 from simulation_harness.mutations import MUTATIONS
 
-HISTORIES = int(os.environ.get("RESTOW_SIMULATED", "1000"))
+HISTORIES = int(os.environ.get("RESTOW_SIMULATED", "300"))
 UNTIL_CAUGHT = 1000
 
 
