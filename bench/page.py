@@ -21,17 +21,7 @@ ALONE, ALONE_CONTIGUOUS = "NIXL alone", "NIXL alone, contiguous"
 ALONE_TURNED = "NIXL alone, and turned"
 
 
-def machine(about: str, rows: Rows) -> list[str]:
-    """What the figures were measured on."""
-    return [f"Measured on {about}."]
-
-
-def ways_machine(about: str, rows: Rows) -> list[str]:
-    """What the ways were measured on."""
-    return machine(about, rows)
-
-
-def data(about: str, rows: Rows) -> list[str]:
+def data(rows: Rows) -> list[str]:
     """A line a case: ours, the contiguous READ, NIXL alone (not where a source gathers), memcpy."""
     cases = _by_case(rows, "data")
     columns = ("case", "MB", "ms", "contiguous READ, ms", "ratio", "goal", "NIXL alone, ms")
@@ -41,22 +31,17 @@ def data(about: str, rows: Rows) -> list[str]:
         lines.append(
             f"| {case} | {read['bytes'] / 1e6:.0f} | {read['seconds'] * 1e3:.1f} "
             f"| {read['reference_seconds'] * 1e3:.1f} | {read['ratio']:.2f} | {_goal(read)} "
-            f"| {_alone(by_reference)} | {copy['ratio']:.2f} |"
+            f"| {_ms(by_reference.get(ALONE))} | {copy['ratio']:.2f} |"
         )
     return lines
 
 
-def _alone(by_reference: dict[str, dict[str, Any]]) -> str:
-    row = by_reference.get(ALONE)
-    return _ms(row)
-
-
-def pieces(about: str, rows: Rows) -> list[str]:
+def pieces(rows: Rows) -> list[str]:
     """A line a size and transport: milliseconds of every way, and of a contiguous READ."""
     return _ways("pieces", "pieces", rows)
 
 
-def models(about: str, rows: Rows) -> list[str]:
+def models(rows: Rows) -> list[str]:
     """A line a geometry, TP sizes and pages."""
     return _ways("models", "model", rows)
 
@@ -83,7 +68,7 @@ def _ms(row: dict[str, Any] | None) -> str:
     return "" if row is None else f"{row['reference_seconds'] * 1e3:.1f}"
 
 
-def ground(about: str, rows: Rows) -> list[str]:
+def ground(rows: Rows) -> list[str]:
     """A line a geometry and TP sizes, and what NIXL's reads and the turning leave possible."""
     cases = _by_case(rows, "ground")
     lines = _head(
@@ -119,7 +104,7 @@ def _at_most(found: dict[str, dict[str, Any]]) -> str:
     return f"{whole / (whole - run + alone):.2f}"
 
 
-def control(about: str, rows: Rows) -> list[str]:
+def control(rows: Rows) -> list[str]:
     """A line a reference."""
     lines = _head("case", "us", "reference", "us", "ratio", "goal")
     for row in rows:
@@ -132,12 +117,7 @@ def control(about: str, rows: Rows) -> list[str]:
     return lines
 
 
-def engines_machine(about: str, rows: Rows) -> list[str]:
-    """What the engines were measured on."""
-    return machine(about, rows)
-
-
-def engines(about: str, rows: Rows) -> list[str]:
+def engines(rows: Rows) -> list[str]:
     """A line a case of a real vLLM."""
     lines = _head("case", "ms", "reference", "ms", "ratio", "goal", "replies")
     for row in rows:
@@ -149,12 +129,7 @@ def engines(about: str, rows: Rows) -> list[str]:
     return lines
 
 
-def returns_machine(about: str, rows: Rows) -> list[str]:
-    """What the returns were measured on."""
-    return machine(about, rows)
-
-
-def returns(about: str, rows: Rows) -> list[str]:
+def returns(rows: Rows) -> list[str]:
     """A line for each thing that is to be back."""
     lines = _head("what", "s", "budget, s", "ratio", "beside")
     for row in rows:
@@ -165,12 +140,7 @@ def returns(about: str, rows: Rows) -> list[str]:
     return lines
 
 
-def digests_machine(about: str, rows: Rows) -> list[str]:
-    """What the digests were measured on."""
-    return machine(about, rows)
-
-
-def digests(about: str, rows: Rows) -> list[str]:
+def digests(rows: Rows) -> list[str]:
     """A line a case: all handoffs checked, and none."""
     lines = _head("case", "MB", "all checked, ms", "none, ms", "ratio")
     for row in rows:
@@ -181,7 +151,7 @@ def digests(about: str, rows: Rows) -> list[str]:
     return lines
 
 
-def planning(about: str, rows: Rows) -> list[str]:
+def planning(rows: Rows) -> list[str]:
     """A line a geometry and a step."""
     lines = _head("case", "ms", "budget, ms")
     for row in rows:
@@ -211,13 +181,13 @@ def _goal(row: dict[str, Any]) -> str:
     return "" if row["goal"] is None else f"{row['goal']:.2f}"
 
 
-TABLES: dict[str, tuple[Callable[[str, Rows], list[str]], ...]] = {
-    "benchmarks.json": (machine, data, control),
-    "ways.json": (ways_machine, pieces, models, planning),
+TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
+    "benchmarks.json": (data, control),
+    "ways.json": (pieces, models, planning),
     "ground.json": (ground,),
-    "vllm.json": (engines_machine, engines),
-    "returns.json": (returns_machine, returns),
-    "digests.json": (digests_machine, digests),
+    "vllm.json": (engines,),
+    "returns.json": (returns,),
+    "digests.json": (digests,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
 
@@ -227,9 +197,10 @@ def main() -> None:
     page = (DOCS / "benchmarks.md").read_text()
     for file, tables in TABLES.items():
         measured = json.loads((DOCS / file).read_text())
-        about = f"{measured['date']}, {measured['machine']}"
+        about = f"Measured on {measured['date']}, {measured['machine']}."
+        page = _put(page, f"machine of {file}", [about])
         for table in tables:
-            page = _put(page, table.__name__, table(about, measured["rows"]))
+            page = _put(page, table.__name__, table(measured["rows"]))
     (DOCS / "benchmarks.md").write_text(page)
 
 
