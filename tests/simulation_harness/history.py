@@ -167,7 +167,7 @@ class History:
     async def _pass(self, seconds: float) -> None:
         end_s = self.loop.time() + seconds
         while self.loop.time() < end_s:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             self._raise_found()
 
     def _raise_found(self) -> None:

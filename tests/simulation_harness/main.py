@@ -44,6 +44,7 @@ def _play_all(task: tuple[range, str, bool, Digests | None]) -> list[Report]:
     seeds, mutation, faults, digests = task
     _hush()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     return [play(seed, mutation, faults, digests) for seed in seeds]
 
 

@@ -20,11 +20,14 @@ from restow.agents.fences import RecentFences
 from restow.agents.reader import Reader
 from restow.broker.client.backoff import Backoff
 from restow.broker.server import hub as hubs
+from restow.broker.server.checked_layouts import CheckedLayouts
 from simulation_harness.fabric import Fabric
 from simulation_harness.network import Network
 
 plan_once = cache(hubs.plan_pair)
 """Plans are pure: the same for every history."""
+checked_once = CheckedLayouts()
+"""So are a layout's checks."""
 
 
 @contextlib.contextmanager
@@ -41,8 +44,8 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (secrets, "token_hex", lambda n=8: f"{rng.getrandbits(8 * n):0{2 * n}x}"),
             (secrets, "randbits", rng.getrandbits),
             (reader, "SPIN_S", 0.0),
-            (reader, "POLL_S", 0.02),
-            (hubs, "TICK_S", 0.1),
+            (reader, "POLL_S", 0.05),
+            (hubs, "TICK_S", 0.25),
             (hubs, "plan_pair", plan_once),
             (ticker.Ticker, "_plan", lambda self: None),
         ):
@@ -51,6 +54,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             ("restow.broker.client.session.open_channel", network.open_channel),
             ("restow.agents.kept_stream.open_channel", network.open_channel),
             ("restow.agents.async_agent.NixlTransport", fabric.transport),
+            ("restow.broker.server.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
             ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import selectors
+import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
+RESOLUTION_S = 1e-9
 CURRENT: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
@@ -62,57 +63,80 @@ class Process:
         return self.alive and not self.paused
 
 
-class _Handle(asyncio.Handle):
-    process: Process | None = None
-
-    def _run(self) -> None:
-        if self.process is None or self.process.admits(self):
-            super()._run()
-
-
 class _Timer(asyncio.TimerHandle):
-    process: Process | None = None
+    """What a loop calls, in a process. Most of what a history costs is spent in these few lines."""
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Sequence[object],
+        loop: VirtualLoop,
+        context: Context | None,
+    ) -> None:
+        # As asyncio's own, less what is for its debug mode.
+        self._when, self._scheduled = when, False
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled, self._repr, self._source_traceback = False, None, None
+        self._context = copy_context() if context is None else context
+        self._process = self._context.get(CURRENT)
+
+    def cancel(self) -> None:
+        self._cancelled = True
 
     def _run(self) -> None:
-        if self.process is None or self.process.admits(self):
-            super()._run()
-
-
-class _Selector(selectors.SelectSelector):
-    """Waits by letting virtual time pass."""
-
-    now_s = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("the simulation stands still: nothing is left to happen")
-        self.now_s += max(timeout, 0.0)
-        return []
+        if self._process is not None and not self._process.admits(self):
+            return
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - as asyncio has it
+            self._loop.call_exception_handler({"exception": error, "handle": self})
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Time passes only when nothing is ready; work given to threads is done at once."""
 
     def __init__(self) -> None:
-        self._clock = _Selector()
-        super().__init__(self._clock)
-        self._clock_resolution = 1e-9
+        super().__init__()
+        self._now_s = 0.0
+        self._waiting: list[tuple[float, int, _Timer]] = []
+        self._numbers = itertools.count()
+        self._due: deque[asyncio.Handle] = deque()
         # A task of a killed process is never awaited to its end.
         self.set_exception_handler(lambda loop, context: self._broke(context))
         self.broken: list[dict[str, Any]] = []
 
     def time(self) -> float:
         """Virtual seconds."""
-        return self._clock.now_s
+        return self._now_s
+
+    def _run_once(self) -> None:
+        """As asyncio has it, but for sockets: there are none, and looking for them takes long."""
+        due, waiting = self._due, self._waiting
+        if not due:
+            while waiting and waiting[0][2].cancelled():
+                heapq.heappop(waiting)
+            if waiting:
+                self._now_s = max(self._now_s, waiting[0][0])
+            elif not self._stopping:  # type: ignore[attr-defined]
+                raise RuntimeError("the simulation stands still: nothing is left to happen")
+        until_s = self._now_s + RESOLUTION_S
+        while waiting and waiting[0][0] < until_s:
+            due.append(heapq.heappop(waiting)[2])
+        # What these make due runs the next time, after the timers that are due by then.
+        for _ in range(len(due)):
+            handle = due.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def _check_closed(self) -> None:
         """Tasks of killed processes are swept up after the end, and may say so to nobody."""
 
     def hurry(self, handles: deque[asyncio.Handle]) -> None:
         """Run handles as soon as possible."""
-        self._ready.extend(  # type: ignore[attr-defined]
-            handle for handle in handles if not handle.cancelled()
-        )
+        self._due.extend(handle for handle in handles if not handle.cancelled())
 
     def call_at(
         self,
@@ -122,18 +146,27 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """As asyncio has it, in the process of the context."""
+        return self.call_later(when - self._now_s, callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: object,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As asyncio has it, in the process of the context."""
+        when = self._now_s + delay
         timer = _Timer(when, callback, args, self, context)
-        timer.process = _process(context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
+        heapq.heappush(self._waiting, (when, next(self._numbers), timer))
         return timer
 
-    def _call_soon(
-        self, callback: Callable[..., object], args: tuple[object, ...], context: Context | None
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = _Handle(callback, args, self, context)
-        handle.process = _process(context)
-        self._ready.append(handle)  # type: ignore[attr-defined]
+        """As asyncio has it, in the process of the context."""
+        handle = _Timer(self._now_s, callback, args, self, context)
+        self._due.append(handle)
         return handle
 
     def run_in_executor(
@@ -150,7 +183,3 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _broke(self, context: dict[str, Any]) -> None:
         if "exception" in context:
             self.broken.append(context)
-
-
-def _process(context: Context | None) -> Process | None:
-    return CURRENT.get() if context is None else context.get(CURRENT)

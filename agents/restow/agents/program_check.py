@@ -251,10 +251,14 @@ class CheckedProgram:
 
     def _check_rows(self, rows: Int64s) -> None:
         pairs = self.program.group_pairs
-        for column in _NOT_NEGATIVE:
-            self._refuse(rows, rows[:, column] < 0, f"has a negative {column.name}")
-        for column in _POSITIVE:
-            self._refuse(rows, rows[:, column] < 1, f"has a {column.name} below 1")
+        for columns, least, words in (
+            (_NOT_NEGATIVE, 0, "a negative {}"),
+            (_POSITIVE, 1, "a {} below 1"),
+        ):
+            low = rows[:, columns] < least
+            if low.any():
+                for bad, column in zip(low.T, columns, strict=True):
+                    self._refuse(rows, bad, f"has {words.format(column.name)}")
         pair = rows[:, Column.GROUP_PAIR]
         self._refuse(rows, pair >= len(pairs), "names a pair of lists that is not there")
         src, dst = rows[:, Column.SRC_DTYPE], rows[:, Column.DST_DTYPE]
