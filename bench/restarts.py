@@ -17,7 +17,8 @@ from restow.broker.client.admin import AdminClient
 from restow.broker.errors import RestowError
 
 SERVE = [sys.executable, "-m", "restow.broker.cli.main", "serve", "--listen"]
-CROWD = [sys.executable, str(Path(__file__).with_name("crowd.py"))]
+# The broker has its own machine in life, so theirs shall not take the processors from it.
+CROWD = ["nice", "-n", "15", sys.executable, str(Path(__file__).with_name("crowd.py"))]
 ENGINES = 1250
 PROCESSES = 5
 CONNECT_S = 300.0
@@ -34,10 +35,12 @@ def run(put: Yield, repeats: int) -> None:
         try:
             _whole_after(address, CONNECT_S)
             for _ in range(min(repeats, 3)):
+                killed_s = time.monotonic()
                 broker.kill()
                 broker.wait()
                 broker, _ = serve(address)
-                back.append(_whole_after(address, CONNECT_S))
+                _whole_after(address, CONNECT_S)
+                back.append(time.monotonic() - killed_s)
                 peak_bytes = max(peak_bytes, _peak_bytes(broker.pid))
         finally:
             broker.kill()
@@ -82,15 +85,15 @@ def serve(listen: str) -> tuple[subprocess.Popen[str], str]:
     return process, line.split()[-1]
 
 
-def _whole_after(address: str, within_s: float) -> float:
-    """Seconds until the broker knows all of them."""
+def _whole_after(address: str, within_s: float) -> None:
+    """Wait until the broker knows all of them."""
     began_s = time.monotonic()
     with AdminClient(address, timeout_s=30.0) as admin:
-        while (elapsed_s := time.monotonic() - began_s) < within_s:
+        while time.monotonic() - began_s < within_s:
             with contextlib.suppress(RestowError):
                 status = admin.status()
                 if (status.engines, status.agents) == (ENGINES, ENGINES * RANKS):
-                    return elapsed_s
+                    return
             time.sleep(0.1)
     raise RuntimeError(f"after {within_s:g} s the broker knows {status.agents} agents")
 
