@@ -240,13 +240,20 @@ class Pair:
         assert await released == ended
 
 
-def called(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
-    """A queue that gets an entry whenever a method has run."""
+def called(
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch, *, failed: bool = False
+) -> asyncio.Queue[None]:
+    """A queue that gets an entry whenever a method has run; with ``failed`` also if it raised."""
     queue: asyncio.Queue[None] = asyncio.Queue()
     method = getattr(owner, name)
 
     def run(*given: Any, **more: Any) -> Any:
-        result = method(*given, **more)
+        try:
+            result = method(*given, **more)
+        except RestowError:
+            if failed:
+                queue.put_nowait(None)
+            raise
         queue.put_nowait(None)
         return result
 

@@ -29,7 +29,7 @@ from restow.broker.errors import RestowError
 from restow.broker.layout.check import MAX_GROUPS
 from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import MAX_AT_ONCE, BrokerService
-from restow.broker.server.hub import EngineOutbox
+from restow.broker.server.hub import AgentOutbox, EngineOutbox
 from restow.broker.server.outbox import Outbox
 from restow.broker.server.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
 from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc
@@ -207,6 +207,7 @@ async def test_others_have_their_turn_while_a_large_batch_is_taken() -> None:
         assert answer is not None
         assert {one.refused.reason for one in answer.events} == {"ARGUMENT_INVALID"}
         late = link.AgentMessage(settled=link.Settled(handoff=1))
-        taken = AgentLinkService(hub)._take(p, p.agents[0], [late] * 5 * MAX_AT_ONCE)
+        orders: AgentOutbox = Outbox(link.ConnectResponse, 10**6)
+        taken = AgentLinkService(hub)._take(p, p.agents[0], orders, [late] * 5 * MAX_AT_ONCE)
         assert await turns_during(taken) > 5
         await both.hand_over("next")

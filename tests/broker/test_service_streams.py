@@ -15,13 +15,14 @@ from broker.fakes import (
     P_BLOCKS,
     POSITION,
     FakeAgent,
+    Pair,
     broker,
     called,
     engine,
     model_layout,
     pair,
 )
-from restow.broker.client import EngineSession
+from restow.broker import wire
 from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import RestowError
@@ -215,16 +216,21 @@ async def test_a_message_over_the_limit() -> None:
         await both.hand_over("next")
 
 
+async def registered(both: Pair, name: str) -> pb.EngineRef:
+    """An engine whose sessions are the test's own: a client's would come back."""
+    ref = pb.EngineRef(engine_id=name, incarnation="1")
+    layout = wire.layout_to_proto(model_layout(1))
+    stub = broker_pb2_grpc.BrokerStub(both.channel)
+    await stub.RegisterEngine(pb.RegisterEngineRequest(engine=ref, layout=layout))
+    return ref
+
+
 async def test_a_slow_reader_of_a_session_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker(max_queue=512) as running, pair(running.address) as both:
-        members = running.hub.directory.members
-        stub = broker_pb2_grpc.BrokerStub(both.channel)
-        await both.d.close()
-        d = EngineSession("d", "2", model_layout(1), running.address)
-        await d.start()
-        lost = called(members, "session_closed", monkeypatch)
-        call = stub.Session()
-        await call.write(pb.SessionRequest(engine=both.p._ref))
+        slow = await registered(both, "slow")
+        lost = called(running.hub.directory.members, "session_closed", monkeypatch)
+        call = broker_pb2_grpc.BrokerStub(both.channel).Session()
+        await call.write(pb.SessionRequest(engine=slow))
         cancel = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="x" * 250))
         batch = pb.SessionRequest(messages=[cancel] * 512)
         while lost.empty():
@@ -233,8 +239,38 @@ async def test_a_slow_reader_of_a_session_loses_it(monkeypatch: pytest.MonkeyPat
         error = await end_of(call)
         assert error is not None
         assert error.reason == "QUEUE_FULL"
-        assert (await d.request("h", D_BLOCKS, timeout_ms=50)).reason == "NOT_PUBLISHED"
-        await d.close()
+        await both.hand_over("next")
+
+
+async def test_who_writes_for_ever_and_reads_nothing_is_not_served_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing that it writes is taken once it was replaced, though it may not hear of that."""
+    async with broker() as running, pair(running.address) as both:
+        taken = called(running.hub.directory, "cancel", monkeypatch, failed=True)
+        engine_ref = await registered(both, "deaf")
+        stub = broker_pb2_grpc.BrokerStub(both.channel)
+        deaf, second = stub.Session(), stub.Session()
+        await deaf.write(pb.SessionRequest(engine=engine_ref))
+        cancel = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="x" * 1000))
+        batch = pb.SessionRequest(messages=[cancel] * 512)
+
+        async def write_for_ever() -> None:
+            while True:
+                await deaf.write(batch)
+
+        writing = asyncio.create_task(write_for_ever())
+        for _ in range(16_384):  # so much that answers wait for a reader
+            await taken.get()
+        await second.write(pb.SessionRequest(engine=engine_ref))
+        await second.read()
+        before = taken.qsize()
+        await asyncio.wait({writing}, timeout=0.5)
+        assert taken.qsize() == before
+        await both.hand_over("next")
+        writing.cancel()
+        deaf.cancel()
+        second.cancel()
 
 
 async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._due.append(handle)
         return handle
 
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> asyncio.Handle:
+        """The same: there are no other threads. Generators are closed by it."""
+        return self.call_soon(callback, *args, context=context)
+
     def run_in_executor(
         self, executor: object, function: Callable[..., Any], *args: object
     ) -> asyncio.Future[Any]:

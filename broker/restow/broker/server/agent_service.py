@@ -104,16 +104,23 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         requests: AsyncIterator[pb.ConnectRequest],
     ) -> None:
         try:
-            await self._take(engine, agent, islice(first.messages, 1, None))
+            await self._take(engine, agent, outbox, islice(first.messages, 1, None))
             async for request in requests:
-                await self._take(engine, agent, request.messages)
+                # One that ends is heard no more: who does not read it could write for ever.
+                if outbox.closed:
+                    return
+                await self._take(engine, agent, outbox, request.messages)
         except RestowError as error:
             outbox.close(error)
         finally:
             outbox.close()
 
     async def _take(
-        self, engine: EngineRecord, agent: AgentRecord, messages: Iterable[pb.AgentMessage]
+        self,
+        engine: EngineRecord,
+        agent: AgentRecord,
+        outbox: AgentOutbox,
+        messages: Iterable[pb.AgentMessage],
     ) -> None:
         hub = self._hub
         now_s = hub.now_s()
@@ -121,6 +128,8 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             if not index % MAX_AT_ONCE:
                 await asyncio.sleep(0)
                 now_s = hub.now_s()
+            if outbox.closed:
+                return
             actions = self._apply(engine, agent, message, now_s)
             if actions:
                 hub.perform(actions)

@@ -104,6 +104,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         try:
             await self._take(engine, outbox, first)
             async for request in requests:
+                # One that ends is heard no more: who does not read it could write for ever.
+                if outbox.closed:
+                    return
                 await self._take(engine, outbox, request)
         finally:
             outbox.close()
@@ -117,6 +120,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             if not index % MAX_AT_ONCE:
                 await asyncio.sleep(0)
                 now_s = hub.now_s()
+            if outbox.closed:
+                return
             try:
                 actions = self._apply(engine, message, now_s)
                 if actions:

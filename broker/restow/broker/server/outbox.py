@@ -85,6 +85,11 @@ class Outbox(Generic[Batch]):
             self._end = end
         self._wake.set()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the stream ends, though whoever reads it may not have heard of it yet."""
+        return self._closed
+
     async def take(self) -> Batch | None:
         """Wait for a batch; None when closed. Raises the error of `close`."""
         while True:
