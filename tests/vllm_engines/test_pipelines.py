@@ -20,7 +20,7 @@ from vllm_harness.closeness import assert_same
 from vllm_harness.engine import Answer, Options
 from vllm_harness.pair import vllm_pair
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 STEPS = 8
 STAGES = {"pipeline_parallel_size": 2}
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 START_S = 240.0
-ANSWER_S = 240.0
+ANSWER_S = 420.0
 BLOCKS = 512
 """Enough for every test, and soon zeroed."""
-PATIENT = {"lease_ms": 240_000, "request_timeout_ms": 240_000}
-"""A small machine that runs six engines' processes may keep one from running for half a minute."""
+PATIENT = {"lease_ms": 400_000, "request_timeout_ms": 400_000}
+"""A small machine that runs six engines' processes may keep one from running for minutes."""
 MAIN = Path(__file__).with_name("engine_main.py")
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
