@@ -106,7 +106,7 @@ def run(put: Yield, repeats: int) -> None:
     for groups in (2, 1):
         for prefill_tp, decode_tp in PAIRS:
             case = f"P{prefill_tp} to D{decode_tp}, groups {groups}"
-            model = Options(checkpoint_folder(groups), conv_layout="DS")
+            model = Options(checkpoint_folder(groups), conv_layout="DS", resting=False)
             pair = replace(model, tp=prefill_tp), replace(model, tp=decode_tp)
             for row in asyncio.run(_measure(python, case, *pair, repeats)):
                 put(row)

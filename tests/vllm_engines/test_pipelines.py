@@ -16,11 +16,11 @@ import pytest
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.actions import State
 from vllm_harness.checkpoints import gated_delta_net, write_checkpoint
-from vllm_harness.closeness import assert_same
+from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Answer, Options
 from vllm_harness.pair import vllm_pair
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(600)
 STEPS = 8
 STAGES = {"pipeline_parallel_size": 2}
 
@@ -40,9 +40,8 @@ async def test_pipeline_stages(vllm_python: Path, tmp_path: Path, staged: str) -
         "skip_tokenizer_init": False,
         "worker_extension_cls": "vllm_harness.mended_workers.MendedWorkers",
     }
-    harness = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    stages = Options(model, 1, engine=engine | STAGES, environment=harness)
-    ranks = Options(model, 2, engine=engine, environment=harness)
+    stages = Options(model, 1, engine=engine | STAGES)
+    ranks = Options(model, 2, engine=engine)
     prefill, decode = (stages, ranks) if staged == "P" else (ranks, stages)
     async with vllm_pair(vllm_python, tmp_path, prefill, decode) as pair:
         alone = pair.alone
@@ -58,7 +57,5 @@ async def test_pipeline_stages(vllm_python: Path, tmp_path: Path, staged: str) -
         asked = prompts()
         expected = await asyncio.gather(*(alone.ask(ids, STEPS, logprobs=2) for ids in asked))
         found = await asyncio.gather(*(hand_over(f"h{i}", ids) for i, ids in enumerate(asked)))
-        steps = [assert_same(ours, other) for ours, other in zip(found, expected, strict=True)]
-        print(f"{staged} in stages: {sum(steps)} of {len(asked) * STEPS} steps", steps)
-        assert sum(steps) > len(asked) * STEPS / 2
+        assert assert_alike(found, expected) > len(asked) * STEPS / 2
         assert pair.broker.hub.directory.ledger.ended_counts == {State.DONE: len(asked)}

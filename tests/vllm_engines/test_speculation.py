@@ -34,18 +34,17 @@ def guessing(tokens: int) -> dict[str, object]:
 
 
 PLAIN = Options(MODEL, 1, conv_layout="SD")
-HARNESS = {"PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 @pytest.mark.parametrize(
     ("prefill", "decode"),
     [
-        (PLAIN, Options(MODEL, 1, conv_layout="DS", engine=guessing(2), environment=HARNESS)),
+        (PLAIN, Options(MODEL, 1, conv_layout="DS", engine=guessing(2))),
         (
-            Options(MODEL, 1, conv_layout="SD", engine=guessing(3), environment=HARNESS),
-            Options(MODEL, 1, conv_layout="SD", engine=guessing(1), environment=HARNESS),
+            Options(MODEL, 1, conv_layout="SD", engine=guessing(3)),
+            Options(MODEL, 1, conv_layout="SD", engine=guessing(1)),
         ),
-        (Options(MODEL, 2, engine=guessing(2), environment=HARNESS), PLAIN),
+        (Options(MODEL, 2, engine=guessing(2)), PLAIN),
     ],
     ids=["P1 0 to D1 2", "P1 3 to D1 1", "P2 2 to D1 0"],
 )
