@@ -13,7 +13,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -49,6 +49,7 @@ class Rank:
     staging_address: int
     name: str
     metadata: str
+    pid: int
 
     def ask(self, message: object) -> None:
         self.to.write(json.dumps(message) + "\n")
@@ -91,6 +92,11 @@ class Bare:
             rank.hear()
 
     @property
+    def pids(self) -> list[int]:
+        """The processes that read."""
+        return [reader.pid for reader in self._readers.values()]
+
+    @property
     def turns(self) -> bool:
         """Whether something is read into staging."""
         return any(len(program.extracted) for program in self._programs)
@@ -100,6 +106,12 @@ class Bare:
 
         ``turn``: until they are where they belong.
         """
+        return self.prepare(src_ids, dst_ids, turn=turn)()
+
+    def prepare(
+        self, src_ids: BlockIds, dst_ids: BlockIds, *, turn: bool = False
+    ) -> Callable[[], float]:
+        """All that `read` does before it reads; what is returned does the rest."""
         src_blocks, dst_blocks = _blocks(src_ids), _blocks(dst_ids)
         for program in self._programs:
             reader = self._readers[program.dst_rank]
@@ -108,6 +120,9 @@ class Bare:
             reader.ask({"pieces": pieces, "copies": copies})
         for reader in self._readers.values():
             reader.hear()
+        return self._go
+
+    def _go(self) -> float:
         begun_s = time.perf_counter()
         for reader in self._readers.values():
             reader.ask("go")
@@ -179,7 +194,7 @@ def _rank(layout: RankLayout, page_counts: dict[str, int]) -> Iterator[Rank]:
         told = json.loads(come.readline())
         *addresses, staging_address = told["addresses"]
         memory = RegionTable(*(np.array(v, np.int64) for v in (addresses, strides, counts)))
-        yield Rank(to, come, memory, staging_address, told["name"], told["metadata"])
+        yield Rank(to, come, memory, staging_address, told["name"], told["metadata"], process.pid)
     finally:
         to.close()
         process.wait()

@@ -161,6 +161,7 @@ async def _measure(
         for repeat in range(repeats):
             for kind in kinds:
                 taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
+        went = await made.strategies(Strategy.AUTO.value, f"{repeats - 1}")
     size_bytes = plan.bytes_at(case.tokens)
     goals = {kind: LEAST for kind in kinds} | {"contiguous": case.read_goal}
     rows = [
@@ -172,6 +173,7 @@ async def _measure(
             seconds,
             goal=goals[kind],
             size_bytes=size_bytes,
+            note=" and ".join(went),
         )
         for kind, seconds in taken.items()
         if kind != "auto"

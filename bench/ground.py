@@ -7,6 +7,8 @@ turning of windows.
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from contextlib import AsyncExitStack
 
 import numpy as np
@@ -14,6 +16,7 @@ import uvloop
 from bare import ALONE, ALONE_CONTIGUOUS, ALONE_TURNED, bare
 from choice import Case, models
 from control import BROKER, listening
+from processor import spent_s
 from rows import Row, Yield, compared
 from scene import Engines, Scene, contiguous, page_counts, scene
 
@@ -21,7 +24,11 @@ from restow.broker.layout import Layout
 from restow.broker.planner import make_plan
 
 WARM_UPS = 3
+REST_S = 0.01
+"""What an agent does after its report belongs to the handoff."""
 AUTO, CONTIGUOUS = "auto", "contiguous READ"
+PROCESSOR = ", processor"
+"""After a reference: what a reading rank spends of a processor, instead of the time."""
 
 
 def run(put: Yield, repeats: int) -> None:
@@ -39,7 +46,9 @@ async def _measure(case: Case, name: str, broker: str, repeats: int) -> list[Row
         AUTO: Engines((case.plan.source, case.plan.destination), broker, case.read_threads),
         CONTIGUOUS: Engines(runs, broker, 1),
     }
-    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    taken: dict[str, list[float]] = defaultdict(list)
+    spent: dict[str, list[float]] = defaultdict(list)
+    readers = len(case.plan.destination.ranks)
     rng = np.random.default_rng(0)
     async with AsyncExitStack() as stack:
         made = await stack.enter_async_context(scene(name, kinds, case.tokens))
@@ -57,26 +66,32 @@ async def _measure(case: Case, name: str, broker: str, repeats: int) -> list[Row
                 if ground.turns:
                     grounds[ALONE_TURNED] = ground, sides, True
         for ground, sides, turn in grounds.values():
-            ground.read(*_drawn(made, sides, rng), turn=turn)
+            ground.prepare(*_drawn(made, sides, rng), turn=turn)()
             ground.rest()
         for repeat in range(repeats):
             for kind in kinds:
+                before_s = spent_s(made.pids("D"))
                 taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
+                await asyncio.sleep(REST_S)
+                spent[kind].append((spent_s(made.pids("D")) - before_s) / readers)
             for reference, (ground, sides, turn) in grounds.items():
-                blocks = _drawn(made, sides, rng)
-                taken.setdefault(reference, []).append(ground.read(*blocks, turn=turn))
+                prepared = ground.prepare(*_drawn(made, sides, rng), turn=turn)
+                before_s = spent_s(ground.pids)
+                taken[reference].append(prepared())
+                spent[reference].append((spent_s(ground.pids) - before_s) / readers)
     size_bytes = case.plan.bytes_at(case.tokens)
     return [
         compared(
             "ground",
             case.name,
-            taken[AUTO],
-            reference,
-            seconds,
-            goal=case.read_goal if reference == CONTIGUOUS else None,
+            seconds[AUTO],
+            reference + what,
+            seconds[reference],
+            goal=case.read_goal if reference + what == CONTIGUOUS else None,
             size_bytes=size_bytes,
         )
-        for reference, seconds in taken.items()
+        for seconds, what in ((taken, ""), (spent, PROCESSOR))
+        for reference in seconds
         if reference != AUTO
     ]
 

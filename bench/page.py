@@ -19,6 +19,7 @@ Rows = list[dict[str, Any]]
 CONTIGUOUS = "contiguous READ"
 ALONE, ALONE_CONTIGUOUS = "NIXL alone", "NIXL alone, contiguous"
 ALONE_TURNED = "NIXL alone, and turned"
+PROCESSOR = ", processor"
 
 
 def data(rows: Rows) -> list[str]:
@@ -50,7 +51,8 @@ def _ways(suite: str, what: str, rows: Rows) -> list[str]:
     cases = _by_case(rows, suite)
     ways = list(dict.fromkeys(way for found in cases.values() for way in found))
     forced = [way for way in ways if way != CONTIGUOUS]
-    lines = _head(what, "MB", "auto, ms", *forced, CONTIGUOUS, "best of the others", "of READ")
+    columns = ("MB", "auto by", "auto, ms", *forced, CONTIGUOUS, "best of the others", "of READ")
+    lines = _head(what, *columns)
     for case, found in cases.items():
         own = next(iter(found.values()))
         times = [
@@ -58,7 +60,7 @@ def _ways(suite: str, what: str, rows: Rows) -> list[str]:
         ]
         best = min(row["ratio"] for way, row in found.items() if way in forced)
         lines.append(
-            f"| {case} | {own['bytes'] / 1e6:.0f} | {own['seconds'] * 1e3:.1f} "
+            f"| {case} | {own['bytes'] / 1e6:.0f} | {own['note']} | {own['seconds'] * 1e3:.1f} "
             f"| {' | '.join(times)} | {best:.2f} | {found[CONTIGUOUS]['ratio']:.2f} |"
         )
     return lines
@@ -93,15 +95,51 @@ def ground(rows: Rows) -> list[str]:
     return lines
 
 
+def processor(rows: Rows) -> list[str]:
+    """A line a case of the ground: what a reading rank spends of a processor."""
+    cases = _by_case(rows, "ground")
+    if not any(PROCESSOR in row["reference"] for row in rows):
+        return ["Not measured in this run."]
+    columns = ("model", "auto, ms", CONTIGUOUS, ALONE, "and turned", "a run by it", "ratio", "goal")
+    lines = _head(*columns, "at most", "ours beyond the ground, ms")
+    for case, found in cases.items():
+        spent = {
+            way: found[f"{way}{PROCESSOR}"]
+            for way in (CONTIGUOUS, ALONE, ALONE_TURNED, ALONE_CONTIGUOUS)
+            if f"{way}{PROCESSOR}" in found
+        }
+        own = spent[CONTIGUOUS]
+        times = [_ms(spent.get(way)) for way in (CONTIGUOUS, ALONE, ALONE_TURNED, ALONE_CONTIGUOUS)]
+        lines.append(
+            f"| {case} | {own['seconds'] * 1e3:.1f} | {' | '.join(times)} | {own['ratio']:.2f} "
+            f"| {_goal(found[CONTIGUOUS])} | {_at_most(spent)} | {_beyond(spent)} |"
+        )
+    return lines
+
+
+def _beyond(spent: dict[str, dict[str, Any]]) -> str:
+    """What a handoff of pieces spends that neither NIXL, nor turning, nor a contiguous one does."""
+    if ALONE not in spent:
+        return ""
+    alone, run, whole = _grounds(spent)
+    return f"{(spent[CONTIGUOUS]['seconds'] - (whole - run + alone)) * 1e3:.1f}"
+
+
 def _at_most(found: dict[str, dict[str, Any]]) -> str:
     """The ratio if nothing but NIXL's reads and turning took longer than in the contiguous one."""
     if ALONE not in found:
         return ""
+    alone, run, whole = _grounds(found)
+    return f"{whole / (whole - run + alone):.2f}"
+
+
+def _grounds(found: dict[str, dict[str, Any]]) -> tuple[float, float, float]:
+    """Seconds of NIXL for the pieces, turned, and for one run, and of the contiguous handoff."""
     pieces = ALONE_TURNED if ALONE_TURNED in found else ALONE
     alone, run, whole = (
         found[way]["reference_seconds"] for way in (pieces, ALONE_CONTIGUOUS, CONTIGUOUS)
     )
-    return f"{whole / (whole - run + alone):.2f}"
+    return alone, run, whole
 
 
 def control(rows: Rows) -> list[str]:
@@ -184,7 +222,7 @@ def _goal(row: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "benchmarks.json": (data, control),
     "ways.json": (pieces, models, planning),
-    "ground.json": (ground,),
+    "ground.json": (ground, processor),
     "vllm.json": (engines,),
     "returns.json": (returns,),
     "digests.json": (digests,),

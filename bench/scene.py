@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from restow.broker.client import EngineSession
+from restow.broker.client import AdminClient, EngineSession
 from restow.broker.client.book import HandoffEnded
 from restow.broker.layout import (
     DType,
@@ -100,6 +100,21 @@ class Scene:
             _say(worker, {"engine_id": f"P{kind}{self.name}", "fence": handoff_id})
         self.sessions["P", kind].publish(handoff_id, blocks[0], self.tokens)
         return await self.sessions["D", kind].request(handoff_id, blocks[1])
+
+    async def strategies(self, kind: str, name: str) -> list[str]:
+        """In which ways a handoff that was done went."""
+        handoff_id = f"{kind}-{self.name}-{name}"
+        address = self.sessions["D", kind].address
+
+        def ask() -> list[str]:
+            with AdminClient(address) as client:
+                return list(client.handoff(handoff_id).handoff.strategies)
+
+        return await asyncio.to_thread(ask)
+
+    def pids(self, side: str) -> list[int]:
+        """The processes of P's or D's ranks."""
+        return [worker.pid for worker in self.workers[side]]
 
     def blocks(self, layout: Layout, rng: np.random.Generator) -> dict[str, list[int]]:
         """A prompt's blocks in a pool of twice as many, in random order or as after a start."""

@@ -1,19 +1,17 @@
-"""Processes that a test starts, freezes and kills.
-
-They are forked from a server that has imported torch and NIXL already and used neither, so that a
-test need not wait for that.
-"""
+"""Processes that a test starts, freezes and kills."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
+
+from forked.server import pipe, start
 
 READY_S = 60.0
 READY = "ready"
@@ -22,7 +20,7 @@ READY = "ready"
 class Child:
     """A process that said ``ready``; it ends when its pipe does."""
 
-    def __init__(self, process: multiprocessing.process.BaseProcess, pipe: Connection) -> None:
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self._process, self._pipe = process, pipe
 
     def receive(self) -> Any:
@@ -59,14 +57,11 @@ async def child(
     main: Callable[..., None], *args: object, tls: str | None = None
 ) -> AsyncIterator[Child]:
     """A process that runs ``main(pipe, *args)``; ``tls`` narrows UCX's transports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["restow.agents.agent", "restow.agents.daemon"])
-    ours, theirs = context.Pipe()
+    ours, theirs = pipe()
     environment = {key: value for key, value in os.environ.items() if key != "UCX_TLS"}
     if tls is not None:
         environment["UCX_TLS"] = tls
-    process = context.Process(target=_run, args=(main, theirs, environment, args), daemon=True)
-    await asyncio.to_thread(process.start)
+    process = await asyncio.to_thread(start, main, theirs, *args, environment=environment)
     theirs.close()
     running = Child(process, ours)
     try:
@@ -76,15 +71,6 @@ async def child(
     finally:
         ours.close()
         await running.kill()
-
-
-def _run(
-    main: Callable[..., None], pipe: Connection, environment: dict[str, str], args: tuple[Any, ...]
-) -> None:
-    # Not that of the test in which the server was started.
-    os.environ.clear()
-    os.environ.update(environment)
-    main(pipe, *args)
 
 
 def serve_until_over(pipe: Connection) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from forked.server import start
 from restow.agents.errors import RegionInvalidError
 from restow.agents.memory import SHARED_MEMORY_FOLDER, RegionMemory, SharedMemory, SharedRegion
 
@@ -20,10 +20,7 @@ def _write(name: str) -> None:
 
 def test_another_process_writes_into_it_and_its_end_leaves_it_alone() -> None:
     with SharedMemory.create(4096) as shared:
-        process = multiprocessing.get_context("forkserver").Process(
-            target=_write, args=(shared.name,)
-        )
-        process.start()
+        process = start(_write, shared.name)
         process.join()
         assert process.exitcode == 0
         assert shared.buffer[5] == 7

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from broker.certificates import Authority, Pair
+from broker.certificates import DOMAIN, P_AND_D, Authority, Pair
 from broker.fakes import broker, model_layout
 from restow.broker import wire
-from restow.broker.client import Credentials
+from restow.broker.client import AdminClient, Credentials
 from restow.broker.client.channel import Line
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import RestowError
@@ -25,6 +26,27 @@ from restow.v1 import (
     broker_pb2_grpc,
 )
 from restow.v1 import broker_pb2 as pb
+
+T = TypeVar("T")
+
+
+def of_tenant(authority: Authority, tenant: str) -> Credentials:
+    return authority.client(*(uri.replace("/a/", f"/{tenant}/") for uri in P_AND_D))
+
+
+def operator(authority: Authority, tenant: str | None) -> Credentials:
+    whose = "" if tenant is None else f"/tenant/{tenant}"
+    return authority.client(f"{DOMAIN}{whose}/operator")
+
+
+async def ask(
+    address: str, credentials: Credentials, question: Callable[[AdminClient], T], **more: Any
+) -> T:
+    def call() -> T:
+        with AdminClient(address, credentials=credentials, **more) as client:
+            return question(client)
+
+    return await asyncio.to_thread(call)
 
 
 @contextlib.asynccontextmanager
@@ -103,6 +125,11 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
         "ListHandoffs": lambda: admin.ListHandoffs(admin_pb2.ListHandoffsRequest()),
         "GetHandoff": lambda: admin.GetHandoff(admin_pb2.GetHandoffRequest(handoff_id="h")),
         "ListCosts": lambda: admin.ListCosts(admin_pb2.ListCostsRequest()),
+        "ReleaseHandoff": lambda: admin.ReleaseHandoff(
+            admin_pb2.ReleaseHandoffRequest(handoff_id="h")
+        ),
+        "AuditBroker": lambda: admin.AuditBroker(admin_pb2.AuditBrokerRequest()),
+        "SetDraining": lambda: admin.SetDraining(admin_pb2.SetDrainingRequest()),
         "ServerReflectionInfo": lambda: first_of(
             reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
                 iter([reflection_pb2.ServerReflectionRequest(list_services="")])
@@ -129,4 +156,7 @@ ADMIN_METHODS = {
     "ListHandoffs",
     "GetHandoff",
     "ListCosts",
+    "ReleaseHandoff",
 }
+ALL_TENANTS_METHODS = {"AuditBroker", "SetDraining"}
+"""What concerns all tenants is for operators of all."""

@@ -47,6 +47,10 @@ class Model:
     settled: list[Reader] = field(default_factory=list)
     comparing: set[tuple[int, int]] = field(default_factory=set)
     """Numbers and ranks that were told to compare digests."""
+    ordered: set[int] = field(default_factory=set)
+    """Handoffs of which a rank was told to read or to gather."""
+    begun: frozenset[int] | None = None
+    """While the broker drains: those that had been ordered before."""
 
 
 class BrokerMachine(RuleBasedStateMachine):
@@ -80,6 +84,9 @@ class BrokerMachine(RuleBasedStateMachine):
         for handoff in (*ledger.ended.values(), *ledger.live.values()):
             self.numbers[handoff.tenant, handoff.handoff_id] = handoff.number
         for action in world.sent[self.heard :]:
+            if isinstance(action, (act.SendExecute, act.SendStage)):
+                model.ordered.add(action.handoff)
+                assert model.begun is None or action.handoff in model.begun, "granted in a drain"
             if isinstance(action, act.SendExecute):
                 assert action.handoff not in model.ended, "an order to read after the end"
                 handoff = world.directory.ledger.by_number[action.handoff]
@@ -285,6 +292,20 @@ class BrokerMachine(RuleBasedStateMachine):
             self.look()
         for rank in range(3):
             self.forget_runs(act.AgentKey(side.record.key, rank))
+
+    @rule(name=handoffs)
+    def release(self, name: str) -> None:
+        handoff = self.world.directory.ledger.live.get(("t", name))
+        if handoff is not None:
+            self.say("release", handoff)
+
+    @rule(draining=st.booleans())
+    def drain(self, draining: bool) -> None:
+        model = self.model
+        model.begun = (
+            (frozenset(model.ordered) if model.begun is None else model.begun) if draining else None
+        )
+        self.say("drain", draining)
 
     @rule(seconds=st.sampled_from([0.02, 0.3, 1.5, 12.0, 80.0]))
     def wait(self, seconds: float) -> None:

@@ -12,6 +12,7 @@ from broker.certificates import DAY, DOMAIN, P_AND_D, Authority
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, model_layout, pair
 from broker.guarded import (
     ADMIN_METHODS,
+    ALL_TENANTS_METHODS,
     ENGINE_METHODS,
     channel_of,
     credentials_of,
@@ -137,7 +138,7 @@ async def test_a_dns_name_that_looks_like_an_identity_is_none(authority: Authori
         (f"{DOMAIN}/tenant/a/engine/*", ENGINE_METHODS | {"GetHandoff"}),
         (f"{DOMAIN}/tenant/a/agent/*", {"Connect"}),
         (OPERATOR, ADMIN_METHODS | {"ServerReflectionInfo"}),
-        (OPERATOR_OF_ALL, ADMIN_METHODS | {"ServerReflectionInfo"}),
+        (OPERATOR_OF_ALL, ADMIN_METHODS | ALL_TENANTS_METHODS | {"ServerReflectionInfo"}),
     ],
 )
 async def test_every_method_is_for_its_roles_alone(

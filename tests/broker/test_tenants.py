@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import pytest
 
-from broker.certificates import DOMAIN, P_AND_D, Authority
+from broker.certificates import Authority
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, called, engine, model_layout, pair
-from broker.guarded import guarded
-from restow.broker.client import AdminClient, BrokerCallError, Credentials, EngineSession
+from broker.guarded import ask, guarded, of_tenant, operator
+from restow.broker.client import AdminClient, BrokerCallError, EngineSession
 from restow.v1 import broker_pb2 as pb
-
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tenants"))
-
-
-def of_tenant(authority: Authority, tenant: str) -> Credentials:
-    return authority.client(*(uri.replace("/a/", f"/{tenant}/") for uri in P_AND_D))
-
-
-def operator(authority: Authority, tenant: str | None) -> Credentials:
-    whose = "" if tenant is None else f"/tenant/{tenant}"
-    return authority.client(f"{DOMAIN}{whose}/operator")
-
-
-async def ask(
-    address: str, credentials: Credentials, question: Callable[[AdminClient], T], **more: Any
-) -> T:
-    def call() -> T:
-        with AdminClient(address, credentials=credentials, **more) as client:
-            return question(client)
-
-    return await asyncio.to_thread(call)
 
 
 async def test_tenants_with_equal_names_share_nothing(authority: Authority) -> None:

@@ -211,6 +211,12 @@ class World:
     def cancel(self, side: Side, name: str = "h") -> list[act.Action]:
         return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s))
 
+    def release(self, handoff: Handoff) -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.release(handoff, now_s))
+
+    def drain(self, draining: bool) -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.drain(draining, now_s))
+
     def settle(
         self,
         side: Side,

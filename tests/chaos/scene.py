@@ -102,11 +102,11 @@ async def scene(
     )
     async with cluster:
         made = Scene(cluster, tps)
-        cluster.start_broker()
-        for side in "PD":
-            made.start(side)
-        await cluster.connected()
         try:
+            cluster.start_broker()
+            for side in "PD":
+                made.start(side)
+            await cluster.connected()
             yield made
         except BaseException as error:
             error.add_note(cluster.story())

@@ -89,15 +89,7 @@ class Hosts:
             commands += [f"-n {switch} link add br{number} type bridge"]
             commands += [f"-n {switch} link set br{number} up"]
             for one, other in (pair, pair[::-1]):
-                device, namespace = self.device(one, other), self.namespace(one)
-                commands += [
-                    f"-n {switch} link add {device}s type veth "
-                    f"peer name {device} netns {namespace}",
-                    f"-n {namespace} addr add {self.address(one, other)}/24 dev {device}",
-                    f"-n {namespace} link set {device} up",
-                    f"-n {switch} link set {device}s master br{number}",
-                    f"-n {switch} link set {device}s up",
-                ]
+                commands += self._plug(one, other)
         _ip(*commands)
         return self
 
@@ -112,8 +104,25 @@ class Hosts:
         """Carry it again."""
         self._set_ports(one, other, _FORWARDING)
 
+    def replace(self, one: str, other: str) -> None:
+        """Take the first host's interface to the other away, and give it another of the name."""
+        namespace, device = self.namespace(one), self.device(one, other)
+        _ip(f"-n {namespace} link del {device}", *self._plug(one, other))
+
     def _pair(self, one: str, other: str) -> tuple[str, str]:
         return (one, other) if (one, other) in self._wires else (other, one)
+
+    def _plug(self, one: str, other: str) -> list[str]:
+        """Commands that give a host its end of a wire."""
+        switch, number = f"{self._prefix}-switch", self._wires[self._pair(one, other)]
+        device, namespace = self.device(one, other), self.namespace(one)
+        return [
+            f"-n {switch} link add {device}s type veth peer name {device} netns {namespace}",
+            f"-n {namespace} addr add {self.address(one, other)}/24 dev {device}",
+            f"-n {namespace} link set {device} up",
+            f"-n {switch} link set {device}s master br{number}",
+            f"-n {switch} link set {device}s up",
+        ]
 
     def _set_ports(self, one: str, other: str, state: int) -> None:
         for of, towards in ((one, other), (other, one)):

@@ -1,34 +1,22 @@
-"""Processes that are killed and stopped: forked from a server that has imported torch and NIXL."""
+"""Processes that are killed and stopped."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+from forked.server import pipe, start
+
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
-def pipe() -> tuple[Connection, Connection]:
-    """Two ends."""
-    return _CONTEXT.Pipe()
-
-
 def warm_up() -> None:
-    """Start the server: the first fork then takes no longer than the others.
-
-    It finds what is installed; what lies beside the tests is found by those that it forks.
-    """
-    _CONTEXT.set_forkserver_preload(["restow.agents.agent", "restow.broker.client"])
-    process = _CONTEXT.Process(target=os.getpid, daemon=True)
-    process.start()
-    process.join()
+    """Start the server that forks: the first process then takes no longer than the others."""
+    start(os.getpid).join()
 
 
 class Member:
@@ -80,8 +68,7 @@ class Child(Member):
     def __init__(self, name: str, main: Callable[..., None], *args: object) -> None:
         """Runs ``main(pipe, *args)``."""
         self.pipe, theirs = pipe()
-        self._process = _CONTEXT.Process(target=main, args=(theirs, *args), daemon=True)
-        self._process.start()
+        self._process = start(main, theirs, *args)
         theirs.close()
         super().__init__(name, self._process.pid or 0)
 

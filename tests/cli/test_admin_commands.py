@@ -21,6 +21,7 @@ from cli.broker_process import broker_process, run_restow
 from restow.broker.cli.main import app
 from restow.broker.cli.serve_command import is_loopback
 from restow.broker.planner import CostModel
+from restow.broker.reasons import REASONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ def test_status_counts(shown: Shown, address: str) -> None:
         "bytes_read",
         "handoffs_checked",
         "digest_mismatches",
+        "draining",
     ]
     assert status["broker"] == address
     assert (status["engines"], status["agents"], status["plans"]) == (3, 3, 2)
@@ -170,7 +172,18 @@ def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
         "reason",
         "detail",
         "age_s",
+        "waits_for",
+        "lease_s",
+        "patience_s",
+        "transfer_s",
+        "strategies",
     ]
+    assert (good["strategies"], waits["strategies"]) == (["slices"], [])
+    assert 0 < good["transfer_s"] < 60
+    assert (good["waits_for"], good["lease_s"], good["patience_s"]) == (None, None, None)
+    assert waits["waits_for"] == "ranks [0, 1] of engine p have not fenced it"
+    assert 0 < waits["lease_s"] <= 30
+    assert waits["patience_s"] is None
     assert (good["state"], good["source_engine"], good["destination_engine"]) == ("DONE", "p", "d")
     assert (lost["state"], lost["source_engine"], lost["reason"]) == (
         "EXPIRED",
@@ -199,7 +212,10 @@ def test_a_handoff_tells_its_whole_story(shown: Shown) -> None:
     assert shown.handoff["state"] == "DONE"
     text = shown.texts["a-good-one"]
     assert "rank 0 read 100 bytes" in text
-    assert "NOT_PUBLISHED: D's patience ran out" in shown.texts["nobody-publishes-it"]
+    assert (shown.handoff["meaning"], shown.handoff["next_step"]) == (None, None)
+    refused = " ".join(shown.texts["nobody-publishes-it"].split())
+    assert "NOT_PUBLISHED: D's patience ran out" in refused
+    assert f"Next: {REASONS['NOT_PUBLISHED'].next_step}" in refused
 
 
 def test_a_tenant_sees_only_its_own(address: str, shown: Shown) -> None:

@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# The demo in containers, for real: builds both images, runs docker/compose.yaml, and checks that
-# every answer is exact and that the bytes went over TCP between containers.
+# Containers, for real. Builds both images; runs docker/daemons.yaml, and checks that every answer is
+# exact and that the bytes went over TCP between containers; runs docker/compose.yaml, and kills,
+# pauses, cuts off and restarts what is in it (test_serving.py).
 # Ends with 0 (passed), 1 (failed), or 77 (skipped: says why).
+# With --transcript: prints what an operator sees who asks for the cause of a failure instead.
 #
 # Uses the Docker engine that answers; where none does, and this is root on Debian, it installs one,
 # runs it on a socket and a data folder of its own, and removes them afterwards.
 #   RESTOW_BASE            base image to build on; else python:3.11-slim if it can be pulled; else
 #                          Debian's own Python, made with debootstrap
 #   RESTOW_CONTAINERS_DIR  folder for the engine's data and the base; kept, so the next run is quick
+#   RESTOW_PYTHON          a Python that has the package and pytest; else .venv/bin/python
+#   RESTOW_CONTAINER_LOGS  folder for the containers' logs; else one in /tmp, kept where it failed
 #   PIP_CERT, PIP_FIND_LINKS, PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_TRUSTED_HOST   as for pip;
 #                          pip's configuration on this host counts too
 set -euo pipefail
@@ -40,7 +44,7 @@ fail() {
 
 quietly() { nice "$@" >>"$log" 2>&1; }
 
-compose() { "${compose_command[@]}" -f docker/compose.yaml "$@"; }
+compose() { "${compose_command[@]}" -f docker/daemons.yaml "$@"; }
 
 container() {
   docker ps -aq --filter "label=com.docker.compose.project=$COMPOSE_PROJECT_NAME" \
@@ -129,6 +133,15 @@ have_base() {
   tar -C "$folder/root" -c . | docker import - "$RESTOW_BASE" >>"$log"
   our_base=$RESTOW_BASE
   rm -rf --one-file-system "$folder/root"
+}
+
+# Where not even the base runs, in a network of its own, nothing of ours is at fault.
+have_containers() {
+  local network=$COMPOSE_PROJECT_NAME-try rc=0
+  quietly docker network create --internal "$network" || skip "no network can be made here"
+  quietly docker run --rm --network "$network" "$RESTOW_BASE" python3 --version || rc=$?
+  quietly docker network rm "$network"
+  [ "$rc" = 0 ] || skip "no container runs here"
 }
 
 # What pip needs on this host goes into docker/wheelhouse, which git ignores and no image keeps.
@@ -225,15 +238,37 @@ sys.exit(not (done == prompts and live == 0 and 0 < read <= came))
 END
 }
 
+serve_and_break() {
+  local before=$SECONDS python=${RESTOW_PYTHON:-$PWD/.venv/bin/python} rc=0
+  export RESTOW_COMPOSE="${compose_command[*]}"
+  export RESTOW_CONTAINER_LOGS=${RESTOW_CONTAINER_LOGS:-$(mktemp -d /tmp/restow-container-logs.XXXXXX)}
+  "$python" -m pytest tests/containers/test_serving.py -p no:cacheprovider || rc=$?
+  [ "$rc" = 0 ] || fail "of what was served; the containers' logs are in $RESTOW_CONTAINER_LOGS"
+  rm -rf --one-file-system "$RESTOW_CONTAINER_LOGS"
+  say "serving: $((SECONDS - before)) s"
+}
+
+write_transcript() {
+  RESTOW_COMPOSE="${compose_command[*]}" PYTHONPATH=tests \
+    "${RESTOW_PYTHON:-$PWD/.venv/bin/python}" tests/containers/transcript.py
+}
+
 command -v docker >/dev/null || install docker.io
 have_engine
 have_compose
 have_base
+have_containers
 stage_for_pip
 build broker
 build agent
 check_image broker
 check_image agent
+if [ "${1:-}" = --transcript ]; then
+  write_transcript
+  exit
+fi
 run_demo
 check_wire "$prompts"
+compose down -v --remove-orphans -t 5 >>"$log" 2>&1
+serve_and_break
 say "passed in $((SECONDS - started)) s"

@@ -20,8 +20,13 @@ from restow.agents.demo.processes import running_broker_process, running_daemon
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.engines.transformers import mixer_inputs as mixers
 from restow.agents.engines.transformers.decode import Decoded
-from restow.agents.engines.transformers.mixer_inputs import conv_weights, kept_inputs
+from restow.agents.engines.transformers.mixer_inputs import (
+    RebuildingInexactError,
+    conv_weights,
+    kept_inputs,
+)
 from restow.agents.engines.transformers.state_io import lay_out_weights
 from restow.agents.nursery import Nursery
 from restow.broker.client.admin import AdminClient
@@ -125,6 +130,15 @@ def test_weights_of_other_channels_are_seen(house: House) -> None:
     for number, prompt in enumerate(PROMPTS):
         answer = through(p, d, f"turned-{number}", tuple(prompt))
         assert not torch.equal(answer.first_logits, d.decode_alone(prompt, STEPS).first_logits)
+
+
+def test_an_engine_whose_products_differ_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixers, "repeats", lambda weights: False)
+    model, plain = load_model(), side(1, SD, 16)
+    for offering in (replace(plain, mixer_inputs=True), replace(plain, projections=True)):
+        with pytest.raises(RebuildingInexactError, match="layer 0"):
+            Engine(model, EngineOptions("alone", "", offering, ()))
+    Engine(model, EngineOptions("alone", "", plain, ()))
 
 
 def test_without_padding_a_short_prompt_would_differ() -> None:

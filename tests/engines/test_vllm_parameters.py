@@ -26,6 +26,7 @@ class Request:
     num_computed_tokens: int = 0
     max_tokens: int = 16
     prompt_embeds: Any = None
+    trace_headers: dict[str, str] | None = None
     skip: bool = False
     _all_token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0

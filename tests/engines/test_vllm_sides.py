@@ -25,6 +25,7 @@ class Session:
     said: list[tuple[Any, ...]] = field(default_factory=list)
     ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
     patience_ms: list[int] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
 
     def publish(
         self,
@@ -35,7 +36,9 @@ class Session:
         final: bool = True,
         lease_ms: int = 0,
         hold_ms: int = 0,
+        trace_parent: str = "",
     ) -> Future[HandoffEnded]:
+        self.traces.append(trace_parent)
         self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
         return self._end(handoff_id)
 
@@ -47,9 +50,11 @@ class Session:
         held_tokens: int = 0,
         position_tokens: int = 0,
         timeout_ms: int = 0,
+        trace_parent: str = "",
     ) -> Future[HandoffEnded]:
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
         self.patience_ms.append(timeout_ms)
+        self.traces.append(trace_parent)
         return self._end(handoff_id)
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
@@ -116,6 +121,17 @@ def test_d_waits_as_long_as_the_router_says() -> None:
         d.new_request(request)
         d.allocated(request, BLOCKS, 9)
         assert session.patience_ms == [patience_ms]
+
+
+def test_the_requests_trace_reaches_the_broker() -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for headers, said in (({"traceparent": parent}, parent), ({}, ""), (None, "")):
+        for request in (prefill(), decode()):
+            session = Session()
+            one, request.trace_headers = side(session), headers
+            one.new_request(request)
+            one.allocated(request, BLOCKS, 9)
+            assert session.traces[0] == said
 
 
 def test_p_whose_state_nobody_needs_is_no_failure() -> None:

@@ -100,6 +100,9 @@ _COSTS: dict[str, Sequence[Any]] = {
 }
 
 
+RELEASE = "/restow.v1.Admin/ReleaseHandoff"
+
+
 def known(house: House, tenant: str, path: str = "", first: bool = False) -> Known:
     """What a party of a tenant knows now, and may say on a call; ``first``: at its beginning.
 
@@ -109,6 +112,8 @@ def known(house: House, tenant: str, path: str = "", first: bool = False) -> Kno
     directory = house.hub.directory
     numbers = [*directory.ledger.by_number, *directory.probing._running, 1]
     names = [*(name for _, name in [*directory.ledger.live][-4:]), VICTIM, "new"]
+    if path == RELEASE and tenant == TENANTS[0]:  # which would be their right
+        names = [name for name in names if name != VICTIM]
     refs = [*REFS]
     if tenant != TENANTS[0]:
         refs += [*STRANGERS, house.p.ref, house.d.ref]

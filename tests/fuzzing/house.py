@@ -142,7 +142,7 @@ class House:
                 (key, one.number, one.state, one.final, one.lease_until_s, len(one.timeline))
                 for key, one in directory.ledger.live.items()
             ],
-            dict(directory.ledger.ended_counts),
+            dict(directory.ledger.figures.by_state),
             len(directory.ledger.quarantine),
         )
 
@@ -177,7 +177,8 @@ class House:
     def show(self) -> None:
         """Operators see everything at any time."""
         for path in self.door.methods:
-            if path.startswith("/restow.v1.Admin/") and not path.endswith("/GetHandoff"):
+            name = path.removeprefix("/restow.v1.Admin/")
+            if name.startswith(("Get", "List", "Audit")) and name != "GetHandoff":
                 for tenant in TENANTS:
                     answer = self.call(path, b"", tenant)
                     if answer is None or answer.reason:
@@ -186,6 +187,8 @@ class House:
     def hand_over(self) -> None:
         """Another handoff of the good engines, from end to end, beside all that goes on."""
         self._handed_over += 1
+        if self.hub.directory.draining:  # an operator, too, says what it likes
+            self.hub.perform(self.hub.directory.drain(False, self.hub.now_s()))
         waits, self.d.waits = self.d.waits, False
         self.run(hand_over(self.p, self.d, f"not guessed {self._handed_over}"))
         self.d.waits = waits

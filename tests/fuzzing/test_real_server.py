@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -17,6 +18,8 @@ from fuzzing.mutation import spoiled
 from fuzzing.party import METHODS, STREAMING, UNARY
 from fuzzing.rounds import tried
 from restow.v1 import broker_pb2 as pb
+from restow.v1.admin_pb2 import SetDrainingRequest
+from restow.v1.admin_pb2_grpc import AdminStub
 
 CALLS = st.lists(st.sampled_from(sorted(METHODS)), min_size=1, max_size=6)
 WAITS = "/restow.v1.Broker/Request"
@@ -35,8 +38,12 @@ def known(both: Pair) -> Known:
     )
 
 
-async def heard(call: Any) -> None:
-    """Hear all that comes; a refusal must have its reason."""
+async def said_and_heard(call: Any, words: bytes, times: int) -> None:
+    """Say it, and hear all that comes; a refusal must have its reason."""
+    with contextlib.suppress(grpc.aio.AioRpcError):  # it was refused before all was said
+        for _ in range(times):
+            await call.write(words)
+        await call.done_writing()
     try:
         async for _ in call:
             continue
@@ -53,6 +60,7 @@ def check(error: grpc.aio.AioRpcError) -> None:
 @given(data=st.data())
 async def test_whatever_is_said_the_server_lives(data: st.DataObject) -> None:
     async with broker() as running, pair(running.address) as both:
+        running.hub.expected.wait_s = 0.02  # agents are kept waiting for an engine
         for path in data.draw(CALLS):
             kind = METHODS[path].input_type
             said = draw_message(data.draw, kind, known(both), data.draw(ODDNESS))
@@ -61,17 +69,15 @@ async def test_whatever_is_said_the_server_lives(data: st.DataObject) -> None:
                 words = data.draw(spoiled(words))
             if path in STREAMING:
                 stream: Any = both.channel.stream_stream(path)
-                call = stream()
-                for _ in range(data.draw(st.integers(0, 2))):
-                    await call.write(words)
-                await call.done_writing()
-                await heard(call)
+                await said_and_heard(stream(), words, data.draw(st.integers(0, 2)))
                 continue
             method: Any = both.channel.unary_unary(path)
             try:
                 await method(words, timeout=0.02 if path == WAITS else 60)
             except grpc.aio.AioRpcError as error:
                 check(error)
+        # An operator may have said it.
+        await AdminStub(both.channel).SetDraining(SetDrainingRequest(draining=False))
         await both.hand_over("good")
         assert not running.clock.done()
 

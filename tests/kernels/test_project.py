@@ -9,7 +9,7 @@ import torch.nn.functional
 from kernel_arena import Arena
 
 from restow.kernels import ProjectColumn, ProjectTable, ProjectTableError, project_windows
-from restow.kernels.product import padded_rows
+from restow.kernels.product import padded_rows, repeats
 
 Project = Callable[[ProjectTable, torch.device], None]
 CPU = torch.device("cpu")
@@ -124,6 +124,29 @@ def test_the_twin_gives_the_bits_of_a_long_prompt(code: int, hidden: int, thread
             assert torch.equal(out, whole[:, 77:177]), tokens
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_trying_finds_that_products_repeat(code: int) -> None:
+    assert repeats(torch.randn(301, 128).to(TYPES[code]))
+
+
+@pytest.mark.parametrize("differs_from_rows", [17, 512, 2048])
+def test_trying_finds_that_they_do_not(
+    monkeypatch: pytest.MonkeyPatch, differs_from_rows: int
+) -> None:
+    """A library that takes another routine for long prompts, as on a processor with AMX."""
+    linear = torch.nn.functional.linear
+
+    def other_routine(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        product = linear(rows, weights)
+        if rows.shape[-2] >= differs_from_rows:
+            last = product[..., -1, :]
+            last.copy_(torch.nextafter(last, torch.full_like(last, torch.inf)))
+        return product
+
+    monkeypatch.setattr(torch.nn.functional, "linear", other_routine)
+    assert not repeats(torch.randn(301, 128))
 
 
 @pytest.mark.parametrize(

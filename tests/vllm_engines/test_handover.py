@@ -66,4 +66,4 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
             recalled = sum(one.tokens == ids for one, ids in zip(answers, wanted, strict=True))
             print(f"{name}: {recalled} of {len(wanted)} recalled")
             assert recalled == len(wanted)
-        assert pair.broker.hub.directory.ledger.ended_counts == {State.DONE: len(prompts)}
+        assert pair.broker.hub.directory.ledger.figures.by_state == {State.DONE: len(prompts)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -34,15 +34,18 @@ class Agent:
         staging_bytes: int = STAGING_BYTES,
         settings: AgentSettings | None = None,
         credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], object] = lambda _: None,
     ) -> None:
         """Prepare; `start` or ``with`` connects. ``broker`` None: RESTOW_BROKER or the default.
 
-        ``credentials`` None: those of the environment, RESTOW_TLS_CA and so on.
+        ``credentials`` None: those of the environment, RESTOW_TLS_CA and so on. ``on_lost`` hears,
+        on the agent's own thread, why the memory can be read no more as long as this process lives.
         """
         self._broker, self._engine_id, self._incarnation = broker, engine_id, incarnation
         self._rank, self._regions = rank, tuple(regions)
         self._settings = settings or AgentSettings(staging_bytes=staging_bytes)
         self._credentials = credentials
+        self._on_lost = on_lost
         self._thread: LoopThread | None = None
         self._agent: AsyncAgent | None = None
 
@@ -131,4 +134,5 @@ class Agent:
             self._regions,
             self._settings,
             self._credentials,
+            self._on_lost,
         )

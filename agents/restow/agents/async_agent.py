@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,15 @@ import structlog
 
 from restow.agents import device, orders
 from restow.agents.copier import Copier
-from restow.agents.errors import AgentBusyError, AgentError, OrderInvalidError
+from restow.agents.errors import (
+    AgentBusyError,
+    AgentError,
+    OrderInvalidError,
+    TransportFailedError,
+)
 from restow.agents.executor import Executor
 from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
+from restow.agents.interfaces import InterfaceWatch
 from restow.agents.link import Link
 from restow.agents.memory import (
     RegionMemory,
@@ -77,8 +83,12 @@ class AsyncAgent:
         regions: Sequence[RegionMemory],
         settings: AgentSettings | None = None,
         credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], object] = lambda _: None,
     ) -> None:
         """Set NIXL up and register the memory; ``credentials`` None: those of the environment.
+
+        ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
+        process lives.
 
         Raises `TransportFailedError`, `CudaUnavailableError`, and a `TrustError` of credentials.
         """
@@ -93,6 +103,8 @@ class AsyncAgent:
         place = staging_place([region.place for region in regions])
         self._gather = staging_at(place, self._settings.staging_bytes)
         self._scatter = staging_at(place, self._settings.staging_bytes)
+        self._interfaces = InterfaceWatch()
+        self._on_lost = on_lost
         self._serving = self._open_transport(self._gather)
         self._reader = Reader(
             lambda: self._open_transport(self._scatter),
@@ -306,8 +318,21 @@ class AsyncAgent:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _progress(self) -> None:
+        try:
+            self._interfaces.check()
+        except TransportFailedError as error:
+            self._lose(error)
+            return
         self._serving.progress()
         self._reader.progress()
+
+    def _lose(self, error: RestowError) -> None:
+        """Leave the broker for good: it tells everybody else."""
+        self._log.error("memory can be read no more", reason=error.reason, detail=error.message)
+        self._ticker.stop()
+        self._serving.close()
+        self._link.give_up(error)
+        self._on_lost(error)
 
 
 def _fenced(handoff_id: str) -> pb.AgentMessage:

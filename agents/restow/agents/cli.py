@@ -15,6 +15,7 @@ from restow.agents.async_agent import AgentSettings
 from restow.agents.daemon import AgentDaemon
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
+from restow.broker.errors import RestowError
 
 
 def run_agent_daemon(
@@ -25,8 +26,8 @@ def run_agent_daemon(
 ) -> None:
     """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
 
-    ``credentials`` None: those of the environment. Raises `SocketInUseError`, and a `TrustError`
-    for credentials that can't be used.
+    ``credentials`` None: those of the environment. Raises `SocketInUseError`, a `TrustError`
+    for credentials that can't be used, `TransportFailedError` when the host's interfaces are gone.
     """
     credentials = credentials or Credentials.of()
     if credentials.secure:
@@ -44,7 +45,13 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     log = structlog.get_logger("restow.daemon")
-    daemon = AgentDaemon(broker, socket_path, settings, credentials)
+    losses: list[RestowError] = []
+
+    def lose(error: RestowError) -> None:
+        losses.append(error)
+        over.set()
+
+    daemon = AgentDaemon(broker, socket_path, settings, credentials, lose)
     await daemon.start()
     try:
         log.info(
@@ -54,3 +61,5 @@ async def _serve(
     finally:
         await daemon.close()
     log.info("daemon ended")
+    if losses:
+        raise losses[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -15,7 +15,7 @@ from restow.agents.async_agent import AgentSettings, AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
 from restow.agents.shared_regions import OpenedRegions
 from restow.broker.client.credentials import Credentials
-from restow.broker.errors import RequestError
+from restow.broker.errors import RequestError, RestowError
 from restow.broker.server.parsing import ParsingInterceptor
 from restow.broker.server.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
@@ -45,8 +45,10 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
         settings: AgentSettings,
         credentials: Credentials,
         stopping: asyncio.Event,
+        on_lost: Callable[[RestowError], object],
     ) -> None:
         """Serve ranks at ``broker``."""
+        self._on_lost = on_lost
         self._broker = broker
         self._credentials = credentials
         self._settings = settings
@@ -71,6 +73,7 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
                 regions,
                 self._settings,
                 self._credentials,
+                self._on_lost,
             )
             try:
                 await agent.start(WELCOME_S)
@@ -118,15 +121,18 @@ class AgentDaemon:
         socket_path: str | Path,
         settings: AgentSettings | None = None,
         credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], object] = lambda _: None,
     ) -> None:
         """Prepare; `start` listens. ``credentials`` None: those of the environment.
 
-        Raises a `TrustError` of theirs.
+        ``on_lost`` hears why memory can be read no more as long as this process lives. Raises a
+        `TrustError` of theirs.
         """
         self._broker = broker
         self._path = Path(socket_path)
         self._settings = settings or AgentSettings()
         self._credentials = credentials or Credentials.of()
+        self._on_lost = on_lost
         self._stopping = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self._log = structlog.get_logger("restow.daemon")
@@ -137,7 +143,10 @@ class AgentDaemon:
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
         server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(
-            _Servicer(self._broker, self._settings, self._credentials, self._stopping), server
+            _Servicer(
+                self._broker, self._settings, self._credentials, self._stopping, self._on_lost
+            ),
+            server,
         )
         # The socket's mode is all its protection, so there is no moment with another one.
         before = os.umask(0o177)

@@ -112,6 +112,12 @@ class KeptStream(Generic[Message, Request, Response]):
             self._outbox.append(message)
             self._wake.set()
 
+    def give_up(self, refusal: RestowError) -> None:
+        """End the stream for good: there is no use in it any more."""
+        self._broke(refusal)
+        if self._runner is not None:
+            self._runner.cancel()
+
     async def close(self) -> None:
         """End the stream. May be repeated."""
         runner, self._runner = self._runner, None

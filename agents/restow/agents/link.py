@@ -61,6 +61,10 @@ class Link:
         """Queue an answer; it is lost if the stream breaks before it is written."""
         self._stream.send(message)
 
+    def give_up(self, refusal: RestowError) -> None:
+        """Leave the broker for good."""
+        self._stream.give_up(refusal)
+
     async def close(self) -> None:
         """End the stream. May be repeated."""
         await self._stream.close()

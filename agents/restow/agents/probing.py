@@ -26,12 +26,16 @@ from restow.broker.planner import CopyCosts, ReadCosts
 
 LEAST_BYTES = 1 << 20
 REPEATS = 5
-PIECE_BYTES = 4096
-MOST_PIECES = 1024
-LARGE_BYTES = 2 << 20
+READ_PIECE_BYTES = 4096
+MOST_READ_PIECES = 1024
+COPY_PIECE_BYTES = (1024, 8192)
+"""Between them lies what an auto choice hangs on; long runs are copied faster than pieces."""
+MOST_COPY_PIECES = (4096, 512)
+"""Many, as in a state: a host copies few pieces in another way."""
 ROWS = 48
 """Strided rows, each of the length of a conv window's."""
 ROW_ELEMENTS = 2048
+ALIGNED_BYTES = 64
 _TINY_BYTES = 64
 _WIDE = DType.BFLOAT16
 
@@ -61,19 +65,21 @@ async def measure_copying(address: int, size_bytes: int, place: Place) -> CopyCo
         return min(found[1:])  # the first one warms up
 
     launch_s = await seconds(_runs(address, there, half, _TINY_BYTES))
-    large = min(half // 2, LARGE_BYTES)
-    large_s = await seconds(_runs(address, there, half, large))
-    # On a busy machine a small copy may take as long as a large one.
-    second_per_byte = max(large_s - launch_s, large_s / 2) / large
+    each_s = []
+    for piece_bytes, most in zip(COPY_PIECE_BYTES, MOST_COPY_PIECES, strict=True):
+        turns = list(_pieces(half, piece_bytes, most))
+        pieces_s = await seconds(
+            _copies(address + src, there + dst, piece_bytes, (1, 1), DType.UINT8)
+            for src, dst in turns
+        )
+        each_s.append(max(pieces_s - launch_s, pieces_s / 2) / len(turns[0][0]))
+    (short_s, long_s), (short, long) = each_s, COPY_PIECE_BYTES
+    # On a busy machine a short copy may take as long as a long one.
+    second_per_byte = max(long_s - short_s, long_s / 2) / (long - short)
     rows_s = await seconds(_strided(address, there, half))
     elements = ROWS * ROW_ELEMENTS
     spread_s = rows_s - launch_s - elements * _WIDE.itemsize_bytes * second_per_byte
-    turns = list(_pieces(half))
-    pieces_s = await seconds(
-        _copies(address + src, there + dst, PIECE_BYTES, (1, 1), DType.UINT8) for src, dst in turns
-    )
-    count = len(turns[0][0])
-    piece_s = (pieces_s - launch_s) / count - PIECE_BYTES * second_per_byte
+    piece_s = short_s - short * second_per_byte
     return CopyCosts(
         launch_s, max(piece_s, 0.0), max(spread_s / elements, 0.0), 1 / second_per_byte
     )
@@ -106,11 +112,11 @@ async def measure_reading(
             yield Descriptors(*_one(src_address + at, dst_address + at, length))
 
     # What every read costs, however many bytes it has, is in both and cancels out.
-    turns = list(_pieces(size_bytes))
+    turns = list(_pieces(size_bytes, READ_PIECE_BYTES, MOST_READ_PIECES))
     count = len(turns[0][0])
-    half = count * PIECE_BYTES // 2
+    half = count * READ_PIECE_BYTES // 2
     short_s, long_s = await seconds(runs(half)), await seconds(runs(3 * half))
-    lengths = np.full(count, PIECE_BYTES, np.int64)
+    lengths = np.full(count, READ_PIECE_BYTES, np.int64)
     pieces_s = await seconds(
         iter([Descriptors(src_address + src, dst_address + dst, lengths) for src, dst in turns])
     )
@@ -122,7 +128,9 @@ async def measure_reading(
 def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
     """Where to begin: another place each time, as far as there are others."""
     for index in range(REPEATS + 1):
-        yield index * length_bytes % (size_bytes - length_bytes + 1)
+        yield (
+            index * length_bytes % (size_bytes - length_bytes + 1) // ALIGNED_BYTES * ALIGNED_BYTES
+        )
 
 
 def _runs(src_address: int, dst_address: int, size_bytes: int, length: int) -> Iterator[Copies]:
@@ -140,12 +148,12 @@ def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Co
         yield _copies(src, dst, ROW_ELEMENTS, (item, ROWS * item), _WIDE)
 
 
-def _pieces(size_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
+def _pieces(size_bytes: int, piece_bytes: int, most: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Offsets of pieces that lie in no order on one side, and one after the other on the other."""
-    count = min(size_bytes // PIECE_BYTES // (REPEATS + 1), MOST_PIECES)
-    order = PIECE_BYTES * np.random.default_rng(0).permutation(size_bytes // PIECE_BYTES)
+    count = min(size_bytes // piece_bytes // (REPEATS + 1), most)
+    order = piece_bytes * np.random.default_rng(0).permutation(size_bytes // piece_bytes)
     for at in range(0, (REPEATS + 1) * count, count):
-        yield order[at : at + count], PIECE_BYTES * np.arange(at, at + count)
+        yield order[at : at + count], piece_bytes * np.arange(at, at + count)
 
 
 def _copies(

@@ -191,7 +191,8 @@ class NixlTransport:
 
     def progress(self) -> None:
         """Serve peers that read from here, over transports that need it, and new connections."""
-        self._agent.get_new_notifs()
+        if self._agent is not None:
+            self._agent.get_new_notifs()
 
     def close(self) -> None:
         """End the NIXL agent: no byte of any of its reads lands after this. May be repeated.

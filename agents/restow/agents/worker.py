@@ -1,7 +1,8 @@
 """The process of one rank: attaches an engine's shared memory and embeds the rank's agent.
 
 Speaks lines of JSON on a socket: first it is told whom it serves and where the memory is, and
-answers `READY_WORD`, then come fences. Ends with the socket.
+answers `READY_WORD`, then come fences. Ends with the socket, and where the
+memory can be read no more.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def serve(told_on: socket.socket) -> None:
             incarnation=told["incarnation"],
             rank=told["rank"],
             regions=[region.memory(attached[region.shared_memory]) for region in regions],
+            on_lost=lambda _: told_on.shutdown(socket.SHUT_RDWR),
         )
         try:
             agent.start()

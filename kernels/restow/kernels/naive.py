@@ -23,9 +23,10 @@ from restow.kernels.piece_table import PieceTable
 from restow.kernels.regroup import contiguous
 from restow.kernels.slot_table import SlotTable
 
-MEMMOVE_BYTES = 256 * 1024  # a memmove call costs 0.3 us against 30 us of copying
+MEMMOVE_BYTES = 256 * 1024  # a memmove call costs 0.3 to 1.3 us against 30 us of copying
 SCATTERED_MEMMOVE_BYTES = 32 * 1024  # measured break-even with a copy through a temporary
 FEW_ROWS = 1024  # as many memmove calls cost less than sorting rows into classes
+FEW_EQUAL_ROWS = 192  # and as many less than views of rows that need no sorting
 FEW_ROWS_BYTES = 512  # at least, in every one of them
 SHORT_BYTES = 64  # shorter runs may join to longer rows
 CHUNK_BYTES = 256 * 1024  # a temporary that stays in L2
@@ -42,10 +43,12 @@ def copy_pieces(table: PieceTable, kept: KeptRuns | None = None) -> None:
     lengths = _run_lengths(table.rows)
     if lengths is not None and len(lengths):
         shortest, longest = int(lengths.min()), int(lengths.max())
-        if len(lengths) <= FEW_ROWS and shortest >= FEW_ROWS_BYTES:
+        equal = SHORT_BYTES <= shortest == longest < MEMMOVE_BYTES
+        few = FEW_EQUAL_ROWS if equal else FEW_ROWS
+        if len(lengths) <= few and shortest >= FEW_ROWS_BYTES:
             memmove_rows(table.rows[:, 0], table.rows[:, 1], lengths)
             return
-        if SHORT_BYTES <= shortest == longest < MEMMOVE_BYTES:
+        if equal:
             _copy_runs(table.rows[:, 0], table.rows[:, 1], longest)
             return
     rows = table.lengthen().rows

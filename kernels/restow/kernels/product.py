@@ -1,6 +1,7 @@
 """The twin: PROJECT for host memory, in torch.
 
 project_windows  ProjectTable over host addresses -> None, writes windows
+repeats          weights [channels, hidden] -> bool, whether that is exact here
 
 It makes the product that an engine's own in-projection makes, `F.linear` in the type of the
 weights: the same bits, where the library gives a row the same bits however many rows there are and
@@ -24,12 +25,35 @@ from restow.kernels.project_table import ProjectTable
 
 ROWS_PER_THREAD = 4
 LEAST_ROWS = 16
+TRIED_ROWS = (100, 512, 2048)
 TYPES = [torch.float32, torch.bfloat16, torch.float16]  # by code
 
 
 def padded_rows(rows: int) -> int:
     """How many rows a product of `rows` is made with, so that its bits depend on nothing else."""
     return max(rows, LEAST_ROWS, ROWS_PER_THREAD * torch.get_num_threads())
+
+
+@torch.inference_mode()
+def repeats(weights: torch.Tensor) -> bool:
+    """Whether a row has the same bits in a product of a few rows as in one of a whole prompt.
+
+    ``weights`` are `[channels, hidden]`. Tried with random numbers, with all and with some of the
+    channels, on this processor and with the threads that torch has now.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (max(TRIED_ROWS), weights.shape[1])
+    prompt = torch.randn(shape, generator=generator).to(weights.dtype)
+    last = padded_rows(1)
+    some = slice(len(weights) // 4, len(weights) // 4 + max(len(weights) // 4, 1))
+    for count in TRIED_ROWS:
+        whole = torch.nn.functional.linear(prompt[None, :count], weights)[0, -last:]
+        few = prompt[count - last : count].clone()
+        for channels in (slice(None), some):
+            again = torch.nn.functional.linear(few, weights[channels].clone())
+            if not torch.equal(again, whole[:, channels]):
+                return False
+    return True
 
 
 def project_windows(table: ProjectTable) -> None:

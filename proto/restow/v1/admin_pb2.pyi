@@ -49,6 +49,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     HANDOFFS_QUARANTINED_FIELD_NUMBER: builtins.int
     HANDOFFS_CHECKED_FIELD_NUMBER: builtins.int
     DIGEST_MISMATCHES_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of the software."""
     broker_epoch: builtins.str
@@ -73,6 +74,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Handoffs that ended in this life with the digests of their content compared."""
     digest_mismatches: builtins.int
     """Those of them that failed because digests differed."""
+    draining: builtins.bool
+    """Whether nothing is granted, because the broker drains."""
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
         """Handoffs that ended in this life, by state. Those of a tenant are forgotten when nothing of it
@@ -94,8 +97,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         handoffs_quarantined: builtins.int = ...,
         handoffs_checked: builtins.int = ...,
         digest_mismatches: builtins.int = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "digest_mismatches", b"digest_mismatches", "ended", b"ended", "engines", b"engines", "handoffs_checked", b"handoffs_checked", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "plans", b"plans", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "digest_mismatches", b"digest_mismatches", "draining", b"draining", "ended", b"ended", "engines", b"engines", "handoffs_checked", b"handoffs_checked", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "plans", b"plans", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
 
@@ -327,6 +331,11 @@ class HandoffInfo(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     AGE_S_FIELD_NUMBER: builtins.int
+    WAITS_FOR_FIELD_NUMBER: builtins.int
+    LEASE_S_FIELD_NUMBER: builtins.int
+    PATIENCE_S_FIELD_NUMBER: builtins.int
+    TRANSFER_S_FIELD_NUMBER: builtins.int
+    STRATEGIES_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -347,6 +356,20 @@ class HandoffInfo(google.protobuf.message.Message):
     """The reason in words."""
     age_s: builtins.float
     """Seconds since the broker first heard of it."""
+    waits_for: builtins.str
+    """Of one that is not granted: what it waits for, in words."""
+    lease_s: builtins.float
+    """Seconds that P's lease has left. Unset: it has none."""
+    patience_s: builtins.float
+    """Seconds that D's patience has left. Unset: nobody has asked yet, or it has ended."""
+    transfer_s: builtins.float
+    """Seconds from the grant to the end. Unset: it was not granted, or has not ended."""
+    @property
+    def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The ways in which its pieces travel: slices, whole, pack, interleave, recompute. Empty: it was
+        not granted.
+        """
+
     def __init__(
         self,
         *,
@@ -360,10 +383,133 @@ class HandoffInfo(google.protobuf.message.Message):
         reason: builtins.str = ...,
         detail: builtins.str = ...,
         age_s: builtins.float = ...,
+        waits_for: builtins.str = ...,
+        lease_s: builtins.float | None = ...,
+        patience_s: builtins.float | None = ...,
+        transfer_s: builtins.float | None = ...,
+        strategies: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "bytes", b"bytes", "destination_engine", b"destination_engine", "detail", b"detail", "handoff_id", b"handoff_id", "number", b"number", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "destination_engine", b"destination_engine", "detail", b"detail", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_lease_s", b"_lease_s"]) -> typing.Literal["lease_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_patience_s", b"_patience_s"]) -> typing.Literal["patience_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_transfer_s", b"_transfer_s"]) -> typing.Literal["transfer_s"] | None: ...
 
 Global___HandoffInfo: typing_extensions.TypeAlias = HandoffInfo
+
+@typing.final
+class AuditBrokerRequest(google.protobuf.message.Message):
+    """Asks for an audit."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___AuditBrokerRequest: typing_extensions.TypeAlias = AuditBrokerRequest
+
+@typing.final
+class AuditBrokerResponse(google.protobuf.message.Message):
+    """What an audit found."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FINDINGS_FIELD_NUMBER: builtins.int
+    HANDOFFS_FIELD_NUMBER: builtins.int
+    handoffs: builtins.int
+    """Handoffs that were looked at, live and ended."""
+    @property
+    def findings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What must not be, in words. Empty: all is well."""
+
+    def __init__(
+        self,
+        *,
+        findings: collections.abc.Iterable[builtins.str] | None = ...,
+        handoffs: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["findings", b"findings", "handoffs", b"handoffs"]) -> None: ...
+
+Global___AuditBrokerResponse: typing_extensions.TypeAlias = AuditBrokerResponse
+
+@typing.final
+class ReleaseHandoffRequest(google.protobuf.message.Message):
+    """Gives a handoff up."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["handoff_id", b"handoff_id"]) -> None: ...
+
+Global___ReleaseHandoffRequest: typing_extensions.TypeAlias = ReleaseHandoffRequest
+
+@typing.final
+class ReleaseHandoffResponse(google.protobuf.message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_FIELD_NUMBER: builtins.int
+    @property
+    def handoff(self) -> Global___HandoffInfo:
+        """The handoff. It may go on READING until its ranks have reported."""
+
+    def __init__(
+        self,
+        *,
+        handoff: Global___HandoffInfo | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["handoff", b"handoff"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["handoff", b"handoff"]) -> None: ...
+
+Global___ReleaseHandoffResponse: typing_extensions.TypeAlias = ReleaseHandoffResponse
+
+@typing.final
+class SetDrainingRequest(google.protobuf.message.Message):
+    """Begins or ends draining."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DRAINING_FIELD_NUMBER: builtins.int
+    draining: builtins.bool
+    """Whether to grant nothing any more."""
+    def __init__(
+        self,
+        *,
+        draining: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining"]) -> None: ...
+
+Global___SetDrainingRequest: typing_extensions.TypeAlias = SetDrainingRequest
+
+@typing.final
+class SetDrainingResponse(google.protobuf.message.Message):
+    """What is left under way."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GRANTED_FIELD_NUMBER: builtins.int
+    granted: builtins.int
+    """Handoffs that are granted, and not ended."""
+    def __init__(
+        self,
+        *,
+        granted: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["granted", b"granted"]) -> None: ...
+
+Global___SetDrainingResponse: typing_extensions.TypeAlias = SetDrainingResponse
 
 @typing.final
 class ListCostsRequest(google.protobuf.message.Message):

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminStub(object):
-    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
 
@@ -66,10 +66,25 @@ class AdminStub(object):
                 request_serializer=restow_dot_v1_dot_admin__pb2.ListCostsRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.ListCostsResponse.FromString,
                 _registered_method=True)
+        self.AuditBroker = channel.unary_unary(
+                '/restow.v1.Admin/AuditBroker',
+                request_serializer=restow_dot_v1_dot_admin__pb2.AuditBrokerRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.AuditBrokerResponse.FromString,
+                _registered_method=True)
+        self.ReleaseHandoff = channel.unary_unary(
+                '/restow.v1.Admin/ReleaseHandoff',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ReleaseHandoffRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ReleaseHandoffResponse.FromString,
+                _registered_method=True)
+        self.SetDraining = channel.unary_unary(
+                '/restow.v1.Admin/SetDraining',
+                request_serializer=restow_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.SetDrainingResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
-    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
 
@@ -115,6 +130,28 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AuditBroker(self, request, context):
+        """Look now for anything that must not be. For operators of all tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseHandoff(self, request, context):
+        """Give a handoff up, whoever waits for it: it ends CANCELLED, RELEASED. Pages that may still be
+        written to stay where they are until they may not. Of one that has ended, how it ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetDraining(self, request, context):
+        """Grant nothing any more, or again. What is asked for waits. For operators of all tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -148,6 +185,21 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=restow_dot_v1_dot_admin__pb2.ListCostsRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.ListCostsResponse.SerializeToString,
             ),
+            'AuditBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.AuditBroker,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.AuditBrokerRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.AuditBrokerResponse.SerializeToString,
+            ),
+            'ReleaseHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseHandoff,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ReleaseHandoffRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ReleaseHandoffResponse.SerializeToString,
+            ),
+            'SetDraining': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDraining,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.SetDrainingRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.SetDrainingResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'restow.v1.Admin', rpc_method_handlers)
@@ -157,7 +209,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
 
@@ -313,6 +365,87 @@ class Admin(object):
             '/restow.v1.Admin/ListCosts',
             restow_dot_v1_dot_admin__pb2.ListCostsRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.ListCostsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AuditBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/AuditBroker',
+            restow_dot_v1_dot_admin__pb2.AuditBrokerRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.AuditBrokerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ReleaseHandoff',
+            restow_dot_v1_dot_admin__pb2.ReleaseHandoffRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ReleaseHandoffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDraining(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/SetDraining',
+            restow_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.SetDrainingResponse.FromString,
             options,
             channel_credentials,
             insecure,

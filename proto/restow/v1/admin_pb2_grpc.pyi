@@ -121,8 +121,56 @@ _AdminListCostsType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType]):
-    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+_AdminAuditBrokerType = typing_extensions.TypeVar(
+    '_AdminAuditBrokerType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AuditBrokerRequest,
+        restow.v1.admin_pb2.AuditBrokerResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AuditBrokerRequest,
+        restow.v1.admin_pb2.AuditBrokerResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AuditBrokerRequest,
+        restow.v1.admin_pb2.AuditBrokerResponse,
+    ],
+)
+
+_AdminReleaseHandoffType = typing_extensions.TypeVar(
+    '_AdminReleaseHandoffType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ReleaseHandoffRequest,
+        restow.v1.admin_pb2.ReleaseHandoffResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ReleaseHandoffRequest,
+        restow.v1.admin_pb2.ReleaseHandoffResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ReleaseHandoffRequest,
+        restow.v1.admin_pb2.ReleaseHandoffResponse,
+    ],
+)
+
+_AdminSetDrainingType = typing_extensions.TypeVar(
+    '_AdminSetDrainingType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.SetDrainingRequest,
+        restow.v1.admin_pb2.SetDrainingResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.SetDrainingRequest,
+        restow.v1.admin_pb2.SetDrainingResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.SetDrainingRequest,
+        restow.v1.admin_pb2.SetDrainingResponse,
+    ],
+)
+
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminSetDrainingType]):
+    """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
 
@@ -152,6 +200,18 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.ListCostsRequest,
             restow.v1.admin_pb2.ListCostsResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.AuditBrokerRequest,
+            restow.v1.admin_pb2.AuditBrokerResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ReleaseHandoffRequest,
+            restow.v1.admin_pb2.ReleaseHandoffResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.SetDrainingRequest,
+            restow.v1.admin_pb2.SetDrainingResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -180,6 +240,18 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.ListCostsRequest,
             restow.v1.admin_pb2.ListCostsResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.AuditBrokerRequest,
+            restow.v1.admin_pb2.AuditBrokerResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ReleaseHandoffRequest,
+            restow.v1.admin_pb2.ReleaseHandoffResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.SetDrainingRequest,
+            restow.v1.admin_pb2.SetDrainingResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetStatus: _AdminGetStatusType
@@ -199,6 +271,17 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
 
     ListCosts: _AdminListCostsType
     """What reading and copying was measured to cost, by pair of hosts."""
+
+    AuditBroker: _AdminAuditBrokerType
+    """Look now for anything that must not be. For operators of all tenants."""
+
+    ReleaseHandoff: _AdminReleaseHandoffType
+    """Give a handoff up, whoever waits for it: it ends CANCELLED, RELEASED. Pages that may still be
+    written to stay where they are until they may not. Of one that has ended, how it ended.
+    """
+
+    SetDraining: _AdminSetDrainingType
+    """Grant nothing any more, or again. What is asked for waits. For operators of all tenants."""
 
 AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -225,10 +308,22 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
         restow.v1.admin_pb2.ListCostsRequest,
         restow.v1.admin_pb2.ListCostsResponse,
     ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AuditBrokerRequest,
+        restow.v1.admin_pb2.AuditBrokerResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ReleaseHandoffRequest,
+        restow.v1.admin_pb2.ReleaseHandoffResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.SetDrainingRequest,
+        restow.v1.admin_pb2.SetDrainingResponse,
+    ],
 ]
 
 class AdminServicer(metaclass=abc.ABCMeta):
-    """Read-only view of the broker, for operators. One of a tenant sees that tenant alone; one of all
+    """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
 
@@ -279,5 +374,31 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.ListCostsResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListCostsResponse]]:
         """What reading and copying was measured to cost, by pair of hosts."""
+
+    @abc.abstractmethod
+    def AuditBroker(
+        self,
+        request: restow.v1.admin_pb2.AuditBrokerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.AuditBrokerResponse, collections.abc.Awaitable[restow.v1.admin_pb2.AuditBrokerResponse]]:
+        """Look now for anything that must not be. For operators of all tenants."""
+
+    @abc.abstractmethod
+    def ReleaseHandoff(
+        self,
+        request: restow.v1.admin_pb2.ReleaseHandoffRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ReleaseHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ReleaseHandoffResponse]]:
+        """Give a handoff up, whoever waits for it: it ends CANCELLED, RELEASED. Pages that may still be
+        written to stay where they are until they may not. Of one that has ended, how it ended.
+        """
+
+    @abc.abstractmethod
+    def SetDraining(
+        self,
+        request: restow.v1.admin_pb2.SetDrainingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.SetDrainingResponse, collections.abc.Awaitable[restow.v1.admin_pb2.SetDrainingResponse]]:
+        """Grant nothing any more, or again. What is asked for waits. For operators of all tenants."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

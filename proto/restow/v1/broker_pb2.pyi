@@ -211,6 +211,7 @@ class Publication(google.protobuf.message.Message):
     POSITION_TOKENS_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     LEASE_MS_FIELD_NUMBER: builtins.int
+    TRACE_PARENT_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id, given to both sides by the router. Empty is refused."""
     position_tokens: builtins.int
@@ -221,6 +222,8 @@ class Publication(google.protobuf.message.Message):
     """Whether this chunk is the last one. The handoff is ready when every rank has fenced as well."""
     lease_ms: builtins.int
     """How long P leaves the pages alone, counted from the broker's receipt. 0: the broker's default."""
+    trace_parent: builtins.str
+    """W3C trace context of the request that this is for ("00-..."). Empty, or not of that form: none."""
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """Blocks added by this chunk, on every rank."""
@@ -233,8 +236,9 @@ class Publication(google.protobuf.message.Message):
         position_tokens: builtins.int = ...,
         final: builtins.bool = ...,
         lease_ms: builtins.int = ...,
+        trace_parent: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Publication: typing_extensions.TypeAlias = Publication
 
@@ -250,6 +254,7 @@ class Demand(google.protobuf.message.Message):
     TIMEOUT_MS_FIELD_NUMBER: builtins.int
     POSITION_TOKENS_FIELD_NUMBER: builtins.int
     REPEATED_FIELD_NUMBER: builtins.int
+    TRACE_PARENT_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -262,6 +267,8 @@ class Demand(google.protobuf.message.Message):
     """Set where the demand was sent before on another stream: ranks may still be at work on it for a
     broker before this one, so D hears of a failure only when their agents are back.
     """
+    trace_parent: builtins.str
+    """As in Publication; of both sides' the one that came first counts."""
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
@@ -275,8 +282,9 @@ class Demand(google.protobuf.message.Message):
         timeout_ms: builtins.int = ...,
         position_tokens: builtins.int = ...,
         repeated: builtins.bool = ...,
+        trace_parent: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "repeated", b"repeated", "timeout_ms", b"timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
 

@@ -53,7 +53,7 @@ def prefill(
     socket: Sockets = None,
 ) -> None:
     """Prefill every prompt and hand its state over; ends when D has taken all."""
-    with _engine("P", broker, tp, conv_layout, page_tokens, socket) as engine:
+    with running_engine("P", broker, tp, conv_layout, page_tokens, socket) as engine:
         ends = [
             engine.prefill(f"split-{index}", prompt.token_ids)
             for index, prompt in enumerate(make_prompts(prompts, SEED))
@@ -78,7 +78,7 @@ def decode(
 ) -> None:
     """Answer every prompt from the state that P hands over; exits 1 unless all are exact."""
     answers = []
-    with _engine("D", broker, tp, conv_layout, page_tokens, socket) as engine:
+    with running_engine("D", broker, tp, conv_layout, page_tokens, socket) as engine:
         for index, prompt in enumerate(make_prompts(prompts, SEED)):
             asked = engine.ask(f"split-{index}", prompt.token_ids)
             through = engine.decode(asked, STEPS, HANDOFF_TIMEOUT_S)
@@ -108,7 +108,7 @@ def _report(answers: Sequence[Answer], exact: int, as_json: bool) -> None:
 
 
 @contextmanager
-def _engine(
+def running_engine(
     name: str,
     broker: str | None,
     tp: int,
@@ -116,6 +116,7 @@ def _engine(
     page_tokens: int,
     sockets: list[Path] | None,
 ) -> Iterator[Engine]:
+    """The recall model in an engine of its own; without sockets each rank is a worker process."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
         homes = tuple(sockets or ()) or (stack.enter_context(Nursery()),) * tp

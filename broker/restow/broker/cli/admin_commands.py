@@ -30,10 +30,12 @@ StateOption = Annotated[
     typer.Option(case_sensitive=False, help="Only those in this state."),
 ]
 MAX_LIMIT = 100_000
+MAX_LISTED = 10_000
+"""As many handoffs as a broker lists at once; those under way come first."""
 WATCH_S = 1.0
 
 
-def _connect(
+def connected(
     broker: str | None,
     tenant: str | None,
     tls_ca: Path | None,
@@ -41,6 +43,7 @@ def _connect(
     tls_key: Path | None,
     token_file: Path | None,
 ) -> AdminClient:
+    """A client, as the options of a command say."""
     from restow.broker.client.admin import AdminClient
     from restow.broker.client.credentials import Credentials
 
@@ -60,7 +63,7 @@ def status(
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connected(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.status_json(client.status(), client.address)
     if as_json:
         print_json(value)
@@ -81,7 +84,7 @@ def engines(
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.engines_json(client.engines())
     if as_json:
         print_json(value)
@@ -102,7 +105,7 @@ def agents(
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.agents_json(client.agents())
     if as_json:
         print_json(value)
@@ -122,7 +125,7 @@ def costs(
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connected(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.costs_json(client.costs())
     if as_json:
         print_json(value)
@@ -150,7 +153,7 @@ def handoffs(
 
     if watch and as_json:
         raise typer.BadParameter("--json prints one document: leave --watch out")
-    with _connect(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.handoffs_json(client.handoffs(state, limit))
         if as_json:
             print_json(value)
@@ -160,6 +163,28 @@ def handoffs(
             with _interruption() as interrupted, admin_view.live_handoffs(value) as update:
                 while not interrupted.wait(WATCH_S):
                     update(admin_json.handoffs_json(client.handoffs(state, limit)))
+
+
+def leases(
+    limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,
+    broker: BrokerOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
+    tenant: TenantOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Whose pages P keeps, for how long still, and what they wait for; the shortest first."""
+    from restow.broker.cli import admin_json, admin_view
+    from restow.broker.cli.output import print_json
+
+    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+        value = admin_json.leases_json(client.handoffs(limit=MAX_LISTED), limit)
+    if as_json:
+        print_json(value)
+    else:
+        admin_view.show_leases(value)
 
 
 @contextlib.contextmanager
@@ -187,7 +212,7 @@ def handoff(
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with _connect(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
         value = admin_json.handoff_json(client.handoff(handoff_id))
     if as_json:
         print_json(value)

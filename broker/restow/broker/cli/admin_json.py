@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from restow.broker.reasons import advice_for
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -34,6 +35,7 @@ def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
         "bytes_read": status.bytes_read,
         "handoffs_checked": status.handoffs_checked,
         "digest_mismatches": status.digest_mismatches,
+        "draining": status.draining,
     }
 
 
@@ -80,10 +82,21 @@ def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
     }
 
 
+def leases_json(response: pb.ListHandoffsResponse, limit: int) -> dict[str, Any]:
+    """``restow leases --json``: those that end first come first."""
+    leases = [one for one in map(_info_json, response.handoffs) if one["lease_s"] is not None]
+    leases.sort(key=lambda one: one["lease_s"])
+    return {"leases": leases[:limit], "left_out": max(0, len(leases) - limit)}
+
+
 def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
     """``restow handoff ID --json``."""
+    reason = response.handoff.reason
+    advice = advice_for(reason) if reason else None
     return {
         **_info_json(response.handoff),
+        "meaning": advice.meaning if advice else None,
+        "next_step": advice.next_step if advice else None,
         "timeline": [
             {"at_ms": round(one.at_ms, 3), "event": one.event, "detail": one.detail or None}
             for one in response.timeline
@@ -137,4 +150,9 @@ def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
         "reason": info.reason or None,
         "detail": info.detail or None,
         "age_s": round(info.age_s, 3),
+        "waits_for": info.waits_for or None,
+        "lease_s": round(info.lease_s, 3) if info.HasField("lease_s") else None,
+        "patience_s": round(info.patience_s, 3) if info.HasField("patience_s") else None,
+        "transfer_s": round(info.transfer_s, 6) if info.HasField("transfer_s") else None,
+        "strategies": list(info.strategies),
     }

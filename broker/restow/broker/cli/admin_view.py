@@ -77,7 +77,30 @@ def show_status(status: dict[str, Any]) -> None:
         ),
     ):
         table.add_row(Text(name, style="bold"), value)
+    if status["draining"]:
+        table.add_row(Text("draining", style="bold red"), "nothing is granted: restow drain --off")
     _console().print(table)
+
+
+def show_leases(value: dict[str, Any]) -> None:
+    """Print ``restow leases``: who holds pages for whom, and for how long still."""
+    console = _console()
+    if not value["leases"]:
+        console.print("No lease.")
+        return
+    table = _table("handoff", "from", "lease", "state", "waits for", right=("lease",))
+    table.columns[4].no_wrap, table.columns[4].overflow = False, "fold"
+    for one in value["leases"]:
+        table.add_row(
+            one["handoff_id"],
+            one["source_engine"] or "-",
+            duration_text(max(0.0, one["lease_s"])),
+            _state(one["state"]),
+            one["waits_for"] or "",
+        )
+    console.print(table)
+    if value["left_out"]:
+        console.print(f"... and {value['left_out']} more: raise --limit")
 
 
 def show_costs(costs: dict[str, Any]) -> None:
@@ -215,8 +238,11 @@ def show_handoff(value: dict[str, Any]) -> None:
         f"first heard of {duration_text(value['age_s'])} ago",
         soft_wrap=True,
     )
+    if value["waits_for"]:
+        console.print(Text(f"waits: {value['waits_for']}", style="yellow"))
     if value["reason"]:
         console.print(Text(f"{value['reason']}: {value['detail']}", style="red"))
+        console.print(f"{value['meaning']}\nNext: {value['next_step']}", highlight=False)
     console.print()
     table = _table("ms", "event", "", right=("ms",))
     table.columns[2].no_wrap = False

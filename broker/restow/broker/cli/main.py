@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
-from restow.broker.cli.admin_commands import agents, costs, engines, handoff, handoffs, status
+from restow.broker.cli.action_commands import check, drain, release
+from restow.broker.cli.admin_commands import (
+    agents,
+    costs,
+    engines,
+    handoff,
+    handoffs,
+    leases,
+    status,
+)
 from restow.broker.cli.agent_command import agent
 from restow.broker.cli.layout_commands import app as layout_app
 from restow.broker.cli.output import print_error
 from restow.broker.cli.plan_command import plan
+from restow.broker.cli.reasons_command import reasons
 from restow.broker.cli.serve_command import serve
 from restow.broker.cli.token_command import token
+from restow.broker.cli.top_command import top
 from restow.broker.errors import RestowError
 
 app = typer.Typer(
@@ -27,7 +38,11 @@ app.command()(plan)
 
 app.command()(serve)
 app.command()(agent)
-for command in (token, status, engines, agents, handoffs, handoff, costs):
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(status, top, engines, agents, handoffs, handoff, leases, costs, reasons),
+    *(check, release, drain, token),
+)
+for command in COMMANDS:
     app.command()(command)
 
 

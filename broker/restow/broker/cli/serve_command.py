@@ -23,6 +23,37 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Where to listen. Default: 127.0.0.1:7350."),
     ] = None,
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Show Prometheus metrics and probes there (/metrics, /healthz, /readyz), to "
+            "whoever asks. Default: nowhere.",
+        ),
+    ] = None,
+    status_page: Annotated[
+        bool | None,
+        typer.Option(
+            "--status-page",
+            help="With --http-listen: also a page for people (/), which names engines and "
+            "handoffs of all tenants to whoever asks. Default: none.",
+        ),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send a trace of each handoff to this OpenTelemetry collector (OTLP over gRPC, "
+            "http://HOST:4317). Default: none are made.",
+        ),
+    ] = None,
+    trace_ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="Trace so many of the handoffs whose request has no trace of its own, 0 to 1. "
+            "Default: 1."
+        ),
+    ] = None,
     strategy: Annotated[
         StrategyName | None,
         typer.Option(help="How states travel. Default: auto."),
@@ -134,6 +165,10 @@ def serve(
 
     given: dict[str, Any] = {
         "listen": listen,
+        "http_listen": http_listen,
+        "status_page": status_page,
+        "otlp_endpoint": otlp_endpoint,
+        "trace_ratio": trace_ratio,
         "strategy": strategy,
         "allow_narrowing": allow_narrowing,
         "costs": None if costs is None else asdict(CostModel.of(read_object(costs))),

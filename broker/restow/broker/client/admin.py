@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 
-from restow.broker.client.channel import CHANNEL_OPTIONS, broker_address
+from restow.broker.client import admin_calls as calls
+from restow.broker.client.admin_calls import ADMIN_OPTIONS, AdminCall
+from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import from_rpc_error
 from restow.v1 import admin_pb2 as pb
-from restow.v1 import admin_pb2_grpc, broker_pb2
+from restow.v1 import admin_pb2_grpc
 
-Response = TypeVar("Response")
+T = TypeVar("T")
 
 
 class AdminClient:
     """Blocking calls of `restow.v1.Admin`.
 
-    Every call raises `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`.
+    Each is tried again while the broker is away, for a moment. Raises
+    `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`.
     """
 
     def __init__(
@@ -38,9 +40,9 @@ class AdminClient:
         credentials = credentials or Credentials.of()
         self._secure = credentials.secure
         self._channel = (
-            grpc.secure_channel(self.address, credentials.for_channel(), options=CHANNEL_OPTIONS)
+            grpc.secure_channel(self.address, credentials.for_channel(), options=ADMIN_OPTIONS)
             if credentials.secure
-            else grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+            else grpc.insecure_channel(self.address, options=ADMIN_OPTIONS)
         )
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
         self._timeout_s = timeout_s
@@ -65,32 +67,43 @@ class AdminClient:
 
     def status(self) -> pb.GetStatusResponse:
         """Figures of the whole broker."""
-        return self._call(self._stub.GetStatus, pb.GetStatusRequest())
+        return self._do(calls.status())
 
     def engines(self) -> list[pb.EngineInfo]:
         """The registered engines."""
-        return list(self._call(self._stub.ListEngines, pb.ListEnginesRequest()).engines)
+        return self._do(calls.engines())
 
     def agents(self) -> list[pb.AgentInfo]:
         """The connected agents."""
-        return list(self._call(self._stub.ListAgents, pb.ListAgentsRequest()).agents)
+        return self._do(calls.agents())
 
     def handoffs(self, state: str | None = None, limit: int = 0) -> pb.ListHandoffsResponse:
         """Handoffs, of one state if that is given. Raises `ValueError` for an unknown state."""
-        number = broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}")
-        request = pb.ListHandoffsRequest(state=number, limit=limit)
-        return self._call(self._stub.ListHandoffs, request)
+        return self._do(calls.handoffs(state, limit))
 
     def handoff(self, handoff_id: str) -> pb.GetHandoffResponse:
         """One handoff with its timeline."""
-        return self._call(self._stub.GetHandoff, pb.GetHandoffRequest(handoff_id=handoff_id))
+        return self._do(calls.handoff(handoff_id))
 
     def costs(self) -> pb.ListCostsResponse:
         """What reading and copying costs, by pair of hosts."""
-        return self._call(self._stub.ListCosts, pb.ListCostsRequest())
+        return self._do(calls.costs())
 
-    def _call(self, method: Callable[..., Response], request: Any) -> Response:
+    def audit(self) -> pb.AuditBrokerResponse:
+        """Everything that must not be, of all tenants."""
+        return self._do(calls.audit())
+
+    def release(self, handoff_id: str) -> pb.HandoffInfo:
+        """Give a handoff up. May be repeated."""
+        return self._do(calls.release(handoff_id))
+
+    def set_draining(self, draining: bool) -> int:
+        """Grant nothing any more, or again. How many are granted and not ended. May be repeated."""
+        return self._do(calls.set_draining(draining))
+
+    def _do(self, call: AdminCall[T]) -> T:
+        method = getattr(self._stub, call.method)
         try:
-            return method(request, timeout=self._timeout_s, metadata=self._metadata)
+            return call.pick(method(call.request, timeout=self._timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.address, self._secure) from None

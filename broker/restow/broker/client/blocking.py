@@ -96,6 +96,7 @@ class BlockingSession:
         first_blocks: Mapping[str, int] | None = None,
         lease_ms: int = 30_000,
         hold_ms: int = 300_000,
+        trace_parent: str = "",
     ) -> Future[HandoffEnded]:
         """Publish blocks of a handoff; the future tells when P's pages are free again."""
         return self._ask(
@@ -107,6 +108,7 @@ class BlockingSession:
                 first_blocks=first_blocks,
                 lease_ms=lease_ms,
                 hold_ms=hold_ms,
+                trace_parent=trace_parent,
             )
         )
 
@@ -118,6 +120,7 @@ class BlockingSession:
         held_tokens: int = 0,
         position_tokens: int = 0,
         timeout_ms: int = 30_000,
+        trace_parent: str = "",
     ) -> Future[HandoffEnded]:
         """Ask for a handoff's state; the future tells how it ended."""
         return self._ask(
@@ -127,6 +130,7 @@ class BlockingSession:
                 held_tokens=held_tokens,
                 position_tokens=position_tokens,
                 timeout_ms=timeout_ms,
+                trace_parent=trace_parent,
             )
         )
 

@@ -150,11 +150,13 @@ class EngineSession:
         first_blocks: Mapping[str, int] | None = None,
         lease_ms: int = 30_000,
         hold_ms: int = 300_000,
+        trace_parent: str = "",
     ) -> asyncio.Future[HandoffEnded]:
         """Publish blocks of a handoff; the future tells when P's pages are free again.
 
         The session renews the lease for ``hold_ms``, then lets it run out: a D that never asks
-        costs P's pages no longer than both together. Raises a `PagesError` for ids that are no
+        costs P's pages no longer than both together. ``trace_parent`` is the W3C trace context of
+        the request, for a broker that traces. Raises a `PagesError` for ids that are no
         int32. The future raises `BrokerCallError` if the broker refuses this message; futures of
         other calls for the handoff wait on.
         """
@@ -165,6 +167,7 @@ class EngineSession:
             position_tokens=position_tokens,
             final=final,
             lease_ms=lease_ms,
+            trace_parent=trace_parent,
         )
         end = self._say(handoff_id, pb.EngineMessage(publish=publication))
         self._book.lease(handoff_id, lease_ms, hold_ms)
@@ -179,6 +182,7 @@ class EngineSession:
         held_tokens: int = 0,
         position_tokens: int = 0,
         timeout_ms: int = 30_000,
+        trace_parent: str = "",
     ) -> asyncio.Future[HandoffEnded]:
         """Ask for a handoff's state; the future tells how it ended.
 
@@ -191,6 +195,7 @@ class EngineSession:
             held_tokens=held_tokens,
             position_tokens=position_tokens,
             timeout_ms=timeout_ms,
+            trace_parent=trace_parent,
         )
         return self._say(handoff_id, pb.EngineMessage(request=demand))
 

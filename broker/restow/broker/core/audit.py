@@ -102,9 +102,9 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
         if handoff.state is State.READY and source.complete and destination.complete:
             if directory.probing.awaited_by(handoff.number):
                 continue
-            if pair is not None:
+            if pair is not None and not directory.draining:
                 yield f"handoff {name} could be granted and is not"
-            elif handoff.number not in directory.planning.get(key, ()):
+            elif pair is None and handoff.number not in directory.planning.get(key, ()):
                 yield f"handoff {name} waits for a plan that nobody makes"
 
 

@@ -150,6 +150,20 @@ class Directory:
         words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
+    def release(self, handoff: Handoff, now_s: float) -> list[Action]:
+        """An operator gives a handoff up. Ranks that may be reading are waited for."""
+        if handoff.ended:
+            return []
+        failure = Failure(State.CANCELLED, "RELEASED", "an operator gave it up")
+        return self.ledger.stop(handoff, failure, now_s)
+
+    def drain(self, draining: bool, now_s: float) -> list[Action]:
+        """Grant nothing any more, or again all that waits for it."""
+        self.draining = draining
+        if draining:
+            return []
+        return self._go_on(set(self.ledger.by_number), now_s)
+
     def _told_again(self, handoff: Handoff, engine: EngineRecord) -> list[Action]:
         """How an ended handoff ended, unless the engine must not know yet."""
         held = handoff.number in engine.quarantined
@@ -295,6 +309,8 @@ class Directory:
         if handoff.state is State.WAITING and handoff.complete:
             handoff.state = State.READY
             handoff.note(now_s, "ready")
+        if handoff.state is State.READY and handoff.destination is not None and not handoff.met_s:
+            handoff.met_s = now_s
         actions = self._try_grant(handoff, now_s)
         # One that has ended needs no clock.
         if not handoff.ended:

@@ -18,6 +18,7 @@ class Chunk(NamedTuple):
     position_tokens: int
     final: bool
     lease_s: float
+    trace_parent: str = ""
 
 
 class Wish(NamedTuple):
@@ -31,6 +32,7 @@ class Wish(NamedTuple):
     timeout_s: float
     position_tokens: int = 0
     repeated: bool = False
+    trace_parent: str = ""
 
 
 class StagedRun(NamedTuple):

@@ -46,12 +46,13 @@ def open_grant(
             )
         return Failure(State.EXPIRED, "TIMEOUT_TOO_SHORT", "D's timeout leaves no time for a read")
     handoff.pair = pair
+    handoff.strategies = pair.strategies
     handoff.granted_s = now_s
     handoff.grant_until_s = end_s
     handoff.settle_until_s = end_s + limits.settle_grace_s
     handoff.unsettled = set(pair.programs)
     handoff.state = State.STAGING if pair.gathers else State.READING
-    handoff.note(now_s, "granted", end_s - now_s)
+    handoff.note(now_s, "granted", (end_s - now_s, pair.strategies))
     actions: list[Action] = []
     for gather in pair.gathers:
         actions += _stage(handoff, source, pair, gather)

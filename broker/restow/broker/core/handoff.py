@@ -68,6 +68,10 @@ class Handoff:
     """`EngineRecord.admitted` when the oldest ids were checked."""
     pair: PairPlan | None = None
     """The plan that it was granted with; None before the grant and after the end."""
+    met_s: float = 0.0
+    """When P's state was whole and D had asked for it; 0: not yet."""
+    strategies: tuple[str, ...] = ()
+    """The ways in which that plan has rows travel, also after the end."""
     granted_s: float = 0.0
     grant_until_s: float = 0.0
     settle_until_s: float = 0.0
@@ -84,6 +88,8 @@ class Handoff:
     asked: int = 0
     """Hash of D's demand, to know a repetition after the end."""
     failure: Failure | None = None
+    trace_parent: str = ""
+    """W3C trace context of the request that it is for; empty: none was told."""
     timeline: list[tuple[float, str, object]] = field(default_factory=list)
 
     def note(self, now_s: float, event: str, detail: object = "") -> None:
@@ -161,6 +167,7 @@ class Handoff:
         if not self.published or lease_until_s > self.lease_until_s:
             self.lease_until_s = lease_until_s
         self.published = True
+        self.trace_parent = self.trace_parent or chunk.trace_parent
         self.note(now_s, "published", chunk.position_tokens if chunk.final else "a chunk")
 
     def _append(self, known: bytes, group: str, first_block: int, data: bytes) -> bytes:
@@ -218,6 +225,7 @@ class Handoff:
         if wish.repeated:
             self.unheard = engine.unheard_ranks
         self.patience_until_s = now_s + wish.timeout_s
+        self.trace_parent = self.trace_parent or wish.trace_parent
         self.note(now_s, "requested", wish.held_tokens)
         return True
 

@@ -12,15 +12,15 @@ def why_late(handoff: Handoff, now_s: float) -> Failure:
     if handoff.granted:
         words = f"ranks {sorted(handoff.unsettled)} did not settle inside the grant"
         return Failure(State.FAILED, "READ_DEADLINE", words)
-    lacks = _lacks(handoff)
+    words = lacks(handoff)
     if 0 < handoff.agents_until_s <= now_s:
-        return Failure(State.FAILED, "AGENT_MISSING", lacks)
+        return Failure(State.FAILED, "AGENT_MISSING", words)
     if 0 < handoff.patience_until_s <= now_s:
-        return Failure(State.EXPIRED, "NOT_PUBLISHED", f"D's patience ran out: {lacks}")
-    return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease ran out: {lacks}")
+        return Failure(State.EXPIRED, "NOT_PUBLISHED", f"D's patience ran out: {words}")
+    return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease ran out: {words}")
 
 
-def _lacks(handoff: Handoff) -> str:
+def lacks(handoff: Handoff) -> str:
     """What a handoff that is not granted waits for, in words."""
     if handoff.source is None or not handoff.published:
         return "nobody published it"

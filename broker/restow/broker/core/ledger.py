@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 
 from restow.broker.core.actions import Action, State
 from restow.broker.core.deadlines import Deadlines
 from restow.broker.core.digests import Checks
 from restow.broker.core.events import Failure
+from restow.broker.core.figures import Figures
 from restow.broker.core.grant import release_staging
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.limits import Limits
@@ -30,7 +31,9 @@ class Ledger:
         self.live: dict[tuple[str, str], Handoff] = {}
         self.by_number: dict[int, Handoff] = {}
         self.ended: OrderedDict[tuple[str, str], Handoff] = OrderedDict()
-        self.ended_counts: Counter[State] = Counter()
+        self.figures = Figures()
+        self.fresh_ends: list[Handoff] | None = None
+        """What ended since somebody looked; None: nobody looks."""
         self.bytes_read = 0
         self.checks = Checks()
         self.deadlines = Deadlines()
@@ -148,7 +151,7 @@ class Ledger:
         if len(self.ended) > self.limits.max_ended:
             (tenant, _), _ = self.ended.popitem(last=False)
             self.tenants.forget_oldest(tenant)
-        self.ended_counts[handoff.state] += 1
+        self.figures.count(handoff)
         self.bytes_read += handoff.bytes_read
         writing = handoff.unsettled | handoff.unheard
         for engine in (handoff.source, handoff.destination):
@@ -158,4 +161,6 @@ class Ledger:
                 if not (is_destination and self.quarantine.hold(handoff, engine, writing, now_s)):
                     actions.append(told(handoff, engine))
         handoff.forget_blocks()
+        if self.fresh_ends is not None:
+            self.fresh_ends.append(handoff)
         return actions

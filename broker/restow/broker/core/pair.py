@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from restow.broker.errors import RestowError
-from restow.broker.planner import Program
+from restow.broker.planner import Program, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class PairPlan:
     """Everything that has to be gathered or hashed before it is read."""
     src_groups: frozenset[str]
     dst_groups: frozenset[str]
+    strategies: tuple[str, ...] = ()
+    """In which ways any of its rows travel."""
     hashed: bool = False
     """Whether sources hash all that is read from them."""
 
@@ -49,6 +51,7 @@ class PairPlan:
     def of(cls, programs: Sequence[Program]) -> PairPlan:
         """Index the programs of a plan."""
         pairs = [pair for program in programs for pair in program.group_pairs]
+        used = {way for program in programs for way in program.strategies}
         return cls(
             programs={program.dst_rank: program for program in programs},
             sources={program.dst_rank: program.src_ranks for program in programs},
@@ -56,6 +59,7 @@ class PairPlan:
             gathers=tuple(_gathers(programs)),
             src_groups=frozenset(pair.src.group for pair in pairs),
             dst_groups=frozenset(pair.dst.group for pair in pairs),
+            strategies=tuple(way.value for way in Strategy if way in used),
         )
 
 

@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 from restow.broker.layout.rows import Int64s
+from restow.broker.planner.strategy import Strategy
 
 
 class Column(IntEnum):
@@ -145,6 +146,18 @@ class Program:
         """Bytes of all tables."""
         values = (getattr(self, one.name) for one in fields(self))
         return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
+
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """In which ways its rows travel; empty: nothing is read."""
+        tables = (
+            (Strategy.SLICES, self.direct),
+            (Strategy.WHOLE, self.extracted),
+            (Strategy.PACK, self.packed),
+            (Strategy.INTERLEAVE, self.restored),
+            (Strategy.RECOMPUTE, self.projected),
+        )
+        return tuple(way for way, table in tables if len(table))
 
     @property
     def src_ranks(self) -> tuple[int, ...]:

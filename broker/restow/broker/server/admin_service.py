@@ -6,26 +6,34 @@ from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice
 
+import structlog
+
+from restow.broker.core.audit import audit
 from restow.broker.core.handoff import Handoff
+from restow.broker.core.lateness import lacks
 from restow.broker.errors import RequestError
 from restow.broker.server.callers import Context, scope_of, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
+from restow.broker.server.status import cut
+from restow.broker.trust.errors import ForbiddenError
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, broker_pb2
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
 """As many as one answer has room for, whatever their names and words are."""
+MAX_FINDINGS = 1000
 MAX_INT64 = (1 << 63) - 1
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """A read-only view of the directory. An operator of one tenant is shown nothing of others."""
+    """The directory as operators see it. One of one tenant is shown nothing of others."""
 
     def __init__(self, hub: Hub) -> None:
         """Show the hub's directory."""
         self._hub = hub
+        self._log = structlog.get_logger("restow.broker")
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
@@ -44,7 +52,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.handoffs_live = len(ledger.live)
             status.handoffs_quarantined = len(ledger.quarantine)
             status.plans = len(directory.pairs)
-            ended, bytes_read = ledger.ended_counts, ledger.bytes_read
+            ended, bytes_read = ledger.figures.by_state, ledger.bytes_read
             checks = ledger.checks
         else:
             held = ledger.tenants.of(tenant)
@@ -59,6 +67,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         status.bytes_read = min(bytes_read, MAX_INT64)
         status.handoffs_checked = checks.checked
         status.digest_mismatches = checks.mismatches
+        status.draining = directory.draining
         return status
 
     async def ListEngines(
@@ -162,10 +171,42 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             fixed=not hub.measures,
         )
 
+    async def AuditBroker(
+        self, request: pb.AuditBrokerRequest, context: Context
+    ) -> pb.AuditBrokerResponse:
+        """Everything that must not be."""
+        _check_all_tenants(context)
+        directory = self._hub.directory
+        return pb.AuditBrokerResponse(
+            findings=[cut(words) for words in islice(audit(directory), MAX_FINDINGS)],
+            handoffs=len(directory.ledger.live) + len(directory.ledger.ended),
+        )
+
+    async def ReleaseHandoff(
+        self, request: pb.ReleaseHandoffRequest, context: Context
+    ) -> pb.ReleaseHandoffResponse:
+        """Give a handoff up."""
+        hub = self._hub
+        handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
+        if not handoff.ended:
+            self._log.info("released by an operator", handoff=handoff.handoff_id)
+            hub.perform(hub.directory.release(handoff, hub.now_s()))
+        return pb.ReleaseHandoffResponse(handoff=self._info(handoff))
+
+    async def SetDraining(
+        self, request: pb.SetDrainingRequest, context: Context
+    ) -> pb.SetDrainingResponse:
+        """Grant nothing any more, or again."""
+        _check_all_tenants(context)
+        hub = self._hub
+        self._log.info("draining set by an operator", draining=request.draining)
+        hub.perform(hub.directory.drain(request.draining, hub.now_s()))
+        return pb.SetDrainingResponse(granted=hub.directory.granted)
+
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:
-        failure = handoff.failure
+        failure, now_s = handoff.failure, self._hub.now_s()
         state: broker_pb2.HandoffState.ValueType = STATE_NUMBERS[handoff.state]
-        return pb.HandoffInfo(
+        info = pb.HandoffInfo(
             handoff_id=handoff.handoff_id,
             number=handoff.number,
             state=state,
@@ -175,7 +216,34 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             bytes=handoff.bytes_read,
             reason=failure.reason if failure else "",
             detail=failure.detail if failure else "",
-            age_s=self._hub.now_s() - handoff.born_s,
+            age_s=now_s - handoff.born_s,
+            strategies=handoff.strategies,
+        )
+        if handoff.ended:
+            if handoff.granted_s:
+                info.transfer_s = handoff.ended_s - handoff.granted_s
+        else:
+            if not handoff.granted:
+                info.waits_for = self._waits_for(handoff)
+            if handoff.lease_until_s:
+                info.lease_s = handoff.lease_until_s - now_s
+            if handoff.patience_until_s:
+                info.patience_s = handoff.patience_until_s - now_s
+        return info
+
+    def _waits_for(self, handoff: Handoff) -> str:
+        if handoff.complete and handoff.destination is not None and self._hub.directory.draining:
+            return "the broker drains, and grants nothing"
+        return lacks(handoff)
+
+
+def _check_all_tenants(context: Context) -> None:
+    tenant = scope_of(context)
+    if tenant is not None:
+        raise ForbiddenError(
+            f"this concerns all tenants, and this identity is of tenant {tenant}: take that of an "
+            f"operator of all",
+            tenant=tenant,
         )
 
 
@@ -188,8 +256,8 @@ def _words(event: str, detail: object) -> str:
             return f"rank {rank}"
         case "requested", int(held):
             return f"holding {held} tokens"
-        case "granted", float(seconds):
-            return f"for {seconds:.3f} s"
+        case "granted", (float(seconds), tuple(strategies)):
+            return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
         case "staged", (int(src_rank), int(dst_rank)):
             return f"rank {src_rank} gathered for rank {dst_rank}"
         case "settled", (int(rank), int(size_bytes), int(elapsed_us)):

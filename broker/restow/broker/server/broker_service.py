@@ -16,6 +16,7 @@ from restow.broker.server.hub import EngineOutbox, Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.outbox import Outbox
 from restow.broker.server.status import cut
+from restow.broker.server.trace_context import known_trace
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
@@ -208,6 +209,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             publication.position_tokens,
             publication.final,
             self._lease_s(publication.lease_ms),
+            known_trace(publication.trace_parent),
         )
 
     def _wish(self, demand: pb.Demand) -> Wish:
@@ -231,7 +233,14 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 raise RequestError("a demand names all blocks from 0 on", field="first_block")
             blocks.append((one.group, one.block_ids))
         timeout_s = timeout_ms / 1000 if timeout_ms else limits.timeout_s
-        return Wish(tuple(blocks), held_tokens, timeout_s, demand.position_tokens, demand.repeated)
+        return Wish(
+            tuple(blocks),
+            held_tokens,
+            timeout_s,
+            demand.position_tokens,
+            demand.repeated,
+            known_trace(demand.trace_parent),
+        )
 
 
 def _check_lists(lists: Sized) -> None:

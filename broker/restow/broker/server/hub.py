@@ -12,6 +12,7 @@ import structlog
 from restow.broker.core import actions as act
 from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
+from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.errors import PlanError, RestowError
@@ -63,6 +64,7 @@ class Hub:
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
         self.expected = Expected(self.directory.members)
         self._drained = asyncio.Event()
+        self._watcher: Callable[[Handoff], None] | None = None
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
         self._log = structlog.get_logger("restow.broker")
         self._do: dict[type, Callable[..., None]] = {
@@ -84,14 +86,24 @@ class Hub:
         """Carry the directory's wishes out."""
         for action in actions:
             self._do[type(action)](action)
+        if self._watcher is not None:
+            ledger = self.directory.ledger
+            ends, ledger.fresh_ends = ledger.fresh_ends, []
+            for handoff in ends or ():
+                self._watcher(handoff)
         if self.directory.draining and not self.directory.granted:
             self._drained.set()
 
+    def watch_ends(self, watcher: Callable[[Handoff], None] | None) -> None:
+        """Show each handoff that ends to ``watcher``, on the loop; None: to nobody any more."""
+        self._watcher = watcher
+        self.directory.ledger.fresh_ends = None if watcher is None else []
+
     async def drain(self) -> None:
         """Grant nothing any more, and wait for the reads under way."""
-        self.directory.draining = True
+        self._drained.clear()
         self._log.info("draining", handoffs=self.directory.granted)
-        self.perform([])
+        self.perform(self.directory.drain(True, self.now_s()))
         await self._drained.wait()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from restow.broker.errors import ListenError
+from restow.broker.errors import ExtraMissingError, ListenError
 from restow.broker.server.admin_service import AdminService
 from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import BrokerService
@@ -61,6 +61,8 @@ class RunningBroker:
     clock: asyncio.Task[None]
     """Never ends by itself; if it does, nothing would ever expire: stop serving."""
     checks: health.aio.HealthServicer
+    http_address: str | None = None
+    """Where metrics and probes are shown."""
 
     async def drain(self) -> None:
         """Say that it stops, grant nothing any more, and wait for the reads under way."""
@@ -120,12 +122,37 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     clock = asyncio.create_task(hub.run_clock())
     host = settings.listen.rsplit(":", 1)[0]
     try:
-        yield RunningBroker(hub, f"{host}:{port}", clock, checks)
+        async with contextlib.AsyncExitStack() as stack:
+            shown = None
+            if settings.http_listen is not None:
+                # Here, so that a broker that shows nothing starts sooner.
+                from restow.broker.server.sight.web import serving
+
+                shown = await stack.enter_async_context(
+                    serving(settings.http_listen, hub, settings.status_page)
+                )
+            if settings.otlp_endpoint is not None:
+                await stack.enter_async_context(_tracing(settings, settings.otlp_endpoint, hub))
+            yield RunningBroker(hub, f"{host}:{port}", clock, checks, shown)
     finally:
         await checks.enter_graceful_shutdown()
         hub.close()
         await server.stop(STOP_GRACE_S)
         clock.cancel()
+
+
+def _tracing(
+    settings: BrokerSettings, endpoint: str, hub: Hub
+) -> contextlib.AbstractAsyncContextManager[None]:
+    try:
+        from restow.broker.server.sight.traces import tracing
+    except ModuleNotFoundError as error:
+        raise ExtraMissingError(
+            f"traces need OpenTelemetry, and {error.name} is not installed here: "
+            f"pip install 'restow[trace]', or leave --otlp-endpoint out",
+            module=error.name or "",
+        ) from None
+    return tracing(endpoint, settings.trace_ratio, hub)
 
 
 async def serve_until_signalled(
@@ -143,6 +170,8 @@ async def serve_until_signalled(
     gc.set_threshold(200_000, 20, 100)
     async with running_broker(settings) as broker:
         print(f"restow broker listening on {broker.address}", flush=True)
+        if broker.http_address is not None:
+            print(f"restow broker shows http://{broker.http_address}/metrics", flush=True)
         if ready is not None:
             ready.set()
         await _first_of(broker.clock, signals.get())

@@ -22,6 +22,14 @@ class BrokerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RESTOW_")
 
     listen: Annotated[str, Field(pattern=r"^(unix:.+|.+:\d+)$")] = "127.0.0.1:7350"
+    http_listen: Annotated[str, Field(pattern=r"^.+:\d+$")] | None = None
+    """Where to show metrics and probes."""
+    status_page: bool = False
+    """Whether to show a page for people there, which names engines and handoffs."""
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://.+$")] | None = None
+    """The OpenTelemetry collector that traces go to."""
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of handoffs whose request has no trace."""
     strategy: Strategy = Strategy.AUTO
     allow_narrowing: bool = False
     costs: dict[str, float] = {}

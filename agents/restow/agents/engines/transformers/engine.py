@@ -17,10 +17,16 @@ from transformers import DynamicCache, NemotronHForCausalLM
 
 from restow.agents.engines.transformers.blocks import BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
-from restow.agents.engines.transformers.mixer_inputs import conv_weights, kept_inputs
+from restow.agents.engines.transformers.mixer_inputs import check_exact, conv_weights, kept_inputs
 from restow.agents.engines.transformers.model_state import export_state, import_state
 from restow.agents.engines.transformers.position import prefill_position
-from restow.agents.engines.transformers.ranks import Identity, RankAgent, RankMemory, serve_rank
+from restow.agents.engines.transformers.ranks import (
+    Identity,
+    RankAgent,
+    RankMemory,
+    WorkerAgent,
+    serve_rank,
+)
 from restow.agents.engines.transformers.state_io import (
     RankPages,
     collect,
@@ -75,6 +81,7 @@ class EngineOptions:
 class Asked:
     """A handoff that D has asked for."""
 
+    handoff_id: str
     token_ids: tuple[int, ...]
     blocks: Mapping[str, list[int]]
     end: Future[HandoffEnded]
@@ -92,9 +99,11 @@ class Engine:
         options: EngineOptions,
         announce: Callable[[Layout], Layout] = lambda layout: layout,
     ) -> None:
-        """Prepare; ``with`` starts."""
+        """Prepare; ``with`` starts. Raises `RebuildingInexactError`."""
         self._model = model
         self._options = options
+        if options.settings.mixer_inputs or options.settings.projections:
+            check_exact(model)
         stored = options.stored
         spec = model_from_hf_config(model.config.to_dict(), stored.kv, stored.conv, stored.ssm)
         self._recurrent = spec.recurrent
@@ -183,15 +192,25 @@ class Engine:
     def ask(self, handoff_id: str, token_ids: Sequence[int]) -> Asked:
         """Ask for the state of a prompt; may be called before P has begun."""
         blocks = self._take(len(token_ids))
-        return Asked(tuple(token_ids), blocks, self._session.request(handoff_id, blocks))
+        return Asked(
+            handoff_id, tuple(token_ids), blocks, self._session.request(handoff_id, blocks)
+        )
 
     def decode(self, asked: Asked, steps: int, timeout_s: float = 60.0) -> Decoded:
         """Wait for the state, then decode greedily from it.
 
-        Raises `HandoffFailedError` for a handoff that is not DONE, or the broker's refusal.
+        Raises `HandoffFailedError` for a handoff that is not DONE, the broker's refusal, and
+        TimeoutError.
         """
         try:
             ended = asked.end.result(timeout_s)
+        except TimeoutError:
+            self.forget(asked)
+            raise
+        except RestowError:
+            self._give_back(asked.blocks)
+            raise
+        try:
             if not ended.done:
                 raise HandoffFailedError(ended)
             held = prefill_position(len(asked.token_ids), self._recurrent)
@@ -201,6 +220,11 @@ class Engine:
         computed = {name: values.to(self._model.dtype) for name, values in state.items()}
         cache = import_state(computed, held, self._model.config)
         return self._continue(cache, asked.token_ids, steps)
+
+    def forget(self, asked: Asked) -> None:
+        """Give up what was asked for; its blocks are free when nobody may be writing to them."""
+        self._session.cancel(asked.handoff_id)
+        asked.end.add_done_callback(lambda _: self._give_back(asked.blocks))
 
     def decode_alone(
         self, token_ids: Sequence[int], steps: int, prefilled_as: StoredTypes | None = None
@@ -241,6 +265,15 @@ class Engine:
     def pages(self) -> list[RankPages]:
         """The memory of every rank."""
         return [memory.pages for memory in self._memories]
+
+    @property
+    def lost_ranks(self) -> list[int]:
+        """Ranks whose worker process has ended."""
+        return [
+            rank
+            for rank, agent in enumerate(self._agents)
+            if isinstance(agent, WorkerAgent) and agent.lost
+        ]
 
     def _take(self, tokens: int) -> dict[str, list[int]]:
         counts = {

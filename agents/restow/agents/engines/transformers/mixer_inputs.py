@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from transformers import NemotronHConfig, NemotronHForCausalLM
 
-from restow.kernels.product import padded_rows
+from restow.broker.errors import RestowError
+from restow.kernels.product import padded_rows, repeats
+
+
+class RebuildingInexactError(RestowError):
+    """Windows that were rebuilt here would differ from those of a prefill in their last bits."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "REBUILDING_INEXACT"
 
 
 @contextmanager
@@ -29,6 +37,19 @@ def kept_inputs(model: NemotronHForCausalLM) -> Iterator[dict[str, Tensor]]:
             stack.callback(before.remove)
             stack.callback(linear.register_forward_hook(hooks.after).remove)
         yield kept
+
+
+def check_exact(model: NemotronHForCausalLM) -> None:
+    """Try every in-projection on this processor. Raises `RebuildingInexactError`."""
+    for index, linear in in_projections(model):
+        if not repeats(linear.weight.detach()):
+            raise RebuildingInexactError(
+                f"layer {index}: this processor gives a row of the in-projection "
+                f"{tuple(linear.weight.shape)} in {linear.weight.dtype} other bits in a product of "
+                f"few rows than in one of a whole prompt: offer neither mixer inputs nor "
+                f"projections",
+                layer=index,
+            )
 
 
 def in_projections(model: NemotronHForCausalLM) -> Iterator[tuple[int, nn.Linear]]:

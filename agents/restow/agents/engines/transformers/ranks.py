@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ REGION_ALIGN_BYTES = 4096
 
 
 class WorkerFailedError(RestowError):
-    """The process of a rank ended before it was ready; its error is on stderr."""
+    """The process of a rank has ended; its error is on stderr."""
 
     status = "UNAVAILABLE"
     reason = "WORKER_FAILED"
@@ -112,9 +113,26 @@ class WorkerAgent:
                 rank=self._identity.rank,
             )
 
+    @property
+    def lost(self) -> bool:
+        """Whether the process has ended: nothing brings it back but a new engine."""
+        readable, _, _ = select.select([self._socket], [], [], 0)
+        return bool(readable) and not self._socket.recv(1, socket.MSG_PEEK)
+
     def fence(self, handoff_id: str) -> None:
-        """Say that the rank's part of a handoff is complete in memory."""
-        self._say({"fence": handoff_id})
+        """Say that the rank's part of a handoff is complete in memory.
+
+        Raises `WorkerFailedError`.
+        """
+        try:
+            self._say({"fence": handoff_id})
+        except OSError as error:
+            raise WorkerFailedError(
+                f"the worker of engine {self._identity.engine_id}, rank {self._identity.rank} "
+                f"has ended ({error}): start the engine again",
+                engine=self._identity.engine_id,
+                rank=self._identity.rank,
+            ) from None
 
     def close(self) -> None:
         """End the process, and wait until it has given the memory back."""

@@ -27,6 +27,7 @@ class Requester(Protocol):
         held_tokens: int = 0,
         position_tokens: int = 0,
         timeout_ms: int = 30_000,
+        trace_parent: str = "",
     ) -> Future[HandoffEnded]:
         """Ask for a state; the future tells how it ended."""
 
@@ -50,6 +51,7 @@ class _Wait:
     handoff_id: str
     position_tokens: int
     timeout_ms: int
+    trace_parent: str
     stage: _Stage = _Stage.NEW
 
 
@@ -69,11 +71,16 @@ class DecodeSide:
         return not self._waits
 
     def begin(
-        self, request_id: str, handoff_id: str, position_tokens: int, timeout_ms: int = 0
+        self,
+        request_id: str,
+        handoff_id: str,
+        position_tokens: int,
+        timeout_ms: int = 0,
+        trace_parent: str = "",
     ) -> None:
         """A request came in whose state another engine has, or will have."""
-        wait = _Wait(handoff_id, position_tokens, timeout_ms or self.timeout_ms)
-        self._waits[request_id] = wait
+        timeout_ms = timeout_ms or self.timeout_ms
+        self._waits[request_id] = _Wait(handoff_id, position_tokens, timeout_ms, trace_parent)
 
     def loadable_tokens(self, request_id: str, computed_tokens: int) -> int:
         """How many tokens beyond those computed here can be loaded. Changes nothing."""
@@ -103,6 +110,7 @@ class DecodeSide:
             held_tokens=held_tokens,
             position_tokens=wait.position_tokens,
             timeout_ms=wait.timeout_ms,
+            trace_parent=wait.trace_parent,
         )
         self.ends.watch(
             request_id, wait.handoff_id, future, wait.timeout_ms / 1000, external_tokens

@@ -27,6 +27,7 @@ class Publisher(Protocol):
         final: bool = True,
         lease_ms: int = 30_000,
         hold_ms: int = 300_000,
+        trace_parent: str = "",
     ) -> Future[HandoffEnded]:
         """Publish blocks; the future tells when they are free."""
 
@@ -54,11 +55,17 @@ class PrefillSide:
     _held: set[str] = field(default_factory=set)
     """Requests that are finished, and whose pages D may still read."""
 
-    def begin(self, request_id: str, handoff_id: str) -> None:
+    def begin(self, request_id: str, handoff_id: str, trace_parent: str = "") -> None:
         """A prompt came in. D may know of it from now on, and learns if it is given up."""
         self._prompts[request_id] = _Prompt(handoff_id)
         self.session.publish(
-            handoff_id, {}, 0, final=False, lease_ms=self.lease_ms, hold_ms=self.hold_ms
+            handoff_id,
+            {},
+            0,
+            final=False,
+            lease_ms=self.lease_ms,
+            hold_ms=self.hold_ms,
+            trace_parent=trace_parent,
         )
 
     def completed(self, request_ids: Iterable[str]) -> list[str]:

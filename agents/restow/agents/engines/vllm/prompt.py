@@ -6,6 +6,7 @@ written twice; a recurrent state must not take the same token twice (vLLM PR #37
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from restow.agents.engines.vllm.parameters import TRUNCATED
@@ -22,6 +23,10 @@ class Request(Protocol):
     prompt_token_ids: list[int] | None
     prompt_embeds: Any
     _all_token_ids: list[int]
+
+    @property
+    def trace_headers(self) -> Mapping[str, str] | None:
+        """Those that the request came with; `traceparent` names its trace."""
 
     def get_skip_reading_prefix_cache(self) -> bool:
         """Whether all of the prompt must be computed here, as for prompt logprobs."""

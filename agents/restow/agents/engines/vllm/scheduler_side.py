@@ -67,15 +67,17 @@ class SchedulerSide:
             return
         if part is None:
             return
+        # vLLM fills them where it traces itself.
+        trace_parent = (request.trace_headers or {}).get("traceparent", "")
         if part.side is Side.DECODE:
             self._parts[request_id] = part
             tokens = position_tokens(request.num_prompt_tokens, self._backoff)
-            self._decode.begin(request_id, part.handoff_id, tokens, part.timeout_ms)
+            self._decode.begin(request_id, part.handoff_id, tokens, part.timeout_ms, trace_parent)
             return
         truncate(request, self._backoff)
         self._parts[request_id] = part
         self._prompt_tokens[request_id] = request.num_prompt_tokens
-        self._prefill.begin(request_id, part.handoff_id)
+        self._prefill.begin(request_id, part.handoff_id, trace_parent)
 
     def loadable_tokens(self, request: Request, computed_tokens: int) -> int:
         """Tokens of the prompt that another engine has, beyond those computed here."""

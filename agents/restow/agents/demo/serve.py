@@ -1,0 +1,191 @@
+"""One engine of the recall model behind HTTP, so that a router can stand before two of them.
+
+Speaks as much of ``POST /v1/completions`` as routers for vLLM's connectors use, with the same
+``kv_transfer_params``: P is told ``{"do_remote_decode": true, "handoff_id": ID}`` and D
+``{"do_remote_prefill": true, "handoff_id": ID}``; without any the engine serves alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from typing import Annotated, Any, TypeVar
+
+import typer
+from aiohttp import web
+
+from restow.agents.demo.split import Broker, Conv, PageTokens, Sockets, Tp, running_engine
+from restow.agents.engines.recall import task
+from restow.agents.engines.transformers.engine import Engine, HandoffFailedError
+from restow.broker.errors import RestowError
+from restow.broker.families import ConvLayout
+
+MODEL = "recall"
+MAX_PROMPT_TOKENS = 512
+MAX_TOKENS = 64
+LOOK_S = 1.0
+
+T = TypeVar("T")
+Body = dict[str, Any]
+
+
+class BadRequestError(RestowError):
+    """A body that is no completion request."""
+
+    status = "INVALID_ARGUMENT"
+    reason = "ARGUMENT_INVALID"
+
+
+class EngineServer:
+    """Serves completions from one engine; computes on one thread, as the model does."""
+
+    def __init__(self, engine: Engine) -> None:
+        """The engine must have been started."""
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+
+    def app(self) -> web.Application:
+        """All that is served."""
+        app = web.Application()
+        app.router.add_get("/health", self.health)
+        app.router.add_post("/v1/completions", self.complete)
+        app.cleanup_ctx.append(self._life)
+        return app
+
+    async def _life(self, app: web.Application) -> AsyncIterator[None]:
+        watching = asyncio.create_task(self._watch())
+        yield
+        watching.cancel()
+        self._thread.shutdown()
+
+    async def _watch(self) -> None:
+        """An engine whose worker has ended can't serve: whoever runs it starts it again."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if lost := self._engine.lost_ranks:
+                words = f"the workers of ranks {lost} have ended, and so does the engine"
+                print(words, file=sys.stderr, flush=True)
+                raise web.GracefulExit
+
+    async def health(self, request: web.Request) -> web.Response:
+        """The engine is registered, and its agents are with it."""
+        return web.json_response({"status": "ok", "model": MODEL})
+
+    async def complete(self, request: web.Request) -> web.Response:
+        """Answer, or say why not."""
+        try:
+            body = await request.json()
+            if not isinstance(body, dict):
+                raise BadRequestError("the body is no JSON object")
+            return web.json_response(await self._answer(body))
+        except ValueError as error:
+            return _refused(
+                BadRequestError(f"the body is no JSON: {error}"), HTTPStatus.BAD_REQUEST
+            )
+        except BadRequestError as error:
+            return _refused(error, HTTPStatus.BAD_REQUEST)
+        except RestowError as error:
+            return _refused(error, HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def _answer(self, body: Body) -> Body:
+        prompt, steps = _prompt(body.get("prompt")), _steps(body.get("max_tokens", 6))
+        params = body.get("kv_transfer_params") or {}
+        if not isinstance(params, dict):
+            raise BadRequestError("kv_transfer_params is no JSON object")
+        handoff_id = str(params.get("handoff_id") or uuid.uuid4())
+        if params.get("do_remote_decode"):
+            await self._compute(lambda: self._engine.prefill(handoff_id, prompt))
+            pointer = {"do_remote_prefill": True, "handoff_id": handoff_id}
+            return {**_completion(prompt, ()), "kv_transfer_params": pointer}
+        if params.get("do_remote_prefill"):
+            asked = self._engine.ask(handoff_id, prompt)
+            try:
+                ended = await asyncio.shield(asyncio.wrap_future(asked.end))
+            except asyncio.CancelledError:  # the client has gone
+                self._engine.forget(asked)
+                raise
+            decoded = await self._compute(lambda: self._engine.decode(asked, steps))
+            moved = {"handoff_id": handoff_id, "bytes": ended.bytes}
+            return {**_completion(prompt, decoded.token_ids), "kv_transfer_params": moved}
+        alone = await self._compute(lambda: self._engine.decode_alone(prompt, steps))
+        return _completion(prompt, alone.token_ids)
+
+    async def _compute(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _prompt(text: object) -> tuple[int, ...]:
+    if not isinstance(text, str):
+        raise BadRequestError("prompt must be a string")
+    try:
+        token_ids = task.encode(text)
+    except KeyError as error:
+        raise BadRequestError(f"the model does not know the word {error}") from None
+    if not 2 <= len(token_ids) <= MAX_PROMPT_TOKENS:
+        raise BadRequestError(
+            f"a prompt of {len(token_ids)} words: from 2 to {MAX_PROMPT_TOKENS} are served"
+        )
+    return token_ids
+
+
+def _steps(count: object) -> int:
+    if not isinstance(count, int) or not 1 <= count <= MAX_TOKENS:
+        raise BadRequestError(f"max_tokens must be from 1 to {MAX_TOKENS}, not {count!r}")
+    return count
+
+
+def _completion(prompt: tuple[int, ...], token_ids: tuple[int, ...] | list[int]) -> Body:
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "model": MODEL,
+        "choices": [{"index": 0, "text": task.decode(token_ids), "finish_reason": "length"}],
+        "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(token_ids)},
+    }
+
+
+def _refused(error: RestowError, status: HTTPStatus) -> web.Response:
+    reason = error.reason
+    if isinstance(error, HandoffFailedError):
+        reason = str(error.subject.get("handoff_reason", reason))
+    said = {"message": error.message, "type": reason, "code": status.value}
+    return web.json_response({"error": said}, status=status)
+
+
+def serve(
+    name: Annotated[str, typer.Option(help="The engine's id.")],
+    broker: Broker = None,
+    tp: Tp = 1,
+    conv_layout: Conv = ConvLayout.SD,
+    page_tokens: PageTokens = 16,
+    socket: Sockets = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any.")] = 8100,
+) -> None:
+    """Serve one engine until it is told to stop."""
+    with running_engine(name, broker, tp, conv_layout, page_tokens, socket) as engine:
+        app = EngineServer(engine).app()
+        web.run_app(
+            app,
+            host=host,
+            port=port,
+            handler_cancellation=True,
+            print=lambda text: print(text, flush=True),
+        )
+
+
+def main() -> None:
+    """Run; a typed error is one line."""
+    try:
+        typer.run(serve)
+    except RestowError as error:
+        print(f"{error.reason}: {error.message}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The calls of `restow.v1.Admin`, told apart from how they are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from restow.broker.client.channel import CHANNEL_OPTIONS
+from restow.v1 import admin_pb2 as pb
+from restow.v1 import broker_pb2
+
+T = TypeVar("T")
+
+RETRIES = {
+    "methodConfig": [
+        {
+            # Each of them may be repeated: none does more the second time.
+            "name": [{"service": "restow.v1.Admin"}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.2s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+ADMIN_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(RETRIES)))
+"""A broker that starts again is not noticed, if it is quick."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminCall(Generic[T]):
+    """One call: its method, what is said, and what of the answer is wanted."""
+
+    method: str
+    request: Message
+    pick: Callable[[Any], T]
+
+
+def _whole(response: Any) -> Any:
+    return response
+
+
+def status() -> AdminCall[pb.GetStatusResponse]:
+    """Figures of the whole broker."""
+    return AdminCall("GetStatus", pb.GetStatusRequest(), _whole)
+
+
+def engines() -> AdminCall[list[pb.EngineInfo]]:
+    """The registered engines."""
+    return AdminCall("ListEngines", pb.ListEnginesRequest(), lambda found: list(found.engines))
+
+
+def agents() -> AdminCall[list[pb.AgentInfo]]:
+    """The connected agents."""
+    return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
+
+
+def handoffs(state: str | None, limit: int) -> AdminCall[pb.ListHandoffsResponse]:
+    """Handoffs, of one state if that is given. Raises `ValueError` for an unknown state."""
+    number = broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}")
+    return AdminCall("ListHandoffs", pb.ListHandoffsRequest(state=number, limit=limit), _whole)
+
+
+def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
+    """One handoff with its timeline."""
+    return AdminCall("GetHandoff", pb.GetHandoffRequest(handoff_id=handoff_id), _whole)
+
+
+def costs() -> AdminCall[pb.ListCostsResponse]:
+    """What reading and copying costs, by pair of hosts."""
+    return AdminCall("ListCosts", pb.ListCostsRequest(), _whole)
+
+
+def audit() -> AdminCall[pb.AuditBrokerResponse]:
+    """Everything that must not be, of all tenants."""
+    return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole)
+
+
+def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
+    """Give a handoff up."""
+    request = pb.ReleaseHandoffRequest(handoff_id=handoff_id)
+    return AdminCall("ReleaseHandoff", request, lambda found: found.handoff)
+
+
+def set_draining(draining: bool) -> AdminCall[int]:
+    """Grant nothing any more, or again. How many are granted and not ended."""
+    request = pb.SetDrainingRequest(draining=draining)
+    return AdminCall("SetDraining", request, lambda found: found.granted)

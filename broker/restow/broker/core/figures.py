@@ -1,0 +1,86 @@
+"""Counts of how handoffs ended, and how long each part of them took. Bounded, whoever says what."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from enum import StrEnum
+
+from restow.broker.core.actions import State
+from restow.broker.core.handoff import Handoff
+from restow.broker.reasons import REASONS
+
+OTHER = "OTHER"
+"""In place of a reason that is not in the book: agents and engines of other versions give them."""
+BOUNDS_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0),
+)
+
+
+class Phase(StrEnum):
+    """A part of a handoff's life. What it did not come to is not counted."""
+
+    WAIT = "wait"
+    """Until P's state was whole and D had asked for it."""
+    GRANT = "grant"
+    """Until the read was ordered: agents, a plan and costs may be waited for."""
+    TRANSFER = "transfer"
+    """Until the last rank of D had reported."""
+    ALL = "all"
+    """From the first word of it to its end."""
+
+    __hash__ = str.__hash__
+
+
+class Durations:
+    """A histogram."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        """Of each bound the durations up to it and above the one before; then the longer ones."""
+        self.total_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.total_s += seconds
+
+
+class Figures:
+    """What a broker counts of ended handoffs, beside what it counts for each tenant."""
+
+    def __init__(self) -> None:
+        """Nothing has ended."""
+        self.ends: Counter[tuple[State, str]] = Counter()
+        self.phases = {phase: Durations() for phase in Phase}
+
+    @property
+    def by_state(self) -> Counter[State]:
+        """How many ended in each state."""
+        found: Counter[State] = Counter()
+        for (state, _), count in self.ends.items():
+            found[state] += count
+        return found
+
+    def count(self, handoff: Handoff) -> None:
+        """Count a handoff that has just ended."""
+        reason = "" if handoff.failure is None else handoff.failure.reason
+        if reason and reason not in REASONS:
+            reason = OTHER
+        self.ends[handoff.state, reason] += 1
+        for phase, begin_s, end_s in phases_of(handoff):
+            self.phases[phase].add(end_s - begin_s)
+        self.phases[Phase.ALL].add(handoff.ended_s - handoff.born_s)
+
+
+def phases_of(handoff: Handoff) -> Iterator[tuple[Phase, float, float]]:
+    """The parts that an ended handoff came to, with their begin and end in seconds."""
+    met_s, granted_s, ended_s = handoff.met_s, handoff.granted_s, handoff.ended_s
+    if met_s:
+        yield Phase.WAIT, handoff.born_s, met_s
+        if granted_s:
+            yield Phase.GRANT, met_s, granted_s
+            yield Phase.TRANSFER, granted_s, ended_s

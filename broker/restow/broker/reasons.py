@@ -1,0 +1,200 @@
+"""Why a handoff did not end DONE: what each reason means, and what an operator does about it.
+
+`restow handoff` says it, `restow reasons` lists all, docs/runbook.md holds the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+
+class Advice(NamedTuple):
+    """Of one reason."""
+
+    meaning: str
+    next_step: str
+
+
+_OTHER_VERSION = "Run one version of Restow on the broker and on all hosts."
+
+REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
+    {
+        # What a side wanted, or did not do in time.
+        "CANCELLED": Advice(
+            "A side gave the handoff up, as it does when the request is aborted.",
+            "Nothing, unless it was not meant: the detail names the engine.",
+        ),
+        "RELEASED": Advice(
+            "An operator gave the handoff up (`restow release`).",
+            "Nothing: P's pages are free, and D's when no rank may write to them any more.",
+        ),
+        "DECLINED": Advice(
+            "D goes on without P's state, for example because it has the prompt cached.",
+            "Nothing: P's pages are free.",
+        ),
+        "NOT_PUBLISHED": Advice(
+            "D's patience ran out before P had published and fenced all of the state.",
+            "See in the timeline what was lacking; look whether P prefills at all, and whether its "
+            "requests wait longer than D's patience.",
+        ),
+        "LEASE_EXPIRED": Advice(
+            "P's lease ran out: nobody asked for the state, P's session was gone for longer than "
+            "the lease, or P said again only a part of what it had.",
+            "See in the timeline who was missing; if D comes late, publish with a longer hold.",
+        ),
+        "LEASE_TOO_SHORT": Advice(
+            "What was left of P's lease was too short for a read.",
+            "Renew leases more often, or give longer ones.",
+        ),
+        "TIMEOUT_TOO_SHORT": Advice(
+            "What was left of D's patience was too short for a read.",
+            "Give D's requests a longer timeout.",
+        ),
+        "READ_DEADLINE": Advice(
+            "The read, or the gathering before it, took longer than its grant; nothing that came "
+            "later was used.",
+            "Look whether P's host is slow or paused; raise `restow serve --grant-s` for large "
+            "states on slow links.",
+        ),
+        "GRANT_OUTLIVED": Advice(
+            "D's agent reported the end of its read after the grant: P's pages may have changed.",
+            "As for READ_DEADLINE; look whether D's host was paused.",
+        ),
+        # Who was lost.
+        "ENGINE_LOST": Advice(
+            "An engine unregistered, was replaced by a new life of its own, or was not heard of "
+            "any more.",
+            "See `restow engines`, and the engine's own log for its end.",
+        ),
+        "AGENT_LOST": Advice(
+            "The agent of a rank is gone: its process ended, or its way to the broker broke.",
+            "See `restow agents` for who is missing, and the log of that rank.",
+        ),
+        "AGENT_MISSING": Advice(
+            "An engine was registered, and not all of its ranks had an agent in time.",
+            "Start the missing agents: `restow engines` shows how many there are.",
+        ),
+        "PEER_LOST": Advice(
+            "D's agent could not reach P's agent, or lost it within the read.",
+            "Look whether P's process lives, and whether the two hosts reach each other's UCX "
+            "ports (UCX_TLS, UCX_NET_DEVICES, firewalls).",
+        ),
+        "AGENT_CLOSED": Advice(
+            "The agent was closed before it was done.",
+            "Nothing, if the engine was stopped.",
+        ),
+        # What the two sides said does not fit.
+        "POSITION_MISMATCH": Advice(
+            "P's state stands at another position than D goes on from.",
+            "Have both cut the prompt alike: P before its last token where the model has "
+            "recurrent state.",
+        ),
+        "ARGUMENT_INVALID": Advice(
+            "A side said something that can't be meant; the detail names it.",
+            "It is a fault of the engine's integration: read the detail.",
+        ),
+        "PAGES_INVALID": Advice(
+            "Page ids do not fit the layout or the positions.",
+            "It is a fault of the engine's integration: read the detail.",
+        ),
+        "PAGE_COUNT": Advice(
+            "Too few or too many page ids for the tokens that they should hold.",
+            "It is a fault of the engine's integration: read the detail.",
+        ),
+        "PAGE_OUT_OF_RANGE": Advice(
+            "A page id is outside of the memory that the agent registered.",
+            "Look whether engine and agents were started with the same number of pages.",
+        ),
+        "MODEL_MISMATCH": Advice(
+            "The two engines serve different models, or the same one with other shapes.",
+            "See what differs: `restow layout diff P.json D.json`.",
+        ),
+        "SCALES_MISMATCH": Advice(
+            "A field's elements are multiplied by other scales on the two sides.",
+            "Load both engines from the same checkpoint, with the same KV scales.",
+        ),
+        "CAST_UNSUPPORTED": Advice(
+            "A field's types differ, and no exact or allowed cast exists between them.",
+            "Store it in the same type on both sides.",
+        ),
+        "NARROWING_NOT_ALLOWED": Advice(
+            "D stores a field in a narrower type than P.",
+            "Store it alike, or start the broker with --allow-narrowing.",
+        ),
+        "STRATEGY_REFUSED": Advice(
+            "The strategy that the broker was told to use can't serve this pair.",
+            "Start the broker with `--strategy auto`; `restow plan --explain` says why.",
+        ),
+        "TOO_MANY_PIECES": Advice(
+            "A plan between these layouts would fall into more pieces than can be handled.",
+            "Use larger pages on one of the sides.",
+        ),
+        "PLAN_INVALID": Advice(
+            "Nothing can be planned between the two layouts.",
+            "Run `restow plan P.json D.json`: it says why.",
+        ),
+        # What an agent could not do.
+        "STAGING_EXHAUSTED": Advice(
+            "A state needs more staging memory than the agent's whole pool has.",
+            "Give the agents more staging: `staging_mb` in vLLM, `AgentSettings.staging_bytes`.",
+        ),
+        "ORDER_TOO_LARGE": Advice(
+            "The handoff needs more descriptors than an agent makes at once.",
+            "Use the strategy `pack`, or larger pages.",
+        ),
+        "AGENT_BUSY": Advice(
+            "The agent had more orders at once than it takes.",
+            "Ask for fewer handoffs at once, or spread them over more engines.",
+        ),
+        "ORDER_INVALID": Advice(
+            "The agent was sent an order that does not fit what was sent before it.",
+            _OTHER_VERSION,
+        ),
+        "PROGRAM_INVALID": Advice(
+            "The agent was sent a program that would touch bytes outside of its pages.",
+            _OTHER_VERSION + " If they are, it is a fault of Restow: keep the logs.",
+        ),
+        "READ_FAILED": Advice(
+            "NIXL refused or broke a read for another reason than a lost peer.",
+            "See the log of D's agent: UCX says there what it met.",
+        ),
+        "COPY_FAILED": Advice(
+            "The kernels could not copy: the device broke, or rows overlap.",
+            "See the log of the agent; look at the GPU's health.",
+        ),
+        "TRANSPORT_FAILED": Advice(
+            "NIXL could not be set up, or would not register memory.",
+            "See the log of the agent: limits on locked memory are a common cause.",
+        ),
+        "CUDA_UNAVAILABLE": Advice(
+            "The agent was told of memory on a CUDA device that it can't reach.",
+            "Give its process or container that device and its driver.",
+        ),
+        "DIGEST_MISMATCH": Advice(
+            "What D read is not what P hashed: the state was thrown away.",
+            "Find what changes P's pages or the bytes on the way. Whatever it is, take the host "
+            "out of service until it is found.",
+        ),
+        "DIGEST_MISSING": Advice(
+            "Content was to be compared, and P's agent made no digest.",
+            _OTHER_VERSION,
+        ),
+        "INTERNAL": Advice(
+            "Something failed that should not: the detail says what.",
+            "It is a fault of Restow: keep the logs of the broker and of both agents.",
+        ),
+    }
+)
+"""By reason. What agents report may be of a newer version, and then is not in here."""
+
+UNKNOWN: Final = Advice(
+    "This version of Restow does not know the reason: an agent or engine of another one gave it.",
+    _OTHER_VERSION,
+)
+
+
+def advice_for(reason: str) -> Advice:
+    """What to say of a reason."""
+    return REASONS.get(reason, UNKNOWN)

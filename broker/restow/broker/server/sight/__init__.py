@@ -1,0 +1,1 @@
+"""What a broker shows over HTTP: metrics, and probes."""

@@ -1,0 +1,131 @@
+"""Prometheus metrics, read from the directory when they are asked for.
+
+No label is what somebody else said: states, phases and reasons of the book are all there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from restow.broker.core.actions import State
+from restow.broker.core.figures import BOUNDS_S, Durations, Phase
+from restow.broker.server.hub import Hub
+
+LIVE_STATES = (State.WAITING, State.READY, State.STAGING, State.READING)
+
+
+class DirectoryCollector(Collector):
+    """Of a hub's directory. Belongs to the hub's event loop."""
+
+    def __init__(self, hub: Hub) -> None:
+        """Show what the hub holds at each time."""
+        self._hub = hub
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield InfoMetricFamily("restow_broker", "The broker.", {"version": version("restow")})
+        yield from self._members()
+        yield from self._handoffs()
+
+    def _members(self) -> Iterator[Metric]:
+        directory = self._hub.directory
+        members = directory.members
+        engines = members.engines.values()
+        yield _gauge("engines", "Registered engines.", len(engines))
+        yield _gauge(
+            "engines_ready",
+            "Registered engines with a session and the agents of all ranks.",
+            sum(engine.has_session and engine.complete for engine in engines),
+        )
+        yield _gauge("agents", "Connected agents.", len(members.names))
+        yield _gauge(
+            "plans", "Plans kept, one for each pair of layouts.", len(self._hub.directory.pairs)
+        )
+        yield _gauge(
+            "draining",
+            "1 while the broker waits for the reads under way before it ends.",
+            directory.draining,
+        )
+
+    def _handoffs(self) -> Iterator[Metric]:
+        ledger = self._hub.directory.ledger
+        live = GaugeMetricFamily(
+            "restow_handoffs", "Handoffs that have not ended, by state.", labels=["state"]
+        )
+        states = Counter(handoff.state for handoff in ledger.live.values())
+        for state in LIVE_STATES:
+            live.add_metric([state], states[state])
+        yield live
+        yield _gauge(
+            "handoffs_quarantined",
+            "Ended handoffs whose pages at D may still be written to.",
+            len(ledger.quarantine),
+        )
+        ends = CounterMetricFamily(
+            "restow_handoffs_ended",
+            "Handoffs that ended, by state and reason; the reason of DONE is empty.",
+            labels=["state", "reason"],
+        )
+        # Always there, so that a rate is known from the first one on.
+        for (state, reason), count in sorted({(State.DONE, ""): 0, **ledger.figures.ends}.items()):
+            ends.add_metric([state, reason], count)
+        yield ends
+        phases = HistogramMetricFamily(
+            "restow_handoff_phase_seconds",
+            "How long parts of ended handoffs took: wait (until P's state was whole and D had "
+            "asked), grant (until the read was ordered), transfer (until the last rank had "
+            "reported), all (from the first word of it to its end).",
+            labels=["phase"],
+        )
+        for phase in Phase:
+            durations = ledger.figures.phases[phase]
+            phases.add_metric([phase], _buckets(durations), durations.total_s)
+        yield phases
+        yield CounterMetricFamily(
+            "restow_read_bytes", "Bytes that D's agents reported as read.", ledger.bytes_read
+        )
+        yield CounterMetricFamily(
+            "restow_digests_compared",
+            "Ended handoffs whose content was compared with P's digests.",
+            ledger.checks.checked,
+        )
+        yield CounterMetricFamily(
+            "restow_digest_mismatches",
+            "Handoffs that failed because digests differed.",
+            ledger.checks.mismatches,
+        )
+
+
+def _gauge(name: str, words: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"restow_{name}", words, value)
+
+
+def _buckets(durations: Durations) -> list[tuple[str, float]]:
+    """As Prometheus has them: each holds those below it too."""
+    found: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip((*BOUNDS_S, float("inf")), durations.counts, strict=True):
+        total += count
+        found.append((floatToGoString(bound), total))  # type: ignore[no-untyped-call]
+    return found
+
+
+def registry_of(hub: Hub) -> CollectorRegistry:
+    """The hub's metrics, and those of the broker's process."""
+    registry = CollectorRegistry()
+    registry.register(DirectoryCollector(hub))
+    ProcessCollector(registry=registry)
+    return registry

@@ -1,0 +1,131 @@
+"""Traces in OpenTelemetry's form: each handoff that has ended, drawn from its own timeline.
+
+A handoff is a span of the request that it is for, where an engine told of one (`trace_parent`),
+and else begins a trace. Inside lie its phases and each rank's read; what happened at one moment is
+an event. Nothing is measured that the broker does not know anyhow, and nothing is sent on its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from restow.broker.core.actions import State
+from restow.broker.core.figures import Phase, phases_of
+from restow.broker.core.handoff import Handoff
+from restow.broker.server.hub import Hub
+
+SEND_S: Final = 5
+"""How long a collector may take for a batch."""
+FLUSH_S: Final = 2.0
+"""For so long the end of the broker waits for the last traces."""
+_W3C: Final = TraceContextTextMapPropagator()
+
+
+class Tracer:
+    """Makes spans of ended handoffs. Belongs to the hub's event loop."""
+
+    def __init__(self, exporter: SpanExporter, ratio: float, now_s: Callable[[], float]) -> None:
+        """Give spans to ``exporter``, of ``ratio`` of the handoffs that no trace decides about.
+
+        ``now_s`` is the clock of timelines.
+        """
+        self._now_s = now_s
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(ratio)),
+            resource=Resource.create(
+                {"service.name": "restow-broker", "service.version": version("restow")}
+            ),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("restow.broker")
+
+    def take(self, handoff: Handoff) -> None:
+        """Trace a handoff that has ended."""
+        epoch_ns = time.time_ns() - int(self._now_s() * 1e9)
+
+        def wall_ns(at_s: float) -> int:
+            return epoch_ns + int(at_s * 1e9)
+
+        request = _W3C.extract({"traceparent": handoff.trace_parent})
+        whole = self._tracer.start_span("handoff", request, start_time=wall_ns(handoff.born_s))
+        if not whole.is_recording():
+            return
+        inside = set_span_in_context(whole)
+        for phase, begin_s, end_s in phases_of(handoff):
+            span = self._tracer.start_span(phase, inside, start_time=wall_ns(begin_s))
+            if phase is Phase.TRANSFER:
+                self._reads(handoff, set_span_in_context(span), wall_ns)
+            span.end(wall_ns(end_s))
+        for at_s, event, detail in handoff.timeline:
+            about = {"restow.detail": str(detail)} if detail != "" else None
+            whole.add_event(event, about, wall_ns(at_s))
+        whole.set_attributes(_attributes(handoff))
+        if handoff.failure is not None and handoff.state is not State.CANCELLED:
+            whole.set_status(Status(StatusCode.ERROR, handoff.failure.detail))
+        whole.end(wall_ns(handoff.ended_s))
+
+    def _reads(self, handoff: Handoff, inside: Context, wall_ns: Callable[[float], int]) -> None:
+        """What each rank of D reported, as long as its agent says it took."""
+        for at_s, event, detail in handoff.timeline:
+            match event, detail:
+                case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
+                    begin_ns = wall_ns(max(at_s - elapsed_us / 1e6, handoff.granted_s))
+                    about = {"restow.rank": rank, "restow.bytes": size_bytes}
+                    span = self._tracer.start_span(
+                        "read", inside, attributes=about, start_time=begin_ns
+                    )
+                    span.end(wall_ns(at_s))
+
+    def close(self) -> None:
+        """Send what is left, in `FLUSH_S`; waits for the collector, so not on the loop."""
+        # By itself it would wait for half a minute.
+        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(FLUSH_S)
+
+
+def _attributes(handoff: Handoff) -> dict[str, AttributeValue]:
+    sides = {"source": handoff.source, "destination": handoff.destination}
+    failure = handoff.failure
+    return {
+        "restow.handoff.id": handoff.handoff_id,
+        "restow.handoff.number": handoff.number,
+        "restow.tenant": handoff.tenant,
+        "restow.state": handoff.state,
+        "restow.reason": "" if failure is None else failure.reason,
+        "restow.bytes": handoff.bytes_read,
+        "restow.position_tokens": handoff.position_tokens,
+        **{f"restow.{side}": one.key.engine_id for side, one in sides.items() if one is not None},
+    }
+
+
+@contextlib.asynccontextmanager
+async def tracing(endpoint: str, ratio: float, hub: Hub) -> AsyncIterator[None]:
+    """Send traces to a collector that speaks OTLP over gRPC, inside the ``async with``.
+
+    ``endpoint``: ``http://HOST:4317``, or https://. A collector that is away costs traces, no more.
+    """
+    tracer = Tracer(OTLPSpanExporter(endpoint, timeout=SEND_S), ratio, hub.now_s)
+    hub.watch_ends(tracer.take)
+    try:
+        yield
+    finally:
+        hub.watch_ends(None)
+        await asyncio.to_thread(tracer.close)

@@ -1,0 +1,163 @@
+"""The status page and what it shows, over HTTP, beside real handoffs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from email.message import Message
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair
+from restow.broker.server.serve import RunningBroker
+from restow.broker.server.sight import overview
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest_asyncio.fixture
+async def shown() -> AsyncIterator[RunningBroker]:
+    async with broker(http_listen="127.0.0.1:0", status_page=True) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def always_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "KEPT_S", 0.0)
+
+
+async def fetch(running: RunningBroker, path: str) -> tuple[int, Message, str]:
+    """Status, headers and body."""
+
+    def ask() -> tuple[int, Message, str]:
+        try:
+            with urllib.request.urlopen(f"http://{running.http_address}{path}", timeout=10) as one:
+                return one.status, one.headers, one.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+async def look(running: RunningBroker) -> dict[str, Any]:
+    status, headers, body = await fetch(running, "/status.json")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    found: dict[str, Any] = json.loads(body)
+    return found
+
+
+async def look_until(
+    running: RunningBroker, enough: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """What is shown when it is so; events take their way through streams."""
+    for _ in range(1000):
+        found = await look(running)
+        if enough(found):
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(found)
+
+
+def agents(seen: dict[str, Any]) -> int:
+    """How many are connected."""
+    return sum(rank["agent"] for one in seen["engines"] for rank in one["ranks"])
+
+
+async def test_by_default_no_name_is_told() -> None:
+    async with broker(http_listen="127.0.0.1:0") as running:
+        for path in ("/", "/status.json"):
+            status, _, body = await fetch(running, path)
+            assert status == 404
+            assert "/metrics" in body
+
+
+async def test_an_empty_house(shown: RunningBroker) -> None:
+    found = await look(shown)
+    assert (found["engines"], found["handoffs"], found["ends"], found["pairs"]) == ([], [], [], [])
+    assert found["live"] == found["quarantined"] == found["bytes_read"] == 0
+    assert found["ended"] == {"DONE": 0, "FAILED": 0, "EXPIRED": 0, "CANCELLED": 0}
+    assert not found["draining"]
+
+
+async def test_engines_their_agents_and_what_is_under_way(shown: RunningBroker) -> None:
+    async with pair(shown.address, 2, 1) as both:
+        await both.hand_over("one")
+        await both.p_agents[1].drop()
+        await look_until(shown, lambda now: agents(now) == 2)
+        both.p.publish("two", P_BLOCKS, POSITION)
+        asked = both.d.request("two", D_BLOCKS)
+        found = await look_until(
+            shown, lambda now: [one["source"] for one in now["handoffs"]] == ["p"]
+        )
+        assert {one["name"]: one["session"] for one in found["engines"]} == {"p": True, "d": True}
+        ranks = {one["name"]: one["ranks"] for one in found["engines"]}
+        assert ranks["p"] == [{"rank": 0, "agent": True}, {"rank": 1, "agent": False}]
+        assert ranks["d"] == [{"rank": 0, "agent": True}]
+        (end,) = found["ends"]
+        assert (end["handoff_id"], end["state"], end["source"], end["destination"]) == (
+            *("one", "DONE", "p"),
+            "d",
+        )
+        assert end["bytes"] > 0
+        assert end["strategies"] == ["slices"]
+        (live,) = found["handoffs"]
+        assert live["handoff_id"] == "two"
+        assert live["waits_for"]
+        assert sum(one["count"] for one in found["pairs"]) == found["live"] == 1
+        asked.cancel()
+
+
+async def test_names_travel_as_they_are(shown: RunningBroker) -> None:
+    """They are text there, and put into the page as text."""
+    async with engine(shown.address, HOSTILE):
+        (one,) = (await look(shown))["engines"]
+    assert one["name"] == HOSTILE
+    _, _, page = await fetch(shown, "/")
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "on="):
+        assert way not in page
+
+
+async def test_a_browser_may_run_nothing_else(shown: RunningBroker) -> None:
+    """Nothing is loaded from elsewhere, and scripts and styles are those of the page alone."""
+    _, headers, page = await fetch(shown, "/")
+    policy = headers["Content-Security-Policy"]
+    for tag in ("style", "script"):
+        ((text),) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    assert set(re.findall(r"https?://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert not re.findall(r"\b(?:src|href)=", page)
+
+
+async def test_a_look_is_bounded(shown: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in (("MAX_ENGINES", 1), ("MAX_COUNTED", 4), ("MAX_LISTED", 3), ("MAX_ENDS", 2)):
+        monkeypatch.setattr(overview, name, most)
+    async with pair(shown.address, 1, 1) as both:
+        for index in range(3):
+            await both.hand_over(f"done-{index}")
+        for index in range(6):
+            both.p.publish(f"live-{index}", P_BLOCKS, POSITION)
+        found = await look_until(shown, lambda now: now["live"] == 6)
+    assert (len(found["engines"]), found["engines_left_out"]) == (1, 1)
+    assert sum(one["count"] for one in found["pairs"]) == 4
+    assert [one["handoff_id"] for one in found["handoffs"]] == ["live-0", "live-1", "live-2"]
+    assert [one["handoff_id"] for one in found["ends"]] == ["done-2", "done-1"]
+
+
+async def test_many_who_look_cost_no_more(
+    shown: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "KEPT_S", 60.0)
+    first = await look(shown)
+    async with pair(shown.address, 1, 1):
+        assert await look(shown) == first

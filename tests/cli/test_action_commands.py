@@ -1,0 +1,122 @@
+"""What operators do to a broker, as commands; nothing is done that nobody agreed to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, pair
+from cli.broker_process import broker_process
+from restow.broker.cli.main import app
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with broker_process("--log-format", "json") as where:
+        yield where
+
+
+async def run(*arguments: str, given: str = "") -> Result:
+    """A command beside engines that live on this event loop."""
+    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), input=given)
+
+
+async def state(address: str, name: str) -> str:
+    shown = await run("handoff", name, "--json", "--broker", address)
+    return str(json.loads(shown.stdout)["state"])
+
+
+@asynccontextmanager
+async def waiting(address: str, name: str) -> AsyncIterator[Pair]:
+    """P has published, and no rank has fenced it."""
+    async with pair(address, 1, 1) as both:
+        both.p.publish(name, P_BLOCKS, POSITION)
+        asked = both.d.request(name, D_BLOCKS)
+        await both.hand_over(f"after {name}")  # sessions keep their order: it is known by now
+        yield both
+        both.d.cancel(name)
+        await asked
+
+
+async def test_a_release_that_nobody_agrees_to_is_none(address: str) -> None:
+    async with waiting(address, "kept"):
+        for given in ("n\n", ""):
+            result = await run("release", "kept", "--broker", address, given=given)
+            assert result.exit_code == 1
+            assert "Handoff kept is WAITING, from p to d." in " ".join(result.output.split())
+            assert await state(address, "kept") == "WAITING"
+
+
+@pytest.mark.parametrize(("options", "given"), [(("--yes",), ""), ((), "y\n")])
+async def test_a_release_ends_it_and_says_how(
+    address: str, options: tuple[str, ...], given: str
+) -> None:
+    name = f"given up {len(options)}"
+    async with waiting(address, name):
+        result = await run("release", name, *options, "--broker", address, given=given)
+        assert result.exit_code == 0
+        words = " ".join(result.stdout.split())
+        assert "RELEASED: an operator gave it up" in words
+        assert await state(address, name) == "CANCELLED"
+        # Again: it has ended, and nothing is asked.
+        again = await run("release", name, "--json", "--broker", address)
+        assert (again.exit_code, json.loads(again.stdout)["reason"]) == (0, "RELEASED")
+
+
+async def test_leases_show_what_they_wait_for(address: str) -> None:
+    async with waiting(address, "leased"):
+        for columns in ("80", "200"):
+            shown = await asyncio.to_thread(
+                CliRunner(env={"COLUMNS": columns}).invoke, app, ["leases", "--broker", address]
+            )
+            words = " ".join(shown.stdout.split())
+            assert "leased" in words
+            assert "ranks [0] of engine p have not" in words
+        listed = json.loads((await run("leases", "--json", "--broker", address)).stdout)
+        (lease,) = listed["leases"]
+        assert (lease["handoff_id"], listed["left_out"]) == ("leased", 0)
+        assert 0 < lease["lease_s"] <= 30
+        text = (await run("handoff", "leased", "--broker", address)).stdout
+        assert "waits: ranks [0] of engine p have not fenced it" in " ".join(text.split())
+    assert (await run("leases", "--broker", address)).stdout == "No lease.\n"
+
+
+async def test_draining_is_agreed_to_shown_and_ended(address: str) -> None:
+    refused = await run("drain", "--broker", address, given="n\n")
+    assert refused.exit_code == 1
+    assert "draining" not in (await run("status", "--broker", address)).stdout
+    done = await run("drain", "--yes", "--wait", "--json", "--broker", address)
+    assert json.loads(done.stdout) == {"draining": True, "granted": 0}
+    shown = (await run("status", "--broker", address)).stdout
+    assert "nothing is granted: restow drain --off" in shown
+    assert json.loads((await run("status", "--json", "--broker", address)).stdout)["draining"]
+    over = await run("drain", "--off", "--broker", address)
+    assert "The broker grants again" in over.stdout
+    async with pair(address, 1, 1) as both:
+        await both.hand_over("granted again")
+
+
+async def test_off_has_nothing_to_wait_for() -> None:
+    result = await run("drain", "--off", "--wait")
+    assert result.exit_code == 2
+
+
+async def test_an_audit_of_a_sound_broker_says_so(address: str) -> None:
+    async with pair(address, 1, 1) as both:
+        await both.hand_over("audited")
+        found = await run("check", "--broker", address)
+        assert found.exit_code == 0
+        assert found.stdout.startswith("All is well: ")
+        value = json.loads((await run("check", "--json", "--broker", address)).stdout)
+        assert value["findings"] == []
+        assert value["handoffs"] > 0
+
+
+async def test_a_release_of_what_is_not_known(address: str) -> None:
+    result = await run("release", "never heard of", "--yes", "--broker", address)
+    assert getattr(result.exception, "reason", None) == "HANDOFF_UNKNOWN"

@@ -1,0 +1,204 @@
+"""docker/compose.yaml, up and running: right answers, and faults that end as they should.
+
+Needs an engine and images: `tests/containers/run.sh` has both made, and calls this.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers.compose import ENGINES, SERVICES, Answer, Compose, docker, until
+from restow.agents.demo.options import SEED
+from restow.agents.engines.recall.task import Prompt, decode, make_prompts
+
+pytestmark = [
+    pytest.mark.skipif(
+        "RESTOW_COMPOSE" not in os.environ, reason="tests/containers/run.sh runs these"
+    ),
+    pytest.mark.timeout(600),
+]
+PROMPTS = make_prompts(8, SEED)
+NAMES = itertools.count()
+BACK_S = 120.0
+"""By then everything that was lost is back, once nothing is in its way."""
+
+
+@pytest.fixture(scope="module")
+def house() -> Iterator[Compose]:
+    made = Compose.of(os.environ["RESTOW_COMPOSE"], f"restow-serving-{os.getpid()}")
+    try:
+        made.do("up", "-d", "--no-build", *SERVICES)
+        until(lambda: made.healthy, 180, "all containers are healthy")
+        yield made
+    finally:
+        made.logs(Path(os.environ["RESTOW_CONTAINER_LOGS"]))
+        made.do("down", "-v", "--remove-orphans", "-t", "5", check=False)
+
+
+def said(answer: Answer) -> str:
+    status, body = answer
+    assert status == 200, body
+    text: str = body["choices"][0]["text"]
+    return text
+
+
+def through(house: Compose, p: str, d: str, prompt: Prompt) -> Answer:
+    """P prefills, D answers, both by name."""
+    name = f"{p}-{d}-{next(NAMES)}"
+    status, body = published(house, p, name, prompt)
+    assert status == 200, body
+    return wanted(house, d, name, prompt)
+
+
+def published(house: Compose, p: str, name: str, prompt: Prompt) -> Answer:
+    params = {"do_remote_decode": True, "handoff_id": name}
+    return house.ask(p, prompt=prompt.text, kv_transfer_params=params)
+
+
+def wanted(house: Compose, d: str, name: str, prompt: Prompt, seconds: float = 60.0) -> Answer:
+    params = {"do_remote_prefill": True, "handoff_id": name}
+    return house.ask(d, seconds, prompt=prompt.text, kv_transfer_params=params)
+
+
+def status(house: Compose) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(house.restow("status", "--json"))
+    return found
+
+
+def fate(house: Compose, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(house.restow("handoff", name, "--json"))
+    return found
+
+
+def works(house: Compose, p: str, d: str) -> bool:
+    """Whether a state gets from one to the other."""
+    name = f"{p}-{d}-{next(NAMES)}"
+    return published(house, p, name, PROMPTS[0])[0] == 200 and (
+        wanted(house, d, name, PROMPTS[0])[0] == 200
+    )
+
+
+def all_is_well(house: Compose) -> None:
+    """Every pair hands over, nothing is left over, and the broker finds nothing wrong."""
+    until(lambda: house.healthy, BACK_S, "all containers are healthy")
+    for p, d in itertools.product(("p0", "p1"), ("d0", "d1")):
+        until(partial(works, house, p, d), BACK_S, f"{p} to {d}")
+        assert said(through(house, p, d, PROMPTS[1])) == decode(PROMPTS[1].answer_ids)
+    until(lambda: status(house)["handoffs_live"] == 0, BACK_S, "no handoff is left")
+    house.restow("check")
+
+
+def test_one_curl_has_an_answer_from_d(house: Compose) -> None:
+    """The one in the file's own words."""
+    text = (Path(__file__).resolve().parents[2] / "docker" / "compose.yaml").read_text()
+    (curl,) = re.findall(r"^#   (curl .*?\})'$", text, re.MULTILINE | re.DOTALL)
+    command = curl.replace("\\\n#", " ") + "'"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)  # noqa: S607
+    assert json.loads(done.stdout)["choices"][0]["text"] == "stone . apple . river ."
+
+
+@pytest.mark.parametrize(("p", "d"), [("p0", "d0"), ("p1", "d1"), ("p0", "d1"), ("p1", "d0")])
+def test_every_pair_hands_over(house: Compose, p: str, d: str) -> None:
+    """P2 to D1, P1 to D2, and those of equal size, over TCP between hosts."""
+    for prompt in PROMPTS:
+        status_, body = through(house, p, d, prompt)
+        assert said((status_, body)) == decode(prompt.answer_ids)
+        found = fate(house, body["kv_transfer_params"]["handoff_id"])
+        assert (found["source_engine"], found["destination_engine"]) == (p, d)
+        assert found["bytes"] > 0
+
+
+def test_bytes_went_between_containers_by_tcp(house: Compose) -> None:
+    """UCX says by which device, and the kernel how many bytes came."""
+    for d in ("d0", "d1"):
+        id_ = house.id_of(d)
+        came = docker("exec", id_, "sed", "-n", r"s/^ *eth0: *\([0-9]*\).*/\1/p", "/proc/net/dev")
+        assert int(came) > 1_000_000
+        assert docker("exec", id_, "printenv", "UCX_TLS").strip() == "tcp,self"
+
+
+def test_a_p_that_is_killed(house: Compose) -> None:
+    name = f"killed-{next(NAMES)}"
+    assert published(house, "p0", name, PROMPTS[2])[0] == 200
+    docker("kill", house.id_of("p0"))
+    began_s = time.monotonic()
+    code, body = wanted(house, "d0", name, PROMPTS[2])
+    assert code == 503
+    assert body["error"]["type"] in ("ENGINE_LOST", "AGENT_LOST", "LEASE_EXPIRED", "NOT_PUBLISHED")
+    assert time.monotonic() - began_s < 45
+    assert fate(house, name)["reason"] == body["error"]["type"]
+    assert said(through(house, "p1", "d0", PROMPTS[3])) == decode(PROMPTS[3].answer_ids)
+    docker("start", house.id_of("p0"))
+    all_is_well(house)
+
+
+def test_a_d_that_is_paused(house: Compose) -> None:
+    """Others go on, and so does D when it may."""
+    id_, name = house.id_of("d0"), f"paused-{next(NAMES)}"
+    assert published(house, "p0", name, PROMPTS[4])[0] == 200
+    docker("pause", id_)
+    try:
+        code, _ = wanted(house, "d0", name, PROMPTS[4], seconds=3)
+        assert code == 0
+        assert said(through(house, "p0", "d1", PROMPTS[5])) == decode(PROMPTS[5].answer_ids)
+    finally:
+        docker("unpause", id_)
+    until(partial(settled, house, "d0", name, PROMPTS[4]), BACK_S, "D has the state, or an error")
+    all_is_well(house)
+
+
+def settled(house: Compose, d: str, name: str, prompt: Prompt) -> bool:
+    """Whether the handoff has ended; it is asked for once more, as a router would."""
+    code, body = wanted(house, d, name, prompt)
+    assert code != 200 or body["choices"][0]["text"] == decode(prompt.answer_ids)
+    return fate(house, name)["state"] in ("DONE", "FAILED", "EXPIRED", "CANCELLED")
+
+
+def test_a_host_that_is_cut_off(house: Compose) -> None:
+    id_ = house.id_of("p1")
+    (network,) = [
+        one
+        for one in json.loads(docker("inspect", id_))[0]["NetworkSettings"]["Networks"]
+        if one.endswith("fabric")
+    ]
+    name = f"cut-{next(NAMES)}"
+    assert published(house, "p1", name, PROMPTS[6])[0] == 200
+    docker("network", "disconnect", network, id_)
+    try:
+        code, body = wanted(house, "d1", name, PROMPTS[6], seconds=90)
+        assert code == 503, body
+        assert fate(house, name)["state"] in ("FAILED", "EXPIRED")
+        assert said(through(house, "p0", "d1", PROMPTS[7])) == decode(PROMPTS[7].answer_ids)
+    finally:
+        docker("network", "connect", "--alias", "p1", network, id_)
+    all_is_well(house)
+
+
+def test_a_broker_that_starts_again(house: Compose) -> None:
+    docker("kill", house.id_of("broker"))
+    docker("start", house.id_of("broker"))
+    all_is_well(house)
+    assert {
+        one["engine_id"] for one in json.loads(house.restow("engines", "--json"))["engines"]
+    } == set(ENGINES)
+
+
+def test_metrics_count_all_that_was_handed_over(house: Compose) -> None:
+    page = docker(
+        *("exec", house.id_of("router"), "python", "-c"),
+        "import urllib.request as r; print(r.urlopen('http://broker:9464/metrics').read().decode())",
+    )
+    done = re.search(r'restow_handoffs_ended_total\{reason="",state="DONE"\} (\S+)', page)
+    assert done is not None, page[-2000:]
+    assert float(done[1]) >= 8

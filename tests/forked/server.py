@@ -1,0 +1,42 @@
+"""Processes forked from a server that has imported torch and NIXL already, and used neither.
+
+A test need not wait for the imports then. The server is started once, in the middle of some test:
+what that test had put into its environment must not reach the processes of those after it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_PRELOADED = ["restow.agents.agent", "restow.agents.daemon", "restow.broker.client"]
+
+
+def pipe() -> tuple[Connection, Connection]:
+    """Two ends."""
+    return _CONTEXT.Pipe()
+
+
+def start(
+    main: Callable[..., object], *args: object, environment: Mapping[str, str] | None = None
+) -> BaseProcess:
+    """Run ``main(*args)`` in a process; its environment is this one's, now, unless one is given.
+
+    The server finds what is installed; what lies beside the tests is found by those that it forks.
+    """
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    own = dict(os.environ if environment is None else environment)
+    process = _CONTEXT.Process(target=_run, args=(main, own, args), daemon=True)
+    process.start()
+    return process
+
+
+def _run(main: Callable[..., object], environment: dict[str, str], args: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    main(*args)
