@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +21,7 @@ from chaos_harness.lives import BrokerLife, EngineLife
 from chaos_harness.model import PAGE_COUNTS, layout
 from chaos_harness.process import Member, warm_up
 from chaos_harness.questions import Questions
+from forked.ports import free_port
 from restow.broker.families import ConvLayout
 from stamped.requests import Prompt
 
@@ -32,15 +31,6 @@ STAGING_BYTES = 8 << 20
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory that processes share
 READY_S = 60.0
 ASK_EVERY_S = 0.1
-
-
-def free_port() -> int:
-    """One that stays free while nobody listens: below the ports that the system gives away."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with contextlib.suppress(OSError), socket.socket() as one:
-            one.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError("no port is free")
 
 
 @dataclass

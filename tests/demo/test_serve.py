@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from cli.broker_process import broker_process
+from forked.ports import free_port
 from restow.agents.demo.options import SEED
 from restow.agents.engines.recall.task import decode, make_prompts
 from restow.broker.client import AdminClient
@@ -40,13 +41,6 @@ class Served:
     d: str
     router: str
     processes: dict[str, subprocess.Popen[str]]
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
 
 
 @contextlib.contextmanager

@@ -34,6 +34,6 @@ class Browser:
 
     def _run(self, *words: str) -> str:
         done = subprocess.run(
-            [*self._command, *words], capture_output=True, text=True, timeout=120, check=True
+            [*self._command, *words], capture_output=True, text=True, timeout=280, check=True
         )
         return done.stdout

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from forked.ports import free_port
 from restow.broker.server.settings import BrokerSettings
 from restow.broker.server.sight.web import PATHS
 
@@ -162,13 +162,6 @@ def test_objects_fit_each_other() -> None:
 def test_the_chart_is_of_this_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == version("restow")
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def test_the_container_serves() -> None:

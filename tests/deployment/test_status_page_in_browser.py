@@ -11,13 +11,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair, silent
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, pair, silent
 from deployment.browser import Browser, found
 from restow.broker.server.serve import RunningBroker
 
 CHROMIUM = found()
 HOSTILE = "<script>document.title='owned'</script>"
 MANY = 500
+PATIENT_S = 600.0
+"""A browser may take its time: nothing that is under way may end before it has looked."""
+PATIENT_MS = int(PATIENT_S * 1000)
 
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="NO BROWSER: tests/deployment/install_browser.sh installs Chromium"
@@ -26,7 +29,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest_asyncio.fixture
 async def shown() -> AsyncIterator[RunningBroker]:
-    async with broker(http_listen="127.0.0.1:0", status_page=True) as running:
+    async with broker(
+        http_listen="127.0.0.1:0",
+        status_page=True,
+        lease_s=PATIENT_S,
+        timeout_s=PATIENT_S,
+        grant_s=PATIENT_S,
+    ) as running:
         yield running
 
 
@@ -59,11 +68,15 @@ async def test_nothing_yet(shown: RunningBroker, tmp_path: Path) -> None:
         assert f">{words}<" in page
 
 
-async def test_one_handoff_and_one_agent_missing(shown: RunningBroker, tmp_path: Path) -> None:
+async def test_one_handoff_and_one_agent_missing(
+    shown: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with pair(shown.address, 2, 4) as both:
         await both.hand_over("before")
+        lost = called(shown.hub.directory.members, "remove_agent", monkeypatch)
         await both.p_agents[1].drop()
-        both.p.publish("request-1", P_BLOCKS, POSITION)
+        await lost.get()
+        both.p.publish("request-1", P_BLOCKS, POSITION, lease_ms=PATIENT_MS)
         page = await seen(shown, tmp_path)
     assert figure(page, "engines ready") == "1 of 2"
     assert figure(page, "agents") == "5"
@@ -87,8 +100,8 @@ async def test_five_hundred(shown: RunningBroker, tmp_path: Path) -> None:
         for index in range(MANY):
             (p, p_agents), (d, _) = sides[0][index % 2], sides[1][index // 2 % 2]
             name = f"chat-{index}"
-            p.publish(name, P_BLOCKS, POSITION)
-            d.request(name, D_BLOCKS)
+            p.publish(name, P_BLOCKS, POSITION, lease_ms=PATIENT_MS)
+            d.request(name, D_BLOCKS, timeout_ms=PATIENT_MS)
             for agent in p_agents:
                 await agent.fence(name)
         page = await seen(shown, tmp_path)

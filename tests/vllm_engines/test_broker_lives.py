@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from pathlib import Path
 
 import pytest
 
 from agent_harness.waiting import until
+from forked.ports import free_port
 from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.actions import State
 from restow.broker.server.serve import RunningBroker, running_broker
@@ -24,12 +23,7 @@ BACK_S = 60.0
 
 
 def free_address() -> str:
-    """One that stays free while nobody listens: below the ports that the system gives away."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with contextlib.suppress(OSError), socket.socket() as one:
-            one.bind(("127.0.0.1", port))
-            return f"127.0.0.1:{port}"
-    raise RuntimeError("no port is free")
+    return f"127.0.0.1:{free_port()}"
 
 
 def served(address: str) -> contextlib.AbstractAsyncContextManager[RunningBroker]:

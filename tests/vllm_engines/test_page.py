@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from forked.ports import free_port
 from restow.agents.engines.recall.task import Prompt, decode
 from restow.broker.client import AdminClient
 from vllm_harness.pair import GRANT_S
@@ -53,11 +53,7 @@ async def served(
     vllm_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
     """Only ports are exchanged, so that tests get on with whatever else runs here."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(4)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1] for one in sockets]
+    ports = [free_port() for _ in range(4)]
     broker, prefill, decode_, router = (f"127.0.0.1:{port}" for port in ports)
     start, ask = blocks()[:2]
     for old, new in zip(("8100", "8200", "8000"), ports[1:], strict=True):
