@@ -138,6 +138,9 @@ def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
         settled = link.Settled(handoff=order.execute.handoff, bytes=100)
         settled.compared = order.execute.digest != link.DIGEST_KIND_UNSPECIFIED
         return [link.AgentMessage(settled=settled)]
+    if body == "probe" and order.probe.name_transport:
+        named = link.Probed(number=order.probe.number, transport="tcp/eth0", method="zero-copy")
+        return [link.AgentMessage(probed=named)]
     if body == "probe":
         reading = link.ReadCosts(seconds_per_descriptor=2e-6, read_bytes_per_second=7e9)
         probed = link.Probed(

@@ -125,6 +125,7 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
         "ListHandoffs": lambda: admin.ListHandoffs(admin_pb2.ListHandoffsRequest()),
         "GetHandoff": lambda: admin.GetHandoff(admin_pb2.GetHandoffRequest(handoff_id="h")),
         "ListCosts": lambda: admin.ListCosts(admin_pb2.ListCostsRequest()),
+        "ProbePair": lambda: admin.ProbePair(admin_pb2.ProbePairRequest(source_engine="p")),
         "ReleaseHandoff": lambda: admin.ReleaseHandoff(
             admin_pb2.ReleaseHandoffRequest(handoff_id="h")
         ),
@@ -156,6 +157,7 @@ ADMIN_METHODS = {
     "ListHandoffs",
     "GetHandoff",
     "ListCosts",
+    "ProbePair",
     "ReleaseHandoff",
 }
 ALL_TENANTS_METHODS = {"AuditBroker", "SetDraining"}

@@ -128,6 +128,20 @@ def test_bytes_went_between_containers_by_tcp(house: Compose) -> None:
         assert docker("exec", id_, "printenv", "UCX_TLS").strip() == "tcp,self"
 
 
+def test_the_doctor_finds_nothing_wrong(house: Compose) -> None:
+    """In the broker's container; and agents say themselves that they read over TCP."""
+    until(lambda: house.healthy, BACK_S, "all containers are healthy")
+    found = json.loads(house.restow("doctor", "--pair", "all", "--json"))
+    assert found["sound"], found
+    pairs = {
+        one["subject"]: one["words"]
+        for one in found["findings"]
+        if one["subject"].startswith("pair ")
+    }
+    assert set(pairs) == {f"pair {p}:{d}" for p, d in itertools.permutations(ENGINES, 2)}
+    assert {words.partition(" (")[0] for words in pairs.values()} == {"reads over tcp/eth0"}
+
+
 def test_a_p_that_is_killed(house: Compose) -> None:
     name = f"killed-{next(NAMES)}"
     assert published(house, "p0", name, PROMPTS[2])[0] == 200

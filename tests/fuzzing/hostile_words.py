@@ -68,6 +68,8 @@ _PARTS = [
 ]
 _VALUES: dict[str, Sequence[Any]] = {
     "engine_id": ["x", "y", "z"],
+    "source_engine": ["good-p", "x"],
+    "destination_engine": ["good-d", "y"],
     "incarnation": ["x-1", "y-1", "z-1"],
     "restow.v1.Publication.blocks": [*_WHOLE, *_WHOLE, *_PARTS],
     "restow.v1.Demand.blocks": _WHOLE,

@@ -274,12 +274,15 @@ class AsyncAgent:
         try:
             self._check_load()
             order = orders.probe_from_proto(message)
-            if order.agent_name:
+            if order.name_transport:
+                probed.transport, probed.method = await self._executor.name_transport(order)
+            elif order.agent_name:
                 copying, reading = await self._executor.measure(order)
                 probed.reading.CopyFrom(pb.ReadCosts(**asdict(reading)))
+                probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
             else:
                 probed.address, probed.bytes, copying = await self._executor.hold(order)
-            probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
+                probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
         except RestowError as error:
             self._refuse(probed, error, message.number)
         probed.elapsed_us = int((time.monotonic() - began_s) * 1e6)

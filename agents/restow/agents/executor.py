@@ -37,6 +37,8 @@ from restow.agents.program_check import CheckedProgram
 from restow.agents.projecting import window_rows
 from restow.agents.reader import Reader
 from restow.agents.staging import Run, StagingPool
+from restow.agents.transport_name import TransportName, find_transport
+from restow.agents.transport_probe import OneRead
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts, ReadCosts
@@ -44,6 +46,7 @@ from restow.broker.planner.program import Column, Program
 
 PROBE_S = 2.0
 """How long the reads of a measurement may take."""
+EXAMINED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,19 @@ class Executor:
             )
         finally:
             self._scatter_pool.release(run)
+
+    async def name_transport(self, order: ProbeOrder) -> TransportName:
+        """Over what the peer is read. Raises `OrderInvalidError` and `ReadFailedError`."""
+        peer = self._peer(order.agent_name)
+        one = OneRead(
+            peer.agent_name,
+            order.address,
+            min(order.size_bytes, EXAMINED_BYTES),
+            peer.staging_place,
+            staging_place(self._places),
+            PROBE_S,
+        )
+        return await asyncio.to_thread(find_transport, one, peer.metadata)
 
     async def execute(self, order: ExecuteOrder) -> ReadReport:
         """Fill own pages from the sources, or zero the snapshots that a failed order would fill.

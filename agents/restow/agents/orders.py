@@ -74,12 +74,16 @@ class StageOrder:
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """Measure in at most so many bytes of staging; ``agent_name`` empty: hold them for a reader."""
+    """Measure in at most so many bytes of staging; ``agent_name`` empty: hold them for a reader.
+
+    ``name_transport``: read from that agent once, and say how.
+    """
 
     number: int
     size_bytes: int
     agent_name: str
     address: int
+    name_transport: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,15 @@ def probe_from_proto(message: pb.Probe) -> ProbeOrder:
             f"can't be",
             agent=message.agent_name,
         )
-    return ProbeOrder(message.number, message.bytes, message.agent_name, message.address)
+    if message.name_transport and not message.agent_name:
+        raise OrderInvalidError("a transport is asked for, and no agent to read from is named")
+    return ProbeOrder(
+        message.number,
+        message.bytes,
+        message.agent_name,
+        message.address,
+        message.name_transport,
+    )
 
 
 def execute_from_proto(message: pb.Execute) -> ExecuteOrder:

@@ -213,6 +213,13 @@ class AgentReplacedError(RestowError):
     reason = "AGENT_REPLACED"
 
 
+class PairNotReadyError(RestowError):
+    """Two engines between which nothing can be read now."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "PAIR_NOT_READY"
+
+
 class HandoffUnknownError(RestowError):
     """No handoff of that id is known."""
 

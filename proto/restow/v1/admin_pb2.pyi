@@ -512,6 +512,66 @@ class SetDrainingResponse(google.protobuf.message.Message):
 Global___SetDrainingResponse: typing_extensions.TypeAlias = SetDrainingResponse
 
 @typing.final
+class ProbePairRequest(google.protobuf.message.Message):
+    """Asks how one engine's agent reads from another's: the first rank of each."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_ENGINE_FIELD_NUMBER: builtins.int
+    DESTINATION_ENGINE_FIELD_NUMBER: builtins.int
+    source_engine: builtins.str
+    """P."""
+    destination_engine: builtins.str
+    """D."""
+    def __init__(
+        self,
+        *,
+        source_engine: builtins.str = ...,
+        destination_engine: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["destination_engine", b"destination_engine", "source_engine", b"source_engine"]) -> None: ...
+
+Global___ProbePairRequest: typing_extensions.TypeAlias = ProbePairRequest
+
+@typing.final
+class ProbePairResponse(google.protobuf.message.Message):
+    """How it reads."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_RANK_FIELD_NUMBER: builtins.int
+    DESTINATION_RANK_FIELD_NUMBER: builtins.int
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    METHOD_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    source_rank: builtins.int
+    """P's rank that was read from."""
+    destination_rank: builtins.int
+    """D's rank that read."""
+    transport: builtins.str
+    """UCX's transport and device, as cma/memory or tcp/eth0. Empty if reason is set."""
+    method: builtins.str
+    """How UCX reads over it, as zero-copy or software emulation. Empty if reason is set."""
+    reason: builtins.str
+    """Stable reason why nothing could be read. Empty: it was."""
+    detail: builtins.str
+    """The reason in words."""
+    def __init__(
+        self,
+        *,
+        source_rank: builtins.int = ...,
+        destination_rank: builtins.int = ...,
+        transport: builtins.str = ...,
+        method: builtins.str = ...,
+        reason: builtins.str = ...,
+        detail: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["destination_rank", b"destination_rank", "detail", b"detail", "method", b"method", "reason", b"reason", "source_rank", b"source_rank", "transport", b"transport"]) -> None: ...
+
+Global___ProbePairResponse: typing_extensions.TypeAlias = ProbePairResponse
+
+@typing.final
 class ListCostsRequest(google.protobuf.message.Message):
     """Asks for costs."""
 

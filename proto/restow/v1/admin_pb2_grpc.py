@@ -76,6 +76,11 @@ class AdminStub(object):
                 request_serializer=restow_dot_v1_dot_admin__pb2.ReleaseHandoffRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.ReleaseHandoffResponse.FromString,
                 _registered_method=True)
+        self.ProbePair = channel.unary_unary(
+                '/restow.v1.Admin/ProbePair',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ProbePairRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ProbePairResponse.FromString,
+                _registered_method=True)
         self.SetDraining = channel.unary_unary(
                 '/restow.v1.Admin/SetDraining',
                 request_serializer=restow_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
@@ -145,6 +150,14 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProbePair(self, request, context):
+        """Have an agent of D read from one of P, in a process of its own, and say over which of UCX's
+        transports it did. Neither engine's pages are touched.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetDraining(self, request, context):
         """Grant nothing any more, or again. What is asked for waits. For operators of all tenants.
         """
@@ -194,6 +207,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ReleaseHandoff,
                     request_deserializer=restow_dot_v1_dot_admin__pb2.ReleaseHandoffRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.ReleaseHandoffResponse.SerializeToString,
+            ),
+            'ProbePair': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbePair,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ProbePairRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ProbePairResponse.SerializeToString,
             ),
             'SetDraining': grpc.unary_unary_rpc_method_handler(
                     servicer.SetDraining,
@@ -419,6 +437,33 @@ class Admin(object):
             '/restow.v1.Admin/ReleaseHandoff',
             restow_dot_v1_dot_admin__pb2.ReleaseHandoffRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.ReleaseHandoffResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbePair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ProbePair',
+            restow_dot_v1_dot_admin__pb2.ProbePairRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ProbePairResponse.FromString,
             options,
             channel_credentials,
             insecure,

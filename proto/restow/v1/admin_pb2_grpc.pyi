@@ -153,6 +153,22 @@ _AdminReleaseHandoffType = typing_extensions.TypeVar(
     ],
 )
 
+_AdminProbePairType = typing_extensions.TypeVar(
+    '_AdminProbePairType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ProbePairRequest,
+        restow.v1.admin_pb2.ProbePairResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ProbePairRequest,
+        restow.v1.admin_pb2.ProbePairResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ProbePairRequest,
+        restow.v1.admin_pb2.ProbePairResponse,
+    ],
+)
+
 _AdminSetDrainingType = typing_extensions.TypeVar(
     '_AdminSetDrainingType',
     grpc.UnaryUnaryMultiCallable[
@@ -169,7 +185,7 @@ _AdminSetDrainingType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminSetDrainingType]):
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType]):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
@@ -207,6 +223,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ReleaseHandoffRequest,
             restow.v1.admin_pb2.ReleaseHandoffResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ProbePairRequest,
+            restow.v1.admin_pb2.ProbePairResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.SetDrainingRequest,
@@ -249,6 +269,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.ReleaseHandoffResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ProbePairRequest,
+            restow.v1.admin_pb2.ProbePairResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.SetDrainingRequest,
             restow.v1.admin_pb2.SetDrainingResponse,
         ],
@@ -278,6 +302,11 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
     ReleaseHandoff: _AdminReleaseHandoffType
     """Give a handoff up, whoever waits for it: it ends CANCELLED, RELEASED. Pages that may still be
     written to stay where they are until they may not. Of one that has ended, how it ended.
+    """
+
+    ProbePair: _AdminProbePairType
+    """Have an agent of D read from one of P, in a process of its own, and say over which of UCX's
+    transports it did. Neither engine's pages are touched.
     """
 
     SetDraining: _AdminSetDrainingType
@@ -315,6 +344,10 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ReleaseHandoffRequest,
         restow.v1.admin_pb2.ReleaseHandoffResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ProbePairRequest,
+        restow.v1.admin_pb2.ProbePairResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.SetDrainingRequest,
@@ -391,6 +424,16 @@ class AdminServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[restow.v1.admin_pb2.ReleaseHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ReleaseHandoffResponse]]:
         """Give a handoff up, whoever waits for it: it ends CANCELLED, RELEASED. Pages that may still be
         written to stay where they are until they may not. Of one that has ended, how it ended.
+        """
+
+    @abc.abstractmethod
+    def ProbePair(
+        self,
+        request: restow.v1.admin_pb2.ProbePairRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ProbePairResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ProbePairResponse]]:
+        """Have an agent of D read from one of P, in a process of its own, and say over which of UCX's
+        transports it did. Neither engine's pages are touched.
         """
 
     @abc.abstractmethod

@@ -314,6 +314,8 @@ class Probed(google.protobuf.message.Message):
     ELAPSED_US_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    TRANSPORT_FIELD_NUMBER: builtins.int
+    METHOD_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the probe."""
     address: builtins.int
@@ -326,6 +328,10 @@ class Probed(google.protobuf.message.Message):
     """Stable reason why nothing was measured. Empty: it was."""
     detail: builtins.str
     """The reason in words."""
+    transport: builtins.str
+    """UCX's transport and device. Empty where it was not asked for."""
+    method: builtins.str
+    """How UCX reads over it, in its words. Empty where it was not asked for."""
     @property
     def copying(self) -> Global___CopyCosts:
         """What copying costs here. Counts if reason is empty."""
@@ -345,9 +351,11 @@ class Probed(google.protobuf.message.Message):
         elapsed_us: builtins.int = ...,
         reason: builtins.str = ...,
         detail: builtins.str = ...,
+        transport: builtins.str = ...,
+        method: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["copying", b"copying", "reading", b"reading"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "bytes", b"bytes", "copying", b"copying", "detail", b"detail", "elapsed_us", b"elapsed_us", "number", b"number", "reading", b"reading", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "bytes", b"bytes", "copying", b"copying", "detail", b"detail", "elapsed_us", b"elapsed_us", "method", b"method", "number", b"number", "reading", b"reading", "reason", b"reason", "transport", b"transport"]) -> None: ...
 
 Global___Probed: typing_extensions.TypeAlias = Probed
 
@@ -684,6 +692,7 @@ class Probe(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     AGENT_NAME_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
+    NAME_TRANSPORT_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Number of the probe."""
     bytes: builtins.int
@@ -694,6 +703,8 @@ class Probe(google.protobuf.message.Message):
     """
     address: builtins.int
     """Address of the memory that the peer holds. 0 without a peer."""
+    name_transport: builtins.bool
+    """Measure nothing: read once from the peer, and say over which transport. Needs a peer."""
     def __init__(
         self,
         *,
@@ -701,8 +712,9 @@ class Probe(google.protobuf.message.Message):
         bytes: builtins.int = ...,
         agent_name: builtins.str = ...,
         address: builtins.int = ...,
+        name_transport: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_name", b"agent_name", "bytes", b"bytes", "number", b"number"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_name", b"agent_name", "bytes", b"bytes", "name_transport", b"name_transport", "number", b"number"]) -> None: ...
 
 Global___Probe: typing_extensions.TypeAlias = Probe
 

@@ -19,6 +19,7 @@ from restow.broker.cli.admin_commands import (
     status,
 )
 from restow.broker.cli.agent_command import agent
+from restow.broker.cli.doctor_command import doctor
 from restow.broker.cli.layout_commands import app as layout_app
 from restow.broker.cli.output import print_error
 from restow.broker.cli.plan_command import plan
@@ -40,7 +41,7 @@ app.command()(serve)
 app.command()(agent)
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(status, top, engines, agents, handoffs, handoff, leases, costs, reasons),
-    *(check, release, drain, token),
+    *(check, doctor, release, drain, token),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -89,6 +89,10 @@ class AdminClient:
         """What reading and copying costs, by pair of hosts."""
         return self._do(calls.costs())
 
+    def probe_pair(self, source: str, destination: str) -> pb.ProbePairResponse:
+        """How an agent of one engine reads from one of another's; takes seconds."""
+        return self._do(calls.probe_pair(source, destination))
+
     def audit(self) -> pb.AuditBrokerResponse:
         """Everything that must not be, of all tenants."""
         return self._do(calls.audit())
@@ -104,6 +108,7 @@ class AdminClient:
     def _do(self, call: AdminCall[T]) -> T:
         method = getattr(self._stub, call.method)
         try:
-            return call.pick(method(call.request, timeout=self._timeout_s, metadata=self._metadata))
+            patience_s = max(self._timeout_s, call.least_s)
+            return call.pick(method(call.request, timeout=patience_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.address, self._secure) from None

@@ -30,6 +30,8 @@ RETRIES = {
         }
     ]
 }
+PROBE_S = 45.0
+"""The broker gives up after 40 s (`Limits.examine_s`)."""
 ADMIN_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(RETRIES)))
 """A broker that starts again is not noticed, if it is quick."""
 
@@ -41,6 +43,8 @@ class AdminCall(Generic[T]):
     method: str
     request: Message
     pick: Callable[[Any], T]
+    least_s: float = 0.0
+    """How long it may take at least, whatever patience is usual."""
 
 
 def _whole(response: Any) -> Any:
@@ -76,6 +80,12 @@ def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
 def costs() -> AdminCall[pb.ListCostsResponse]:
     """What reading and copying costs, by pair of hosts."""
     return AdminCall("ListCosts", pb.ListCostsRequest(), _whole)
+
+
+def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]:
+    """How an agent of one engine reads from one of another's."""
+    request = pb.ProbePairRequest(source_engine=source, destination_engine=destination)
+    return AdminCall("ProbePair", request, _whole, PROBE_S)
 
 
 def audit() -> AdminCall[pb.AuditBrokerResponse]:

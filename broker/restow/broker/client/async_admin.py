@@ -89,6 +89,10 @@ class AsyncAdminClient:
         """What reading and copying costs, by pair of hosts."""
         return await self._do(calls.costs())
 
+    async def probe_pair(self, source: str, destination: str) -> pb.ProbePairResponse:
+        """How an agent of one engine reads from one of another's; takes seconds."""
+        return await self._do(calls.probe_pair(source, destination))
+
     async def audit(self) -> pb.AuditBrokerResponse:
         """Everything that must not be, of all tenants."""
         return await self._do(calls.audit())
@@ -104,7 +108,8 @@ class AsyncAdminClient:
     async def _do(self, call: AdminCall[T]) -> T:
         method = getattr(self._stub, call.method)
         try:
-            answer = await method(call.request, timeout=self._timeout_s, metadata=self._metadata)
+            patience_s = max(self._timeout_s, call.least_s)
+            answer = await method(call.request, timeout=patience_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self.address, self._secure) from None
         return call.pick(answer)

@@ -174,6 +174,8 @@ class SendProbe(NamedTuple):
     size_bytes: int
     peer: AgentKey | None = None
     address: int = 0
+    name_transport: bool = False
+    """Measure nothing: read from ``peer`` once, and say over what."""
 
 
 class SendUnprobe(NamedTuple):
@@ -181,6 +183,18 @@ class SendUnprobe(NamedTuple):
 
     agent: AgentKey
     number: int
+
+
+class TellExamined(NamedTuple):
+    """Tell the operator who asked how an agent reads from another; or why it could not."""
+
+    number: int
+    source_rank: int
+    destination_rank: int
+    transport: str
+    method: str
+    reason: str
+    detail: str
 
 
 class MakePlan(NamedTuple):
@@ -219,6 +233,7 @@ Action = (
     | SendUnstage
     | SendProbe
     | SendUnprobe
+    | TellExamined
     | MakePlan
     | CloseSession
     | CloseAgent

@@ -11,12 +11,14 @@ from collections import OrderedDict
 from restow.broker.core.actions import Action, MakePlan, PairKey, SendUnstage, State
 from restow.broker.core.digests import Digests, not_compared, not_hashed
 from restow.broker.core.events import Chunk, Failure, Probed, Settlement, StagedRun, Wish
+from restow.broker.core.examining import Examining
 from restow.broker.core.grant import execute, open_grant
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.lateness import why_late
 from restow.broker.core.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.membership import Membership
+from restow.broker.core.numbers import Numbers
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.core.probing import Probing
 from restow.broker.core.roster import AgentRecord, EngineRecord, is_memory
@@ -44,7 +46,9 @@ class Directory:
         self.members = Membership(self.ledger, self.limits)
         self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
         self.planning: dict[PairKey, set[int]] = {}
-        self.probing = Probing(self.limits, measures, first_us)
+        probes = Numbers(first_us)
+        self.probing = Probing(self.limits, measures, probes)
+        self.examining = Examining(self.limits, probes)
         self.draining = False
         """Nothing is granted any more: the next broker will be told of all that waits."""
 
@@ -273,7 +277,8 @@ class Directory:
         if agent.gone:
             return []
         actions, waiting = self.probing.answered(agent, answer, now_s)
-        return actions + self._go_on(waiting, now_s)
+        examined = self.examining.answered(agent, answer)
+        return examined + actions + self._go_on(waiting, now_s)
 
     # -- the planner and the clock ----------------------------------------------------------------
 
@@ -291,6 +296,7 @@ class Directory:
             handoff.fail(why_late(handoff, now_s), now_s)
             actions += self.ledger.end(handoff, now_s)
         more, waiting = self.probing.tick(now_s)
+        more += self.examining.tick(now_s)
         return actions + more + self._go_on(waiting, now_s) + self.members.sweep(now_s)
 
     def _go_on(self, numbers: set[int], now_s: float) -> list[Action]:

@@ -69,6 +69,9 @@ class Probed(NamedTuple):
     reading: ReadCosts | None
     elapsed_us: int
     reason: str
+    detail: str = ""
+    transport: str = ""
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,3 +40,5 @@ class Limits:
     probe_bytes: int = 32 << 20
     probe_s: float = 2.0
     probe_again_s: float = 60.0
+    examine_bytes: int = 1 << 20
+    examine_s: float = 40.0

@@ -76,6 +76,16 @@ class Membership:
             raise EngineReplacedError(words, engine=key.engine_id)
         raise EngineUnknownError(f"{words}: call RegisterEngine first", engine=key.engine_id)
 
+    def find(self, key: EngineKey) -> EngineRecord:
+        """The engine as it is now, in whatever life. Raises `EngineUnknownError`."""
+        engine = self.engines.get(key)
+        if engine is None:
+            raise EngineUnknownError(
+                f"no engine {key.engine_id} is registered: `restow engines` shows those that are",
+                engine=key.engine_id,
+            )
+        return engine
+
     def register(
         self, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
     ) -> list[Action]:

@@ -52,12 +52,12 @@ class _Probe:
 class Probing:
     """The costs of all pairs of hosts. Pure, like the directory that it serves."""
 
-    def __init__(self, limits: Limits, enabled: bool, first_us: int) -> None:
-        """Know nothing; not ``enabled``: never ask."""
+    def __init__(self, limits: Limits, enabled: bool, numbers: Numbers) -> None:
+        """Know nothing; not ``enabled``: never ask. ``numbers`` are those of all probes."""
         self.known: OrderedDict[HostPair, HostCosts] = OrderedDict()
         self._limits = limits
         self._enabled = enabled
-        self._numbers = Numbers(first_us)
+        self._numbers = numbers
         self._running: dict[int, _Probe] = {}
         self._by_hosts: dict[HostPair, _Probe] = {}
 

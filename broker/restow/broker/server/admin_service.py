@@ -8,6 +8,7 @@ from itertools import islice
 
 import structlog
 
+from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.lateness import lacks
@@ -169,6 +170,23 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ],
             otherwise=pb.Costs(**asdict(hub.costs)),
             fixed=not hub.measures,
+        )
+
+    async def ProbePair(
+        self, request: pb.ProbePairRequest, context: Context
+    ) -> pb.ProbePairResponse:
+        """How an agent of one engine reads from one of another's, both of the caller's tenant."""
+        tenant = tenant_of(context)
+        found = await self._hub.examine(
+            EngineKey(tenant, request.source_engine), EngineKey(tenant, request.destination_engine)
+        )
+        return pb.ProbePairResponse(
+            source_rank=found.source_rank,
+            destination_rank=found.destination_rank,
+            transport=found.transport,
+            method=found.method,
+            reason=found.reason,
+            detail=found.detail,
         )
 
     async def AuditBroker(

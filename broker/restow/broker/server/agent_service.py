@@ -202,4 +202,7 @@ def probed_from_proto(message: pb.Probed) -> Probed:
         else None,
         message.elapsed_us,
         message.reason,
+        message.detail,
+        message.transport,
+        message.method,
     )

@@ -62,6 +62,7 @@ class Hub:
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
+        self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members)
         self._drained = asyncio.Event()
         self._watcher: Callable[[Handoff], None] | None = None
@@ -77,6 +78,7 @@ class Hub:
             act.SendUnstage: self._send_unstage,
             act.SendProbe: self._send_probe,
             act.SendUnprobe: self._send_unprobe,
+            act.TellExamined: self._tell_examined,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
             act.CloseAgent: self._close_agent,
@@ -116,6 +118,8 @@ class Hub:
         for waiting in list(self._waiting.values()):
             for future in list(waiting):
                 future.cancel()
+        for examined in self._examined.values():
+            examined.cancel()
 
     async def run_clock(self) -> None:
         """Tell the directory the time, for as long as the broker lives."""
@@ -130,6 +134,26 @@ class Hub:
         waiting.append(future)
         future.add_done_callback(lambda _: self._stop_waiting(engine, handoff_id, future))
         return future
+
+    async def examine(self, source: act.EngineKey, destination: act.EngineKey) -> act.TellExamined:
+        """Have D's agent read from P's once. Raises `EngineUnknownError`, and as
+        `Examining.begin`.
+        """
+        members, examining = self.directory.members, self.directory.examining
+        sides = members.find(source), members.find(destination)
+        number, actions = examining.begin(*sides, self.now_s())
+        future: asyncio.Future[act.TellExamined] = asyncio.get_running_loop().create_future()
+        self._examined[number] = future
+        try:
+            self.perform(actions)
+            return await future
+        finally:
+            del self._examined[number]
+
+    def _tell_examined(self, action: act.TellExamined) -> None:
+        future = self._examined.get(action.number)
+        if future is not None and not future.done():
+            future.set_result(action)
 
     def _stop_waiting(
         self, engine: act.EngineKey, handoff_id: str, future: asyncio.Future[Ended]

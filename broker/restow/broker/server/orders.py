@@ -109,6 +109,7 @@ def fill_probe(order: link.AgentOrder, action: act.SendProbe, peer: AgentRecord 
     if peer is not None:
         probe.agent_name = peer.agent_name
         probe.address = action.address
+        probe.name_transport = action.name_transport
 
 
 def fill_unstage(order: link.AgentOrder, action: act.SendUnstage) -> None:

@@ -1,0 +1,112 @@
+"""The broker and what is connected to it, as an operator may ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+
+from restow.broker.client.admin import AdminClient
+from restow.broker.doctor.finding import Finding, bad, ok, warn
+from restow.broker.errors import RestowError
+from restow.v1 import admin_pb2 as pb
+
+Pair = tuple[str, str]
+SLOW = ("tcp", "sockcm")
+
+
+def look_at_broker(client: AdminClient) -> Iterator[Finding]:
+    """Whether it is sound, and its engines whole. Raises `RestowError` if it does not answer."""
+    status = client.status()
+    yield _status(status)
+    yield _audit(client)
+    for engine in client.engines():
+        yield judge_engine(engine)
+    for one in client.costs().hosts:
+        if one.failure:
+            yield warn(
+                f"costs {one.source_host} to {one.destination_host}",
+                f"could not be measured ({one.failure}): ways are chosen by general costs",
+                "the agents' logs say more",
+            )
+
+
+def look_at_pairs(client: AdminClient, pairs: Sequence[Pair]) -> Iterator[Finding]:
+    """Over what D's agent reads from P's, of each pair; takes seconds each."""
+    for source, destination in pairs:
+        try:
+            yield judge_pair(source, destination, client.probe_pair(source, destination))
+        except RestowError as error:
+            yield bad(f"pair {source}:{destination}", error.message, f"reason {error.reason}")
+
+
+def all_pairs(engines: Sequence[pb.EngineInfo]) -> list[Pair]:
+    """Every two engines of one model that have agents, in both directions."""
+    ready = [one for one in engines if one.agents]
+    return [
+        (p.engine_id, d.engine_id)
+        for p in ready
+        for d in ready
+        if p.engine_id != d.engine_id and p.model == d.model
+    ]
+
+
+def judge_engine(engine: pb.EngineInfo) -> Finding:
+    """Whether all of its parts are there."""
+    subject = f"engine {engine.engine_id}"
+    if engine.agents < engine.ranks:
+        return bad(
+            subject,
+            f"{engine.agents} of {engine.ranks} agents are connected: its handoffs wait",
+            "`restow agents` shows which; their logs say why the others are not",
+        )
+    if not engine.session:
+        return warn(
+            subject,
+            "its agents are there, and its session is not: it hears of no end",
+            "is its scheduler's process alive?",
+        )
+    return ok(subject, f"{engine.ranks} ranks of {engine.model}, session and agents")
+
+
+def judge_pair(source: str, destination: str, found: pb.ProbePairResponse) -> Finding:
+    """How it reads."""
+    subject = f"pair {source}:{destination}"
+    if found.reason:
+        return bad(
+            subject,
+            f"rank {found.destination_rank} can't read from rank {found.source_rank}: "
+            f"{found.reason}: {found.detail}",
+            "D's agent must reach P's host over its UCX devices (UCX_NET_DEVICES, firewalls)",
+        )
+    words = f"reads over {found.transport} ({found.method})"
+    if found.transport.startswith(SLOW):
+        return warn(
+            subject,
+            words,
+            "on one host CMA is faster (ptrace_scope, one user); between hosts RDMA, if there is "
+            "any: UCX_TLS and UCX_NET_DEVICES must not leave it out",
+        )
+    return ok(subject, words)
+
+
+def _status(status: pb.GetStatusResponse) -> Finding:
+    own, words = version("restow"), f"version {status.version}, {status.engines} engines"
+    if status.version != own:
+        step = f"this command is of version {own}: use the broker's"
+        return warn("broker", words, step)
+    if status.draining:
+        return warn("broker", f"{words}, and it drains: it grants nothing", "`restow drain --off`")
+    return ok("broker", f"{words}, {status.agents} agents")
+
+
+def _audit(client: AdminClient) -> Finding:
+    try:
+        found = client.audit()
+    except RestowError as error:
+        if error.status != "PERMISSION_DENIED":
+            raise
+        return ok("audit", "for operators of all tenants, and you are one of one tenant: left out")
+    if found.findings:
+        words = "; ".join(found.findings)[:1000]
+        return bad("audit", words, "it is a fault of Restow: keep this, and the broker's log")
+    return ok("audit", f"all is well with {found.handoffs} handoffs")

@@ -1,0 +1,49 @@
+"""Real agents say over which of UCX's transports one reads from the other."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from agent_harness.handover import destination_memory
+from agent_harness.processes import child
+from agent_harness.source_main import serve_source
+from agent_harness.world import make_case
+from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.broker.client import AsyncAdminClient, EngineSession
+from restow.broker.client.errors import BrokerCallError
+from restow.broker.server.serve import running_broker
+from restow.broker.server.settings import BrokerSettings
+
+CASE = "wide"
+
+
+@pytest.mark.parametrize(
+    ("transports", "device"), [("tcp", "tcp/"), ("cma,tcp", "cma/memory")], ids=["tcp", "cma"]
+)
+async def test_it_is_the_one_that_ucx_was_left(
+    transports: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", transports)
+    case = make_case(CASE)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(
+            running_broker(BrokerSettings(listen="127.0.0.1:0"))
+        )
+        enter = stack.enter_async_context
+        await enter(EngineSession("P", "life-1", case.source, broker.address))
+        await enter(EngineSession("D", "life-1", case.destination, broker.address))
+        await enter(child(serve_source, CASE, broker.address))
+        own = destination_memory(case)[0]
+        agent = AsyncAgent(broker.address, "D", "life-1", 0, own.regions, AgentSettings(8 << 20))
+        await agent.start()
+        stack.push_async_callback(agent.close)
+        admin = await enter(AsyncAdminClient(broker.address))
+        found = await admin.probe_pair("P", "D")
+        assert (found.reason, found.detail) == ("", "")
+        assert found.transport.startswith(device)
+        assert found.method == ("software emulation" if transports == "tcp" else "zero-copy")
+        with pytest.raises(BrokerCallError, match="no engine Q") as error:
+            await admin.probe_pair("P", "Q")
+        assert error.value.reason == "ENGINE_UNKNOWN"

@@ -1,0 +1,210 @@
+"""`restow doctor` finds what is wrong, says what to do, and calls nothing wrong that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from broker.certificates import P_AND_D, Authority
+from broker.fakes import FakeAgent, broker, engine, pair, silent
+from broker.guarded import guarded
+from restow.broker.cli.main import app
+from restow.broker.client import Credentials
+from restow.broker.doctor.broker_view import all_pairs, judge_engine, judge_pair
+from restow.broker.doctor.certificates import DAY_S, judge_end, look_at_trust, own_end
+from restow.broker.doctor.finding import Finding, Verdict
+from restow.broker.doctor.host import files, locked_memory, reading_of_processes, shared_memory
+from restow.broker.doctor.packages import judge_ucx, start_nixl
+from restow.v1 import admin_pb2 as pb
+from restow.v1 import agent_link_pb2 as link
+
+ENDLESS = resource.RLIM_INFINITY
+
+
+async def run(*arguments: str) -> Result:
+    """The command beside engines that live on this event loop."""
+    return await asyncio.to_thread(CliRunner().invoke, app, ["doctor", *arguments])
+
+
+def verdicts(result: Result) -> dict[str, str]:
+    """By subject; without what depends on this machine."""
+    found = json.loads(result.stdout)["findings"]
+    return {one["subject"]: one["verdict"] for one in found}
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict"),
+    [
+        (files((256, 512)), "bad"),
+        (files((1024, 524_288)), "warn"),
+        (files((65_536, ENDLESS)), "ok"),
+        (files((ENDLESS, ENDLESS)), "ok"),
+        (locked_memory(8 << 20), "warn"),
+        (locked_memory(ENDLESS), "ok"),
+        (shared_memory(None), "bad"),
+        (shared_memory(64 << 20), "warn"),
+        (shared_memory(8 << 30), "ok"),
+        (reading_of_processes("0\n"), "ok"),
+        (reading_of_processes("1\n"), "warn"),
+        (judge_ucx([]), "bad"),
+        (judge_ucx(["/a/nixl.libs/libucp-1.so.0"]), "ok"),
+        (judge_ucx(["/usr/lib/libucp.so.0"]), "warn"),
+        (judge_ucx(["/a/nixl.libs/libucp-1.so.0", "/usr/lib/libucp.so.0"]), "bad"),
+        (judge_end(Path("c"), None, 0.0), "bad"),
+        (judge_end(Path("c"), 99.0, 100.0), "bad"),
+        (judge_end(Path("c"), 6 * DAY_S, 0.0), "warn"),
+        (judge_end(Path("c"), 8 * DAY_S, 0.0), "ok"),
+        (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=1, session=True)), "bad"),
+        (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2)), "warn"),
+        (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2, session=True)), "ok"),
+        (judge_pair("p", "d", pb.ProbePairResponse(transport="rc_mlx5/mlx5_0:1")), "ok"),
+        (judge_pair("p", "d", pb.ProbePairResponse(transport="tcp/eth0")), "warn"),
+        (judge_pair("p", "d", pb.ProbePairResponse(reason="READ_FAILED")), "bad"),
+    ],
+)
+def test_verdicts(finding: Finding, verdict: str) -> None:
+    assert finding.verdict == verdict
+    assert bool(finding.next_step) == (verdict != "ok")
+
+
+def test_every_two_engines_of_one_model() -> None:
+    engines = [
+        pb.EngineInfo(engine_id="a", model="m", agents=1),
+        pb.EngineInfo(engine_id="b", model="m", agents=1),
+        pb.EngineInfo(engine_id="c", model="other", agents=1),
+        pb.EngineInfo(engine_id="e", model="m"),
+    ]
+    assert all_pairs(engines) == [("a", "b"), ("b", "a")]
+
+
+def test_nixl_starts_here_with_one_ucx() -> None:
+    found = start_nixl()
+    assert (found.verdict, found.subject) == (Verdict.OK, "NIXL"), found
+
+
+def test_nixl_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "no_such_transport")
+    found = start_nixl()
+    assert found.verdict is Verdict.BAD
+    assert "does not start" in found.words
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def test_until_when_a_certificate_is_good(authority: Authority) -> None:
+    lasts = timedelta(days=30)
+    for one in (authority.issue(*P_AND_D, lasts=lasts), authority.issue(server=True, lasts=lasts)):
+        ends_s = own_end(one.certificate, one.key)
+        assert ends_s is not None
+        assert abs(ends_s - time.time() - 30 * DAY_S) < 120
+    late = authority.issue(*P_AND_D, lasts=-timedelta(hours=1))
+    assert own_end(late.certificate, late.key) is None
+
+
+def test_files_of_trust(authority: Authority, tmp_path: Path) -> None:
+    def judged(credentials: Credentials) -> list[Verdict]:
+        return [one.verdict for one in look_at_trust(credentials)]
+
+    one = authority.issue(*P_AND_D, lasts=timedelta(days=30))
+    late = authority.issue(*P_AND_D, lasts=-timedelta(hours=1))
+    assert judged(Credentials()) == [Verdict.WARN]
+    # The authority itself is good for a day.
+    good = Credentials(authority.path, one.certificate, one.key)
+    assert judged(good) == [Verdict.OK, Verdict.WARN, Verdict.OK]
+    assert judged(Credentials(authority.path, late.certificate, late.key))[2] is Verdict.BAD
+    assert judged(Credentials(authority.path, one.certificate, late.key)) == [Verdict.BAD]
+    assert judged(Credentials(tmp_path / "none")) == [Verdict.BAD]
+
+
+def test_here_asks_no_broker() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--here", "--json", "--broker", "127.0.0.1:1"])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["sound"]
+    assert {"open files", "shared memory", "packages", "NIXL", "trust"} <= verdicts(result).keys()
+    assert "broker" not in verdicts(result)
+
+
+def test_no_broker_is_bad() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--broker", "127.0.0.1:1"])
+    assert result.exit_code == 4
+    assert "no broker answers at 127.0.0.1:1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "options", [("--here", "--pair", "all"), ("--pair", "p"), ("--pair", "p:")], ids=str
+)
+async def test_wrong_usage(options: tuple[str, ...]) -> None:
+    async with broker() as running:
+        assert (await run(*options, "--broker", running.address)).exit_code == 2
+
+
+async def test_a_house_that_is_whole() -> None:
+    async with broker() as running, pair(running.address, 2, 1) as both:
+        await both.hand_over("h")
+        result = await run("--json", "--pair", "all", "--broker", running.address)
+        assert result.exit_code == 0, result.output
+        found = verdicts(result)
+        assert [found[one] for one in ("broker", "audit", "engine p", "engine d")] == ["ok"] * 4
+        # What the agents of this test say they read over.
+        assert (found["pair p:d"], found["pair d:p"]) == ("warn", "warn")
+        shown = await run("--pair", "p:d", "--broker", running.address)
+        assert "pair p:d: reads over tcp/eth0 (zero-copy)" in shown.stdout
+
+
+def refuses(order: link.AgentOrder) -> list[link.AgentMessage]:
+    probed = link.Probed(number=order.probe.number, reason="READ_FAILED", detail="no way there")
+    return [link.AgentMessage(probed=probed)] if order.WhichOneof("body") == "probe" else []
+
+
+async def test_what_is_wrong_is_named() -> None:
+    async with broker() as running, pair(running.address, 2, 1) as both:
+        both.d_agents[0].answers = refuses
+        async with engine(running.address, "half", 2, agents=False) as (session, _):
+            alone = await FakeAgent(session, *_rank(both.p_agents[1])).connect()
+            result = await run("--pair", "p:d", "--pair", "p:who", "--broker", running.address)
+            await alone.drop()
+        assert result.exit_code == 4
+        words = " ".join(result.stdout.split())
+        assert "engine half: 1 of 2 agents are connected" in words
+        assert "rank 0 can't read from rank 0: READ_FAILED: no way there" in words
+        assert "pair p:who: no engine who is registered" in words
+
+
+def _rank(agent: FakeAgent) -> tuple[Any, int, int]:
+    from broker.fakes import PAGES, model_layout
+
+    return model_layout(2), agent.hello.rank, PAGES
+
+
+async def test_an_agent_that_is_lost_meanwhile() -> None:
+    async with broker() as running, pair(running.address, 1, 1) as both:
+        both.d_agents[0].answers = silent
+        asked = asyncio.create_task(run("--pair", "p:d", "--broker", running.address))
+        await both.d_agents[0].order("probe")
+        await both.d_agents[0].drop()
+        result = await asked
+        assert result.exit_code == 4
+        assert "AGENT_LOST" in result.stdout
+
+
+async def test_an_operator_of_one_tenant(authority: Authority) -> None:
+    async with guarded(authority) as running:
+        own = authority.client("spiffe://test/restow/tenant/a/operator")
+        options = [
+            *("--tls-ca", str(own.tls_ca), "--tls-cert", str(own.tls_cert)),
+            *("--tls-key", str(own.tls_key), "--broker", running.address),
+        ]
+        result = await run(*options)
+        assert "audit: for operators of all tenants" in result.stdout, result.output
