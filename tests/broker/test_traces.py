@@ -8,12 +8,10 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from broker.collector import Collector, attributes, collector
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, pair, silent
 from restow.broker.errors import ExtraMissingError
 from restow.broker.server.sight import traces
@@ -22,40 +20,6 @@ from restow.v1 import agent_link_pb2 as link
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, NOT_SAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
-
-
-class Collector(otlp_grpc.TraceServiceServicer):
-    """Keeps all it is sent."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.spans: list[Span] = []
-        self.services: set[str] = set()
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def Export(self, request: otlp.ExportTraceServiceRequest, context: object) -> object:
-        await self.answers.wait()
-        for resource in request.resource_spans:
-            known = {one.key: one.value.string_value for one in resource.resource.attributes}
-            self.services.add(known["service.name"])
-            self.spans += [span for scope in resource.scope_spans for span in scope.spans]
-        return otlp.ExportTraceServiceResponse()
-
-    def named(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
-
-
-@contextlib.asynccontextmanager
-async def collector() -> AsyncIterator[Collector]:
-    server, kept = grpc.aio.server(), Collector()
-    otlp_grpc.add_TraceServiceServicer_to_server(kept, server)  # type: ignore[no-untyped-call]
-    kept.address = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    try:
-        yield kept
-    finally:
-        await server.stop(None)
 
 
 @contextlib.asynccontextmanager
@@ -74,12 +38,6 @@ async def hand_over(both: Pair, name: str, of_p: str = "", of_d: str = "") -> No
         await agent.fence(name)
     ended = await both.d.request(name, D_BLOCKS, trace_parent=of_d)
     assert ended.done, ended
-
-
-def attributes(span: Span) -> dict[str, str | int]:
-    return {
-        one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in span.attributes
-    }
 
 
 async def test_a_handoff_is_a_part_of_its_requests_trace() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from broker.collector import attributes, collector
 from restow.agents.engines.recall.model import checkpoint_folder
 from restow.agents.engines.recall.task import Prompt
 from restow.broker.core.actions import State
@@ -15,6 +17,8 @@ from vllm_harness.pair import MODEL, vllm_pair
 
 ONE_GROUP = checkpoint_folder(1)
 """A group that every rank holds whole: what vLLM's own connector cuts wrongly."""
+SPAN = "b7ad6b7169203331"
+"""What each request came from."""
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -42,14 +46,27 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
     prefill: Options,
     decode: Options,
 ) -> None:
-    """All prompts at once, both sides asked in the same moment with nothing but a handoff id."""
-    async with vllm_pair(vllm_python, tmp_path, prefill, decode) as pair:
+    """All prompts at once, both sides asked in the same moment with nothing but a handoff id.
+
+    Each request has a trace, and its handoff is a part of that.
+    """
+    async with (
+        collector() as kept,
+        vllm_pair(
+            vllm_python,
+            tmp_path,
+            _tracing(prefill, kept.address),
+            _tracing(decode, kept.address),
+            otlp_endpoint=kept.address,
+        ) as pair,
+    ):
         assert pair.alone is not None
 
         async def hand_over(number: int, prompt: Prompt) -> Answer:
             ids, params = list(prompt.token_ids), {"handoff_id": f"h{number}"}
-            first = pair.prefill.begin(ids, 1, params)
-            answer = await pair.decode.ask(ids, len(prompt.answer_ids), params)
+            more = {"trace_headers": {"traceparent": f"00-{_trace(number)}-{SPAN}-01"}}
+            first = pair.prefill.begin(ids, 1, params, **more)
+            answer = await pair.decode.ask(ids, len(prompt.answer_ids), params, **more)
             given = await pair.prefill.answer(first)
             assert given.params is not None
             assert given.params["remote_num_tokens"] == len(ids) - 1
@@ -67,3 +84,20 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
             print(f"{name}: {recalled} of {len(wanted)} recalled")
             assert recalled == len(wanted)
         assert pair.broker.hub.directory.ledger.figures.by_state == {State.DONE: len(prompts)}
+    wholes = kept.named("handoff")
+    assert {attributes(one)["restow.handoff.id"]: one.trace_id.hex() for one in wholes} == {
+        f"h{number}": _trace(number) for number in range(len(prompts))
+    }
+    assert {one.parent_span_id.hex() for one in wholes} == {SPAN}
+    # Of each, how long the reads of all ranks took is told too.
+    assert len(kept.named("read")) == len(prompts) * decode.tp
+
+
+def _tracing(options: Options, endpoint: str) -> Options:
+    """The same; vLLM lets a request keep its trace only where it traces itself."""
+    return replace(options, engine={**options.engine, "otlp_traces_endpoint": endpoint})
+
+
+def _trace(number: int) -> str:
+    """The trace of a request."""
+    return f"{number + 1:032x}"

@@ -61,7 +61,9 @@ class Engine:
             prompt = {"prompt_embeds": torch.load(told["embeds"], weights_only=True)}
         answer: dict[str, Any] = {"id": told["id"], "tokens": [], "finish": None, "params": None}
         try:
-            async for output in self._engine.generate(prompt, sampling, f"{told['id']}"):
+            async for output in self._engine.generate(
+                prompt, sampling, f"{told['id']}", trace_headers=told.get("trace_headers")
+            ):
                 (one,) = output.outputs
                 answer["tokens"] = list(one.token_ids)
                 answer["done_s"] = time.monotonic()

@@ -32,14 +32,21 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def vllm_pair(
-    python: Path, logs: Path, prefill: Options, decode: Options, alone: bool = True
+    python: Path,
+    logs: Path,
+    prefill: Options,
+    decode: Options,
+    alone: bool = True,
+    otlp_endpoint: str | None = None,
 ) -> AsyncIterator[Pair]:
     """Start all at once; roles and the broker's address are filled in here.
 
-    The engine that serves alone is like the decode engine, without a connector.
+    The engine that serves alone is like the decode engine, without a connector. When this ends,
+    all traces have been sent.
     """
+    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S, otlp_endpoint=otlp_endpoint)
     async with (
-        running_broker(BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)) as broker,
+        running_broker(settings) as broker,
         vllm_engines(python, logs, broker.address, prefill, decode, alone) as engines,
     ):
         pair = Pair(broker, engines[0], engines[1], engines[2] if alone else None)
