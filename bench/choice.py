@@ -5,7 +5,7 @@ First pieces of one size, over shared memory and over TCP; then real models' siz
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
@@ -106,14 +106,19 @@ def models() -> Iterator[Case]:
                 yield Case(words, plan, tokens, read_goal=goal)
 
 
-def run_pieces(put: Yield, repeats: int) -> None:
+def named(cases: Iterator[Case], words: Sequence[str]) -> Iterator[Case]:
+    """Those whose name has any of ``words`` in it; all if there are none."""
+    return (case for case in cases if not words or any(one in case.name for one in words))
+
+
+def run_pieces(put: Yield, repeats: int, words: Sequence[str] = ()) -> None:
     """Pieces of one size."""
-    _run("pieces", pieces(), put, repeats)
+    _run("pieces", named(pieces(), words), put, repeats)
 
 
-def run_models(put: Yield, repeats: int) -> None:
+def run_models(put: Yield, repeats: int, words: Sequence[str] = ()) -> None:
     """Real models' sizes."""
-    _run("models", models(), put, repeats)
+    _run("models", named(models(), words), put, repeats)
 
 
 def _run(suite: str, cases: Iterator[Case], put: Yield, repeats: int) -> None:

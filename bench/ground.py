@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import numpy as np
 import uvloop
 from bare import ALONE, ALONE_CONTIGUOUS, ALONE_TURNED, bare
-from choice import Case, models
+from choice import Case, models, named
 from control import BROKER, listening
 from processor import spent_s
 from rows import Row, Yield, compared
@@ -31,9 +32,9 @@ PROCESSOR = ", processor"
 """After a reference: what a reading rank spends of a processor, instead of the time."""
 
 
-def run(put: Yield, repeats: int) -> None:
+def run(put: Yield, repeats: int, words: Sequence[str] = ()) -> None:
     """Every geometry with unequal TP, as in the suite `models`."""
-    unequal = (case for case in models() if len(case.plan.source.ranks) > 1)
+    unequal = (case for case in named(models(), words) if len(case.plan.source.ranks) > 1)
     with listening(BROKER) as broker:
         for index, case in enumerate(unequal):
             for row in uvloop.run(_measure(case, f"{index}", broker, repeats)):

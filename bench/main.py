@@ -42,6 +42,8 @@ MODULES = {
 }
 NAMED_ONLY = (Suite.VLLM,)
 """Measured only where it is asked for by name, because it has to be installed first."""
+BY_CASE = (Suite.PIECES, Suite.MODELS, Suite.GROUND)
+"""Of these single cases can be measured."""
 
 
 def main(
@@ -50,8 +52,17 @@ def main(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows there.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Samples of each case.")] = 9,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WORDS",
+            help="Of pieces, models, ground: cases with these in their name; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Measure medians of interleaved samples; ratios are the reference's seconds over ours."""
+    if case and not (suite and all(one in BY_CASE for one in suite)):
+        raise typer.BadParameter(f"name suites too, of {', '.join(BY_CASE)}", param_hint="--case")
     # Not a terminal, so a file: its lines may be long.
     console = Console() if sys.stdout.isatty() else Console(width=180)
     about = machine()
@@ -67,7 +78,7 @@ def main(
     for name in suite or [one for one in Suite if one not in NAMED_ONLY]:
         # Imported when needed: the control plane is measured without torch.
         module, run = MODULES[name]
-        getattr(import_module(module), run)(put, repeats)
+        getattr(import_module(module), run)(put, repeats, *([case] if case else []))
     show(rows, console)
 
 
