@@ -92,6 +92,11 @@ def test_a_probe_that_reads_from_nobody_needs_no_address() -> None:
     assert probe_from_proto(pb.Probe(number=1, bytes=-5)).size_bytes == -5
 
 
+def test_a_transport_is_that_to_somebody() -> None:
+    with pytest.raises(OrderInvalidError, match="no agent to read from"):
+        probe_from_proto(pb.Probe(number=1, bytes=64, name_transport=True))
+
+
 def _program(pair: GroupPair) -> Program:
     none = no_rows()
     tables = (none, none, no_spans(), none, none, none, none, no_projections())

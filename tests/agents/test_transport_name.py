@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from multiprocessing.connection import Connection
 
+import numpy as np
 import pytest
 
 from agent_harness.handover import destination_memory
-from agent_harness.processes import child
+from agent_harness.processes import READY, child
 from agent_harness.source_main import serve_source
 from agent_harness.world import make_case
 from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.errors import ReadFailedError
+from restow.agents.memory import HOST
+from restow.agents.transport import NixlTransport
+from restow.agents.transport_name import find_transport
+from restow.agents.transport_probe import OneRead
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.client.errors import BrokerCallError
 from restow.broker.server.serve import running_broker
@@ -47,3 +55,30 @@ async def test_it_is_the_one_that_ucx_was_left(
         with pytest.raises(BrokerCallError, match="no engine Q") as error:
             await admin.probe_pair("P", "Q")
         assert error.value.reason == "ENGINE_UNKNOWN"
+
+
+def hold(pipe: Connection) -> None:
+    """Memory that may be read, until the pipe ends."""
+    held, transport = np.zeros(1 << 20, np.uint8), NixlTransport("holder")
+    transport.register(held.ctypes.data, held.nbytes, HOST)
+    pipe.send(READY)
+    pipe.send((transport.name, held.ctypes.data, transport.metadata()))
+    with contextlib.suppress(EOFError):
+        while not pipe.poll(0.002):
+            transport.progress()
+        pipe.recv()
+
+
+async def test_a_peer_that_stands_still_is_waited_for_no_longer_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    async with child(hold) as holder:
+        name, address, metadata = holder.receive()
+        holder.freeze()
+        one = OneRead(name, address, 1 << 20, HOST, HOST, within_s=1.0)
+        with pytest.raises(ReadFailedError, match="READ_DEADLINE: no byte of agent holder"):
+            await asyncio.to_thread(find_transport, one, metadata)
+        holder.thaw()
+        found = await asyncio.to_thread(find_transport, one, metadata)
+        assert found.transport.startswith("tcp/")

@@ -7,7 +7,7 @@ import pytest
 from broker.world import LIMITS, Side, World, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.events import Probed
-from restow.broker.core.examining import MAX_EXAMINATIONS
+from restow.broker.core.examining import MAX_DETAIL, MAX_EXAMINATIONS
 from restow.broker.errors import PairNotReadyError, QuotaExceededError
 from restow.broker.planner import CopyCosts
 
@@ -130,9 +130,12 @@ def test_words_of_agents_are_bounded() -> None:
     number = begin(world, p, d)
     say(world, p, number, address=ADDRESS)
     say(world, d, number, transport="x" * 10_000, method="y" * 10_000, detail="z" * 10_000)
-    (told,) = world.orders(act.TellExamined)
-    assert isinstance(told, act.TellExamined)
-    assert max(len(one) for one in told if isinstance(one, str)) <= 512
+    say(world, p, begin(world, p, d), reason="r" * 10_000, detail="z" * 10_000)
+    told = world.orders(act.TellExamined)
+    assert len(told) == 2
+    for one in told:
+        assert isinstance(one, act.TellExamined)
+        assert max(len(word) for word in one if isinstance(word, str)) <= MAX_DETAIL
 
 
 def test_pairs_that_can_not_be_probed() -> None:

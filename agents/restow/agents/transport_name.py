@@ -65,6 +65,11 @@ def transport_in(log: str) -> TransportName | None:
     ... | 0..256 | short              | tcp/lo                    |
     ... | 257..inf | software emulation | tcp/eth0                |
     ... +--------+--------------------+---------------------------+
+    ... | examiner self cfg#0                                     |
+    ... | remote memory read by ucp_get*(multi) into host memory  |
+    ... +--------+--------------------+---------------------------+
+    ... | 0..inf | zero-copy          | cma/memory                |
+    ... +--------+--------------------+---------------------------+
     ... ''')
     TransportName(transport='tcp/eth0', method='software emulation')
     """

@@ -11,7 +11,7 @@ from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2 as pb
 
 Pair = tuple[str, str]
-SLOW = ("tcp", "sockcm")
+SLOW = "tcp"
 
 
 def look_at_broker(client: AdminClient) -> Iterator[Finding]:
