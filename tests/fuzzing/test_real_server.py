@@ -24,6 +24,7 @@ from restow.v1.admin_pb2_grpc import AdminStub
 CALLS = st.lists(st.sampled_from(sorted(METHODS)), min_size=1, max_size=6)
 WAITS = "/restow.v1.Broker/Request"
 """Answers at the end of a handoff only."""
+UNTOLD = "Internal error from Core"
 
 
 def known(both: Pair) -> Known:
@@ -48,6 +49,9 @@ async def said_and_heard(call: Any, words: bytes, times: int) -> None:
         async for _ in call:
             continue
     except grpc.aio.AioRpcError as error:
+        # A client of grpc.aio whose stream ends while it writes is not told why; it says this itself.
+        if times and error.details() == UNTOLD:
+            return
         check(error)
 
 
