@@ -49,7 +49,7 @@ async def said_and_heard(call: Any, words: bytes, times: int) -> None:
         async for _ in call:
             continue
     except grpc.aio.AioRpcError as error:
-        # A client of grpc.aio whose stream ends while it writes is not told why: these are its words.
+        # A client of grpc.aio whose stream ends while it writes is not told why: its own words.
         if times and error.details() == UNTOLD:
             return
         check(error)
