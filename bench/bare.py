@@ -33,7 +33,7 @@ from restow.agents.transport import NixlTransport
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, compile_programs
 from restow.broker.planner.program import Column, SpanColumn
-from restow.kernels import KeptRuns, PieceTable, copy_pieces
+from restow.kernels import PieceTable, copy_pieces
 
 BlockIds = Mapping[str, Sequence[int]]
 STAGING_BYTES = 64 << 20
@@ -215,7 +215,6 @@ def main() -> None:
     )
     reads: list[tuple[str, Descriptors]] = []
     copies: PieceTable | None = None
-    kept = KeptRuns()
     pause_s = 0.001  # connections are made by both sides
     while True:
         transport.progress()
@@ -228,7 +227,7 @@ def main() -> None:
         if told == "go":
             _read(transport, reads)
             if copies is not None:
-                copy_pieces(copies, torch.device("cpu"), kept)
+                copy_pieces(copies, torch.device("cpu"))
         elif told == "rest":
             pause_s = 0.1
         elif "peers" in told:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -187,10 +187,11 @@ class AgentHouse:
     def lives(self) -> Iterator[AgentHouse]:
         """Until the end of the ``with``, with all that it does looked at."""
         run, project = copying.run_copies, projecting.run_projections
+        prepare = copying.prepared_copies
 
-        def run_checked(copies: Copies, device: Any) -> None:
+        def prepare_checked(copies: Copies, device: Any) -> Callable[[], None]:
             self.fence.check_copies(copies, reads=True)
-            run(copies, device)
+            return prepare(copies, device)
 
         def fill_checked(copies: Copies, device: Any) -> None:
             self.fence.check_copies(copies, reads=False)
@@ -211,7 +212,7 @@ class AgentHouse:
 
         with (
             patch.object(Hasher, "_digest", digest_checked),
-            patch("restow.agents.copier.run_copies", run_checked),
+            patch("restow.agents.copier.prepared_copies", prepare_checked),
             patch("restow.agents.copying.run_copies", fill_checked),
             patch("restow.agents.copier.run_projections", project_checked),
         ):

@@ -8,13 +8,13 @@ place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
-from restow.agents.copying import run_copies
+from restow.agents.copying import prepared_copies
 from restow.agents.pieces import Copies
 from restow.agents.projecting import run_projections
 from restow.broker.layout.rows import Int64s
@@ -35,12 +35,25 @@ class Copier:
     async def run(self, copies: Copies, device: torch.device) -> None:
         """Do the copies; they are not under way any more when this returns, raises or is cancelled.
 
-        Raises `ProgramInvalidError` for elements that do not lie at multiples of their size.
+        Raises `ProgramInvalidError` for elements that do not lie at multiples of their size, and
+        `CopyFailedError`.
         """
-        if device.type != "cpu" or copies.size_bytes < LARGE_BYTES:
-            run_copies(copies, device)
-        else:
-            await self.on_thread(lambda: run_copies(copies, device))
+        await self.prepare(copies, device)()
+
+    def prepare(self, copies: Copies, device: torch.device) -> Callable[[], Awaitable[None]]:
+        """What `run` does, later: of small copies everything is ready, which is half the work.
+
+        After a read the caches hold nothing of what prepares copies. Raises `ProgramInvalidError`
+        as `run` does; so may what is returned.
+        """
+        if device.type == "cpu" and copies.size_bytes >= LARGE_BYTES:
+            return lambda: self.on_thread(lambda: prepared_copies(copies, device)())
+        prepared = prepared_copies(copies, device)
+
+        async def run() -> None:
+            prepared()
+
+        return run
 
     async def project(self, rows: Int64s, device: torch.device) -> None:
         """Make the products of a kernels' table; ends as `run` does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from restow.kernels import (
     PieceTableError,
     UnsupportedCast,
     copy_code,
-    copy_pieces,
+    prepare_pieces,
 )
 
 _NO_CODE = -1
@@ -41,14 +42,30 @@ def run_copies(copies: Copies, device: torch.device) -> None:
     Raises `ProgramInvalidError` for elements that do not lie at multiples of their size, and
     `CopyFailedError`.
     """
+    prepared_copies(copies, device)()
+
+
+def prepared_copies(copies: Copies, device: torch.device) -> Callable[[], None]:
+    """All of `run_copies` that touches none of the memory; what is returned does the rest, once.
+
+    Raises `ProgramInvalidError` as `run_copies` does; what is returned raises `CopyFailedError`.
+    """
     if not len(copies):
-        return
-    table = piece_table(copies)
-    try:
-        with finished(device):
-            copy_pieces(table, device, copies.kept)
-    except RuntimeError as error:  # torch's word for whatever it can't do
-        raise CopyFailedError(f"{len(copies)} rows are not copied: {error}") from None
+        return _nothing
+    prepared = prepare_pieces(piece_table(copies), device)
+
+    def run() -> None:
+        try:
+            with finished(device):
+                prepared()
+        except RuntimeError as error:  # torch's word for whatever it can't do
+            raise CopyFailedError(f"{len(copies)} rows are not copied: {error}") from None
+
+    return run
+
+
+def _nothing() -> None:
+    pass
 
 
 def piece_table(copies: Copies) -> PieceTable:

@@ -243,14 +243,18 @@ class Executor:
                 reads += _direct_reads(laid, order, peer)
                 reads += arrivals.reads(source, peer, laid.spans, place)
             reads = joined_reads(reads)
+            turns = [
+                self._copier.prepare(copies, place.device)
+                for copies in arrivals.copies(self._memory)
+            ]
             await self._reader.read(reads, deadline_s)
             if order.hashed:
                 # After the grant P may use its pages: then they differ for no fault of anybody's.
                 if self._clock() > deadline_s:
                     raise late()
                 await compare(whole, order, arrivals, self._memory, self._hasher)
-            for copies in arrivals.copies(self._memory):
-                await self._copier.run(copies, place.device)
+            for turn in turns:
+                await turn()
             if len(whole.projected):
                 await self._copier.project(arrivals.projections(self._memory), place.device)
             self._zero(whole.cleared, whole, order)

@@ -12,7 +12,6 @@ from restow.agents.pieces import Copies, Ends, Grid, grid
 from restow.agents.sides import DST, SRC, Lines, by_pair, cut, pages_of
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
-from restow.kernels import KeptRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,6 @@ class Extraction:
 
     def __init__(self, rows: Int64s, pairs: Sequence[GroupPair], memory: RegionTable) -> None:
         """Sort the rows into parts."""
-        self._kept = KeptRuns()
         self._parts = []
         for pair, table in by_pair(rows, pairs):
             joined = SRC.joined(table) & DST.joined(table)
@@ -95,4 +93,4 @@ class Extraction:
         Raises `PageCountError` and `PageRangeError`.
         """
         grids = [part.bind(staged, dst_blocks, tokens) for part in self._parts]
-        return Copies(tuple(found for found in grids if found is not None), self._kept)
+        return Copies(tuple(found for found in grids if found is not None))

@@ -78,17 +78,28 @@ class Stretches:
     """Runs of tokens that leave no page on the way, and where each begins: arrays ``[stretches]``.
 
     ``first`` counts from token 0 of the prompt. A snapshot is one stretch of one token.
+    ``page_tokens`` is not 0 where they are pages of that size, one after the other, of which only
+    the first and the last may be cut.
     """
 
     first: Int64s
     count: Int64s
+    page_tokens: int = 0
 
-    def within(self, pages: Int64s, page_tokens: int) -> tuple[Int64s, Int64s]:
-        """The page of each stretch, and its first token inside that page."""
+    def within(self, pages: Int64s, page_tokens: int) -> tuple[Int64s, Int64s | None]:
+        """The page of each stretch, and its first token inside that page; None: all are 0."""
         if page_tokens == 0:
-            return pages, np.zeros(1, np.int64)
-        index, in_page = np.divmod(self.first, page_tokens)
-        return pages[index], in_page
+            return pages, None
+        if page_tokens != self.page_tokens:
+            index, in_page = np.divmod(self.first, page_tokens)
+            return pages[index], in_page
+        first_page, cut = divmod(int(self.first[0]), page_tokens)
+        pages = pages[first_page : first_page + len(self.first)]
+        if not cut:
+            return pages, None
+        in_page = np.zeros(len(pages), np.int64)
+        in_page[0] = cut
+        return pages, in_page
 
 
 SNAPSHOT = Stretches(np.zeros(1, np.int64), np.ones(1, np.int64))
@@ -103,14 +114,24 @@ def cut_tokens(tokens: Tokens, page_tokens: Sequence[int]) -> Stretches:
     if tokens.start >= tokens.stop:
         return Stretches(np.empty(0, np.int64), np.empty(0, np.int64))
     sizes = set(page_tokens)
+    if len(sizes) == 1:
+        return _cut_pages(tokens, *sizes)
     edges = [np.array([tokens.start], np.int64)]
     for size in sizes:
         first = (tokens.start // size + 1) * size
         edges.append(np.arange(first, tokens.stop, size, dtype=np.int64))
-    starts = np.concatenate(edges)
-    if len(sizes) > 1:
-        starts = np.unique(starts)
+    starts = np.unique(np.concatenate(edges))
     return Stretches(starts, np.append(starts[1:], tokens.stop) - starts)
+
+
+def _cut_pages(tokens: Tokens, size: int) -> Stretches:
+    """Cut at every multiple of one size."""
+    first = np.arange(tokens.start // size * size, tokens.stop, size, dtype=np.int64)
+    count = np.full(len(first), size, np.int64)
+    first[0] = tokens.start
+    count[0] -= tokens.start % size
+    count[-1] = tokens.stop - first[-1]
+    return Stretches(first, count, size)
 
 
 def check_pages(pages: Int64s, page_count: int, side: str) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.table import ITEM_BYTES
-from restow.kernels import KeptRuns
 
 SPLIT_BYTES = 4096
 """Pieces are cut at multiples of this from their beginning."""
@@ -96,8 +95,6 @@ class Copies:
     """All copies of one GATHER or SCATTER."""
 
     grids: tuple[Grid, ...] = ()
-    kept: KeptRuns | None = None
-    """What is known of copies alike, for other pages, if somebody keeps it."""
 
     def __len__(self) -> int:
         """How many rows of elements are copied."""

@@ -99,7 +99,7 @@ class Lines:
         page, token = stretches.within(pages, form.page_tokens)
         table: Int64s = self.page_stride_bytes * page[:, None]
         table += self.first_address
-        if form.page_tokens:
+        if token is not None:
             table += self.token_stride_bytes * token[:, None]
         return table
 

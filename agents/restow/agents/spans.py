@@ -7,7 +7,7 @@ staging is memory with regions and pages like any other: span ``i`` is region ``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,16 +30,26 @@ class StagedSpans:
     pairs: tuple[GroupPair, ...]
     pair: Int64s
     stride_bytes: Int64s
+    fixed: tuple[RegionTable, int] | None
+    """What `at` finds at address 0, where no tokens change it: all are spans of snapshots."""
 
     @classmethod
     def of(cls, spans: Int64s, pairs: Sequence[GroupPair]) -> StagedSpans:
         """Those of ``spans`` ``[spans, len(SpanColumn)]``."""
         lengths = spans[:, SpanColumn.LENGTH_BYTES]
         stride = -(-lengths // STAGING_ALIGN_BYTES) * STAGING_ALIGN_BYTES
-        return cls(tuple(pairs), spans[:, SpanColumn.GROUP_PAIR], stride)
+        pair = spans[:, SpanColumn.GROUP_PAIR]
+        open_spans = cls(tuple(pairs), pair, stride, None)
+        if any(pairs[number].per_token for number in np.unique(pair)):
+            return open_spans
+        return replace(open_spans, fixed=open_spans.at(Tokens(0, 1), 0))
 
     def at(self, tokens: Tokens, staging_address: int) -> tuple[RegionTable, int]:
         """The spans as regions of a run at ``staging_address``, and the length of that run."""
+        if self.fixed is not None:
+            table, length = self.fixed
+            base = table.base_address + staging_address
+            return RegionTable(base, table.page_stride_bytes, table.page_count), length
         if not len(self.pair):
             return RegionTable(self.pair, self.stride_bytes, self.pair), 0
         counts = [len(pair.src_pages(tokens.start, tokens.stop)) for pair in self.pairs]

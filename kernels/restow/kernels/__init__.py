@@ -5,12 +5,12 @@ Triton is imported when something first runs on a GPU, not before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from restow.kernels import naive, product
-from restow.kernels.interlaced import KeptRuns
 from restow.kernels.piece_table import (
     Column,
     CopyCode,
@@ -34,7 +34,6 @@ __all__ = [
     "Column",
     "CopyCode",
     "FloatCode",
-    "KeptRuns",
     "PieceTable",
     "PieceTableError",
     "ProjectColumn",
@@ -48,25 +47,36 @@ __all__ = [
     "copy_code",
     "copy_pieces",
     "gather",
+    "prepare_pieces",
     "project_windows",
     "scatter",
     "upload_pieces",
 ]
 
 
-def copy_pieces(table: PieceTable, device: torch.device, kept: KeptRuns | None = None) -> None:
+def copy_pieces(table: PieceTable, device: torch.device) -> None:
     """Execute a piece table whose addresses are `device`'s.
 
-    ``kept`` belongs to who copies tables with rows alike; host memory is then copied sooner.
     On the CPU the copy is done on return; on a GPU it is queued on the current stream.
     """
+    prepare_pieces(table, device)()
+
+
+def prepare_pieces(table: PieceTable, device: torch.device) -> Callable[[], None]:
+    """All of `copy_pieces` that touches no memory of the table; call what is returned for the rest.
+
+    On a GPU that is everything, so that upload and launch go to one stream.
+    """
     if device.type == "cpu":
-        naive.copy_pieces(table, kept)
-    else:
+        return naive.prepare_pieces(table)
+
+    def launch() -> None:
         from restow.kernels import copy
 
         with torch.cuda.device(device):
             copy.copy_pieces(table, device)
+
+    return launch
 
 
 def upload_pieces(

@@ -39,25 +39,20 @@ def even_parts(address: Int64s) -> list[slice] | None:
 
 def alike(rows: Int64s) -> list[Int64s]:
     """Group the rows."""
-    return [rows[index] for index in alike_indices(rows)]
-
-
-def alike_indices(rows: Int64s) -> list[Int64s]:
-    """Say which rows are in each group."""
     if not len(rows):
         return []
     kind = [rows[:, column] for column in list(Column)[Column.COUNT :]]
     kind += [rows[:, 0] >> ARENA_BITS, rows[:, 1] >> ARENA_BITS]
     kind = [column for column in kind if np.any(column != column[0])]
     if not kind:
-        return [np.arange(len(rows))]
+        return [rows]
     # Sort by a hash, cut where a column differs: a collision only makes one class more.
     total = sum(column * odd for column, odd in zip(kind, ODD, strict=False))
     order = np.argsort(total, kind="stable")
     differs = np.zeros(len(rows) - 1, dtype=np.bool_)
     for column in kind:
         differs |= np.diff(column[order]) != 0
-    return np.split(order, np.flatnonzero(differs) + 1)
+    return [rows[index] for index in np.split(order, np.flatnonzero(differs) + 1)]
 
 
 def _powers_of_two(rows: Int64s) -> Int64s:

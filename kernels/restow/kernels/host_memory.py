@@ -3,6 +3,7 @@
 import ctypes
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from restow.kernels.codes import Int64s
+from restow.kernels.codes import SRC_BYTES, Int64s
 
 Voids = npt.NDArray[np.void]
 
 RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+UNITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 DTYPES = [*((raw, raw) for raw in RAW.values()), (F32, BF16), (BF16, F32), (F32, F16), (F16, F32),
           (BF16, F16), (F16, BF16)]  # of source and destination, by code  # fmt: skip
@@ -44,6 +46,45 @@ def view(
     reach = sum((size - 1) * step for size, step in zip(sizes, strides_bytes, strict=True))
     flat = torch.frombuffer(_buffer(address, reach + dtype.itemsize), dtype=dtype)
     return flat.as_strided(sizes, [step // dtype.itemsize for step in strides_bytes])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StridedRows:
+    """Rows of elements that are copied as they are, each in one operation of numpy.
+
+    ``source`` and ``target`` are memory from the first element to the last; what is copied from
+    ``reads[i]`` goes to ``writes[i]``.
+    """
+
+    source: npt.NDArray[Any]
+    target: npt.NDArray[Any]
+    reads: list[slice]
+    writes: list[slice]
+
+    @classmethod
+    def of(cls, rows: Int64s) -> "StridedRows":
+        """Rows [n, 6] of a piece table, all of one raw code."""
+        src, dst, count, src_step, dst_step, code = rows.T
+        unit_bytes = int(SRC_BYTES[code[0]])
+        source, reads = _slices(src, count, src_step, unit_bytes)
+        target, writes = _slices(dst, count, dst_step, unit_bytes)
+        return cls(source, target, reads, writes)
+
+    def copy(self) -> None:
+        """Copy all rows."""
+        source, target = self.source, self.target
+        for read, write in zip(self.reads, self.writes, strict=True):
+            target[write] = source[read]
+
+
+def _slices(
+    address: Int64s, count: Int64s, step_bytes: Int64s, unit_bytes: int
+) -> tuple[npt.NDArray[Any], list[slice]]:
+    """View memory from the rows' first element to their last, and say where in it each row is."""
+    first, stop = int(address.min()), address + (count - 1) * step_bytes + unit_bytes
+    flat = np.frombuffer(_buffer(first, int(stop.max()) - first), UNITS[unit_bytes])
+    starts, stops = (((end - first) // unit_bytes).tolist() for end in (address, stop))
+    return flat, list(map(slice, starts, stops, (step_bytes // unit_bytes).tolist()))
 
 
 class Rows:

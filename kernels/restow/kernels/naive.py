@@ -12,13 +12,23 @@ rows and over rows long enough to pay for it, never over short rows. What was me
   the cores are busy; so chunks stay below that, and only whole classes may fork.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 
 from restow.kernels.classes import alike, classes, even_parts
 from restow.kernels.codes import DST_BYTES, SRC_BYTES, Column, CopyCode, Int64s
-from restow.kernels.host_memory import DTYPES, Rows, elements, memmove_rows, zero_rows
-from restow.kernels.interlaced import CHUNK_ELEMS, Interlaced, KeptRuns
+from restow.kernels.host_memory import (
+    DTYPES,
+    Rows,
+    StridedRows,
+    elements,
+    memmove_rows,
+    zero_rows,
+)
+from restow.kernels.interlaced import CHUNK_ELEMS, Interlaced
 from restow.kernels.piece_table import PieceTable
 from restow.kernels.regroup import contiguous
 from restow.kernels.slot_table import SlotTable
@@ -30,16 +40,23 @@ FEW_EQUAL_ROWS = 192  # and as many less than views of rows that need no sorting
 FEW_ROWS_BYTES = 512  # at least, in every one of them
 SHORT_BYTES = 64  # shorter runs may join to longer rows
 CHUNK_BYTES = 256 * 1024  # a temporary that stays in L2
+FEW_STRIDED_ELEMS = 128  # at least, in every one of few rows
 LONG_STRIDED_ELEMS = 1024  # a row of its own: 1.5 us of overhead against 1 us and more
 
 
-def copy_pieces(table: PieceTable, kept: KeptRuns | None = None) -> None:
-    """Execute the table's rows on host memory; ``kept`` is that of tables with rows alike."""
-    found = kept.interlaced(table.rows) if kept is not None else None
-    if found is not None:
-        for one in found:
-            one.copy(table.rows)
-        return
+def copy_pieces(table: PieceTable) -> None:
+    """Execute the table's rows on host memory."""
+    prepare_pieces(table)()
+
+
+def prepare_pieces(table: PieceTable) -> Callable[[], None]:
+    """As much of `copy_pieces` as touches no memory of the table; the rest is what is returned."""
+    if _are_few_strided(table.rows):
+        return StridedRows.of(table.rows).copy
+    return partial(_copy_pieces, table)
+
+
+def _copy_pieces(table: PieceTable) -> None:
     lengths = _run_lengths(table.rows)
     if lengths is not None and len(lengths):
         shortest, longest = int(lengths.min()), int(lengths.max())
@@ -77,11 +94,22 @@ def copy_pieces(table: PieceTable, kept: KeptRuns | None = None) -> None:
             _copy_strided(same)
 
 
+def _are_few_strided(rows: Int64s) -> bool:
+    """Whether handling each row by itself is the least work: windows that are turned are such."""
+    if not 0 < len(rows) <= FEW_ROWS or rows[:, Column.COUNT].min() < FEW_STRIDED_ELEMS:
+        return False
+    code = int(rows[0, Column.CODE])
+    if code > CopyCode.COPY_8 or np.any(rows[:, Column.CODE] != code):
+        return False
+    steps = rows[:, Column.SRC_STEP_BYTES : Column.CODE]
+    return bool(np.any(steps != SRC_BYTES[code]))
+
+
 def _copied_as_runs(same: Int64s) -> bool:
     """Copy rows of equal shape if they interlace."""
-    found = Interlaced.of(same, np.arange(len(same)))
+    found = Interlaced.of(same)
     if found is not None:
-        found.copy(same)
+        found.copy()
     return found is not None
 
 
