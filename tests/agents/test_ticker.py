@@ -10,7 +10,16 @@ from typing import cast
 import pytest
 
 from agent_harness.waiting import until
-from restow.agents.ticker import ALERT_FOR_S, ALERT_S, BUSY_S, REST_S, WORK_S, Ticker, pause_s
+from restow.agents.ticker import (
+    ALERT_FOR_S,
+    ALERT_S,
+    BUSY_S,
+    REST_S,
+    SUSPECT_FOR_S,
+    WORK_S,
+    Ticker,
+    pause_s,
+)
 
 
 class Notes:
@@ -75,6 +84,27 @@ def test_work_that_is_expected_is_looked_after_soon() -> None:
 
 def test_a_tick_that_found_work_is_soon_followed_by_another() -> None:
     _, notes = started(Work(busy_s=2 * WORK_S))
+    notes.ring()
+    assert notes.pauses[-1] <= ALERT_S
+
+
+def test_one_long_tick_may_have_been_chance() -> None:
+    work = Work(busy_s=2 * WORK_S)
+    _, notes = started(work)
+    notes.ring()
+    work.busy_s = 0.0
+    time.sleep(SUSPECT_FOR_S)
+    notes.ring()
+    assert notes.pauses[-1] == REST_S
+
+
+def test_two_long_ticks_in_a_row_are_work() -> None:
+    work = Work(busy_s=2 * WORK_S)
+    _, notes = started(work)
+    notes.ring()
+    notes.ring()
+    work.busy_s = 0.0
+    time.sleep(SUSPECT_FOR_S)
     notes.ring()
     assert notes.pauses[-1] <= ALERT_S
 

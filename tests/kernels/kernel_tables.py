@@ -23,7 +23,7 @@ def tables(draw: st.DrawFn, max_rows: int = 40, max_count: int = 70) -> tuple[Pi
         code = draw(st.sampled_from(CopyCode))
         src_unit, dst_unit = int(SRC_BYTES[code]), int(DST_BYTES[code])
         n = draw(st.integers(1, max_rows - len(rows)))
-        count = draw(st.sampled_from((0, 1, 2, 3, 5, 8, 32, 63, max_count)))
+        count = draw(st.sampled_from((0, 1, 2, 3, 5, 8, 32, 63, max_count, 128)))
         src_step = src_unit * draw(st.sampled_from((1, 1, 2, 3, 17)))
         dst_step = dst_unit * draw(st.sampled_from((1, 1, 2, 3)))
         span = max(count - 1, 0) * src_step + src_unit

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from kernel_arena import DTYPES, Arena, assert_copies
+from kernel_arena import DTYPES, POISON, Arena, assert_copies, copy_elements, moved
 from kernel_tables import tables
 
-from restow.kernels import CopyCode, PieceTable, copy_pieces, gather, naive, scatter
+from restow.kernels import CopyCode, PieceTable, copy_pieces, gather, naive, prepare_pieces, scatter
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
 
 # The interpreter casts with numpy, which warns where float16 overflows to infinity.
@@ -60,6 +60,14 @@ def test_odd_sizes(run: CopyPieces, code: CopyCode, count: int) -> None:
     dense = (0, 0, count, src_unit, dst_unit, code)
     strided = (8, 8 * count + 8, count, 3 * src_unit, 2 * dst_unit, code)
     assert_copies(run, table_of(source, target, dense, strided), target)
+
+
+@both
+@pytest.mark.parametrize("other", [CopyCode.COPY_4, CopyCode.F32_BF16])
+def test_long_strided_rows_of_two_kinds(run: CopyPieces, other: CopyCode) -> None:
+    source, target = Arena(8000, seed=2), Arena(8000)
+    rows = (0, 0, 200, 6, 2, CopyCode.COPY_2), (2000, 400, 300, 12, 8, other)
+    assert_copies(run, table_of(source, target, *rows), target)
 
 
 @both
@@ -136,6 +144,20 @@ def test_rows_that_interlace_on_one_side(
     source, target = Arena(size, seed=1), Arena(size)
     table = table_of(source, target, *rows[0 if complete else 1 :])
     assert_copies(naive.copy_pieces, table, target)
+
+
+@pytest.mark.parametrize("count", [4, 600])
+def test_what_is_prepared_touches_no_memory_until_it_runs(count: int) -> None:
+    rows, size = windows(3, count, CopyCode.COPY_2, False, ([0, 1], [1, 0]))
+    source, target = Arena(size), Arena(size)
+    table = table_of(source, target, *rows)
+    run = prepare_pieces(table, CPU)
+    assert np.all(target.memory == POISON)
+    source.bytes[:] = np.random.default_rng(0).integers(0, 256, size)  # as a read does
+    want = target.twin()
+    copy_elements(moved(table, target, want))
+    run()
+    assert np.array_equal(target.memory, want.memory)
 
 
 def interesting(dtype: torch.dtype) -> torch.Tensor:

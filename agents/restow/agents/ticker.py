@@ -10,20 +10,25 @@ BUSY_S = 0.001
 ALERT_S = 0.005
 ALERT_FOR_S = 10.0
 REST_S = 0.1
-WORK_S = 150e-6  # an idle tick takes 2 to 80 microseconds, by the warmth of the caches
+SUSPECT_FOR_S = 0.05
+WORK_S = 150e-6
+"""An idle tick takes 2 to 80 us. One after a large read, which leaves nothing in the caches, may
+take longer than this; the next one does not."""
 
 
 class Ticker:
     """Calls ``work`` on an event loop, for peers that read over transports which need this side.
 
-    A tick that takes long has had work to do; then more is likely to come. A rank that nobody
-    reads is looked after rarely, because a host has many ranks.
+    A tick that takes long may have had work to do: it is looked again at once. Two in a row have
+    had some; then more is likely to come. A rank that nobody reads is looked after rarely, because
+    a host has many ranks.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
         """`start` begins; ``work`` must not block."""
         self._work = work
-        self._worked_s = -ALERT_FOR_S
+        self._worked_s = self._suspected_s = -ALERT_FOR_S
+        self._took_long = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._next: asyncio.TimerHandle | None = None
 
@@ -49,15 +54,22 @@ class Ticker:
         try:
             self._work()
         finally:
-            if time.thread_time() - began_s > WORK_S:
+            took_long = time.thread_time() - began_s > WORK_S
+            if took_long and self._took_long:
                 self._worked_s = time.monotonic()
+            elif took_long:
+                self._suspected_s = time.monotonic()
+            self._took_long = took_long
             self._plan()
 
     def _plan(self) -> None:
         if self._next is not None:
             self._next.cancel()
         if self._loop is not None:
-            pause = pause_s(time.monotonic() - self._worked_s)
+            now_s = time.monotonic()
+            pause = pause_s(now_s - self._worked_s)
+            if now_s - self._suspected_s < SUSPECT_FOR_S:
+                pause = min(pause, pause_s(now_s - self._suspected_s))
             self._next = self._loop.call_later(pause, self._tick)
 
 
