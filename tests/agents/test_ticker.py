@@ -88,25 +88,35 @@ def test_a_tick_that_found_work_is_soon_followed_by_another() -> None:
     assert notes.pauses[-1] <= ALERT_S
 
 
-def test_one_long_tick_may_have_been_chance() -> None:
-    work = Work(busy_s=2 * WORK_S)
-    _, notes = started(work)
-    notes.ring()
-    work.busy_s = 0.0
-    time.sleep(SUSPECT_FOR_S)
-    notes.ring()
-    assert notes.pauses[-1] == REST_S
+class Clock:
+    """Stands in for the ticker's `time`: it stands still until it is set."""
+
+    thread_time = staticmethod(time.thread_time)
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
 
 
-def test_two_long_ticks_in_a_row_are_work() -> None:
-    work = Work(busy_s=2 * WORK_S)
+@pytest.mark.parametrize(
+    ("long_ticks", "then_s"),
+    [pytest.param(1, REST_S, id="chance"), pytest.param(2, ALERT_S, id="work")],
+)
+def test_only_long_ticks_in_a_row_are_work(
+    long_ticks: int, then_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, work = Clock(), Work(busy_s=2 * WORK_S)
+    monkeypatch.setattr("restow.agents.ticker.time", clock)
     _, notes = started(work)
-    notes.ring()
-    notes.ring()
+    for _ in range(long_ticks):
+        notes.ring()
+        assert notes.pauses[-1] == BUSY_S
     work.busy_s = 0.0
-    time.sleep(SUSPECT_FOR_S)
+    clock.now_s += 2 * SUSPECT_FOR_S
     notes.ring()
-    assert notes.pauses[-1] <= ALERT_S
+    assert notes.pauses[-1] == then_s
 
 
 def test_a_tick_that_fails_is_not_the_last() -> None:
