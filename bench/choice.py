@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import uvloop
@@ -16,7 +17,7 @@ from geometry import geometries
 from rows import Row, Yield, compared
 from scene import Engines, contiguous, scene
 
-from restow.agents.async_agent import AgentSettings
+from restow.agents.settings import AgentSettings
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.families import (
     AttentionSpec,
@@ -47,7 +48,9 @@ PIECES = {
     1_048_576: (256, 1024),
 }
 """Bytes of a piece, which is a page: the width of a head, tokens of a page."""
-TRANSPORTS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp,self"}}
+BY_NIXL = "shared memory by NIXL"
+"""Where agents do not read other processes themselves."""
+TRANSPORTS = {"shared memory": {}, BY_NIXL: {}, "TCP": {"UCX_TLS": "tcp,self"}}
 PAIRS = ((1, 1), (2, 4), (4, 2))
 PAGES = (16, 64)
 MOST_BYTES = 160 << 20
@@ -66,6 +69,7 @@ class Case:
     pack_goal: float | None = None
     """Of the speed of `slices`."""
     read_threads: int = READ_THREADS
+    host_reads: bool | None = None
 
 
 def pieces() -> Iterator[Case]:
@@ -83,7 +87,8 @@ def pieces() -> Iterator[Case]:
             name = f"pieces of {piece_bytes} bytes, {transport}"
             plan = make_plan(layout, layout)
             # One thread: whether a second one helps is learned anew by every agent.
-            yield Case(name, plan, tokens, environment, pack_goal=goal, read_threads=1)
+            host_reads = False if transport == BY_NIXL else None
+            yield Case(name, plan, tokens, environment, None, goal, 1, host_reads)
 
 
 def models() -> Iterator[Case]:
@@ -122,10 +127,12 @@ def run_models(put: Yield, repeats: int, words: Sequence[str] = ()) -> None:
 
 
 def _run(suite: str, cases: Iterator[Case], put: Yield, repeats: int) -> None:
-    with _brokers() as brokers:
-        for index, case in enumerate(cases):
-            for row in uvloop.run(_measure(suite, case, f"{index}", brokers, repeats)):
-                put(row)
+    # Costs are kept for each pair of hosts: how they are read must not change under a broker.
+    for _, alike in groupby(cases, lambda case: (case.environment, case.host_reads)):
+        with _brokers() as brokers:
+            for index, case in enumerate(alike):
+                for row in uvloop.run(_measure(suite, case, f"{index}", brokers, repeats)):
+                    put(row)
 
 
 @contextmanager
@@ -151,7 +158,7 @@ async def _measure(
 ) -> list[Row]:
     plan, layouts = case.plan, (case.plan.source, case.plan.destination)
     kinds = {
-        strategy.value: Engines(layouts, brokers[strategy], case.read_threads)
+        strategy.value: Engines(layouts, brokers[strategy], case.read_threads, case.host_reads)
         for strategy in SENDING
         if _serves(plan, strategy)
     }

@@ -10,13 +10,14 @@ import json
 import logging
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 from touched import touched
 
 from restow.agents import Agent
-from restow.agents.async_agent import AgentSettings
 from restow.agents.memory import RegionMemory
+from restow.agents.settings import AgentSettings
 from restow.broker.logs import log_to_stderr
 
 
@@ -25,6 +26,13 @@ def allocate(name: str, page_count: int, page_stride_bytes: int, stack: ExitStac
     view = touched(page_count * page_stride_bytes)
     stack.callback(id, view)  # the reference is what keeps the mapping
     return RegionMemory(name, view.ctypes.data, page_count, page_stride_bytes)
+
+
+def _settings(
+    staging_bytes: int, read_threads: int, host_reads: bool | None, **_: object
+) -> AgentSettings:
+    settings = AgentSettings(staging_bytes=staging_bytes, read_threads=read_threads)
+    return settings if host_reads is None else replace(settings, host_reads=host_reads)
 
 
 def main() -> None:
@@ -53,10 +61,7 @@ def main() -> None:
                         region(name, page_count, stride_bytes)
                         for name, page_count, stride_bytes in served["regions"]
                     ],
-                    settings=AgentSettings(
-                        staging_bytes=served["staging_bytes"],
-                        read_threads=served["read_threads"],
-                    ),
+                    settings=_settings(**served),
                 )
             )
         print("ready", flush=True)

@@ -40,11 +40,13 @@ RANK = [sys.executable, str(Path(__file__).with_name("rank.py"))]
 
 @dataclass(frozen=True)
 class Engines:
-    """A P and a D of one kind: their layouts, their broker, and with how many threads D reads."""
+    """A P and a D of one kind: their layouts, their broker, and how D reads."""
 
     layouts: tuple[Layout, Layout]
     broker: str
     read_threads: int
+    host_reads: bool | None = None
+    """None: as agents do by themselves."""
 
 
 def contiguous(plan: Plan, tokens: int) -> tuple[Layout, Layout]:
@@ -189,6 +191,7 @@ def _worker(
                 "regions": [(r.name, pages[r.group], r.page_stride_bytes) for r in rank.regions],
                 "staging_bytes": STAGING_BYTES,
                 "read_threads": engines.read_threads,
+                "host_reads": engines.host_reads,
             }
         )
     process = subprocess.Popen(

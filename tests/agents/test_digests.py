@@ -16,11 +16,12 @@ from agent_harness.handover import destination_memory, hand_over, programs, send
 from agent_harness.world import POISON, Case, RankMemory, blocks, make_case
 from laws.strategies import SENDING
 from restow.agents import reader
-from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.async_agent import AsyncAgent
 from restow.agents.digests import Hasher
 from restow.agents.extents import Extents, one_extent, source_extents
 from restow.agents.memory import region_table
 from restow.agents.paging import Tokens
+from restow.agents.settings import AgentSettings
 from restow.broker import wire_program
 from restow.broker.layout import Field
 from restow.broker.planner import Program, Strategy

@@ -14,10 +14,10 @@ import pytest
 from agent_harness.processes import READY, child
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, DaemonAgent, SharedMemory, SharedRegion
-from restow.agents.async_agent import AgentSettings
 from restow.agents.cli import run_agent_daemon
 from restow.agents.errors import TransportFailedError
 from restow.agents.interfaces import Interfaces, InterfaceWatch, uses_tcp
+from restow.agents.settings import AgentSettings
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout

@@ -13,10 +13,11 @@ import pytest
 from agent_harness.fake_broker import AgentStream, FakeBroker
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent
-from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError
 from restow.agents.link import Link
 from restow.agents.memory import RegionMemory
+from restow.agents.settings import AgentSettings
 from restow.broker.client.backoff import LAST_S, LONGEST_S
 from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError
 from restow.broker.core.limits import Limits

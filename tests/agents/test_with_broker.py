@@ -14,7 +14,8 @@ from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import POISON, make_case
 from laws.strategies import SENDING
-from restow.agents.async_agent import AgentSettings, AsyncAgent, host_name
+from restow.agents.async_agent import AsyncAgent, host_name
+from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.core.limits import Limits
 from restow.broker.planner import CostModel, Strategy
@@ -31,7 +32,10 @@ from restow.broker.server.settings import BrokerSettings
         *(("stages", one) for one in SENDING if one is not Strategy.AUTO),
     ],
 )
-async def test_a_request_ends_with_every_byte_in_place(name: str, strategy: Strategy) -> None:
+@pytest.mark.parametrize("host_reads", [True, False], ids=["by itself", "by NIXL"])
+async def test_a_request_ends_with_every_byte_in_place(
+    host_reads: bool, name: str, strategy: Strategy
+) -> None:
     case = make_case(name)
     fields = {field.name: field for field in case.destination.model.fields}
     memory = destination_memory(case)
@@ -47,10 +51,17 @@ async def test_a_request_ends_with_every_byte_in_place(name: str, strategy: Stra
             EngineSession("D", "life-1", case.destination, broker.address)
         )
         process = await stack.enter_async_context(child(serve_source, name, broker.address))
+        agents = []
         for rank, own in memory.items():
             agent = AsyncAgent(
-                broker.address, "D", "life-1", rank, own.regions, AgentSettings(8 << 20)
+                broker.address,
+                "D",
+                "life-1",
+                rank,
+                own.regions,
+                AgentSettings(8 << 20, host_reads=host_reads),
             )
+            agents.append(agent)
             await agent.start()
             stack.push_async_callback(agent.close)
         for handoff_id in ("h1", "h2"):  # the second one finds programs and peers known
@@ -64,6 +75,8 @@ async def test_a_request_ends_with_every_byte_in_place(name: str, strategy: Stra
             assert (await asyncio.wait_for(released, WAIT_S)).done
             for rank, own in memory.items():
                 assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
+        readers = [agent._reader for agent in agents]
+        assert {one.reads_itself(peer) for one in readers for peer in one._known} == {host_reads}
 
 
 async def test_agents_may_begin_before_their_engine_is_known() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from engines.test_vllm_sides import Session
-from restow.agents.async_agent import AgentSettings
 from restow.agents.engines.vllm.decode import DecodeSide
 from restow.agents.engines.vllm.ends import SILENCE_S, SILENT, Ends
 from restow.agents.engines.vllm.prefill import PrefillSide
+from restow.agents.settings import AgentSettings
 from restow.broker.client import HandoffEnded
 from restow.broker.core.limits import Limits
 

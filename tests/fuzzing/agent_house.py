@@ -19,13 +19,14 @@ from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
 from restow.agents import copying, projecting, transport
-from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.async_agent import AsyncAgent
 from restow.agents.digests import DIGEST_BYTES, Hasher
 from restow.agents.errors import PeerLostError
 from restow.agents.extents import Extents
 from restow.agents.memory import Place
 from restow.agents.orders import region_to_proto
 from restow.agents.pieces import Copies, Descriptors
+from restow.agents.settings import AgentSettings
 from restow.agents.transport import Flight
 from restow.broker import wire, wire_program
 from restow.broker.layout.rows import Int64s
@@ -178,7 +179,7 @@ class AgentHouse:
         ]
 
     async def _open(self, rank: int) -> AsyncAgent:
-        settings = AgentSettings(staging_bytes=STAGING_BYTES, read_threads=1)
+        settings = AgentSettings(staging_bytes=STAGING_BYTES, read_threads=1, host_reads=False)
         agent = AsyncAgent("nowhere:1", "E", "life", rank, self.memory.regions, settings)
         agent._link.send = self.answers.append  # type: ignore[method-assign, assignment]
         return agent

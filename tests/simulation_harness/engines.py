@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.async_agent import AsyncAgent
+from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from simulation_harness.virtual_loop import Process, VirtualLoop
@@ -84,7 +85,7 @@ class Engine:
             self.life,
             rank,
             self._memory.regions[rank],
-            AgentSettings(staging_bytes=STAGING_BYTES, read_threads=1),
+            AgentSettings(staging_bytes=STAGING_BYTES, read_threads=1, host_reads=False),
         )
         agent.begin()
         self.agents.append(agent)

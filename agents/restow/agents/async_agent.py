@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,11 @@ from restow.agents.errors import (
 )
 from restow.agents.executor import Executor
 from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
+from restow.agents.host_memory import HostMark, HostRanges
 from restow.agents.interfaces import InterfaceWatch
 from restow.agents.link import Link
 from restow.agents.memory import (
+    Place,
     RegionMemory,
     Staging,
     registrations,
@@ -34,8 +35,9 @@ from restow.agents.memory import (
     staging_place,
 )
 from restow.agents.reader import Reader
+from restow.agents.settings import AgentSettings
 from restow.agents.ticker import Ticker
-from restow.agents.transport import NixlTransport, TransportSettings
+from restow.agents.transport import NixlTransport
 from restow.broker import wire_program
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
@@ -52,23 +54,6 @@ def host_name() -> str:
     with contextlib.suppress(OSError):
         return f"{socket.gethostname()}/{BOOT_ID.read_text().strip()[:8]}"
     return socket.gethostname()
-
-
-def _read_threads() -> int:
-    return min(2, len(os.sched_getaffinity(0)))
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSettings:
-    """How an agent works."""
-
-    staging_bytes: int = 64 << 20
-    """Size of the pool for gathering, and of the one for scattering. 0: neither can be done."""
-    quarantine_s: float = 6.0
-    """How long a read that failed may take to end by itself."""
-    read_threads: int = field(default_factory=_read_threads)
-    """Threads that copy a large read between processes of one host: two, or as many as cores."""
-    transport: TransportSettings = field(default_factory=TransportSettings)
 
 
 class AsyncAgent:
@@ -106,10 +91,12 @@ class AsyncAgent:
         self._interfaces = InterfaceWatch()
         self._on_lost = on_lost
         self._serving = self._open_transport(self._gather)
+        self._mark = HostMark(self._serving.name) if self._settings.host_reads else None
         self._reader = Reader(
             lambda: self._open_transport(self._scatter),
             self._settings.quarantine_s,
             threads=self._settings.read_threads,
+            own=HostRanges.of(self._registered(self._scatter)) if self._mark else None,
         )
         self._copier = Copier()
         self._executor = Executor(
@@ -153,6 +140,7 @@ class AsyncAgent:
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
         self._pending.cancel()
+        self._wipe_mark()
         await self._link.close()
         self._reader.close()
         await self._drain(kinds=("stage", "hold", "measure", "execute"))
@@ -174,6 +162,7 @@ class AsyncAgent:
             regions=[orders.region_to_proto(region) for region in self._regions],
             staging_bytes=self._settings.staging_bytes,
             host=host_name(),
+            host_memory=self._shown(),
         )
 
     def welcomed(self, broker_epoch: str) -> None:
@@ -222,12 +211,23 @@ class AsyncAgent:
 
     def _open_transport(self, staging: Staging) -> NixlTransport:
         transport = NixlTransport(self._label, self._settings.transport)
-        for begin, length_bytes, place in registrations(self._regions):
-            transport.register(begin, length_bytes, place)
+        for registered in self._registered(staging):
+            transport.register(*registered)
+        return transport
+
+    def _registered(self, staging: Staging) -> list[tuple[int, int, Place]]:
+        """Address, bytes and place of what is read, or read into."""
+        found = registrations(self._regions)
         if staging.size_bytes:
             place = staging_place([region.place for region in self._regions])
-            transport.register(staging.address, staging.size_bytes, place)
-        return transport
+            found.append((staging.address, staging.size_bytes, place))
+        return found
+
+    def _shown(self) -> bytes:
+        """For processes of the same host. Empty: they read by NIXL."""
+        if self._mark is None:
+            return b""
+        return self._mark.show(HostRanges.of(self._registered(self._gather))).encoded()
 
     def _begin(self, key: tuple[str, int, int], work: Coroutine[Any, Any, None]) -> None:
         """Work on an order beside the others; one that is being worked on changes nothing."""
@@ -295,6 +295,10 @@ class AsyncAgent:
             task.cancel()
         self._executor.let_go(number)
 
+    def _wipe_mark(self) -> None:
+        if self._mark is not None:
+            self._mark.wipe()
+
     def _check_load(self) -> None:
         if len(self._tasks) > MAX_ORDERS:
             raise AgentBusyError(f"rank {self._rank} works on {MAX_ORDERS} orders already")
@@ -333,6 +337,7 @@ class AsyncAgent:
         """Leave the broker for good: it tells everybody else."""
         self._log.error("memory can be read no more", reason=error.reason, detail=error.message)
         self._ticker.stop()
+        self._wipe_mark()
         self._serving.close()
         self._link.give_up(error)
         self._on_lost(error)

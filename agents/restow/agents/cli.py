@@ -11,8 +11,8 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from restow.agents.async_agent import AgentSettings
 from restow.agents.daemon import AgentDaemon
+from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
@@ -22,6 +22,7 @@ def run_agent_daemon(
     broker: str | None,
     socket_path: str | Path,
     read_threads: int | None = None,
+    host_reads: bool | None = None,
     credentials: Credentials | None = None,
 ) -> None:
     """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
@@ -35,6 +36,8 @@ def run_agent_daemon(
     settings = AgentSettings()
     if read_threads is not None:
         settings = replace(settings, read_threads=read_threads)
+    if host_reads is not None:
+        settings = replace(settings, host_reads=host_reads)
     uvloop.run(_serve(broker, Path(socket_path), settings, credentials))
 
 

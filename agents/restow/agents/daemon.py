@@ -11,8 +11,9 @@ from pathlib import Path
 import grpc
 import structlog
 
-from restow.agents.async_agent import AgentSettings, AsyncAgent
+from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
+from restow.agents.settings import AgentSettings
 from restow.agents.shared_regions import OpenedRegions
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RequestError, RestowError

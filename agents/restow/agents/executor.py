@@ -110,7 +110,7 @@ class Executor:
         """Know an agent to read from."""
         self._laid.forget_peer(peer.agent_name)
         self._peers[peer.agent_name] = peer
-        self._reader.add_peer(peer.agent_name, peer.metadata)
+        self._reader.add_peer(peer.agent_name, peer.metadata, peer.host_memory)
 
     def forget_peer(self, agent_name: str) -> None:
         """A peer is gone; what is read from it fails. May be repeated."""
@@ -184,7 +184,10 @@ class Executor:
             staging_place(self._places),
             PROBE_S,
         )
-        return await asyncio.to_thread(find_transport, one, peer.metadata)
+        found = await asyncio.to_thread(find_transport, one, peer.metadata)
+        if self._reader.reads_itself(peer.agent_name):
+            return found._replace(method=f"{found.method}, pieces by process_vm_readv")
+        return found
 
     async def execute(self, order: ExecuteOrder) -> ReadReport:
         """Fill own pages from the sources, or zero the snapshots that a failed order would fill.

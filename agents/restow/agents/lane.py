@@ -6,8 +6,10 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from restow.agents.errors import AgentClosedError, AgentError, PeerLostError, ReadDeadlineError
+from restow.agents.host_reads import HostPeer
 from restow.agents.memory import Place
 from restow.agents.pieces import Descriptors
 from restow.agents.transport import Flight, NixlTransport
@@ -21,6 +23,15 @@ class Read:
     descriptors: Descriptors
     src: Place
     dst: Place
+
+
+class Known(NamedTuple):
+    """How a peer is read."""
+
+    metadata: bytes
+    """By NIXL."""
+    host_peer: HostPeer | None = None
+    """By this process itself, if it can."""
 
 
 class Lane:
@@ -52,25 +63,32 @@ class Lane:
         return self._lock.locked()
 
     def post(
-        self, read: Read, metadata: bytes, deadline_s: float, clock: Callable[[], float]
+        self, read: Read, known: Known, deadline_s: float, clock: Callable[[], float]
     ) -> Flight:
-        """Begin to read; on CMA all is read when this returns.
+        """Begin to read; between processes of one host all is read when this returns.
 
         Raises `ReadDeadlineError`, `PeerLostError`, `ReadFailedError` and `AgentClosedError`.
         """
-        peer = read.peer
-        with self._lock:
+        peer, host_peer = read.peer, known.host_peer
+
+        def check() -> None:
             if self._closing:
                 raise AgentClosedError("the agent was closed before a read")
             if clock() > deadline_s:
                 raise late()
+
+        with self._lock:
+            check()
             self._tidy()
+            if host_peer is not None and host_peer.gains(read.descriptors, read.src, read.dst):
+                host_peer.read(read.descriptors, check)
+                return Flight(peer, None, True)
             self._leaving.discard(peer)
             if peer in self._broken and not self._flies_from(peer):
                 self._transport.forget_peer(peer)
                 self._broken.discard(peer)
             try:
-                self._transport.add_peer(peer, metadata)
+                self._transport.add_peer(peer, known.metadata)
                 flight = self._transport.read(peer, read.descriptors, read.src, read.dst)
             except PeerLostError:
                 self._broken.add(peer)

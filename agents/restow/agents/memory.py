@@ -142,7 +142,7 @@ class SharedMemory:
         """Use `create` or `attach`."""
         self.name = name
         self.size_bytes = size_bytes
-        self.address = _address_of(mapping)
+        self.address = address_of(mapping)
         self._mapping = mapping
         self._owned = owned
 
@@ -271,7 +271,7 @@ class HostStaging:
         """Map at least one page."""
         self.size_bytes = size_bytes
         self._mapping = mmap.mmap(-1, max(size_bytes, mmap.PAGESIZE))
-        self.address = _address_of(self._mapping)
+        self.address = address_of(self._mapping)
 
 
 class CudaStaging:
@@ -302,5 +302,6 @@ def _path(name: str) -> str:
     return f"{SHARED_MEMORY_FOLDER}/{name}"
 
 
-def _address_of(mapping: mmap.mmap) -> int:
+def address_of(mapping: mmap.mmap) -> int:
+    """Where a mapping begins."""
     return np.frombuffer(mapping, np.uint8).ctypes.data

@@ -9,6 +9,7 @@ import numpy as np
 
 from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
+from restow.agents.host_memory import HostMemory
 from restow.agents.memory import MemoryKind, Place, RegionMemory, are_at, staging_place
 from restow.broker import wire
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES
@@ -36,6 +37,8 @@ class Peer:
     metadata: bytes
     regions: RegionTable
     places: tuple[Place, ...]
+    host_memory: HostMemory | None = None
+    """None: only NIXL reads it."""
 
     @cached_property
     def page_strides_bytes(self) -> tuple[int, ...]:
@@ -162,6 +165,7 @@ def peer_from_proto(message: pb.Peer) -> Peer:
             _int64s([region.page_count for region in message.regions]),
         ),
         tuple(Place(_KINDS[region.memory], region.device_id) for region in message.regions),
+        HostMemory.decoded(message.host_memory),
     )
 
 

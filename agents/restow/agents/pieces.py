@@ -39,6 +39,20 @@ class Descriptors:
             np.concatenate([part.length_bytes for part in parts]),
         )
 
+    def cut(self, limit_bytes: int) -> Descriptors:
+        """The same bytes in pieces of at most so many."""
+        if not (self.length_bytes > limit_bytes).any():
+            return self
+        parts = np.maximum(-(-self.length_bytes // limit_bytes), 1)
+        index = np.repeat(np.arange(len(parts)), parts)
+        first = np.cumsum(parts) - parts
+        offset = limit_bytes * (np.arange(len(index)) - first[index])
+        return Descriptors(
+            self.src_address[index] + offset,
+            self.dst_address[index] + offset,
+            np.minimum(self.length_bytes[index] - offset, limit_bytes),
+        )
+
     def split(self, count: int) -> list[Descriptors]:
         """The same bytes in ``count`` parts that take about as long; a piece may be cut."""
         stops = np.cumsum(self.length_bytes)

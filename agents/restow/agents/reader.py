@@ -10,14 +10,16 @@ stopped, not dead), the lane that it flew on is retired: it takes no new reads, 
 reads have ended, its NIXL agent is closed. New reads get a new lane meanwhile. Nobody reads from a
 lane, so that closing one is nobody else's business.
 
-Between processes of one host the thread that posts a read copies all of it (CMA), so large reads
-are posted on threads of their own, and those from a peer that is known to be read so are shared
-out over several lanes, while there are cores for them (`restow.agents.spreading`).
+Between processes of one host the thread that posts a read copies all of it, by NIXL (CMA) or by
+`restow.agents.host_reads`, so large reads are posted on threads of their own, and those from a peer
+that is known to be read so are shared out over several lanes, while there are cores for them
+(`restow.agents.spreading`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,8 +27,10 @@ from dataclasses import replace
 
 import structlog
 
-from restow.agents.errors import AgentClosedError, AgentError, PeerLostError
-from restow.agents.lane import Lane, Read, late
+from restow.agents.errors import AgentClosedError, AgentError, PeerLostError, ReadFailedError
+from restow.agents.host_memory import HostMemory, HostRanges
+from restow.agents.host_reads import HostPeer
+from restow.agents.lane import Known, Lane, Read, late
 from restow.agents.spreading import Spreading
 from restow.agents.transport import Flight, NixlTransport
 
@@ -49,17 +53,20 @@ class Reader:
         quarantine_s: float = 6.0,
         clock: Callable[[], float] = time.monotonic,
         threads: int = 1,
+        own: HostRanges | None = None,
     ) -> None:
         """Open the first lane; others, up to ``threads``, when they can help.
 
         ``open_transport`` registers what reads may land in; it is called on other threads too.
+        ``own`` is the host memory among that; None: all is read by NIXL.
         """
         self._open_transport = open_transport
         self._quarantine_s = quarantine_s
         self._clock = clock
         self._width = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="restow-read")
-        self._metadata: dict[str, bytes] = {}
+        self._own = own
+        self._known: dict[str, Known] = {}
         self._lanes = [Lane(open_transport())]
         self._opening: Future[NixlTransport] | None = None
         self._retired: list[Lane] = []
@@ -79,13 +86,22 @@ class Reader:
         """Lanes that take new reads."""
         return len(self._lanes)
 
-    def add_peer(self, peer: str, metadata: bytes) -> None:
-        """Know a peer; it is connected by its first read."""
-        self._metadata[peer] = metadata
+    def add_peer(self, peer: str, metadata: bytes, host_memory: HostMemory | None = None) -> None:
+        """Know a peer; it is connected by its first read by NIXL."""
+        host_peer = None
+        if host_memory is not None and self._own is not None:
+            with contextlib.suppress(PeerLostError, ReadFailedError):
+                host_peer = HostPeer(peer, host_memory, self._own)
+        self._known[peer] = Known(metadata, host_peer)
+
+    def reads_itself(self, peer: str) -> bool:
+        """Whether pieces of the peer's memory are read without NIXL."""
+        known = self._known.get(peer)
+        return known is not None and known.host_peer is not None
 
     def forget_peer(self, peer: str) -> None:
         """A peer is gone: its reads in flight fail, new ones are refused. May be repeated."""
-        self._metadata.pop(peer, None)
+        self._known.pop(peer, None)
         self._copied.discard(peer)
         for lane in (*self._lanes, *self._retired):
             lane.forget_peer(peer)
@@ -161,7 +177,7 @@ class Reader:
 
     def _saw(self, read: Read, flight: Flight) -> None:
         """A large read was posted: learn whether more threads would make such reads faster."""
-        if flight.done and self._width > 1 and read.peer in self._metadata:
+        if flight.done and self._width > 1 and read.peer in self._known:
             self._copied.add(read.peer)
             if len(self._lanes) < self._width and self._opening is None and not self._closed:
                 self._opening = self._threads.submit(self._open_transport)
@@ -231,8 +247,8 @@ class Reader:
         return None
 
     async def _post(self, lane: Lane, read: Read, deadline_s: float, shared: bool) -> Flight:
-        metadata = self._metadata.get(read.peer)
-        if metadata is None:
+        known = self._known.get(read.peer)
+        if known is None:
             raise PeerLostError(f"agent {read.peer} is not known here", agent=read.peer)
         if self._clock() > deadline_s:
             raise late()
@@ -240,12 +256,12 @@ class Reader:
             raise AgentClosedError("the agent was closed before a read")
         large = read.descriptors.size_bytes >= LARGE_BYTES
         if not large and not lane.busy:
-            flight = lane.post(read, metadata, deadline_s, self._clock)
+            flight = lane.post(read, known, deadline_s, self._clock)
             await asyncio.sleep(0)
             return flight
         loop = asyncio.get_running_loop()
         flight, ran_s, elapsed_s = await loop.run_in_executor(
-            self._threads, self._timed_post, lane, read, metadata, deadline_s
+            self._threads, self._timed_post, lane, read, known, deadline_s
         )
         if large:
             self._saw(read, flight)
@@ -254,11 +270,11 @@ class Reader:
         return flight
 
     def _timed_post(
-        self, lane: Lane, read: Read, metadata: bytes, deadline_s: float
+        self, lane: Lane, read: Read, known: Known, deadline_s: float
     ) -> tuple[Flight, float, float]:
         """Post, and for how long this thread ran, of how long."""
         began_s, ran_s = time.perf_counter(), time.thread_time()
-        flight = lane.post(read, metadata, deadline_s, self._clock)
+        flight = lane.post(read, known, deadline_s, self._clock)
         return flight, time.thread_time() - ran_s, time.perf_counter() - began_s
 
     def _still_flying(self, flying: _Posted) -> tuple[_Posted, AgentError | None]:
@@ -272,7 +288,7 @@ class Reader:
                     continue
             except AgentError as error:
                 failure = failure or error
-            if flight.peer not in self._metadata:
+            if flight.peer not in self._known:
                 lane.forget_peer(flight.peer)
         return rest, failure
 
@@ -281,6 +297,6 @@ class Reader:
         if now_s > deadline_s:
             return late()
         for _, flight in flying:
-            if flight.peer not in self._metadata:
+            if flight.peer not in self._known:
                 return PeerLostError(f"agent {flight.peer} is gone", agent=flight.peer)
         return None

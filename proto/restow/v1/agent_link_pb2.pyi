@@ -110,6 +110,7 @@ class Hello(google.protobuf.message.Message):
     REGIONS_FIELD_NUMBER: builtins.int
     STAGING_BYTES_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
+    HOST_MEMORY_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
@@ -121,6 +122,10 @@ class Hello(google.protobuf.message.Message):
     host: builtins.str
     """The host it runs on: what reading costs is measured once for each pair of hosts. Empty: unknown,
     nothing is measured.
+    """
+    host_memory: builtins.bytes
+    """How processes of its host read its memory themselves: an encoded HostMemory, which the broker
+    hands on unread. Empty: they can't.
     """
     @property
     def engine(self) -> restow.v1.broker_pb2.EngineRef:
@@ -140,11 +145,50 @@ class Hello(google.protobuf.message.Message):
         regions: collections.abc.Iterable[Global___RegionMemory] | None = ...,
         staging_bytes: builtins.int = ...,
         host: builtins.str = ...,
+        host_memory: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "nixl_metadata", b"nixl_metadata", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
+
+@typing.final
+class HostMemory(google.protobuf.message.Message):
+    """How processes of one host read an agent's memory themselves, many pieces in one system call."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PID_FIELD_NUMBER: builtins.int
+    MARK_ADDRESS_FIELD_NUMBER: builtins.int
+    MARK_FIELD_NUMBER: builtins.int
+    BEGIN_FIELD_NUMBER: builtins.int
+    END_FIELD_NUMBER: builtins.int
+    pid: builtins.int
+    """Its process, as its own namespace numbers it."""
+    mark_address: builtins.int
+    """Where its mark stands for as long as its memory may be read."""
+    mark: builtins.bytes
+    """The mark, which is nowhere else: "restow host memory 1", a zero, 16 random bytes, the agent's name."""
+    @property
+    def begin(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Where each range of memory that may be read begins; the ranges rise and lie apart."""
+
+    @property
+    def end(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Where each ends."""
+
+    def __init__(
+        self,
+        *,
+        pid: builtins.int = ...,
+        mark_address: builtins.int = ...,
+        mark: builtins.bytes = ...,
+        begin: collections.abc.Iterable[builtins.int] | None = ...,
+        end: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begin", b"begin", "end", b"end", "mark", b"mark", "mark_address", b"mark_address", "pid", b"pid"]) -> None: ...
+
+Global___HostMemory: typing_extensions.TypeAlias = HostMemory
 
 @typing.final
 class Fenced(google.protobuf.message.Message):
@@ -454,12 +498,15 @@ class Peer(google.protobuf.message.Message):
     NIXL_METADATA_FIELD_NUMBER: builtins.int
     REGIONS_FIELD_NUMBER: builtins.int
     PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
+    HOST_MEMORY_FIELD_NUMBER: builtins.int
     agent_name: builtins.str
     """NIXL name."""
     rank: builtins.int
     """Its rank in its engine."""
     nixl_metadata: builtins.bytes
     """Its NIXL metadata."""
+    host_memory: builtins.bytes
+    """How processes of its host read it: as it said in its Hello."""
     @property
     def regions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RegionMemory]:
         """Its memory, in its layout's order of regions."""
@@ -476,8 +523,9 @@ class Peer(google.protobuf.message.Message):
         nixl_metadata: builtins.bytes = ...,
         regions: collections.abc.Iterable[Global___RegionMemory] | None = ...,
         page_stride_bytes: collections.abc.Iterable[builtins.int] | None = ...,
+        host_memory: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "nixl_metadata", b"nixl_metadata", "page_stride_bytes", b"page_stride_bytes", "rank", b"rank", "regions", b"regions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "page_stride_bytes", b"page_stride_bytes", "rank", b"rank", "regions", b"regions"]) -> None: ...
 
 Global___Peer: typing_extensions.TypeAlias = Peer
 

@@ -37,6 +37,15 @@ def agent(
             "Default: two, or as many as there are cores.",
         ),
     ] = None,
+    host_reads: Annotated[
+        bool | None,
+        typer.Option(
+            "--host-reads/--no-host-reads",
+            envvar="RESTOW_HOST_READS",
+            help="Read other processes of this host, and be read by them, many pieces in one "
+            "system call instead of one by one through NIXL. Default: unless UCX_TLS forbids it.",
+        ),
+    ] = None,
     log_format: LogFormatOption = "console",
 ) -> None:
     """Run an agent as a daemon of this host until SIGTERM or SIGINT."""
@@ -52,4 +61,4 @@ def agent(
 
     credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
     set_up_log(log_format)
-    run_agent_daemon(broker, socket, read_threads, credentials)
+    run_agent_daemon(broker, socket, read_threads, host_reads, credentials)

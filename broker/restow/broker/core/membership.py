@@ -166,6 +166,7 @@ class Membership:
         staging_bytes: int,
         now_s: float,
         host: str = "",
+        host_memory: bytes = b"",
     ) -> tuple[AgentRecord, list[Action]]:
         """Take an agent in, in place of an older one of its rank.
 
@@ -193,7 +194,9 @@ class Membership:
                 rank=rank,
             )
         # A Hello that is refused must not cost the rank the agent that it has.
-        agent = engine.admit(rank, agent_name, nixl_metadata, regions, staging_bytes, host)
+        agent = engine.admit(
+            rank, agent_name, nixl_metadata, regions, staging_bytes, host, host_memory
+        )
         actions: list[Action] = []
         if old is not None:
             actions += self._lose(engine, old, now_s)

@@ -53,6 +53,8 @@ class AgentRecord:
     staging_bytes: int
     host: str = ""
     """Empty: unknown."""
+    host_memory: bytes = b""
+    """What agents of its host read it by; theirs to understand."""
     programs: set[str] = field(default_factory=set)
     peers: set[str] = field(default_factory=set)
     gone: bool = False
@@ -161,6 +163,7 @@ class EngineRecord:
         regions: Sequence[RegionMemory],
         staging_bytes: int,
         host: str = "",
+        host_memory: bytes = b"",
     ) -> AgentRecord:
         """Take an agent in. Raises `AgentUnknownError` or `AgentMismatchError`."""
         layout = self.rank_layout(rank)
@@ -179,6 +182,7 @@ class EngineRecord:
             tuple(region.page_stride_bytes for region in layout.regions),
             staging_bytes,
             host,
+            host_memory,
         )
         self.agents[rank] = agent
         self.heard_ranks.add(rank)

@@ -91,6 +91,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hello.staging_bytes,
             hub.now_s(),
             hello.host,
+            hello.host_memory,
         )
         hub.perform(actions)
         return agent

@@ -187,7 +187,8 @@ class Hub:
     def _send_peer(self, action: act.SendPeer) -> None:
         engine = self.directory.members.engines[action.peer.engine]
         peer = engine.agents[action.peer.rank]
-        if (order := self._order(action.agent, len(peer.nixl_metadata))) is not None:
+        size_bytes = len(peer.nixl_metadata) + len(peer.host_memory)
+        if (order := self._order(action.agent, size_bytes)) is not None:
             orders.fill_peer(order, peer)
 
     def _send_forget(self, action: act.SendForget) -> None:

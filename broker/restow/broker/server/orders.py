@@ -51,6 +51,7 @@ def fill_peer(order: link.AgentOrder, record: AgentRecord) -> None:
     peer.agent_name = record.agent_name
     peer.rank = record.key.rank
     peer.nixl_metadata = record.nixl_metadata
+    peer.host_memory = record.host_memory
     peer.page_stride_bytes.extend(record.page_strides_bytes)
     for memory in record.regions:
         peer.regions.add(

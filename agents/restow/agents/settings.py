@@ -1,0 +1,33 @@
+"""How an agent works."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from restow.agents.host_reads import ucx_reads_processes
+from restow.agents.transport import TransportSettings
+
+
+def _read_threads() -> int:
+    return min(2, len(os.sched_getaffinity(0)))
+
+
+def _host_reads() -> bool:
+    return ucx_reads_processes(os.environ.get("UCX_TLS"))
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """How an agent works."""
+
+    staging_bytes: int = 64 << 20
+    """Size of the pool for gathering, and of the one for scattering. 0: neither can be done."""
+    quarantine_s: float = 6.0
+    """How long a read that failed may take to end by itself."""
+    read_threads: int = field(default_factory=_read_threads)
+    """Threads that copy a large read between processes of one host: two, or as many as cores."""
+    host_reads: bool = field(default_factory=_host_reads)
+    """Read other processes of this host, and be read by them, many pieces in one system call. On
+    unless UCX is told to leave their memory alone (``UCX_TLS``)."""
+    transport: TransportSettings = field(default_factory=TransportSettings)

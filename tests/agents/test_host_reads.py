@@ -1,0 +1,417 @@
+"""Reading another process of this host: every byte asked for, none beside it, and none too late."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+
+from agent_harness.processes import READY, Child, child
+from agent_harness.reader_scene import FakeTransport
+from restow.agents import host_reads
+from restow.agents.async_agent import AsyncAgent
+from restow.agents.errors import AgentError, PeerLostError, ReadDeadlineError, ReadFailedError
+from restow.agents.host_memory import HostMark, HostMemory, HostRanges
+from restow.agents.host_reads import HostPeer
+from restow.agents.lane import Read
+from restow.agents.memory import HOST, MemoryKind, Place, RegionMemory, address_of
+from restow.agents.orders import peer_from_proto
+from restow.agents.pieces import Descriptors
+from restow.agents.reader import Reader
+from restow.agents.settings import AgentSettings
+from restow.v1 import agent_link_pb2 as pb
+
+NAME = "P.0-abc"
+SIZE_BYTES = 4 << 20
+POISON = 0xA5
+FAR_S = 1e9
+
+
+def _known() -> np.ndarray:
+    return np.random.default_rng(7).integers(0, 256, SIZE_BYTES).astype(np.uint8)
+
+
+def _serve(pipe: Connection) -> None:
+    """Known bytes that may be read until one says otherwise, until the pipe ends."""
+    pages = mmap.mmap(-1, SIZE_BYTES)
+    pages[:] = _known().tobytes()
+    mark = HostMark(NAME)
+    ranges = HostRanges.of([(address_of(pages), SIZE_BYTES, HOST)])
+    pipe.send(READY)
+    pipe.send(mark.show(ranges).encoded())
+    with contextlib.suppress(EOFError):
+        while True:
+            what = pipe.recv()
+            if what == "wipe":
+                mark.wipe()
+            elif what == "unmap":
+                half = SIZE_BYTES // 2
+                unmap = ctypes.CDLL(None).munmap
+                assert not unmap(ctypes.c_void_p(address_of(pages) + half), ctypes.c_size_t(half))
+            pipe.send("done")
+
+
+def _nothing() -> None:
+    """Nobody asks for the end of a read."""
+
+
+class Scene:
+    """Poisoned memory here, and a process whose memory is known."""
+
+    def __init__(self, source: Child) -> None:
+        self.source = source
+        memory = HostMemory.decoded(source.receive())
+        assert memory is not None
+        self.memory = memory
+        self.base = int(memory.ranges.begin[0])
+        self.data = np.full(SIZE_BYTES, POISON, np.uint8)
+        self.own = HostRanges.of([(self.data.ctypes.data, SIZE_BYTES, HOST)])
+        self.peer = HostPeer(NAME, memory, self.own)
+
+    def pieces(self, src: np.ndarray, dst: np.ndarray, length: np.ndarray) -> Descriptors:
+        return Descriptors(self.base + src, self.data.ctypes.data + dst, length)
+
+    def some(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where pieces of many lengths are, and where they go, with gaps between them."""
+        rng = np.random.default_rng(count)
+        slot = SIZE_BYTES // count
+        length = rng.integers(0, slot, count)
+        src, dst = (slot * rng.permutation(count) + rng.integers(0, slot - length) for _ in "sd")
+        return src, dst, length
+
+    def expected(self, src: np.ndarray, dst: np.ndarray, length: np.ndarray) -> np.ndarray:
+        known, found = _known(), np.full(SIZE_BYTES, POISON, np.uint8)
+        for begin, end, size in zip(src.tolist(), dst.tolist(), length.tolist(), strict=True):
+            found[end : end + size] = known[begin : begin + size]
+        return found
+
+    def untouched(self) -> bool:
+        return bool((self.data == POISON).all())
+
+    async def tell(self, what: str) -> None:
+        self.source.tell(what)
+        assert self.source.receive() == "done"
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with child(_serve) as source:
+        yield Scene(source)
+
+
+@pytest.mark.parametrize(("call_pieces", "call_bytes"), [(1024, 64 << 20), (7, 100_000), (5, 900)])
+async def test_pieces_arrive_and_what_lies_between_them_is_untouched(
+    call_pieces: int, call_bytes: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_reads, "CALL_PIECES", call_pieces)
+    monkeypatch.setattr(host_reads, "CALL_BYTES", call_bytes)
+    for count in (1, 2, 1023, 1024, 1025, 5000):
+        scene.data[:] = POISON
+        where = scene.some(count)
+        scene.peer.read(scene.pieces(*where), _nothing)
+        assert (scene.data == scene.expected(*where)).all(), count
+
+
+async def test_calls_stay_as_small_as_they_are_meant_to(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+    one_call = HostPeer._call
+
+    def call(self: HostPeer, entries: np.ndarray, begin: int, end: int, wanted_bytes: int) -> None:
+        calls.append((end - begin, wanted_bytes))
+        one_call(self, entries, begin, end, wanted_bytes)
+
+    monkeypatch.setattr(HostPeer, "_call", call)
+    monkeypatch.setattr(host_reads, "CALL_BYTES", 1 << 20)
+    scene.peer.read(scene.pieces(*scene.some(5000)), _nothing)
+    whole = np.array([0]), np.array([0]), np.array([SIZE_BYTES])
+    scene.peer.read(scene.pieces(*whole), _nothing)
+    assert max(pieces for pieces, _ in calls) <= host_reads.CALL_PIECES
+    assert max(size_bytes for _, size_bytes in calls) <= 1 << 20
+    assert (scene.data == scene.expected(*whole)).all()
+
+
+async def test_what_lies_outside_is_refused_on_both_sides(scene: Scene) -> None:
+    for src, dst in ((SIZE_BYTES - 999, 0), (0, SIZE_BYTES - 999), (-1, 0), (0, -1)):
+        src_at, dst_at = np.array([0, src]), np.array([SIZE_BYTES // 2, dst])
+        with pytest.raises(ReadFailedError, match="outside"):
+            scene.peer.read(scene.pieces(src_at, dst_at, np.array([8, 1000])), _nothing)
+    assert scene.untouched()
+
+
+async def test_a_mark_that_was_wiped_before_the_last_byte_spoils_the_read(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_reads, "CALL_PIECES", 50)
+    calls = 0
+
+    def wipe_in_the_middle() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            scene.source.tell("wipe")
+            assert scene.source.receive() == "done"
+
+    with pytest.raises(PeerLostError, match="does not show its memory"):
+        scene.peer.read(scene.pieces(*scene.some(200)), wipe_in_the_middle)
+    assert calls > 3
+    with pytest.raises(PeerLostError):
+        HostPeer(NAME, scene.memory, scene.own)
+
+
+async def test_a_killed_process_is_lost(scene: Scene) -> None:
+    await scene.source.kill()
+    with pytest.raises(PeerLostError, match="there is no process"):
+        scene.peer.read(scene.pieces(*scene.some(10)), _nothing)
+    assert scene.untouched()
+
+
+@pytest.mark.parametrize("gone", [0, 1], ids=["at once", "in the middle of a call"])
+async def test_memory_that_is_gone_fails_the_read(
+    gone: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_reads, "CALL_PIECES", 3)
+    await scene.tell("unmap")
+    src = np.zeros(6, np.int64)
+    src[gone] = SIZE_BYTES - 8  # the call that has the mark can be read whole
+    pieces = scene.pieces(src, 8 * np.arange(6), np.full(6, 8))
+    with pytest.raises(ReadFailedError, match=r"8 of 24 bytes" if gone else "Bad address"):
+        scene.peer.read(pieces, _nothing)
+
+
+async def test_another_process_of_the_same_number_is_not_read(scene: Scene) -> None:
+    """As when a process ended and its number was given away."""
+    for pid in (os.getpid(), 1, 2**31 - 1):
+        stranger = replace(scene.memory, pid=pid)
+        with pytest.raises(AgentError):
+            HostPeer(NAME, stranger, scene.own)
+    held = ctypes.create_string_buffer(bytes(len(scene.memory.mark)))
+    blank = replace(scene.memory, pid=os.getpid(), mark_address=ctypes.addressof(held))
+    with pytest.raises(PeerLostError):
+        HostPeer(NAME, blank, scene.own)
+
+
+async def test_nobody_can_show_the_memory_of_another_agent(scene: Scene) -> None:
+    with pytest.raises(PeerLostError, match="another's"):
+        HostPeer("somebody", scene.memory, scene.own)
+
+
+async def test_a_read_ends_between_two_calls_when_it_is_late(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_reads, "CALL_PIECES", 50)
+    where = scene.some(200)
+    left = 2
+
+    def late_after_two() -> None:
+        nonlocal left
+        if not left:
+            raise ReadDeadlineError("late")
+        left -= 1
+
+    with pytest.raises(ReadDeadlineError):
+        scene.peer.read(scene.pieces(*where), late_after_two)
+    assert (scene.data == scene.expected(*(column[:100] for column in where))).all()
+
+
+# -- in a reader ----------------------------------------------------------------------------------
+
+
+async def _reader(scene: Scene, own: HostRanges | None) -> tuple[Reader, FakeTransport]:
+    transport = FakeTransport()
+    transport.copies = True
+    reader = Reader(lambda: transport, own=own)  # type: ignore[arg-type, return-value]
+    reader.add_peer(NAME, b"metadata", scene.memory)
+    return reader, transport
+
+
+async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> None:
+    reader, transport = await _reader(scene, scene.own)
+    assert reader.reads_itself(NAME)
+    where = scene.some(300)
+    await reader.read([Read(NAME, scene.pieces(*where), HOST, HOST)], FAR_S)
+    assert (scene.data == scene.expected(*where)).all()
+    assert not transport.posted
+    assert not transport.added
+    device = Place(MemoryKind.CUDA, 0)
+    one = scene.pieces(*scene.some(1))
+    for pieces, src, dst in ((one, HOST, HOST), (scene.pieces(*where), device, HOST)):
+        await reader.read([Read(NAME, pieces, src, dst)], FAR_S)
+        assert transport.pieces[-1] is pieces
+    reader.close()
+
+
+async def test_a_reader_without_ranges_of_its_own_reads_by_nixl(scene: Scene) -> None:
+    reader, transport = await _reader(scene, None)
+    assert not reader.reads_itself(NAME)
+    await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
+    assert len(transport.posted) == 1
+    assert scene.untouched()
+    reader.close()
+
+
+async def test_a_peer_that_can_not_be_reached_is_read_by_nixl(scene: Scene) -> None:
+    scene.memory = replace(scene.memory, pid=2**31 - 1)
+    reader, transport = await _reader(scene, scene.own)
+    assert not reader.reads_itself(NAME)
+    await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
+    assert len(transport.posted) == 1
+    reader.close()
+
+
+async def test_large_reads_are_shared_out_and_all_arrives(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("restow.agents.reader.SHARE_BYTES", 1 << 18)
+    transports: list[FakeTransport] = []
+
+    def open_transport() -> FakeTransport:
+        transports.append(FakeTransport())
+        return transports[-1]
+
+    reader = Reader(open_transport, threads=2, own=scene.own)  # type: ignore[arg-type]
+    reader.add_peer(NAME, b"metadata", scene.memory)
+    where = scene.some(1200)
+    for _ in range(3):
+        scene.data[:] = POISON
+        await reader.read([Read(NAME, scene.pieces(*where), HOST, HOST)], FAR_S)
+        assert (scene.data == scene.expected(*where)).all()
+    assert len(transports) == 2
+    assert not any(transport.posted for transport in transports)
+    reader.close()
+
+
+async def test_a_forgotten_peer_is_not_read(scene: Scene) -> None:
+    reader, _ = await _reader(scene, scene.own)
+    reader.forget_peer(NAME)
+    with pytest.raises(PeerLostError):
+        await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
+    assert scene.untouched()
+    reader.close()
+
+
+# -- what an agent shows --------------------------------------------------------------------------
+
+
+def _agent(data: np.ndarray, host_reads: bool) -> AsyncAgent:
+    region = RegionMemory("r", data.ctypes.data, 1, len(data))
+    settings = AgentSettings(staging_bytes=1 << 20, host_reads=host_reads)
+    return AsyncAgent("127.0.0.1:9", "P", "life", 0, [region], settings)
+
+
+async def test_an_agent_can_be_read_until_it_closes() -> None:
+    data = np.arange(4096).astype(np.uint8)
+    agent = _agent(data, True)
+    shown = HostMemory.decoded((await agent.hello()).host_memory)
+    assert shown is not None
+    assert shown.ranges.hold(np.array([data.ctypes.data]), np.array([4096]))
+    assert (shown.ranges.end - shown.ranges.begin).tolist().count(1 << 20) == 1, "staging"
+    found = np.zeros(4096, np.uint8)
+    peer = HostPeer(agent.name, shown, HostRanges.of([(found.ctypes.data, 4096, HOST)]))
+    one = (np.array([value]) for value in (data.ctypes.data, found.ctypes.data, 4096))
+    pieces = Descriptors(*one)
+    peer.read(pieces, _nothing)
+    assert (found == data).all()
+    await agent.close()
+    with pytest.raises(AgentError):
+        peer.read(pieces, _nothing)
+
+
+async def test_an_agent_that_was_told_so_shows_nothing() -> None:
+    agent = _agent(np.zeros(4096, np.uint8), False)
+    assert (await agent.hello()).host_memory == b""
+    await agent.close()
+
+
+@pytest.mark.parametrize("tls", ["tcp,self", "^cma"])
+async def test_who_forbids_ucx_to_read_processes_forbids_it_all(
+    tls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", tls)
+    assert not AgentSettings().host_reads
+    monkeypatch.setenv("UCX_TLS", "all")
+    assert AgentSettings().host_reads
+
+
+MARK = b"restow host memory 1\0" + bytes(16) + b"a"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        b"\xff\xff",
+        pb.HostMemory(pid=0, mark_address=4096, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=-7, mark_address=4096, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=0, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=2**63, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=2**63 - 1, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=bytes(40)).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK[:-1]).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK + bytes(1024)).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK, begin=[1]).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK, begin=[9], end=[8]).SerializeToString(),
+        pb.HostMemory(
+            pid=7, mark_address=4096, mark=MARK, begin=[1, 5], end=[6, 9]
+        ).SerializeToString(),
+        pb.HostMemory(
+            pid=7, mark_address=4096, mark=MARK, begin=[1], end=[2**63]
+        ).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK, begin=[0], end=[8]).SerializeToString(),
+    ],
+    ids=[
+        "bytes that are no message",
+        "process 0",
+        "a negative process",
+        "no address",
+        "an address of 64 bits",
+        "a mark that ends behind all memory",
+        "a mark of another kind",
+        "a mark of nobody",
+        "a mark that is too long",
+        "a range without an end",
+        "a range that falls",
+        "ranges that overlap",
+        "a range beyond all memory",
+        "a range at zero",
+    ],
+)
+def test_nonsense_is_refused(shown: bytes) -> None:
+    good = pb.HostMemory(pid=7, mark_address=4096, mark=MARK, begin=[1], end=[8])
+    assert HostMemory.decoded(good.SerializeToString()) is not None
+    with pytest.raises(AgentError) as caught:
+        peer_from_proto(pb.Peer(agent_name="a", host_memory=shown))
+    assert caught.value.reason == "ORDER_INVALID"
+
+
+def test_ranges_hold_what_lies_inside_one_of_them() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        edges = np.sort(rng.choice(np.arange(1, 40), 2 * rng.integers(0, 5), replace=False))
+        ranges = HostRanges(*edges.reshape(-1, 2).T)
+        begin, size = int(rng.integers(-2, 45)), int(rng.integers(0, 12))
+        inside = any(first <= begin and begin + size <= end for first, end in edges.reshape(-1, 2))
+        assert ranges.hold(np.array([begin]), np.array([size])) == inside, (edges, begin, size)
+
+
+def test_a_cut_leaves_every_byte_where_it_was() -> None:
+    rng = np.random.default_rng(4)
+
+    def each(pieces: Descriptors) -> list[tuple[int, int]]:
+        columns = (pieces.src_address, pieces.dst_address, pieces.length_bytes)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [(src + i, dst + i) for src, dst, length in rows for i in range(length)]
+
+    for limit in (1, 3, 8, 1000):
+        src, dst, length = rng.integers(0, 40, (3, int(rng.integers(1, 9))))
+        pieces = Descriptors(1000 + 100 * src, 9000 + 100 * dst, length)
+        cut = pieces.cut(limit)
+        assert each(cut) == each(pieces)
+        assert (cut.length_bytes <= limit).all()
