@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.laid_rows import LaidRows
@@ -87,6 +88,6 @@ def test_another_program_of_the_same_name_has_its_own_rows() -> None:
     other = replace(made, spans=spans, extracted=made.extracted[:1])
     laid.forget_program(made.program_id)
     assert addresses(laid, other, there) == [address + 16 for address in first]
-    extraction = laid.arriving(other).extraction
+    turning = laid.arriving(other).turning
     staged, _ = laid.arriving(other).spans.at(TOKENS, 1 << 40)
-    assert len(extraction.bind(staged, blocks(0), TOKENS)) == 1 < copied
+    assert len(turning.bind(staged, blocks(0), TOKENS, torch.device("cpu"))) == 1 < copied

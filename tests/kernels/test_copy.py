@@ -9,7 +9,16 @@ from hypothesis import HealthCheck, given, settings
 from kernel_arena import DTYPES, POISON, Arena, assert_copies, copy_elements, moved
 from kernel_tables import tables
 
-from restow.kernels import CopyCode, PieceTable, copy_pieces, gather, naive, prepare_pieces, scatter
+from restow.kernels import (
+    CopyCode,
+    PieceTable,
+    StridedRows,
+    copy_pieces,
+    gather,
+    naive,
+    prepare_pieces,
+    scatter,
+)
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
 
 # The interpreter casts with numpy, which warns where float16 overflows to infinity.
@@ -158,6 +167,25 @@ def test_what_is_prepared_touches_no_memory_until_it_runs(count: int) -> None:
     copy_elements(moved(table, target, want))
     run()
     assert np.array_equal(target.memory, want.memory)
+
+
+@pytest.mark.parametrize(("src_bytes", "dst_bytes"), [(0, 0), (64, 4096), (4096, -2), (-6, 64)])
+def test_what_is_prepared_can_be_moved(src_bytes: int, dst_bytes: int) -> None:
+    rows, size = windows(3, 600, CopyCode.COPY_2, False, ([0, 1], [1, 0]))
+    source, target = Arena(size + 4102, seed=1), Arena(size + 4102)
+    at = max(0, -src_bytes), max(0, -dst_bytes)
+    there = [[src + at[0], dst + at[1], *rest] for src, dst, *rest in rows]
+    prepared = prepare_pieces(table_of(source, target, *map(tuple, there)), CPU)
+    assert isinstance(prepared, StridedRows)
+    want = target.twin()
+    farther = [(src + src_bytes, dst + dst_bytes, *rest) for src, dst, *rest in there]
+    copy_elements(table_of(source, want, *farther))
+    run = prepared.moved(src_bytes, dst_bytes)
+    assert run is not None
+    run()
+    assert np.array_equal(target.memory, want.memory)
+    assert prepared.moved(src_bytes + 1, dst_bytes) is None
+    assert prepared.moved(src_bytes, dst_bytes + 1) is None
 
 
 def interesting(dtype: torch.dtype) -> torch.Tensor:

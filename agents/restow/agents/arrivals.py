@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from restow.agents.binding import RegionTable, bind_scatter, staged_bytes
 from restow.agents.chunks import bind_restore
+from restow.agents.copying import PreparedCopies
 from restow.agents.errors import OrderInvalidError
 from restow.agents.extents import Extents, one_extent, staged_span_extents
 from restow.agents.extraction import Extraction
@@ -19,6 +21,7 @@ from restow.agents.pieces import Copies, Descriptors
 from restow.agents.projecting import bind_projections
 from restow.agents.spans import SpanReads, StagedSpans
 from restow.agents.staging import ALIGN_BYTES
+from restow.agents.turning import Turning
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.interleave import chunk_bytes
 from restow.broker.planner.program import Column, Program
@@ -36,7 +39,7 @@ class ArrivingRows:
     restored: Mapping[int, Int64s]
     chunks: Mapping[int, int]
     spans: StagedSpans
-    extraction: Extraction
+    turning: Turning
 
     @classmethod
     def of(cls, program: Program, extraction: Extraction) -> ArrivingRows:
@@ -47,7 +50,7 @@ class ArrivingRows:
         )
         chunks = {rank: chunk_bytes(rows) for rank, rows in restored.items()}
         spans = StagedSpans.of(program.spans, program.group_pairs)
-        return cls(program, packed, restored, chunks, spans, extraction)
+        return cls(program, packed, restored, chunks, spans, Turning(extraction, spans))
 
 
 class Arrivals:
@@ -99,8 +102,10 @@ class Arrivals:
         spans = staged_span_extents(program, src_rank, self._spans, tokens)
         return [one_extent(begin, length), *spans]
 
-    def copies(self, memory: RegionTable) -> Iterator[Copies]:
-        """What is copied from the run to own pages."""
+    def copies(
+        self, memory: RegionTable, device: torch.device
+    ) -> Iterator[Copies | PreparedCopies]:
+        """What is copied from the run to own pages, all on ``device``."""
         order, pairs = self._order, self._rows.program.group_pairs
         for rank, begin in self._begins.items():
             rows = self._rows.restored[rank]
@@ -109,7 +114,8 @@ class Arrivals:
             rows, begin = self._rows.packed[rank], begin + self._rows.chunks[rank]
             if len(rows):
                 yield bind_scatter(rows, pairs, memory, order.dst_blocks, order.tokens, begin)
-        extracted = self._rows.extraction.bind(self._spans, order.dst_blocks, order.tokens)
+        turning = self._rows.turning
+        extracted = turning.bind(self._spans, order.dst_blocks, order.tokens, device)
         if len(extracted):
             yield extracted
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from restow.agents.copying import prepared_copies
+from restow.agents.copying import PreparedCopies, prepared_copies
 from restow.agents.pieces import Copies
 from restow.agents.projecting import run_projections
 from restow.broker.layout.rows import Int64s
@@ -40,15 +40,20 @@ class Copier:
         """
         await self.prepare(copies, device)()
 
-    def prepare(self, copies: Copies, device: torch.device) -> Callable[[], Awaitable[None]]:
+    def prepare(
+        self, copies: Copies | PreparedCopies, device: torch.device
+    ) -> Callable[[], Awaitable[None]]:
         """What `run` does, later: of small copies everything is ready, which is half the work.
 
         After a read the caches hold nothing of what prepares copies. Raises `ProgramInvalidError`
         as `run` does; so may what is returned.
         """
-        if device.type == "cpu" and copies.size_bytes >= LARGE_BYTES:
+        if isinstance(copies, PreparedCopies):
+            prepared = copies
+        elif device.type == "cpu" and copies.size_bytes >= LARGE_BYTES:
             return lambda: self.on_thread(lambda: prepared_copies(copies, device)())
-        prepared = prepared_copies(copies, device)
+        else:
+            prepared = prepared_copies(copies, device)
 
         async def run() -> None:
             prepared()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from restow.kernels import (
     Column,
     PieceTable,
     PieceTableError,
+    StridedRows,
     UnsupportedCast,
     copy_code,
     prepare_pieces,
@@ -45,23 +46,44 @@ def run_copies(copies: Copies, device: torch.device) -> None:
     prepared_copies(copies, device)()
 
 
-def prepared_copies(copies: Copies, device: torch.device) -> Callable[[], None]:
-    """All of `run_copies` that touches none of the memory; what is returned does the rest, once.
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedCopies:
+    """All of ``rows`` copies that touches none of the memory is done; a call does the rest."""
 
-    Raises `ProgramInvalidError` as `run_copies` does; what is returned raises `CopyFailedError`.
+    rows: int
+    device: torch.device
+    pieces: Callable[[], None] | StridedRows
+
+    def __len__(self) -> int:
+        """How many rows of elements are copied."""
+        return self.rows
+
+    def __call__(self) -> None:
+        """Copy, and return when the last row is there. Raises `CopyFailedError`."""
+        if not self.rows:
+            return
+        try:
+            with finished(self.device):
+                self.pieces()
+        except RuntimeError as error:  # torch's word for whatever it can't do
+            raise CopyFailedError(f"{self.rows} rows are not copied: {error}") from None
+
+    def moved(self, src_bytes: int, dst_bytes: int) -> PreparedCopies | None:
+        """The same, from and to so many bytes further on; None if that has to be prepared anew."""
+        if not isinstance(self.pieces, StridedRows):
+            return None
+        pieces = self.pieces.moved(src_bytes, dst_bytes)
+        return None if pieces is None else PreparedCopies(self.rows, self.device, pieces)
+
+
+def prepared_copies(copies: Copies, device: torch.device) -> PreparedCopies:
+    """All of `run_copies` that touches none of the memory.
+
+    Raises `ProgramInvalidError` as `run_copies` does.
     """
     if not len(copies):
-        return _nothing
-    prepared = prepare_pieces(piece_table(copies), device)
-
-    def run() -> None:
-        try:
-            with finished(device):
-                prepared()
-        except RuntimeError as error:  # torch's word for whatever it can't do
-            raise CopyFailedError(f"{len(copies)} rows are not copied: {error}") from None
-
-    return run
+        return PreparedCopies(0, device, _nothing)
+    return PreparedCopies(len(copies), device, prepare_pieces(piece_table(copies), device))
 
 
 def _nothing() -> None:

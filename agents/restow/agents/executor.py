@@ -248,7 +248,7 @@ class Executor:
             reads = joined_reads(reads)
             turns = [
                 self._copier.prepare(copies, place.device)
-                for copies in arrivals.copies(self._memory)
+                for copies in arrivals.copies(self._memory, place.device)
             ]
             await self._reader.read(reads, deadline_s)
             if order.hashed:

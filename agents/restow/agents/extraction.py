@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.paging import Blocks, RegionTable, Stretches, Tokens
+from restow.agents.paging import Blocks, RegionTable, Stretches, Tokens, check_pages
 from restow.agents.pieces import Copies, Ends, Grid, grid
 from restow.agents.sides import DST, SRC, Lines, by_pair, cut, pages_of
 from restow.broker.layout.rows import Int64s
@@ -86,6 +86,19 @@ class Extraction:
             for some, whole in ((table[joined], True), (table[~joined], False)):
                 if len(some):
                     self._parts.append(_Part.of(pair, some, whole, memory))
+        self._rigid = _rigid(self._parts)
+
+    def distance(self, dst_blocks: Blocks, tokens: Tokens) -> int | None:
+        """By how many bytes all rows at the destination lie behind where they were at page 0.
+
+        None if they do not move together. Raises `PageCountError` and `PageRangeError`.
+        """
+        if self._rigid is None:
+            return None
+        pair, stride_bytes, page_count = self._rigid
+        pages = pages_of(pair, DST, dst_blocks, tokens)
+        check_pages(pages, page_count, DST.name)
+        return stride_bytes * int(pages[0])
 
     def bind(self, staged: RegionTable, dst_blocks: Blocks, tokens: Tokens) -> Copies:
         """Copies from the spans in staging to pages.
@@ -94,3 +107,12 @@ class Extraction:
         """
         grids = [part.bind(staged, dst_blocks, tokens) for part in self._parts]
         return Copies(tuple(found for found in grids if found is not None))
+
+
+def _rigid(parts: Sequence[_Part]) -> tuple[GroupPair, int, int] | None:
+    """The one list of pages, with one stride and the least count, of snapshots alone."""
+    strides = {int(stride) for part in parts for stride in part.dst.page_stride_bytes.ravel()}
+    pairs = {part.pair for part in parts}
+    if len(pairs) != 1 or len(strides) != 1 or parts[0].pair.per_token:
+        return None
+    return parts[0].pair, strides.pop(), min(part.dst.page_count for part in parts)

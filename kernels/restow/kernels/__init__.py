@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from restow.kernels import naive, product
+from restow.kernels.host_memory import StridedRows
 from restow.kernels.piece_table import (
     Column,
     CopyCode,
@@ -42,6 +43,7 @@ __all__ = [
     "SlotColumn",
     "SlotTable",
     "SlotTableError",
+    "StridedRows",
     "UnsupportedCast",
     "clear_slots",
     "copy_code",
@@ -62,7 +64,7 @@ def copy_pieces(table: PieceTable, device: torch.device) -> None:
     prepare_pieces(table, device)()
 
 
-def prepare_pieces(table: PieceTable, device: torch.device) -> Callable[[], None]:
+def prepare_pieces(table: PieceTable, device: torch.device) -> Callable[[], None] | StridedRows:
     """All of `copy_pieces` that touches no memory of the table; call what is returned for the rest.
 
     On a GPU that is everything, so that upload and launch go to one stream.

@@ -52,12 +52,13 @@ def view(
 class StridedRows:
     """Rows of elements that are copied as they are, each in one operation of numpy.
 
-    ``source`` and ``target`` are memory from the first element to the last; what is copied from
-    ``reads[i]`` goes to ``writes[i]``.
+    ``source`` and ``target`` are addresses from the first element to the last; what is copied from
+    ``reads[i]`` goes to ``writes[i]``, both in elements of ``unit_bytes`` from the first one.
     """
 
-    source: npt.NDArray[Any]
-    target: npt.NDArray[Any]
+    unit_bytes: int
+    source: range
+    target: range
     reads: list[slice]
     writes: list[slice]
 
@@ -68,23 +69,36 @@ class StridedRows:
         unit_bytes = int(SRC_BYTES[code[0]])
         source, reads = _slices(src, count, src_step, unit_bytes)
         target, writes = _slices(dst, count, dst_step, unit_bytes)
-        return cls(source, target, reads, writes)
+        return cls(unit_bytes, source, target, reads, writes)
 
-    def copy(self) -> None:
+    def moved(self, src_bytes: int, dst_bytes: int) -> "StridedRows | None":
+        """The same rows so many bytes further on; None if elements would lie crooked there."""
+        if src_bytes % self.unit_bytes or dst_bytes % self.unit_bytes:
+            return None
+        source, target = (
+            range(span.start + by, span.stop + by)
+            for span, by in ((self.source, src_bytes), (self.target, dst_bytes))
+        )
+        return StridedRows(self.unit_bytes, source, target, self.reads, self.writes)
+
+    def __call__(self) -> None:
         """Copy all rows."""
-        source, target = self.source, self.target
+        source, target = (
+            np.frombuffer(_buffer(span.start, len(span)), UNITS[self.unit_bytes])
+            for span in (self.source, self.target)
+        )
         for read, write in zip(self.reads, self.writes, strict=True):
             target[write] = source[read]
 
 
 def _slices(
     address: Int64s, count: Int64s, step_bytes: Int64s, unit_bytes: int
-) -> tuple[npt.NDArray[Any], list[slice]]:
-    """View memory from the rows' first element to their last, and say where in it each row is."""
+) -> tuple[range, list[slice]]:
+    """Addresses from the rows' first element to their last, and where between them each row is."""
     first, stop = int(address.min()), address + (count - 1) * step_bytes + unit_bytes
-    flat = np.frombuffer(_buffer(first, int(stop.max()) - first), UNITS[unit_bytes])
     starts, stops = (((end - first) // unit_bytes).tolist() for end in (address, stop))
-    return flat, list(map(slice, starts, stops, (step_bytes // unit_bytes).tolist()))
+    parts = list(map(slice, starts, stops, (step_bytes // unit_bytes).tolist()))
+    return range(first, int(stop.max())), parts
 
 
 class Rows:

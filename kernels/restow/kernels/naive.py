@@ -49,10 +49,10 @@ def copy_pieces(table: PieceTable) -> None:
     prepare_pieces(table)()
 
 
-def prepare_pieces(table: PieceTable) -> Callable[[], None]:
-    """As much of `copy_pieces` as touches no memory of the table; the rest is what is returned."""
+def prepare_pieces(table: PieceTable) -> Callable[[], None] | StridedRows:
+    """As much of `copy_pieces` as touches no memory of the table; call what is returned."""
     if _are_few_strided(table.rows):
-        return StridedRows.of(table.rows).copy
+        return StridedRows.of(table.rows)
     return partial(_copy_pieces, table)
 
 
