@@ -1,7 +1,6 @@
 """NIXL alone: the pieces of a plan, read by as many processes, with no broker, agent or Restow.
 
-Shows how much of a handoff's time is the ground's: what descriptors cost whoever posts them, and
-what it takes to turn windows, which no read can do, by our kernels.
+Shows how much of a handoff's time is the ground's: what descriptors cost whoever posts them.
 Run as a program this is one rank's process, told in lines of JSON on stdin.
 """
 
@@ -13,7 +12,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -23,8 +22,6 @@ import torch
 from touched import touched
 
 from restow.agents.binding import Blocks, RegionTable, Tokens
-from restow.agents.copying import piece_table
-from restow.agents.extraction import Extraction
 from restow.agents.memory import HOST
 from restow.agents.pieces import Descriptors
 from restow.agents.reads import bind_reads
@@ -33,7 +30,6 @@ from restow.agents.transport import NixlTransport
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, compile_programs
 from restow.broker.planner.program import Column, SpanColumn
-from restow.kernels import PieceTable, copy_pieces
 
 BlockIds = Mapping[str, Sequence[int]]
 STAGING_BYTES = 64 << 20
@@ -49,7 +45,6 @@ class Rank:
     staging_address: int
     name: str
     metadata: str
-    pid: int
 
     def ask(self, message: object) -> None:
         self.to.write(json.dumps(message) + "\n")
@@ -60,11 +55,7 @@ class Rank:
 
 
 ALONE = "NIXL alone"
-ALONE_TURNED = "NIXL alone, and turned"
-ALONE_CONTIGUOUS = "NIXL alone, contiguous"
-"""References: the pieces of the plan; the same, and what is read into staging is put where it
-belongs; one run of their bytes for each pair of ranks.
-"""
+"""A reference: the pieces of the plan."""
 
 
 class Bare:
@@ -91,38 +82,14 @@ class Bare:
             rank.ask("rest")
             rank.hear()
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes that read."""
-        return [reader.pid for reader in self._readers.values()]
-
-    @property
-    def turns(self) -> bool:
-        """Whether something is read into staging."""
-        return any(len(program.extracted) for program in self._programs)
-
-    def read(self, src_ids: BlockIds, dst_ids: BlockIds, *, turn: bool = False) -> float:
-        """Read everything once; seconds until the last rank has all its bytes.
-
-        ``turn``: until they are where they belong.
-        """
-        return self.prepare(src_ids, dst_ids, turn=turn)()
-
-    def prepare(
-        self, src_ids: BlockIds, dst_ids: BlockIds, *, turn: bool = False
-    ) -> Callable[[], float]:
-        """All that `read` does before it reads; what is returned does the rest."""
+    def read(self, src_ids: BlockIds, dst_ids: BlockIds) -> float:
+        """Read everything once; seconds until the last rank has all its bytes."""
         src_blocks, dst_blocks = _blocks(src_ids), _blocks(dst_ids)
         for program in self._programs:
             reader = self._readers[program.dst_rank]
-            pieces = list(self._pieces(program, reader, src_blocks, dst_blocks))
-            copies = self._copies(program, reader, dst_blocks) if turn else []
-            reader.ask({"pieces": pieces, "copies": copies})
+            reader.ask({"pieces": list(self._pieces(program, reader, src_blocks, dst_blocks))})
         for reader in self._readers.values():
             reader.hear()
-        return self._go
-
-    def _go(self) -> float:
         begun_s = time.perf_counter()
         for reader in self._readers.values():
             reader.ask("go")
@@ -151,15 +118,6 @@ class Bare:
             )
             columns = (both.src_address, both.dst_address, both.length_bytes)
             yield source.name, [column.tolist() for column in columns]
-
-    def _copies(self, program: Program, reader: Rank, dst_blocks: Blocks) -> list[list[int]]:
-        pairs = program.group_pairs
-        staged, _ = StagedSpans.of(program.spans, pairs).at(self._tokens, reader.staging_address)
-        extraction = Extraction(program.extracted, pairs, reader.memory)
-        rows: list[list[int]] = piece_table(
-            extraction.bind(staged, dst_blocks, self._tokens)
-        ).rows.tolist()
-        return rows
 
 
 def _blocks(ids: BlockIds) -> Blocks:
@@ -194,7 +152,7 @@ def _rank(layout: RankLayout, page_counts: dict[str, int]) -> Iterator[Rank]:
         told = json.loads(come.readline())
         *addresses, staging_address = told["addresses"]
         memory = RegionTable(*(np.array(v, np.int64) for v in (addresses, strides, counts)))
-        yield Rank(to, come, memory, staging_address, told["name"], told["metadata"], process.pid)
+        yield Rank(to, come, memory, staging_address, told["name"], told["metadata"])
     finally:
         to.close()
         process.wait()
@@ -214,7 +172,6 @@ def main() -> None:
         }
     )
     reads: list[tuple[str, Descriptors]] = []
-    copies: PieceTable | None = None
     pause_s = 0.001  # connections are made by both sides
     while True:
         transport.progress()
@@ -226,8 +183,6 @@ def main() -> None:
         told = json.loads(line)
         if told == "go":
             _read(transport, reads)
-            if copies is not None:
-                copy_pieces(copies, torch.device("cpu"))
         elif told == "rest":
             pause_s = 0.1
         elif "peers" in told:
@@ -238,9 +193,6 @@ def main() -> None:
                 (peer, Descriptors(*(np.array(column, np.int64) for column in columns)))
                 for peer, columns in told["pieces"]
             ]
-            rows = np.array(told["copies"], np.int64)
-            # By column in memory, as an agent has it.
-            copies = PieceTable.checked(np.asfortranarray(rows)) if len(rows) else None
         _say("done")
     transport.close()
 

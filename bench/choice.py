@@ -5,7 +5,8 @@ First pieces of one size, over shared memory and over TCP; then real models' siz
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -48,9 +49,11 @@ PIECES = {
     1_048_576: (256, 1024),
 }
 """Bytes of a piece, which is a page: the width of a head, tokens of a page."""
-BY_NIXL = "shared memory by NIXL"
+BY_NIXL = "by NIXL"
 """Where agents do not read other processes themselves."""
-TRANSPORTS = {"shared memory": {}, BY_NIXL: {}, "TCP": {"UCX_TLS": "tcp,self"}}
+MEMORY = "shared memory"
+CONTIGUOUS = "contiguous"
+TRANSPORTS = {MEMORY: {}, f"{MEMORY} {BY_NIXL}": {}, "TCP": {"UCX_TLS": "tcp,self"}}
 PAIRS = ((1, 1), (2, 4), (4, 2))
 PAGES = (16, 64)
 MOST_BYTES = 160 << 20
@@ -70,6 +73,8 @@ class Case:
     """Of the speed of `slices`."""
     read_threads: int = READ_THREADS
     host_reads: bool | None = None
+    by_nixl: bool = False
+    """Whether it is measured beside agents that read all by NIXL."""
 
 
 def pieces() -> Iterator[Case]:
@@ -87,7 +92,7 @@ def pieces() -> Iterator[Case]:
             name = f"pieces of {piece_bytes} bytes, {transport}"
             plan = make_plan(layout, layout)
             # One thread: whether a second one helps is learned anew by every agent.
-            host_reads = False if transport == BY_NIXL else None
+            host_reads = False if transport.endswith(BY_NIXL) else None
             yield Case(name, plan, tokens, environment, None, goal, 1, host_reads)
 
 
@@ -108,7 +113,7 @@ def models() -> Iterator[Case]:
                     tokens //= 2
                 goal = {16: 0.50, 64: 0.90 if p_tp == d_tp else 0.75}[page_tokens]
                 words = f"{name}, P{p_tp} to D{d_tp}, pages of {page_tokens}, {tokens} tokens"
-                yield Case(words, plan, tokens, read_goal=goal)
+                yield Case(words, plan, tokens, read_goal=goal, by_nixl=True)
 
 
 def named(cases: Iterator[Case], words: Sequence[str]) -> Iterator[Case]:
@@ -116,32 +121,39 @@ def named(cases: Iterator[Case], words: Sequence[str]) -> Iterator[Case]:
     return (case for case in cases if not words or any(one in case.name for one in words))
 
 
-def run_pieces(put: Yield, repeats: int, words: Sequence[str] = ()) -> None:
+def run_pieces(put: Yield, repeats: int, words: Sequence[str] = (), sets: int = 1) -> None:
     """Pieces of one size."""
-    _run("pieces", named(pieces(), words), put, repeats)
+    _run("pieces", named(pieces(), words), put, repeats, sets)
 
 
-def run_models(put: Yield, repeats: int, words: Sequence[str] = ()) -> None:
+def run_models(put: Yield, repeats: int, words: Sequence[str] = (), sets: int = 1) -> None:
     """Real models' sizes."""
-    _run("models", named(models(), words), put, repeats)
+    _run("models", named(models(), words), put, repeats, sets)
 
 
-def _run(suite: str, cases: Iterator[Case], put: Yield, repeats: int) -> None:
+def _run(suite: str, cases: Iterator[Case], put: Yield, repeats: int, sets: int) -> None:
     # Costs are kept for each pair of hosts: how they are read must not change under a broker.
     for _, alike in groupby(cases, lambda case: (case.environment, case.host_reads)):
         with _brokers() as brokers:
             for index, case in enumerate(alike):
-                for row in uvloop.run(_measure(suite, case, f"{index}", brokers, repeats)):
+                taken: dict[str, list[float]] = defaultdict(list)
+                for number in range(sets):
+                    measured = _measure(case, f"{index}.{number}", brokers, repeats)
+                    found, went = uvloop.run(measured)
+                    for kind, seconds in found.items():
+                        taken[kind] += seconds
+                for row in _rows(suite, case, taken, " and ".join(went)):
                     put(row)
 
 
 @contextmanager
-def _brokers() -> Iterator[dict[Strategy, str]]:
-    """A broker for each strategy."""
+def _brokers() -> Iterator[dict[str, str]]:
+    """A broker for each strategy, and one whose agents read by NIXL."""
     with ExitStack() as stack:
+        strategies = {one.value: one.value for one in SENDING} | {BY_NIXL: Strategy.AUTO.value}
         yield {
-            one: stack.enter_context(listening([*BROKER, "--strategy", one.value]))
-            for one in SENDING
+            name: stack.enter_context(listening([*BROKER, "--strategy", strategy]))
+            for name, strategy in strategies.items()
         }
 
 
@@ -154,16 +166,21 @@ def _serves(plan: Plan, strategy: Strategy) -> bool:
 
 
 async def _measure(
-    suite: str, case: Case, name: str, brokers: dict[Strategy, str], repeats: int
-) -> list[Row]:
+    case: Case, name: str, brokers: dict[str, str], repeats: int
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Seconds of every kind, and in which ways `auto` went."""
     plan, layouts = case.plan, (case.plan.source, case.plan.destination)
     kinds = {
-        strategy.value: Engines(layouts, brokers[strategy], case.read_threads, case.host_reads)
+        strategy.value: Engines(
+            layouts, brokers[strategy.value], case.read_threads, case.host_reads
+        )
         for strategy in SENDING
         if _serves(plan, strategy)
     }
+    if case.by_nixl:
+        kinds[BY_NIXL] = Engines(layouts, brokers[BY_NIXL], case.read_threads, host_reads=False)
     runs = contiguous(plan, case.tokens)
-    kinds["contiguous"] = Engines(runs, brokers[Strategy.SLICES], 1)
+    kinds[CONTIGUOUS] = Engines(runs, brokers[Strategy.SLICES.value], 1)
     taken: dict[str, list[float]] = {kind: [] for kind in kinds}
     rng = np.random.default_rng(0)
     async with scene(name, kinds, case.tokens, environment=case.environment) as made:
@@ -174,33 +191,33 @@ async def _measure(
             for kind in kinds:
                 taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
         went = await made.strategies(Strategy.AUTO.value, f"{repeats - 1}")
-    size_bytes = plan.bytes_at(case.tokens)
-    goals = {kind: LEAST for kind in kinds} | {"contiguous": case.read_goal}
-    rows = [
-        compared(
+    return taken, went
+
+
+def _rows(suite: str, case: Case, taken: Mapping[str, list[float]], went: str) -> Iterator[Row]:
+    size_bytes = case.plan.bytes_at(case.tokens)
+    auto = taken[Strategy.AUTO.value]
+    for kind, seconds in taken.items():
+        if kind == Strategy.AUTO.value:
+            continue
+        contiguous_read = kind == CONTIGUOUS
+        yield compared(
             suite,
             case.name,
-            taken["auto"],
-            "contiguous READ" if kind == "contiguous" else kind,
+            auto,
+            "contiguous READ" if contiguous_read else kind,
             seconds,
-            goal=goals[kind],
+            goal=case.read_goal if contiguous_read else LEAST,
             size_bytes=size_bytes,
-            note=" and ".join(went),
+            note=went,
         )
-        for kind, seconds in taken.items()
-        if kind != "auto"
-    ]
     if case.pack_goal is not None:
-        name, goal = f"{case.name}: pack", case.pack_goal
-        rows.append(
-            compared(
-                suite,
-                name,
-                taken["pack"],
-                "slices",
-                taken["slices"],
-                goal=goal,
-                size_bytes=size_bytes,
-            )
+        yield compared(
+            suite,
+            f"{case.name}: pack",
+            taken[Strategy.PACK.value],
+            Strategy.SLICES.value,
+            taken[Strategy.SLICES.value],
+            goal=case.pack_goal,
+            size_bytes=size_bytes,
         )
-    return rows

@@ -21,7 +21,6 @@ class Suite(StrEnum):
     PLANNING = "planning"
     PIECES = "pieces"
     MODELS = "models"
-    GROUND = "ground"
     RESTARTS = "restarts"
     KILLED = "killed"
     DIGESTS = "digests"
@@ -34,7 +33,6 @@ MODULES = {
     Suite.PLANNING: ("planning", "run"),
     Suite.PIECES: ("choice", "run_pieces"),
     Suite.MODELS: ("choice", "run_models"),
-    Suite.GROUND: ("ground", "run"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
     Suite.DIGESTS: ("digests", "run"),
@@ -42,7 +40,7 @@ MODULES = {
 }
 NAMED_ONLY = (Suite.VLLM,)
 """Measured only where it is asked for by name, because it has to be installed first."""
-BY_CASE = (Suite.PIECES, Suite.MODELS, Suite.GROUND)
+BY_CASE = (Suite.PIECES, Suite.MODELS)
 """Of these single cases can be measured."""
 
 
@@ -56,13 +54,23 @@ def main(
         list[str] | None,
         typer.Option(
             metavar="WORDS",
-            help="Of pieces, models, ground: cases with these in their name; may be repeated.",
+            help="Of pieces and models: cases with these in their name; may be repeated.",
         ),
     ] = None,
+    sets: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Of pieces and models: sets of processes, one after the other, whose samples are "
+            "taken together. Where the memory of one happens to lie makes up to a tenth.",
+        ),
+    ] = 1,
 ) -> None:
     """Measure medians of interleaved samples; ratios are the reference's seconds over ours."""
-    if case and not (suite and all(one in BY_CASE for one in suite)):
-        raise typer.BadParameter(f"name suites too, of {', '.join(BY_CASE)}", param_hint="--case")
+    for given, option in ((case, "--case"), (sets > 1, "--sets")):
+        if given and not (suite and all(one in BY_CASE for one in suite)):
+            words = f"name suites too, of {', '.join(BY_CASE)}"
+            raise typer.BadParameter(words, param_hint=option)
     # Not a terminal, so a file: its lines may be long.
     console = Console() if sys.stdout.isatty() else Console(width=180)
     about = machine()
@@ -78,7 +86,8 @@ def main(
     for name in suite or [one for one in Suite if one not in NAMED_ONLY]:
         # Imported when needed: the control plane is measured without torch.
         module, run = MODULES[name]
-        getattr(import_module(module), run)(put, repeats, *([case] if case else []))
+        named = (case or (), sets) if name in BY_CASE else ()
+        getattr(import_module(module), run)(put, repeats, *named)
     show(rows, console)
 
 

@@ -17,9 +17,7 @@ from typing import Any
 DOCS = Path(__file__).parent.parent / "docs"
 Rows = list[dict[str, Any]]
 CONTIGUOUS = "contiguous READ"
-ALONE, ALONE_CONTIGUOUS = "NIXL alone", "NIXL alone, contiguous"
-ALONE_TURNED = "NIXL alone, and turned"
-PROCESSOR = ", processor"
+ALONE = "NIXL alone"
 
 
 def data(rows: Rows) -> list[str]:
@@ -68,78 +66,6 @@ def _ways(suite: str, what: str, rows: Rows) -> list[str]:
 
 def _ms(row: dict[str, Any] | None) -> str:
     return "" if row is None else f"{row['reference_seconds'] * 1e3:.1f}"
-
-
-def ground(rows: Rows) -> list[str]:
-    """A line a geometry and TP sizes, and what NIXL's reads and the turning leave possible."""
-    cases = _by_case(rows, "ground")
-    lines = _head(
-        "model",
-        "auto, ms",
-        CONTIGUOUS,
-        ALONE,
-        "and turned",
-        "a run by it",
-        "ratio",
-        "goal",
-        "at most",
-    )
-    for case, found in cases.items():
-        own = found[CONTIGUOUS]
-        ways = (CONTIGUOUS, ALONE, ALONE_TURNED, ALONE_CONTIGUOUS)
-        times = [_ms(found.get(way)) for way in ways]
-        lines.append(
-            f"| {case} | {own['seconds'] * 1e3:.1f} | {' | '.join(times)} "
-            f"| {own['ratio']:.2f} | {_goal(own)} | {_at_most(found)} |"
-        )
-    return lines
-
-
-def processor(rows: Rows) -> list[str]:
-    """A line a case of the ground: what a reading rank spends of a processor."""
-    cases = _by_case(rows, "ground")
-    if not any(PROCESSOR in row["reference"] for row in rows):
-        return ["Not measured in this run."]
-    columns = ("model", "auto, ms", CONTIGUOUS, ALONE, "and turned", "a run by it", "ratio", "goal")
-    lines = _head(*columns, "at most", "ours beyond the ground, ms")
-    for case, found in cases.items():
-        spent = {
-            way: found[f"{way}{PROCESSOR}"]
-            for way in (CONTIGUOUS, ALONE, ALONE_TURNED, ALONE_CONTIGUOUS)
-            if f"{way}{PROCESSOR}" in found
-        }
-        own = spent[CONTIGUOUS]
-        times = [_ms(spent.get(way)) for way in (CONTIGUOUS, ALONE, ALONE_TURNED, ALONE_CONTIGUOUS)]
-        lines.append(
-            f"| {case} | {own['seconds'] * 1e3:.1f} | {' | '.join(times)} | {own['ratio']:.2f} "
-            f"| {_goal(found[CONTIGUOUS])} | {_at_most(spent)} | {_beyond(spent)} |"
-        )
-    return lines
-
-
-def _beyond(spent: dict[str, dict[str, Any]]) -> str:
-    """What a handoff of pieces spends that neither NIXL, nor turning, nor a contiguous one does."""
-    if ALONE not in spent:
-        return ""
-    alone, run, whole = _grounds(spent)
-    return f"{(spent[CONTIGUOUS]['seconds'] - (whole - run + alone)) * 1e3:.1f}"
-
-
-def _at_most(found: dict[str, dict[str, Any]]) -> str:
-    """The ratio if nothing but NIXL's reads and turning took longer than in the contiguous one."""
-    if ALONE not in found:
-        return ""
-    alone, run, whole = _grounds(found)
-    return f"{whole / (whole - run + alone):.2f}"
-
-
-def _grounds(found: dict[str, dict[str, Any]]) -> tuple[float, float, float]:
-    """Seconds of NIXL for the pieces, turned, and for one run, and of the contiguous handoff."""
-    pieces = ALONE_TURNED if ALONE_TURNED in found else ALONE
-    alone, run, whole = (
-        found[way]["reference_seconds"] for way in (pieces, ALONE_CONTIGUOUS, CONTIGUOUS)
-    )
-    return alone, run, whole
 
 
 def control(rows: Rows) -> list[str]:
@@ -222,7 +148,6 @@ def _goal(row: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "benchmarks.json": (data, control),
     "ways.json": (pieces, models, planning),
-    "ground.json": (ground, processor),
     "vllm.json": (engines,),
     "returns.json": (returns,),
     "digests.json": (digests,),

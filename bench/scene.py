@@ -114,10 +114,6 @@ class Scene:
 
         return await asyncio.to_thread(ask)
 
-    def pids(self, side: str) -> list[int]:
-        """The processes of P's or D's ranks."""
-        return [worker.pid for worker in self.workers[side]]
-
     def blocks(self, layout: Layout, rng: np.random.Generator) -> dict[str, list[int]]:
         """A prompt's blocks in a pool of twice as many, in random order or as after a start."""
         found: dict[str, list[int]] = {}
