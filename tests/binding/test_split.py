@@ -51,3 +51,11 @@ def test_many_small_pieces_are_not_all_given_to_one_part() -> None:
     pages, state = Descriptors(at, at, length).split(2)
     assert len(state.length_bytes) > 200
     assert abs(effort(pages) - effort(state)) <= 3 * (SPLIT_BYTES + PIECE_BYTES)
+
+
+@given(st.lists(PIECE, min_size=1, max_size=6), st.integers(64, 3 * SPLIT_BYTES))
+def test_a_cut_leaves_every_byte_where_it_was(rows: list[tuple[int, int, int]], limit: int) -> None:
+    pieces = Descriptors(*np.array(rows, np.int64).T)
+    parts = pieces.cut(limit)
+    assert byte_pairs([parts]) == byte_pairs([pieces])
+    assert (parts.length_bytes <= limit).all()

@@ -1,6 +1,6 @@
 """Reading another process of this host with `process_vm_readv`, a thousand pieces in one call.
 
-So does NIXL over UCX, with one call for every piece, which costs 1.2 to 4 us more than its bytes
+So does NIXL over UCX, with one call for every piece, which costs 1 to 3 us beside its bytes
 (docs/benchmarks.md). One run is read as fast by NIXL and is left to it.
 
 Permission is the kernel's: where it refuses UCX's way (``cma``), it refuses this one. Nothing is

@@ -114,11 +114,12 @@ async def measure_reading(
     half = count * READ_PIECE_BYTES // 2
     lengths = np.full(count, READ_PIECE_BYTES, np.int64)
     pieces = [Descriptors(src_address + src, dst_address + dst, lengths) for src, dst in turns]
+    kinds = list(runs(half)), list(runs(3 * half)), pieces
     least_s = np.full(3, np.inf)
     enough_s = clock() + READING_S
     for index in range(READ_ROUNDS):
         taken_s = np.empty(3)
-        for kind, ways in enumerate((list(runs(half)), list(runs(3 * half)), pieces)):
+        for kind, ways in enumerate(kinds):
             began_s = clock()
             await reader.read([Read(peer, ways[index % len(ways)], *places)], deadline_s)
             taken_s[kind] = clock() - began_s

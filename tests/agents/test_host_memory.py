@@ -1,0 +1,116 @@
+"""What an agent shows of its host memory: who may read it, until when, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from restow.agents.async_agent import AsyncAgent
+from restow.agents.errors import AgentError
+from restow.agents.host_memory import HostMemory, HostRanges
+from restow.agents.host_reads import HostPeer
+from restow.agents.memory import HOST, RegionMemory
+from restow.agents.orders import peer_from_proto
+from restow.agents.pieces import Descriptors
+from restow.agents.settings import AgentSettings
+from restow.v1 import agent_link_pb2 as pb
+
+
+def _agent(data: np.ndarray, host_reads: bool) -> AsyncAgent:
+    region = RegionMemory("r", data.ctypes.data, 1, len(data))
+    settings = AgentSettings(staging_bytes=1 << 20, host_reads=host_reads)
+    return AsyncAgent("127.0.0.1:9", "P", "life", 0, [region], settings)
+
+
+async def test_an_agent_can_be_read_until_it_closes() -> None:
+    data = np.arange(4096).astype(np.uint8)
+    agent = _agent(data, True)
+    shown = HostMemory.decoded((await agent.hello()).host_memory)
+    assert shown is not None
+    assert shown.ranges.hold(np.array([data.ctypes.data]), np.array([4096]))
+    assert (shown.ranges.end - shown.ranges.begin).tolist().count(1 << 20) == 1, "staging"
+    found = np.zeros(4096, np.uint8)
+    peer = HostPeer(agent.name, shown, HostRanges.of([(found.ctypes.data, 4096, HOST)]))
+    one = (np.array([value]) for value in (data.ctypes.data, found.ctypes.data, 4096))
+    pieces = Descriptors(*one)
+    peer.read(pieces, lambda: None)
+    assert (found == data).all()
+    await agent.close()
+    with pytest.raises(AgentError):
+        peer.read(pieces, lambda: None)
+
+
+async def test_an_agent_that_was_told_so_shows_nothing() -> None:
+    agent = _agent(np.zeros(4096, np.uint8), False)
+    assert (await agent.hello()).host_memory == b""
+    await agent.close()
+
+
+@pytest.mark.parametrize("tls", ["tcp,self", "^cma"])
+async def test_who_forbids_ucx_to_read_processes_forbids_it_all(
+    tls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", tls)
+    assert not AgentSettings().host_reads
+    monkeypatch.setenv("UCX_TLS", "all")
+    assert AgentSettings().host_reads
+
+
+MARK = b"restow host memory 1\0" + bytes(16) + b"a"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        b"\xff\xff",
+        pb.HostMemory(pid=0, mark_address=4096, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=-7, mark_address=4096, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=0, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=2**63, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=2**63 - 1, mark=MARK).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=bytes(40)).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK[:-1]).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK + bytes(1024)).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK, begin=[1]).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK, begin=[9], end=[8]).SerializeToString(),
+        pb.HostMemory(
+            pid=7, mark_address=4096, mark=MARK, begin=[1, 5], end=[6, 9]
+        ).SerializeToString(),
+        pb.HostMemory(
+            pid=7, mark_address=4096, mark=MARK, begin=[1], end=[2**63]
+        ).SerializeToString(),
+        pb.HostMemory(pid=7, mark_address=4096, mark=MARK, begin=[0], end=[8]).SerializeToString(),
+    ],
+    ids=[
+        "bytes that are no message",
+        "process 0",
+        "a negative process",
+        "no address",
+        "an address of 64 bits",
+        "a mark that ends behind all memory",
+        "a mark of another kind",
+        "a mark of nobody",
+        "a mark that is too long",
+        "a range without an end",
+        "a range that falls",
+        "ranges that overlap",
+        "a range beyond all memory",
+        "a range at zero",
+    ],
+)
+def test_nonsense_is_refused(shown: bytes) -> None:
+    good = pb.HostMemory(pid=7, mark_address=4096, mark=MARK, begin=[1], end=[8])
+    assert HostMemory.decoded(good.SerializeToString()) is not None
+    with pytest.raises(AgentError) as caught:
+        peer_from_proto(pb.Peer(agent_name="a", host_memory=shown))
+    assert caught.value.reason == "ORDER_INVALID"
+
+
+def test_ranges_hold_what_lies_inside_one_of_them() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        edges = np.sort(rng.choice(np.arange(1, 40), 2 * rng.integers(0, 5), replace=False))
+        ranges = HostRanges(*edges.reshape(-1, 2).T)
+        begin, size = int(rng.integers(-2, 45)), int(rng.integers(0, 12))
+        inside = any(first <= begin and begin + size <= end for first, end in edges.reshape(-1, 2))
+        assert ranges.hold(np.array([begin]), np.array([size])) == inside, (edges, begin, size)
