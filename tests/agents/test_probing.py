@@ -1,4 +1,7 @@
-"""What is measured is copied as states are: many pieces together, not one by one."""
+"""What is measured is copied and read as states are: many pieces together, anywhere in memory.
+
+What else the machine does counts little, and luck neither.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ import pytest
 
 from restow.agents.lane import Read
 from restow.agents.memory import HOST
+from restow.agents.pieces import Copies, Descriptors
 from restow.agents.probing import LEAST_BYTES, measure_copying, measure_reading
 from restow.agents.reader import Reader
+from restow.broker.planner import ReadCosts
 from restow.kernels.host_memory import memmove_rows
 
 STAGING_BYTES = 64 << 20
+SRC, DST = 1 << 30, 1 << 40
 
 
 @pytest.mark.parametrize("size_bytes", [LEAST_BYTES, STAGING_BYTES])
@@ -27,13 +33,20 @@ async def test_costs_of_copying_are_positive_numbers(size_bytes: int) -> None:
     assert min(costs.seconds_per_copy, costs.seconds_per_element) >= 0
 
 
-class Slow:
-    """A reader whose costs are known; now and then it takes longer for a while."""
+class Machine:
+    """A machine whose costs are known; it has a time of its own, and now and then other work.
 
-    def __init__(self, piece_s: float, byte_s: float, rng: np.random.Generator) -> None:
+    That takes ``busy_s``. ``lucky``: how often something takes half of what it usually does.
+    """
+
+    def __init__(
+        self, piece_s: float, byte_s: float, seed: int, busy_s: float = 0.05, lucky: float = 0.0
+    ) -> None:
         self.now_s = 0.0
+        self.reads: list[Descriptors] = []
         self._costs = piece_s, byte_s
-        self._rng = rng
+        self._busy_s, self._lucky = busy_s, lucky
+        self._rng = np.random.default_rng(seed)
         self._busy_until_s = 0.0
 
     def clock(self) -> float:
@@ -41,12 +54,28 @@ class Slow:
 
     async def read(self, reads: Sequence[Read], deadline_s: float) -> None:
         pieces = reads[0].descriptors
+        self.reads.append(pieces)
+        self._pass(len(pieces.length_bytes), pieces.size_bytes)
+
+    def copy(self, copies: Copies, device: str) -> None:
+        self._pass(len(copies), copies.size_bytes)
+
+    def _pass(self, pieces: int, size_bytes: int) -> None:
         if self._rng.random() < 0.03:
-            self._busy_until_s = self.now_s + 0.05
+            self._busy_until_s = self.now_s + self._busy_s
         slower = 3.0 if self.now_s < self._busy_until_s else 1.0
+        if self._rng.random() < self._lucky:
+            slower /= 2
         piece_s, byte_s = self._costs
-        taken_s = 1e-4 + piece_s * len(pieces.length_bytes) + byte_s * pieces.size_bytes
-        self.now_s += slower * taken_s
+        self.now_s += slower * (1e-4 + piece_s * pieces + byte_s * size_bytes)
+
+
+async def read_costs(machine: Machine, size_bytes: int = 32 << 20) -> ReadCosts:
+    places = (HOST, HOST)
+    reader = cast(Reader, machine)
+    return await measure_reading(
+        reader, "P", SRC, DST, size_bytes, places, 2.0, clock=machine.clock
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,15 +85,55 @@ async def test_what_else_the_machine_does_makes_pieces_no_cheaper(
     piece_s: float, byte_s: float
 ) -> None:
     for seed in range(50):
-        slow = Slow(piece_s, byte_s, np.random.default_rng(seed))
-        reader = cast(Reader, slow)
-        size_bytes = 32 << 20
-        found = await measure_reading(
-            reader, "P", 1 << 30, 1 << 40, size_bytes, (HOST, HOST), 2.0, clock=slow.clock
-        )
+        machine = Machine(piece_s, byte_s, seed)
+        found = await read_costs(machine)
         assert found.seconds_per_descriptor == pytest.approx(piece_s, rel=0.25)
         assert found.read_bytes_per_second == pytest.approx(1 / byte_s, rel=0.25)
-        assert slow.now_s < 2.0
+        assert machine.now_s < 2.0
+
+
+async def test_a_lucky_read_makes_pieces_no_cheaper_and_no_dearer() -> None:
+    for seed in range(50):
+        found = await read_costs(Machine(4e-6, 8e-10, seed, busy_s=0.0, lucky=0.03))
+        assert found.seconds_per_descriptor == pytest.approx(4e-6, rel=0.1)
+        assert found.read_bytes_per_second == pytest.approx(1 / 8e-10, rel=0.1)
+
+
+@pytest.mark.parametrize("size_bytes", [LEAST_BYTES, 32 << 20])
+async def test_no_piece_lies_where_caches_would_have_it(size_bytes: int) -> None:
+    """Read again from where it was, or one after the other, a piece costs less than in a state."""
+    machine = Machine(1e-6, 2e-10, 0)
+    await read_costs(machine, size_bytes)
+    many = [read for read in machine.reads if len(read.length_bytes) > 1]
+    for address, base in (("src_address", SRC), ("dst_address", DST)):
+        offsets = [getattr(read, address) - base for read in many]
+        for read, offset in zip(many, offsets, strict=True):
+            assert offset.min() >= 0
+            assert (offset + read.length_bytes).max() <= size_bytes
+            assert len(np.unique(offset)) == len(offset)
+            assert np.mean(np.diff(offset) == read.length_bytes[1:]) < 0.1
+        assert len({offset.tobytes() for offset in offsets}) == len(offsets)
+
+
+async def test_as_many_pieces_are_read_as_a_state_has() -> None:
+    """Over TCP a few megabytes arrive while pieces are still being asked for."""
+    machine = Machine(1e-6, 2e-10, 0)
+    await read_costs(machine)
+    assert max(len(read.length_bytes) for read in machine.reads) >= 3000
+
+
+async def test_what_else_the_machine_does_makes_copies_no_cheaper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seed in range(50):
+        machine = Machine(2e-7, 2e-10, seed, busy_s=0.01, lucky=0.02)
+        monkeypatch.setattr("restow.agents.probing.run_copies", machine.copy)
+        memory = np.empty(0, np.uint8)
+        monkeypatch.setattr("restow.agents.probing.ctypes.memset", lambda *_: None)
+        found = await measure_copying(memory.ctypes.data, 32 << 20, HOST, clock=machine.clock)
+        assert found.seconds_per_launch == pytest.approx(1e-4, rel=0.3)
+        assert found.seconds_per_copy == pytest.approx(2e-7, rel=0.3)
+        assert found.copy_bytes_per_second == pytest.approx(5e9, rel=0.3)
 
 
 async def test_pieces_are_as_many_as_go_the_way_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:

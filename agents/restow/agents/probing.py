@@ -1,8 +1,9 @@
 """Measure what copying costs on this host, and what reading from a peer does, in staging.
 
-The least of a few repetitions, so that what else the machine does counts little; each in another
-part of the memory, as states are not in any cache either. Reads are kept below what would be shared
-out over threads: what a handoff gains by that depends on idle cores.
+The lower quartile of some repetitions, so that what else the machine does counts little, and luck
+neither: the least of them is another one's each time. They are taken in turns and in other parts of
+the memory, as states are not in any cache either. Only one thread reads: what a handoff gains by
+more depends on idle cores.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts, ReadCosts
 
 LEAST_BYTES = 1 << 20
-REPEATS = 5
-READ_ROUNDS = 24
-READING_S = 0.25
+USUAL = 0.25
+"""The quantile that is taken."""
+COPY_ROUNDS = 30
+COPY_TURNS = 6
+"""Other places to copy from and to; then the first ones again."""
+LEAST_READ_ROUNDS = 4
+MOST_READ_ROUNDS = 24
+READING_S = 0.5
 """After which no more rounds are begun, if there were a few."""
 READ_PIECE_BYTES = 4096
-MOST_READ_PIECES = 1024
+MOST_READ_PIECES = 3072
 COPY_PIECE_BYTES = (1024, 8192)
 """Between them lies what an auto choice hangs on; long runs are copied faster than pieces."""
 MOST_COPY_PIECES = (4096, 512)
@@ -51,35 +57,47 @@ def check_room(size_bytes: int) -> None:
         )
 
 
-async def measure_copying(address: int, size_bytes: int, place: Place) -> CopyCosts:
+async def measure_copying(
+    address: int,
+    size_bytes: int,
+    place: Place,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CopyCosts:
     """Copy from one half of the memory at ``address`` to the other, in short turns."""
     if place == HOST:
         ctypes.memset(address, 1, size_bytes)  # no page is missing any more
     half = size_bytes // 2
     there = address + half
-
-    async def seconds(turns: Iterator[Copies]) -> float:
-        found = []
-        for copies in turns:
-            began_s = time.perf_counter()
-            run_copies(copies, place.device)
-            found.append(time.perf_counter() - began_s)
-            await asyncio.sleep(0)
-        return min(found[1:])  # the first one warms up
-
-    launch_s = await seconds(_runs(address, there, half, _TINY_BYTES))
-    each_s = []
-    for piece_bytes, most in zip(COPY_PIECE_BYTES, MOST_COPY_PIECES, strict=True):
-        turns = list(_pieces(half, piece_bytes, most))
-        pieces_s = await seconds(
+    pieces = [
+        [
             _copies(address + src, there + dst, piece_bytes, (1, 1), DType.UINT8)
-            for src, dst in turns
-        )
-        each_s.append(max(pieces_s - launch_s, pieces_s / 2) / len(turns[0][0]))
-    (short_s, long_s), (short, long) = each_s, COPY_PIECE_BYTES
+            for src, dst in _pieces(half, piece_bytes, most)
+        ]
+        for piece_bytes, most in zip(COPY_PIECE_BYTES, MOST_COPY_PIECES, strict=True)
+    ]
+    kinds = [
+        list(_runs(address, there, half, _TINY_BYTES)),
+        *pieces,
+        list(_strided(address, there, half)),
+    ]
+    rounds: list[list[float]] = []
+    for index in range(1 + COPY_ROUNDS):
+        taken_s = []
+        for turns in kinds:
+            began_s = clock()
+            run_copies(turns[index % COPY_TURNS], place.device)
+            taken_s.append(clock() - began_s)
+            await asyncio.sleep(0)
+        if index:  # the first one warms up
+            rounds.append(taken_s)
+    launch_s, *pieces_s, rows_s = np.quantile(rounds, USUAL, axis=0).tolist()
+    short_s, long_s = (
+        max(taken - launch_s, taken / 2) / len(turns[0])
+        for taken, turns in zip(pieces_s, pieces, strict=True)
+    )
+    short, long = COPY_PIECE_BYTES
     # On a busy machine a short copy may take as long as a long one.
     second_per_byte = max(long_s - short_s, long_s / 2) / (long - short)
-    rows_s = await seconds(_strided(address, there, half))
     elements = ROWS * ROW_ELEMENTS
     spread_s = rows_s - launch_s - elements * _WIDE.itemsize_bytes * second_per_byte
     piece_s = short_s - short * second_per_byte
@@ -100,42 +118,45 @@ async def measure_reading(
 ) -> ReadCosts:
     """Read what the peer holds, in one piece and in many. Raises as `Reader.read`.
 
-    ``places`` are those of the peer's memory and of the own one. In turns, so that what else the
-    machine does for a while slows none alone: a long run that seems slow makes pieces seem cheap.
+    ``places`` are those of the peer's memory and of the own one. Many pieces, as a state has: over
+    TCP few of them come while others are still being asked for, and seem cheap.
     """
-
-    def runs(length: int) -> Iterator[Descriptors]:
-        for at in _windows(size_bytes, length):
-            yield Descriptors(*_one(src_address + at, dst_address + at, length))
-
-    # What every read costs, however many bytes it has, is in both and cancels out.
-    turns = list(_pieces(size_bytes, READ_PIECE_BYTES, MOST_READ_PIECES))
-    count = len(turns[0][0])
-    half = count * READ_PIECE_BYTES // 2
+    rng = np.random.default_rng(0)
+    room = size_bytes // READ_PIECE_BYTES
+    count = min(room // 2, MOST_READ_PIECES)
+    short, long = count * READ_PIECE_BYTES // 3, count * READ_PIECE_BYTES
     lengths = np.full(count, READ_PIECE_BYTES, np.int64)
-    pieces = [Descriptors(src_address + src, dst_address + dst, lengths) for src, dst in turns]
-    kinds = list(runs(half)), list(runs(3 * half)), pieces
-    least_s = np.full(3, np.inf)
+
+    def run(length: int) -> Descriptors:
+        at = int(rng.integers(room - length // READ_PIECE_BYTES)) * READ_PIECE_BYTES
+        return Descriptors(*_one(src_address + at, dst_address + at, length))
+
+    def pieces() -> Descriptors:
+        src, dst = (READ_PIECE_BYTES * rng.permutation(room)[:count] for _ in range(2))
+        return Descriptors(src_address + src, dst_address + dst, lengths)
+
+    rounds: list[list[float]] = []
     enough_s = clock() + READING_S
-    for index in range(READ_ROUNDS):
-        taken_s = np.empty(3)
-        for kind, ways in enumerate(kinds):
+    for index in range(1 + MOST_READ_ROUNDS):
+        taken_s = []
+        for descriptors in (run(short), run(long), pieces()):
             began_s = clock()
-            await reader.read([Read(peer, ways[index % len(ways)], *places)], deadline_s)
-            taken_s[kind] = clock() - began_s
+            await reader.read([Read(peer, descriptors, *places)], deadline_s)
+            taken_s.append(clock() - began_s)
         if index:  # the first one connects
-            least_s = np.minimum(least_s, taken_s)
-        if index > REPEATS // 2 and clock() > enough_s:
+            rounds.append(taken_s)
+        if index >= LEAST_READ_ROUNDS and clock() > enough_s:
             break
-    short_s, long_s, pieces_s = least_s.tolist()
-    second_per_byte = max(long_s - short_s, long_s / 4) / (2 * half)
-    extra_s = pieces_s - short_s - half * second_per_byte
-    return ReadCosts(max(extra_s, 0.0) / count, 1 / second_per_byte)
+    short_s, long_s, pieces_s = np.quantile(rounds, USUAL, axis=0).tolist()
+    # What every read costs, however many bytes it has, is in all of them and cancels out.
+    longer_s = max(long_s - short_s, long_s / 4)
+    extra_s = max(pieces_s - long_s, 0.0)
+    return ReadCosts(extra_s / count, (long - short) / longer_s)
 
 
 def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
     """Where to begin: another place each time, as far as there are others."""
-    for index in range(REPEATS + 1):
+    for index in range(COPY_TURNS):
         yield (
             index * length_bytes % (size_bytes - length_bytes + 1) // ALIGNED_BYTES * ALIGNED_BYTES
         )
@@ -158,9 +179,9 @@ def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Co
 
 def _pieces(size_bytes: int, piece_bytes: int, most: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Offsets of pieces that lie in no order on one side, and one after the other on the other."""
-    count = min(size_bytes // piece_bytes // (REPEATS + 1), most)
+    count = min(size_bytes // piece_bytes // COPY_TURNS, most)
     order = piece_bytes * np.random.default_rng(0).permutation(size_bytes // piece_bytes)
-    for at in range(0, (REPEATS + 1) * count, count):
+    for at in range(0, COPY_TURNS * count, count):
         yield order[at : at + count], piece_bytes * np.arange(at, at + count)
 
 
