@@ -49,7 +49,7 @@ def _ways(suite: str, what: str, rows: Rows) -> list[str]:
     cases = _by_case(rows, suite)
     ways = list(dict.fromkeys(way for found in cases.values() for way in found))
     forced = [way for way in ways if way not in (CONTIGUOUS, BY_NIXL)]
-    columns = ("MB", "auto by", "auto, ms", *ways, "best of the others", "of READ")
+    columns = ("MB", "samples", "auto by", "auto, ms", *ways, "best of the others", "of READ")
     lines = _head(what, *columns)
     for case, found in cases.items():
         own = next(iter(found.values()))
@@ -58,8 +58,9 @@ def _ways(suite: str, what: str, rows: Rows) -> list[str]:
         ]
         best = min(row["ratio"] for way, row in found.items() if way in forced)
         lines.append(
-            f"| {case} | {own['bytes'] / 1e6:.0f} | {own['note']} | {own['seconds'] * 1e3:.1f} "
-            f"| {' | '.join(times)} | {best:.2f} | {found[CONTIGUOUS]['ratio']:.2f} |"
+            f"| {case} | {own['bytes'] / 1e6:.0f} | {own['samples']} | {own['note']} "
+            f"| {own['seconds'] * 1e3:.1f} | {' | '.join(times)} | {best:.2f} "
+            f"| {found[CONTIGUOUS]['ratio']:.2f} |"
         )
     return lines
 

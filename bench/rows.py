@@ -20,7 +20,7 @@ class Row:
     """A median, and how it compares.
 
     ``ratio`` is the reference's seconds over ours: higher is faster. ``bytes`` is 0 where no bytes
-    are moved; ``goal`` is the ratio that the project wants.
+    are moved; ``goal`` is the ratio that the project wants. ``samples``: of how many the median is.
     """
 
     suite: str
@@ -32,6 +32,7 @@ class Row:
     ratio: float
     goal: float | None = None
     note: str = ""
+    samples: int = 0
 
 
 def compared(
@@ -47,7 +48,8 @@ def compared(
 ) -> Row:
     """A row of two samples taken in turn: medians, and the ratio of the medians."""
     ours, theirs = statistics.median(seconds), statistics.median(reference_seconds)
-    return Row(suite, case, size_bytes, ours, reference, theirs, theirs / ours, goal, note)
+    ratio = theirs / ours
+    return Row(suite, case, size_bytes, ours, reference, theirs, ratio, goal, note, len(seconds))
 
 
 def machine() -> str:
