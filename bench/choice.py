@@ -197,7 +197,8 @@ async def _measure(
             for kind in kinds:
                 await made.hand_over(kind, f"warm-{warm_up}", rng)
         for repeat in range(repeats):
-            for kind in kinds:
+            # What the last one left in the caches must not favour the same one every time.
+            for kind in rng.permutation(list(kinds)).tolist():
                 taken[kind].append(await made.hand_over(kind, f"{repeat}", rng))
         went = await made.strategies(Strategy.AUTO.value, f"{repeats - 1}")
     return taken, went
