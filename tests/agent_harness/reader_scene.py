@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import cast
 
 import numpy as np
@@ -36,6 +37,10 @@ class FakeTransport:
         self.go_on = threading.Event()
         """Posts wait for it."""
         self.go_on.set()
+        self.post_s = 0.0
+        """For how long a post keeps its thread running."""
+        self.refusal: AgentError | None = None
+        """What a post raises."""
 
     def add_peer(self, peer: str, metadata: bytes) -> None:
         if peer not in self.peers:
@@ -49,6 +54,11 @@ class FakeTransport:
 
     def read(self, peer: str, descriptors: Descriptors, src: object, dst: object) -> Flight:
         assert not self.closed
+        if self.refusal is not None:
+            raise self.refusal
+        until_s = time.thread_time() + self.post_s
+        while time.thread_time() < until_s:
+            pass
         flight = Flight(peer, object(), self.copies)
         self.threads.append(threading.get_ident())
         self.pieces.append(descriptors)

@@ -15,6 +15,7 @@ from restow.agents.errors import (
     AgentClosedError,
     PeerLostError,
     ReadDeadlineError,
+    ReadFailedError,
     TransportFailedError,
 )
 from restow.agents.lane import Read
@@ -52,6 +53,13 @@ async def widened(scene: Scene) -> None:
     await until(lambda: len(scene.lanes) == 2)
 
 
+def watched(scene: Scene) -> list[tuple[float, float]]:
+    """What shared reads teach from now on."""
+    seen: list[tuple[float, float]] = []
+    scene.reader._spreading.saw = lambda *read: seen.append(read)  # type: ignore[method-assign]
+    return seen
+
+
 async def test_a_large_read_leaves_the_loop_running(copying: Scene) -> None:
     copying.lanes[0].go_on.clear()
     task = asyncio.create_task(copying.reader.read([large()], LONG_S))
@@ -87,6 +95,40 @@ async def test_a_read_too_small_for_two_is_not_shared_out(copying: Scene) -> Non
     await widened(copying)
     await copying.reader.read([large(size_bytes=2 * SHARE_BYTES - 8)], LONG_S)
     assert not copying.lanes[1].pieces
+
+
+async def test_what_is_to_be_read_alone_is_not_shared_out_and_teaches_nothing(
+    copying: Scene,
+) -> None:
+    await widened(copying)
+    seen = watched(copying)
+    await copying.reader.read([large()], LONG_S, alone=True)
+    assert not copying.lanes[1].pieces
+    assert not seen
+    await copying.reader.read([large()], LONG_S)
+    assert len(seen) == 1
+
+
+async def test_a_shared_read_teaches_once_what_all_its_threads_did(copying: Scene) -> None:
+    """The post of each lane takes 5 ms of its thread; both together run for longer than either."""
+    await widened(copying)
+    await copying.reader.read([large("b")], LONG_S)
+    for lane in copying.lanes:
+        lane.post_s = 0.005
+    seen = watched(copying)
+    await copying.reader.read([large(), large("b")], LONG_S)
+    ((ran_s, elapsed_s),) = seen
+    assert ran_s >= 4 * 0.005, "two peers, on two lanes"
+    assert elapsed_s >= 2 * 0.005
+
+
+async def test_a_read_that_failed_teaches_nothing(copying: Scene) -> None:
+    await widened(copying)
+    seen = watched(copying)
+    copying.lanes[1].refusal = ReadFailedError("broke")
+    with pytest.raises(ReadFailedError):
+        await copying.reader.read([large()], LONG_S)
+    assert not seen
 
 
 async def test_one_thread_opens_no_further_lane() -> None:

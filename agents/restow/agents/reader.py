@@ -106,13 +106,13 @@ class Reader:
         for lane in (*self._lanes, *self._retired):
             lane.forget_peer(peer)
 
-    async def read(self, reads: Sequence[Read], deadline_s: float) -> None:
-        """Read everything before ``deadline_s`` of the clock.
+    async def read(self, reads: Sequence[Read], deadline_s: float, alone: bool = False) -> None:
+        """Read everything before ``deadline_s`` of the clock; ``alone``: by one thread.
 
         Raises `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`, `TransportFailedError` and
         `AgentClosedError`.
         """
-        shares = self._share_out(reads)
+        shares = self._share_out(reads, 1 if alone else self._width)
         lanes = [lane for lane, _ in shares]
         for lane in lanes:
             lane.readers += 1
@@ -145,7 +145,7 @@ class Reader:
 
     # -- lanes ------------------------------------------------------------------------------------
 
-    def _share_out(self, reads: Sequence[Read]) -> list[tuple[Lane, Sequence[Read]]]:
+    def _share_out(self, reads: Sequence[Read], most: int) -> list[tuple[Lane, Sequence[Read]]]:
         """Which lane reads what: shares of about equal bytes, if several lanes make it faster."""
         if self._closed:
             raise AgentClosedError("the agent is closed")
@@ -153,9 +153,10 @@ class Reader:
         if not self._lanes:
             self._lanes.append(Lane(self._open_transport()))
         count = 1
-        if len(self._lanes) > 1 and all(read.peer in self._copied for read in reads):
+        most = min(most, len(self._lanes))
+        if most > 1 and all(read.peer in self._copied for read in reads):
             size_bytes = sum(read.descriptors.size_bytes for read in reads)
-            count = max(1, min(len(self._lanes), size_bytes // SHARE_BYTES))
+            count = max(1, min(most, size_bytes // SHARE_BYTES))
         if count == 1 or not self._spreading.allows():
             return [(next((lane for lane in self._lanes if not lane.busy), self._lanes[0]), reads)]
         shares: list[list[Read]] = [[] for _ in range(count)]
@@ -205,10 +206,14 @@ class Reader:
         Returns the failure, and the lanes on which a read may still write.
         """
         flying: _Posted = []
-        shared = len(shares) > 1
-        posts = [self._post_all(lane, reads, deadline_s, flying, shared) for lane, reads in shares]
-        failures = await asyncio.gather(*posts)
-        failure = next((one for one in failures if one is not None), None)
+        began_s = time.perf_counter()
+        posted = await asyncio.gather(
+            *(self._post_all(lane, reads, deadline_s, flying) for lane, reads in shares)
+        )
+        failure = next((one for one, _ in posted if one is not None), None)
+        if len(shares) > 1 and failure is None:
+            ran_s = sum(ran_s for _, ran_s in posted)
+            self._spreading.saw(ran_s, time.perf_counter() - began_s)
         spin_until_s = self._clock() + SPIN_S
         give_up_s = float("inf")
         while True:
@@ -231,22 +236,21 @@ class Reader:
             await asyncio.sleep(0 if now_s < spin_until_s else POLL_S)
 
     async def _post_all(
-        self,
-        lane: Lane,
-        reads: Sequence[Read],
-        deadline_s: float,
-        flying: _Posted,
-        shared: bool,
-    ) -> AgentError | None:
-        """Post one after the other onto a lane, until one fails."""
+        self, lane: Lane, reads: Sequence[Read], deadline_s: float, flying: _Posted
+    ) -> tuple[AgentError | None, float]:
+        """Post one after the other onto a lane, until one fails; for how long threads ran."""
+        ran_s = 0.0
         for read in reads:
             try:
-                flying.append((lane, await self._post(lane, read, deadline_s, shared)))
+                flight, posting_s = await self._post(lane, read, deadline_s)
             except AgentError as error:
-                return error
-        return None
+                return error, ran_s
+            flying.append((lane, flight))
+            ran_s += posting_s
+        return None, ran_s
 
-    async def _post(self, lane: Lane, read: Read, deadline_s: float, shared: bool) -> Flight:
+    async def _post(self, lane: Lane, read: Read, deadline_s: float) -> tuple[Flight, float]:
+        """Post; for how long a thread ran for it, if it was one beside the event loop."""
         known = self._known.get(read.peer)
         if known is None:
             raise PeerLostError(f"agent {read.peer} is not known here", agent=read.peer)
@@ -258,24 +262,22 @@ class Reader:
         if not large and not lane.busy:
             flight = lane.post(read, known, deadline_s, self._clock)
             await asyncio.sleep(0)
-            return flight
+            return flight, 0.0
         loop = asyncio.get_running_loop()
-        flight, ran_s, elapsed_s = await loop.run_in_executor(
+        flight, ran_s = await loop.run_in_executor(
             self._threads, self._timed_post, lane, read, known, deadline_s
         )
         if large:
             self._saw(read, flight)
-            if flight.done and shared:
-                self._spreading.saw(ran_s, elapsed_s)
-        return flight
+        return flight, ran_s
 
     def _timed_post(
         self, lane: Lane, read: Read, known: Known, deadline_s: float
-    ) -> tuple[Flight, float, float]:
-        """Post, and for how long this thread ran, of how long."""
-        began_s, ran_s = time.perf_counter(), time.thread_time()
+    ) -> tuple[Flight, float]:
+        """Post, and for how long this thread ran for it."""
+        began_s = time.thread_time()
         flight = lane.post(read, known, deadline_s, self._clock)
-        return flight, time.thread_time() - ran_s, time.perf_counter() - began_s
+        return flight, time.thread_time() - began_s
 
     def _still_flying(self, flying: _Posted) -> tuple[_Posted, AgentError | None]:
         """Poll all; those that have not ended, and the first failure."""

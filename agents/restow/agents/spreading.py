@@ -6,46 +6,40 @@ ranks of an engine read at the same time), more threads only take turns, and cos
 
 from __future__ import annotations
 
-BUSY_SHARE = 0.7
-"""A copying thread that ran for less of the time than this waited for a core."""
+GAIN = 1.1
+"""Threads that together ran for less than this of a read's time did no more than one would."""
 BUSY_READS = 2
 """One read may have met something that passes."""
 SHORT_S = 0.002
-"""A share that took no longer tells nothing."""
+"""A read that took no longer tells nothing."""
 FIRST_PAUSE_READS = 2
 LAST_PAUSE_READS = 64
 
 
 class Spreading:
-    """Learns from every shared read; when some in a row waited for cores, pauses for a while."""
+    """Learns from every shared read; when some in a row gained nothing, pauses for a while."""
 
     def __init__(self) -> None:
         """Nothing is known to speak against it."""
         self._pause_reads = FIRST_PAUSE_READS
         self._left_reads = 0
         self._busy_reads = 0
-        """Of the latest ones, with none between them that waited for no core."""
-        self._told = self._waited = False
-        """Of the latest read: whether a share told anything, and whether one waited."""
+        """Of the latest ones, with none between them that gained."""
 
     def allows(self) -> bool:
         """Whether the next read may be shared out. Counts it if not."""
         if self._left_reads:
             self._left_reads -= 1
             return False
-        if self._told and not self._waited:
-            self._busy_reads, self._pause_reads = 0, FIRST_PAUSE_READS
-        self._told = self._waited = False
         return True
 
     def saw(self, ran_s: float, elapsed_s: float) -> None:
-        """One share of the latest read took ``elapsed_s``; its thread ran for ``ran_s`` of that."""
+        """A shared read took ``elapsed_s``; all its threads together ran for ``ran_s``."""
         if elapsed_s < SHORT_S or self._left_reads:
             return
-        self._told = True
-        if ran_s >= BUSY_SHARE * elapsed_s or self._waited:
+        if ran_s >= GAIN * elapsed_s:
+            self._busy_reads, self._pause_reads = 0, FIRST_PAUSE_READS
             return
-        self._waited = True
         self._busy_reads += 1
         if self._busy_reads >= BUSY_READS:
             self._left_reads = self._pause_reads
