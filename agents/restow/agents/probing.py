@@ -124,22 +124,22 @@ async def measure_reading(
     rng = np.random.default_rng(0)
     room = size_bytes // READ_PIECE_BYTES
     count = min(room // 2, MOST_READ_PIECES)
-    short, long = count * READ_PIECE_BYTES // 3, count * READ_PIECE_BYTES
-    lengths = np.full(count, READ_PIECE_BYTES, np.int64)
+    short_bytes, long_bytes = count * READ_PIECE_BYTES // 3, count * READ_PIECE_BYTES
+    each_bytes = np.full(count, READ_PIECE_BYTES, np.int64)
 
-    def run(length: int) -> Descriptors:
-        at = int(rng.integers(room - length // READ_PIECE_BYTES)) * READ_PIECE_BYTES
-        return Descriptors(*_one(src_address + at, dst_address + at, length))
+    def run(length_bytes: int) -> Descriptors:
+        at = int(rng.integers(room - length_bytes // READ_PIECE_BYTES)) * READ_PIECE_BYTES
+        return Descriptors(*_one(src_address + at, dst_address + at, length_bytes))
 
     def pieces() -> Descriptors:
         src, dst = (READ_PIECE_BYTES * rng.permutation(room)[:count] for _ in range(2))
-        return Descriptors(src_address + src, dst_address + dst, lengths)
+        return Descriptors(src_address + src, dst_address + dst, each_bytes)
 
     rounds: list[list[float]] = []
     enough_s = clock() + READING_S
     for index in range(1 + MOST_READ_ROUNDS):
         taken_s = []
-        for descriptors in (run(short), run(long), pieces()):
+        for descriptors in (run(short_bytes), run(long_bytes), pieces()):
             began_s = clock()
             await reader.read([Read(peer, descriptors, *places)], deadline_s, alone=True)
             taken_s.append(clock() - began_s)
@@ -151,7 +151,7 @@ async def measure_reading(
     # What every read costs, however many bytes it has, is in all of them and cancels out.
     longer_s = max(long_s - short_s, long_s / 4)
     extra_s = max(pieces_s - long_s, 0.0)
-    return ReadCosts(extra_s / count, (long - short) / longer_s)
+    return ReadCosts(extra_s / count, (long_bytes - short_bytes) / longer_s)
 
 
 def _windows(size_bytes: int, length_bytes: int) -> Iterator[int]:
