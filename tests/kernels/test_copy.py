@@ -169,6 +169,23 @@ def test_what_is_prepared_touches_no_memory_until_it_runs(count: int) -> None:
     assert np.array_equal(target.memory, want.memory)
 
 
+@pytest.mark.parametrize("length", [1000, 1024])
+@pytest.mark.parametrize("inverse", [False, True], ids=["gather", "scatter"])
+def test_prepared_runs_touch_no_memory_until_they_are_copied(length: int, inverse: bool) -> None:
+    n = 200
+    source, target = Arena(n * length), Arena(n * length)
+    ends = [length * np.arange(n), length * np.random.default_rng(0).permutation(n)]
+    src, dst = ends if inverse else ends[::-1]
+    rows = [(*at, length, 1, 1, CopyCode.COPY_1) for at in zip(src, dst, strict=True)]
+    run = prepare_pieces(table_of(source, target, *rows), CPU)
+    assert np.all(target.memory == POISON)
+    source.bytes[:] = np.random.default_rng(1).integers(0, 256, n * length)
+    want = target.twin()
+    want.bytes.reshape(n, length)[dst // length] = source.bytes.reshape(n, length)[src // length]
+    run()
+    assert np.array_equal(target.memory, want.memory)
+
+
 @pytest.mark.parametrize(("src_bytes", "dst_bytes"), [(0, 0), (64, 4096), (4096, -2), (-6, 64)])
 def test_what_is_prepared_can_be_moved(src_bytes: int, dst_bytes: int) -> None:
     rows, size = windows(3, 600, CopyCode.COPY_2, False, ([0, 1], [1, 0]))
@@ -243,6 +260,10 @@ def test_kernel_copies_what_the_definition_copies(drawn: tuple[PieceTable, Arena
 PATHS = {  # rows, bytes of a row, gap between destinations: every way through the twin
     "memmove": (3, 300_001, 300_002),
     "even-destination": (200, 1000, 1008),
+    "dense-destination": (200, 1000, 1000),
+    "in-two-pieces": (200, 1024, 1024),
+    "in-four-pieces": (200, 2048, 2048),
+    "in-pieces-but-for-gaps": (200, 1536, 1600),
     "scattered": (200, 1000, None),
     "scattered-long": (20, 40_000, None),
 }
@@ -270,17 +291,26 @@ def test_runs_of_bytes(n: int, length: int, gap: int | None, inverse: bool) -> N
     assert np.array_equal(source.memory, frozen)
 
 
-def test_staging_between_the_pages_of_a_pool() -> None:
+@pytest.mark.parametrize(("src_gap", "dst_gap"), [(1024, 1088), (1088, 1024), (1024, 1024)])
+def test_even_runs_to_even_runs(src_gap: int, dst_gap: int) -> None:
+    n, length = 200, 1024
+    source, target = Arena(n * src_gap, seed=1), Arena(n * dst_gap)
+    rows = [(i * src_gap, i * dst_gap, length, 1, 1, CopyCode.COPY_1) for i in range(n)]
+    assert_copies(naive.copy_pieces, table_of(source, target, *rows), target)
+
+
+@pytest.mark.parametrize(("n", "length"), [(100, 1000), (240, 1000), (240, 1024)])
+def test_staging_between_the_pages_of_a_pool(n: int, length: int) -> None:
     """Spans of source and destination that overlap, though no row does."""
-    pool, n, length = Arena(300 * 1000, seed=7), 100, 1000
+    pool = Arena(3 * n * length, seed=7)
     before = pool.memory.copy()
-    page = np.r_[0:100, 200:300][np.random.default_rng(0).permutation(200)[:n]]
+    page = np.r_[0:n, 2 * n : 3 * n][np.random.default_rng(0).permutation(2 * n)[:n]]
     rows = np.ones((n, 6), dtype=np.int64) * [0, 0, length, 1, 1, CopyCode.COPY_1]
-    rows[:, 0] = pool.address + (100 + np.arange(n)) * length
+    rows[:, 0] = pool.address + (n + np.arange(n)) * length
     rows[:, 1] = pool.address + page * length
     copy_pieces(PieceTable.checked(rows), CPU)
-    want = before[64:-64].reshape(300, length)
-    want[page] = want[100:200]
+    want = before[64:-64].reshape(3 * n, length)
+    want[page] = want[n : 2 * n]
     assert np.array_equal(pool.memory, before)
 
 

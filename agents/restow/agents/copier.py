@@ -43,15 +43,16 @@ class Copier:
     def prepare(
         self, copies: Copies | PreparedCopies, device: torch.device
     ) -> Callable[[], Awaitable[None]]:
-        """What `run` does, later: of small copies everything is ready, which is half the work.
+        """What `run` does, later: all that touches no memory is done, or under way, already.
 
-        After a read the caches hold nothing of what prepares copies. Raises `ProgramInvalidError`
-        as `run` does; so may what is returned.
+        Of small copies that is half the work: after a read the caches hold nothing of what does
+        it. Raises as `run` does; so may what is returned.
         """
         if isinstance(copies, PreparedCopies):
             prepared = copies
         elif device.type == "cpu" and copies.size_bytes >= LARGE_BYTES:
-            return lambda: self.on_thread(lambda: prepared_copies(copies, device)())
+            ready = self._thread.submit(prepared_copies, copies, device)
+            return lambda: self.on_thread(lambda: ready.result()())
         else:
             prepared = prepared_copies(copies, device)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,11 +63,8 @@ class PreparedCopies:
         """Copy, and return when the last row is there. Raises `CopyFailedError`."""
         if not self.rows:
             return
-        try:
-            with finished(self.device):
-                self.pieces()
-        except RuntimeError as error:  # torch's word for whatever it can't do
-            raise CopyFailedError(f"{self.rows} rows are not copied: {error}") from None
+        with _refused(self.rows), finished(self.device):
+            self.pieces()
 
     def moved(self, src_bytes: int, dst_bytes: int) -> PreparedCopies | None:
         """The same, from and to so many bytes further on; None if that has to be prepared anew."""
@@ -79,11 +77,21 @@ class PreparedCopies:
 def prepared_copies(copies: Copies, device: torch.device) -> PreparedCopies:
     """All of `run_copies` that touches none of the memory.
 
-    Raises `ProgramInvalidError` as `run_copies` does.
+    Raises as `run_copies` does.
     """
     if not len(copies):
         return PreparedCopies(0, device, _nothing)
-    return PreparedCopies(len(copies), device, prepare_pieces(piece_table(copies), device))
+    with _refused(len(copies)):
+        return PreparedCopies(len(copies), device, prepare_pieces(piece_table(copies), device))
+
+
+@contextmanager
+def _refused(rows: int) -> Iterator[None]:
+    """Raise `CopyFailedError` where torch refuses."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's word for whatever it can't do
+        raise CopyFailedError(f"{rows} rows are not copied: {error}") from None
 
 
 def _nothing() -> None:

@@ -3,7 +3,9 @@
 import ctypes
 from collections import deque
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -111,15 +113,38 @@ class Rows:
     def __init__(self, address: Int64s, count: int, step_bytes: int, dtype: torch.dtype) -> None:
         """View rows of `count` elements, `step_bytes` apart, at every address."""
         self.n, self.count, self.dtype = len(address), count, dtype
+        self._address, self._pieces = address, 1
         self.step = step_bytes // dtype.itemsize
         self.span_bytes = (count - 1) * step_bytes + dtype.itemsize
         self.start = int(address.min())
         self.stop = int(address.max()) + self.span_bytes
-        self.offset = address - self.start
         gaps = np.diff(address)
         self.gap_bytes = int(gaps[0]) if len(gaps) else self.span_bytes
         self.even = self.gap_bytes >= 0 and not np.any(gaps != self.gap_bytes)
         self._buffer = _buffer(self.start, self.stop - self.start)
+
+    @property
+    def dense(self) -> bool:
+        """Whether each row begins where the one before it ends."""
+        return self.even and self.gap_bytes == self.span_bytes
+
+    @cached_property
+    def offset(self) -> Int64s:
+        """Return where each row begins, in bytes from the first one's beginning."""
+        offset: Int64s = self._address - self.start
+        if self._pieces > 1:
+            offset = (offset[:, None] + self.span_bytes * np.arange(self._pieces)).ravel()
+        return offset
+
+    def cut(self, pieces: int) -> "Rows":
+        """Return the same rows of contiguous bytes, each in so many pieces of equal length."""
+        rows = copy(self)
+        rows.__dict__.pop("offset", None)
+        rows._pieces = pieces
+        rows.n, rows.count = self.n * pieces, self.count // pieces
+        rows.even, rows.gap_bytes = self.dense, self.gap_bytes // pieces
+        rows.span_bytes = self.span_bytes // pieces
+        return rows
 
     def meets(self, other: "Rows") -> bool:
         """Tell whether the two spans of addresses overlap."""
@@ -148,6 +173,10 @@ class Rows:
             return np.ndarray((self.n,), kind, self._buffer, strides=(self.gap_bytes,))[part]
         values: Voids = self._void_windows()[self.offset[part]]
         return values
+
+    def take(self, source: "Rows", part: slice) -> None:
+        """Copy contiguous rows from equally many of equal length."""
+        self.put_voids(part, source.voids(part))
 
     def put_voids(self, part: slice, values: Voids) -> None:
         """Write contiguous rows."""

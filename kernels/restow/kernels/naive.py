@@ -12,7 +12,7 @@ rows and over rows long enough to pay for it, never over short rows. What was me
   the cores are busy; so chunks stay below that, and only whole classes may fork.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -39,6 +39,8 @@ FEW_ROWS = 1024  # as many memmove calls cost less than sorting rows into classe
 FEW_EQUAL_ROWS = 192  # and as many less than views of rows that need no sorting
 FEW_ROWS_BYTES = 512  # at least, in every one of them
 SHORT_BYTES = 64  # shorter runs may join to longer rows
+QUICK_BYTES = 512  # a memcpy of as many takes 1/5 less for each byte
+SLOW_BYTES = range(1024, 2049, QUICK_BYTES)  # than one of these (glibc 2.36 on AMD EPYC)
 CHUNK_BYTES = 256 * 1024  # a temporary that stays in L2
 FEW_STRIDED_ELEMS = 128  # at least, in every one of few rows
 LONG_STRIDED_ELEMS = 1024  # a row of its own: 1.5 us of overhead against 1 us and more
@@ -51,23 +53,22 @@ def copy_pieces(table: PieceTable) -> None:
 
 def prepare_pieces(table: PieceTable) -> Callable[[], None] | StridedRows:
     """As much of `copy_pieces` as touches no memory of the table; call what is returned."""
-    if _are_few_strided(table.rows):
-        return StridedRows.of(table.rows)
-    return partial(_copy_pieces, table)
-
-
-def _copy_pieces(table: PieceTable) -> None:
-    lengths = _run_lengths(table.rows)
+    rows = table.rows
+    if _are_few_strided(rows):
+        return StridedRows.of(rows)
+    lengths = _run_lengths(rows)
     if lengths is not None and len(lengths):
         shortest, longest = int(lengths.min()), int(lengths.max())
         equal = SHORT_BYTES <= shortest == longest < MEMMOVE_BYTES
         few = FEW_EQUAL_ROWS if equal else FEW_ROWS
         if len(lengths) <= few and shortest >= FEW_ROWS_BYTES:
-            memmove_rows(table.rows[:, 0], table.rows[:, 1], lengths)
-            return
+            return partial(memmove_rows, rows[:, 0], rows[:, 1], lengths)
         if equal:
-            _copy_runs(table.rows[:, 0], table.rows[:, 1], longest)
-            return
+            return partial(_call_all, list(_run_copies(rows[:, 0], rows[:, 1], longest)))
+    return partial(_copy_pieces, table)
+
+
+def _copy_pieces(table: PieceTable) -> None:
     rows = table.lengthen().rows
     dense = contiguous(rows)
     some = rows[:, Column.COUNT] > 0
@@ -80,7 +81,7 @@ def _copy_pieces(table: PieceTable) -> None:
     big = runs[:, Column.COUNT] >= MEMMOVE_BYTES
     memmove_rows(*runs[big, : Column.SRC_STEP_BYTES].T)
     for same in classes(runs[~big] if big.any() else runs):
-        _copy_runs(same[:, 0], same[:, 1], int(same[0, Column.COUNT]))
+        _call_all(_run_copies(same[:, 0], same[:, 1], int(same[0, Column.COUNT])))
 
     count, src_step, dst_step, code = rest[:, Column.COUNT :].T
     strided = (src_step != SRC_BYTES[code]) | (dst_step != DST_BYTES[code])
@@ -131,25 +132,32 @@ def clear_slots(
     zero_rows(start[cleared], np.broadcast_to(length, start.shape)[cleared])
 
 
-def _copy_runs(src: Int64s, dst: Int64s, length: int) -> None:
-    """Copy scattered runs of equally many bytes."""
+def _call_all(copies: Iterable[Callable[[], object]]) -> None:
+    for copy in copies:
+        copy()
+
+
+def _run_copies(src: Int64s, dst: Int64s, length: int) -> Iterator[Callable[[], object]]:
+    """Copies of scattered runs of equally many bytes; nothing is touched before they are called."""
     size_bytes = len(src) * length
     dst_parts = _worthwhile(even_parts(dst), size_bytes)
     src_parts = _worthwhile(even_parts(src), size_bytes) if dst_parts is None else None
     if len(src) < 4 or (not dst_parts and not src_parts and length >= SCATTERED_MEMMOVE_BYTES):
-        memmove_rows(src, dst, np.full(len(src), length))
+        yield partial(memmove_rows, src, dst, np.full(len(src), length))
         return
     for part in dst_parts or src_parts or [slice(0, len(src))]:
         source = Rows(src[part], length, 1, torch.uint8)
         target = Rows(dst[part], length, 1, torch.uint8)
+        if length in SLOW_BYTES and (source.dense or target.dense):
+            source, target = (rows.cut(length // QUICK_BYTES) for rows in (source, target))
         if target.even:
             windows, index = source.windows(), source.index()
-            torch.index_select(windows, 0, index, out=target.even_rows())
+            yield partial(torch.index_select, windows, 0, index, out=target.even_rows())
             continue
         # numpy first copies an operand that may overlap the other: chunks keep that in cache.
         whole = source.even and not source.meets(target)
-        for chunk in _chunks(source.n, source.n if whole else CHUNK_BYTES // length):
-            target.put_voids(chunk, source.voids(chunk))
+        for chunk in _chunks(source.n, source.n if whole else CHUNK_BYTES // source.span_bytes):
+            yield partial(target.take, source, chunk)
 
 
 def _worthwhile(parts: list[slice] | None, size_bytes: int) -> list[slice] | None:
