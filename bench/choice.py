@@ -135,19 +135,24 @@ def run_models(put: Yield, repeats: int, words: Sequence[str] = (), sets: int = 
 def _run(suite: str, cases: Iterator[Case], put: Yield, repeats: int, sets: int) -> None:
     # Costs are kept for each pair of hosts: how they are read must not change under a broker.
     for _, alike in groupby(cases, lambda case: (case.environment, case.host_reads)):
+        taken: dict[str, dict[str, list[float]]] = {}
+        undecided = list(alike)
         with _brokers() as brokers:
-            for index, case in enumerate(alike):
-                taken: dict[str, list[float]] = defaultdict(list)
-                for number in range(sets):
+            # All cases, then those that are close again: two sets of one case are minutes apart,
+            # so that what else the machine does for a while does not meet both.
+            for number in range(sets):
+                now, undecided = undecided, []
+                for index, case in enumerate(now):
                     measured = _measure(case, f"{index}.{number}", brokers, repeats)
                     found, went = uvloop.run(measured)
+                    so_far = taken.setdefault(case.name, defaultdict(list))
                     for kind, seconds in found.items():
-                        taken[kind] += seconds
-                    rows = list(_rows(suite, case, taken, " and ".join(went)))
-                    if not any(_close(row) for row in rows):
-                        break
-                for row in rows:
-                    put(row)
+                        so_far[kind] += seconds
+                    rows = list(_rows(suite, case, so_far, " and ".join(went)))
+                    for row in rows:
+                        put(row)
+                    if any(_close(row) for row in rows):
+                        undecided.append(case)
 
 
 @contextmanager

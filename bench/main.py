@@ -61,9 +61,9 @@ def main(
         int,
         typer.Option(
             min=1,
-            help="Of pieces and models: so many sets of processes, one after the other, for a case "
-            "that missed a goal or barely reached it; the samples of all are taken together. Where "
-            "the memory of one set happens to lie makes up to a tenth.",
+            help="Of pieces and models: so many sets of processes, minutes apart, for a case that "
+            "missed a goal or barely reached it; the samples of all are taken together. Where the "
+            "memory of one set happens to lie makes up to a tenth.",
         ),
     ] = 1,
 ) -> None:
@@ -76,20 +76,20 @@ def main(
     console = Console() if sys.stdout.isatty() else Console(width=180)
     about = machine()
     console.print(about)
-    rows: list[Row] = []
+    rows: dict[tuple[str, str, str], Row] = {}
 
     def put(row: Row) -> None:
-        rows.append(row)
+        rows[row.suite, row.case, row.reference] = row
         console.print(f"  {row.suite}: {row.case}: {row.ratio:.2f} of {row.reference}")
         if json_file is not None:  # what is measured is kept, should the rest not come
-            write_json(rows, json_file, about)
+            write_json(list(rows.values()), json_file, about)
 
     for name in suite or [one for one in Suite if one not in NAMED_ONLY]:
         # Imported when needed: the control plane is measured without torch.
         module, run = MODULES[name]
         named = (case or (), sets) if name in BY_CASE else ()
         getattr(import_module(module), run)(put, repeats, *named)
-    show(rows, console)
+    show(list(rows.values()), console)
 
 
 if __name__ == "__main__":

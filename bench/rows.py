@@ -93,4 +93,7 @@ def write_json(rows: Sequence[Row], path: Path, about: str) -> None:
 
 
 Yield = Callable[[Row], None]
-"""Takes each row as it is measured, so that long runs show progress."""
+"""Takes each row as it is measured, so that long runs show progress.
+
+A later row of the same suite, case and reference takes the place of the earlier one.
+"""
