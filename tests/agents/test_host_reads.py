@@ -115,6 +115,47 @@ async def test_pieces_arrive_and_what_lies_between_them_is_untouched(
         assert (scene.data == scene.expected(*where)).all(), count
 
 
+@pytest.mark.parametrize("call_pieces", [1024, 7, 1])
+async def test_pieces_that_touch_arrive_wherever_they_go(
+    call_pieces: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_reads, "CALL_PIECES", call_pieces)
+    rng = np.random.default_rng(call_pieces)
+    for count in (2, 50, 3000):
+        # Some of the bounds are equal: pieces of no bytes.
+        bounds = np.sort(rng.integers(0, SIZE_BYTES, count + 1))
+        src, length = bounds[:-1], np.diff(bounds)
+        places = rng.permutation(count)
+        dst = np.empty(count, np.int64)
+        dst[places] = np.cumsum(length[places]) - length[places]
+        kept = rng.permutation(count)[: count - count // 4]
+        where = src[kept], dst[kept], length[kept]
+        scene.data[:] = POISON
+        scene.peer.read(scene.pieces(*where), _nothing)
+        assert (scene.data == scene.expected(*where)).all(), count
+
+
+async def test_the_kernel_sees_pieces_that_touch_as_one_run_and_all_in_order(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[int, int]] = []
+    readv = host_reads._readv
+
+    def call(pid: int, here: int, parts: int, there: int, count: int, flags: int) -> int:
+        entries = (ctypes.c_uint64 * (2 * count)).from_address(there)
+        runs.extend(zip(entries[::2], entries[1::2], strict=True))
+        return int(readv(pid, here, parts, there, count, flags))
+
+    monkeypatch.setattr(host_reads, "_readv", call)
+    # Pages of two pieces: the pieces of a page touch, pages do not.
+    page = 3000 * np.random.default_rng(1).permutation(100)
+    src = np.concatenate([page, page + 1000])
+    scene.peer.read(scene.pieces(src, src[::-1].copy(), np.full(200, 1000)), _nothing)
+    *seen, mark = runs
+    assert seen == [(scene.base + 3000 * index, 2000) for index in range(100)]
+    assert mark == (scene.memory.mark_address, len(scene.memory.mark))
+
+
 async def test_calls_stay_as_small_as_they_are_meant_to(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,16 +211,16 @@ async def test_a_killed_process_is_lost(scene: Scene) -> None:
     assert scene.untouched()
 
 
-@pytest.mark.parametrize("gone", [0, 1], ids=["at once", "in the middle of a call"])
+@pytest.mark.parametrize("there", [3, 4], ids=["at once", "in the middle of a call"])
 async def test_memory_that_is_gone_fails_the_read(
-    gone: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    there: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_reads, "CALL_PIECES", 3)
     await scene.tell("unmap")
-    src = np.zeros(6, np.int64)
-    src[gone] = SIZE_BYTES - 8  # the call that has the mark can be read whole
+    src = 16 * np.arange(6)
+    src[there:] += SIZE_BYTES // 2  # the call that has the mark can be read whole
     pieces = scene.pieces(src, 8 * np.arange(6), np.full(6, 8))
-    with pytest.raises(ReadFailedError, match=r"8 of 24 bytes" if gone else "Bad address"):
+    with pytest.raises(ReadFailedError, match=r"8 of 24 bytes" if there == 4 else "Bad address"):
         scene.peer.read(pieces, _nothing)
 
 
@@ -204,7 +245,9 @@ async def test_a_read_ends_between_two_calls_when_it_is_late(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_reads, "CALL_PIECES", 50)
-    where = scene.some(200)
+    src, dst, length = scene.some(200)
+    order = np.argsort(src)
+    where = src[order], dst[order], length[order]
     left = 2
 
     def late_after_two() -> None:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from restow.broker.errors import CostsInvalidError
-from restow.broker.families import ConvLayout, EngineSettings, Mamba2Spec, ModelSpec, build_layout
+from restow.broker.families import (
+    AttentionSpec,
+    ConvLayout,
+    EngineSettings,
+    Mamba2Spec,
+    ModelSpec,
+    build_layout,
+)
 from restow.broker.layout import DType
-from restow.broker.planner import CopyCosts, CostModel, ReadCosts, Strategy, make_plan
+from restow.broker.planner import CopyCosts, CostModel, Plan, ReadCosts, Strategy, make_plan
+from restow.broker.planner.choice import PACKING
 from restow.broker.planner.explain import explain
 
 COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
@@ -47,12 +55,7 @@ def test_what_is_expected_is_what_is_chosen_by() -> None:
 
     Descriptors, then copies, then everything that is staged become too dear.
     """
-    spec = ModelSpec("m", (Mamba2Spec(0, 64, 64, 128, 8, 4, DType.BFLOAT16, DType.FLOAT32),))
-    source, destination = (
-        build_layout(spec, EngineSettings(tp=tp, conv_layout=conv))
-        for tp, conv in ((2, ConvLayout.SD), (4, ConvLayout.DS))
-    )
-    plan = make_plan(source, destination)
+    plan = _plan()
     for costs in (
         CostModel(seconds_per_descriptor=1e-3),
         CostModel(seconds_per_copy=1e-2),
@@ -63,3 +66,39 @@ def test_what_is_expected_is_what_is_chosen_by() -> None:
             by_strategy = rank.cost_by_strategy.items()
             known = {one: c.seconds for one, c in by_strategy if not isinstance(c, str)}
             assert known[Strategy.AUTO] <= 1.01 * min(known.values()), costs
+
+
+@pytest.mark.parametrize(
+    ("saved", "chosen"), [(0.8 * PACKING, Strategy.SLICES), (1.25 * PACKING, Strategy.PACK)]
+)
+def test_packing_has_to_save_more_than_its_copies_are_measured_at(
+    saved: float, chosen: Strategy
+) -> None:
+    """``saved``: how much longer reading every piece takes than copying all of them twice."""
+    kv = ModelSpec("kv", (AttentionSpec(0, 8, 128, DType.BFLOAT16),))
+    source, destination = (build_layout(kv, EngineSettings(tp=tp)) for tp in (2, 4))
+    plan, fast = make_plan(source, destination), 1e15
+    costs = CostModel(1.0, fast, fast, 0.0, 1.0, 0.0, 0.0)
+    by = _costs_of_first_rank(plan, costs)
+    piece_s = saved * by[Strategy.PACK] / by[Strategy.SLICES]
+    by = _costs_of_first_rank(plan, replace(costs, seconds_per_descriptor=piece_s))
+    other = Strategy.SLICES if chosen is Strategy.PACK else Strategy.PACK
+    assert by[Strategy.AUTO] == by[chosen] != by[other]
+
+
+def _costs_of_first_rank(plan: Plan, costs: CostModel) -> dict[Strategy, float]:
+    first = next(iter(explain(plan, Strategy.AUTO, costs.nominal_tokens, costs)))
+    return {
+        one: cost.seconds
+        for one, cost in first.cost_by_strategy.items()
+        if not isinstance(cost, str)
+    }
+
+
+def _plan() -> Plan:
+    spec = ModelSpec("m", (Mamba2Spec(0, 64, 64, 128, 8, 4, DType.BFLOAT16, DType.FLOAT32),))
+    source, destination = (
+        build_layout(spec, EngineSettings(tp=tp, conv_layout=conv))
+        for tp, conv in ((2, ConvLayout.SD), (4, ConvLayout.DS))
+    )
+    return make_plan(source, destination)

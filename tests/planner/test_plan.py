@@ -167,7 +167,7 @@ def test_auto_takes_small_pieces_out_of_a_span_and_reads_large_ones() -> None:
 
 
 def test_auto_packs_small_pieces_that_lie_far_apart() -> None:
-    layers = tuple(AttentionSpec(layer, 64, 16, BF16) for layer in range(4))
+    layers = tuple(AttentionSpec(layer, 64, 128, BF16) for layer in range(4))
     spec = ModelSpec("m", layers)
     source = build_layout(spec, EngineSettings(kv_order=KvOrder.NHD))
     destination = build_layout(spec, EngineSettings(tp=64, kv_order=KvOrder.NHD))

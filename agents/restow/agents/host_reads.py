@@ -29,7 +29,6 @@ CALL_BYTES = 64 << 20
 """About 10 ms: between two calls a read can end."""
 _SHARED_MEMORY = frozenset({"all", "cma", "sm", "shm"})
 """UCX's names for transports that `process_vm_readv` is among."""
-_ENTRY_BYTES = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _readv = _libc.process_vm_readv
@@ -91,7 +90,7 @@ class HostPeer:
             raise self._failed("pieces lie outside of what it shows")
         if not self._own.hold(descriptors.dst_address, descriptors.length_bytes):
             raise self._failed("pieces would land outside of what is registered here")
-        descriptors = descriptors.cut(CALL_BYTES)
+        descriptors = descriptors.cut(CALL_BYTES).in_source_order()
         count = len(descriptors.length_bytes)
         seen = np.zeros(len(memory.mark), np.uint8)
         entries = np.empty((2, count + 1, 2), np.uint64)
@@ -117,9 +116,10 @@ class HostPeer:
             )
 
     def _call(self, entries: np.ndarray, begin: int, end: int, wanted_bytes: int) -> None:
-        here, there = (side.ctypes.data + begin * _ENTRY_BYTES for side in entries)
-        count = end - begin
-        got_bytes = _readv(self._memory.pid, here, count, there, count, 0)
+        here, there = entries[0, begin:end], _joined(entries[1, begin:end])
+        got_bytes = _readv(
+            self._memory.pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0
+        )
         if got_bytes == wanted_bytes:
             return
         if got_bytes >= 0:
@@ -137,3 +137,11 @@ class HostPeer:
             f"the memory of agent {self._name}, process {self._memory.pid}, is not read: {why}",
             agent=self._name,
         )
+
+
+def _joined(entries: np.ndarray) -> np.ndarray:
+    """Entries that lie together, as one: the kernel looks up the pages of each one anew."""
+    address, length_bytes = entries.T
+    is_apart = address[1:] != address[:-1] + length_bytes[:-1]
+    first = np.flatnonzero(np.concatenate([[True], is_apart]))
+    return np.stack([address[first], np.add.reduceat(length_bytes, first)], axis=1)

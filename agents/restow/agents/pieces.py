@@ -53,6 +53,13 @@ class Descriptors:
             np.minimum(self.length_bytes[index] - offset, limit_bytes),
         )
 
+    def in_source_order(self) -> Descriptors:
+        """The same pieces, by where they are read."""
+        order = np.argsort(self.src_address)
+        return Descriptors(
+            self.src_address[order], self.dst_address[order], self.length_bytes[order]
+        )
+
     def split(self, count: int) -> list[Descriptors]:
         """The same bytes in ``count`` parts that take about as long; a piece may be cut."""
         stops = np.cumsum(self.length_bytes)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import mmap
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 
 from restow.agents.copying import run_copies
 from restow.agents.errors import StagingExhaustedError
 from restow.agents.lane import Read
-from restow.agents.memory import HOST, Place
+from restow.agents.memory import HOST, Place, address_of
 from restow.agents.pieces import Copies, Descriptors, Grid
 from restow.agents.reader import Reader
 from restow.broker.layout import DType
@@ -29,8 +31,8 @@ LEAST_BYTES = 1 << 20
 USUAL = 0.25
 """The quantile that is taken."""
 COPY_ROUNDS = 30
-COPY_TURNS = 6
-"""Other places to copy from and to; then the first ones again."""
+COPY_TURNS = 8
+"""Places to copy from and to, one after the other, so that none is in a cache when it is next."""
 LEAST_READ_ROUNDS = 4
 MOST_READ_ROUNDS = 24
 READING_S = 0.5
@@ -63,37 +65,39 @@ async def measure_copying(
     place: Place,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CopyCosts:
-    """Copy from one half of the memory at ``address`` to the other, in short turns."""
+    """Copy between the memory at ``address`` and such as engines have, both ways, in short turns.
+
+    On a host that is other memory: staging lies in huge pages, which are copied faster.
+    """
+    room, there = size_bytes // 2, address + size_bytes // 2
     if place == HOST:
-        ctypes.memset(address, 1, size_bytes)  # no page is missing any more
-    half = size_bytes // 2
-    there = address + half
+        pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE)
+        room, there = size_bytes, address_of(pages)
+        for begin in (address, there):
+            ctypes.memset(begin, 1, room)  # no page is missing any more
     pieces = [
-        [
-            _copies(address + src, there + dst, piece_bytes, (1, 1), DType.UINT8)
-            for src, dst in _pieces(half, piece_bytes, most)
-        ]
+        _gathers_and_scatters(address, there, room, piece_bytes, most)
         for piece_bytes, most in zip(COPY_PIECE_BYTES, MOST_COPY_PIECES, strict=True)
     ]
     kinds = [
-        list(_runs(address, there, half, _TINY_BYTES)),
-        *pieces,
-        list(_strided(address, there, half)),
+        list(_runs(address, there, room, _TINY_BYTES)),
+        *chain.from_iterable(pieces),
+        list(_strided(address, there, room)),
     ]
     rounds: list[list[float]] = []
     for index in range(1 + COPY_ROUNDS):
         taken_s = []
-        for turns in kinds:
+        for number, turns in enumerate(kinds):
             began_s = clock()
-            run_copies(turns[index % COPY_TURNS], place.device)
+            run_copies(turns[(COPY_TURNS // 2 * index + number) % COPY_TURNS], place.device)
             taken_s.append(clock() - began_s)
             await asyncio.sleep(0)
         if index:  # the first one warms up
             rounds.append(taken_s)
     launch_s, *pieces_s, rows_s = np.quantile(rounds, USUAL, axis=0).tolist()
     short_s, long_s = (
-        max(taken - launch_s, taken / 2) / len(turns[0])
-        for taken, turns in zip(pieces_s, pieces, strict=True)
+        max(taken - launch_s, taken / 2) / len(both[0][0])
+        for taken, both in zip(np.reshape(pieces_s, (-1, 2)).mean(axis=1), pieces, strict=True)
     )
     short, long = COPY_PIECE_BYTES
     # On a busy machine a short copy may take as long as a long one.
@@ -132,7 +136,8 @@ async def measure_reading(
         return Descriptors(*_one(src_address + at, dst_address + at, length_bytes))
 
     def pieces() -> Descriptors:
-        src, dst = (READ_PIECE_BYTES * rng.permutation(room)[:count] for _ in range(2))
+        # None touches another: those that do may be read as one.
+        src, dst = (2 * READ_PIECE_BYTES * rng.permutation(room // 2)[:count] for _ in range(2))
         return Descriptors(src_address + src, dst_address + dst, each_bytes)
 
     rounds: list[list[float]] = []
@@ -177,12 +182,19 @@ def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Co
         yield _copies(src, dst, ROW_ELEMENTS, (item, ROWS * item), _WIDE)
 
 
-def _pieces(size_bytes: int, piece_bytes: int, most: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Offsets of pieces that lie in no order on one side, and one after the other on the other."""
+def _gathers_and_scatters(
+    address: int, there: int, size_bytes: int, piece_bytes: int, most: int
+) -> tuple[list[Copies], list[Copies]]:
+    """Pieces that lie in no order ``there``, and one after the other at ``address``."""
     count = min(size_bytes // piece_bytes // COPY_TURNS, most)
-    order = piece_bytes * np.random.default_rng(0).permutation(size_bytes // piece_bytes)
+    order = np.random.default_rng(0).permutation(size_bytes // piece_bytes)
+    gathers, scatters = [], []
     for at in range(0, COPY_TURNS * count, count):
-        yield order[at : at + count], piece_bytes * np.arange(at, at + count)
+        here = address + piece_bytes * np.arange(at, at + count)
+        apart = there + piece_bytes * order[at : at + count]
+        gathers.append(_copies(apart, here, piece_bytes, (1, 1), DType.UINT8))
+        scatters.append(_copies(here, apart, piece_bytes, (1, 1), DType.UINT8))
+    return gathers, scatters
 
 
 def _copies(

@@ -25,6 +25,12 @@ from restow.broker.planner.spans import Spans
 from restow.broker.planner.strategy import CHOOSING, WAYS, Strategy
 
 _SLICES, _WHOLE, _PACK, _INTERLEAVE = (WAYS.index(way) for way in WAYS)
+PACKING = 1.8
+"""What is packed is copied at so many times the measured costs.
+
+A source that has just been asked finds neither its pages nor its staging in a cache, and the reader
+that has just read them neither. Fitted on pieces of 1 and 4 KiB (docs/benchmarks.md).
+"""
 
 
 def choose_ways(
@@ -108,7 +114,7 @@ def _seconds(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: Cost
     table = np.empty((len(WAYS), len(rows)))
     table[_SLICES] = np.where(casts, np.inf, alone)
     table[[_WHOLE, _INTERLEAVE]] = np.inf
-    table[_PACK] = sent + 2 * copying
+    table[_PACK] = sent + 2 * PACKING * copying
     # A piece so large that copying it once costs more than its descriptor is read in place.
     small = np.flatnonzero(casts | (alone > reading + copying))
     table[_WHOLE, small] = copying[small] + _shared(rows[small], pairs, alone[small], costs)

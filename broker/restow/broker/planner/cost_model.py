@@ -47,10 +47,10 @@ class CostModel:
 
     seconds_per_descriptor: float = 3.3e-6
     read_bytes_per_second: float = 6.0e9
-    copy_bytes_per_second: float = 3.0e9
+    copy_bytes_per_second: float = 5.4e9
     seconds_per_launch: float = 0.5e-3
-    seconds_per_copy: float = 0.5e-6
-    seconds_per_element: float = 5e-9
+    seconds_per_copy: float = 0.28e-6
+    seconds_per_element: float = 2.8e-9
     seconds_per_stage: float = 0.5e-3
     seconds_per_weight_byte: float = 2e-10
     nominal_tokens: int = 4096
