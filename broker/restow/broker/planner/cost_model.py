@@ -42,7 +42,8 @@ class CostModel:
     See `CopyCosts` and `ReadCosts`; asking a source to gather costs ``seconds_per_stage`` besides.
     Rebuilding conv windows costs a launch, and reading their weights ``seconds_per_weight_byte``,
     which nobody measures. Costs are compared for prompts of ``nominal_tokens``. The defaults were
-    fitted on CMA between two processes of one host (docs/benchmarks.md), copies as measuring finds them.
+    fitted on CMA between two processes of one host (docs/benchmarks.md), and copies are as
+    measuring finds them.
     """
 
     seconds_per_descriptor: float = 3.3e-6
