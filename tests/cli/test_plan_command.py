@@ -88,7 +88,7 @@ def test_the_explanation_fits_on_a_screen(pair: Pair, run: Run) -> None:
 
 
 def test_the_explanation_as_json(pair: Pair, run: Run) -> None:
-    data = json.loads(run("plan", *pair, "--explain", "--json"))
+    data = json.loads(run("plan", *pair, "--explain", "--json", "--strategy", "slices"))
     assert [one["layers"] for one in data["alike"]] == [["0", "2", "4", "5"], ["3", "7"]]
     assert data["alike"][1]["remarks"] == [
         "1 read a page for each rank of D: k and v follow each other on both sides",

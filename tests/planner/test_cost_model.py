@@ -18,7 +18,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType
 from restow.broker.planner import CopyCosts, CostModel, Plan, ReadCosts, Strategy, make_plan
-from restow.broker.planner.choice import PACKING
+from restow.broker.planner.choice import UNCACHED
 from restow.broker.planner.explain import explain
 
 COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
@@ -68,22 +68,26 @@ def test_what_is_expected_is_what_is_chosen_by() -> None:
             assert known[Strategy.AUTO] <= 1.01 * min(known.values()), costs
 
 
-@pytest.mark.parametrize(
-    ("saved", "chosen"), [(0.8 * PACKING, Strategy.SLICES), (1.25 * PACKING, Strategy.PACK)]
-)
-def test_packing_has_to_save_more_than_its_copies_are_measured_at(
-    saved: float, chosen: Strategy
+FAST = 1e15
+OF_PIECES = CostModel(1.0, FAST, FAST, 0.0, 1.0, 0.0, 0.0)
+OF_BYTES = CostModel(1.0, FAST, 1e4, 0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("costs", "wanted"), [(OF_PIECES, 1.0), (OF_BYTES, UNCACHED)])
+def test_packing_has_to_save_more_than_its_copies_take_out_of_caches(
+    costs: CostModel, wanted: float
 ) -> None:
-    """``saved``: how much longer reading every piece takes than copying all of them twice."""
+    """``wanted``: how much longer reading every piece takes than copying all twice is measured."""
     kv = ModelSpec("kv", (AttentionSpec(0, 8, 128, DType.BFLOAT16),))
-    source, destination = (build_layout(kv, EngineSettings(tp=tp)) for tp in (2, 4))
-    plan, fast = make_plan(source, destination), 1e15
-    costs = CostModel(1.0, fast, fast, 0.0, 1.0, 0.0, 0.0)
+    plan = make_plan(*(build_layout(kv, EngineSettings(tp=tp)) for tp in (2, 4)))
     by = _costs_of_first_rank(plan, costs)
-    piece_s = saved * by[Strategy.PACK] / by[Strategy.SLICES]
-    by = _costs_of_first_rank(plan, replace(costs, seconds_per_descriptor=piece_s))
-    other = Strategy.SLICES if chosen is Strategy.PACK else Strategy.PACK
-    assert by[Strategy.AUTO] == by[chosen] != by[other]
+    least_s = wanted * by[Strategy.PACK] / by[Strategy.SLICES]
+    for piece_s, chosen, other in (
+        (0.9 * least_s, Strategy.SLICES, Strategy.PACK),
+        (1.1 * least_s, Strategy.PACK, Strategy.SLICES),
+    ):
+        by = _costs_of_first_rank(plan, replace(costs, seconds_per_descriptor=piece_s))
+        assert by[Strategy.AUTO] == by[chosen] != by[other]
 
 
 def _costs_of_first_rank(plan: Plan, costs: CostModel) -> dict[Strategy, float]:

@@ -104,11 +104,35 @@ class Grid:
     src_dtype: Int64s
     dst_dtype: Int64s
 
+    def run_bytes(self) -> int:
+        """Bytes of every copy, where all are contiguous, unchanged and of equally many; else 0."""
+        if not self.count.size or self.src_address.shape != self.dst_address.shape:
+            return 0
+        count, dtype = self.count.flat[0], self.src_dtype.flat[0]
+        item = ITEM_BYTES[dtype]
+        alike = (
+            (self.count == count).all()
+            and (self.src_dtype == dtype).all()
+            and (self.dst_dtype == dtype).all()
+            and (self.src_step_bytes == item).all()
+            and (self.dst_step_bytes == item).all()
+        )
+        return int(count * item) if alike else 0
+
     @property
     def size_bytes(self) -> int:
         """Bytes that are written."""
         sizes = self.count * ITEM_BYTES[self.dst_dtype]
         return int(np.broadcast_to(sizes, self.src_address.shape).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class EqualRuns:
+    """Copies of contiguous bytes, of equally many each: int64 addresses ``[n]``."""
+
+    src_address: Int64s
+    dst_address: Int64s
+    length_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +149,22 @@ class Copies:
     def size_bytes(self) -> int:
         """Bytes that are written."""
         return sum(grid.size_bytes for grid in self.grids)
+
+    def equal_runs(self) -> EqualRuns | None:
+        """The same copies, if they are plainly such, as those of pages of one size are.
+
+        None also where one has no address, or elements do not lie at multiples of their size.
+        """
+        length, *others = {grid.run_bytes() for grid in self.grids} or {0}
+        if others or length <= 0:
+            return None
+        src, dst = (
+            np.concatenate([addresses.ravel() for addresses in each])
+            for each in zip(*((g.src_address, g.dst_address) for g in self.grids), strict=True)
+        )
+        item = max(int(ITEM_BYTES[grid.src_dtype].max()) for grid in self.grids)
+        crooked = int(np.bitwise_or.reduce(src) | np.bitwise_or.reduce(dst)) % item
+        return None if crooked or min(src.min(), dst.min()) <= 0 else EqualRuns(src, dst, length)
 
     @classmethod
     def joined(cls, parts: Sequence[Copies]) -> Copies:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from restow.kernels import naive, product
+from restow.kernels.codes import Int64s
 from restow.kernels.host_memory import StridedRows
 from restow.kernels.piece_table import (
     Column,
@@ -50,6 +51,7 @@ __all__ = [
     "copy_pieces",
     "gather",
     "prepare_pieces",
+    "prepare_runs",
     "project_windows",
     "scatter",
     "upload_pieces",
@@ -79,6 +81,14 @@ def prepare_pieces(table: PieceTable, device: torch.device) -> Callable[[], None
             copy.copy_pieces(table, device)
 
     return launch
+
+
+def prepare_runs(src: Int64s, dst: Int64s, length_bytes: int) -> Callable[[], None] | None:
+    """What `prepare_pieces` gives for runs of equally many bytes in host memory, without a table.
+
+    ``src`` and ``dst`` are positive addresses ``[n]``. None: a table of them is the better way.
+    """
+    return naive.prepare_runs(src, dst, length_bytes)
 
 
 def upload_pieces(

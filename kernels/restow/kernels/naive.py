@@ -59,13 +59,23 @@ def prepare_pieces(table: PieceTable) -> Callable[[], None] | StridedRows:
     lengths = _run_lengths(rows)
     if lengths is not None and len(lengths):
         shortest, longest = int(lengths.min()), int(lengths.max())
-        equal = SHORT_BYTES <= shortest == longest < MEMMOVE_BYTES
-        few = FEW_EQUAL_ROWS if equal else FEW_ROWS
-        if len(lengths) <= few and shortest >= FEW_ROWS_BYTES:
+        if shortest == longest:
+            copy = prepare_runs(rows[:, 0], rows[:, 1], longest)
+            if copy is not None:
+                return copy
+        elif len(lengths) <= FEW_ROWS and shortest >= FEW_ROWS_BYTES:
             return partial(memmove_rows, rows[:, 0], rows[:, 1], lengths)
-        if equal:
-            return partial(_call_all, list(_run_copies(rows[:, 0], rows[:, 1], longest)))
     return partial(_copy_pieces, table)
+
+
+def prepare_runs(src: Int64s, dst: Int64s, length_bytes: int) -> Callable[[], None] | None:
+    """What copies runs that all have as many bytes; None if a table of them is the better way."""
+    if not len(src) or length_bytes < SHORT_BYTES:
+        return None
+    equal = length_bytes < MEMMOVE_BYTES
+    if len(src) <= (FEW_EQUAL_ROWS if equal else FEW_ROWS) and length_bytes >= FEW_ROWS_BYTES:
+        return partial(memmove_rows, src, dst, np.full(len(src), length_bytes))
+    return partial(_call_all, list(_run_copies(src, dst, length_bytes))) if equal else None
 
 
 def _copy_pieces(table: PieceTable) -> None:
