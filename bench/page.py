@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from goals import BY_NIXL, CONTIGUOUS, table
+
 DOCS = Path(__file__).parent.parent / "docs"
 Rows = list[dict[str, Any]]
-CONTIGUOUS = "contiguous READ"
-ALONE, BY_NIXL = "NIXL alone", "by NIXL"
+ALONE = "NIXL alone"
 
 
 def data(rows: Rows) -> list[str]:
@@ -156,16 +157,31 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
 """Which table is made from which file: suites that take long are not always measured together."""
 
 
+GOALS = ("ways.json", "ways-epyc.json")
+"""What was measured on several machines: of all there are the goals, of the first one all rows."""
+
+
 def main() -> None:
     """Rewrite the page."""
-    page = (DOCS / "benchmarks.md").read_text()
+    page = DOCS / "benchmarks.md"
+    page.write_text(fresh(page.read_text()))
+
+
+def fresh(page: str) -> str:
+    """The page with all its tables as the files have them."""
+    files = {file: json.loads((DOCS / file).read_text()) for file in {*TABLES, *GOALS}}
     for file, tables in TABLES.items():
-        measured = json.loads((DOCS / file).read_text())
+        measured = files[file]
         about = f"Measured on {measured['date']}, {measured['machine']}."
         page = _put(page, f"machine of {file}", [about])
-        for table in tables:
-            page = _put(page, table.__name__, table(measured["rows"]))
-    (DOCS / "benchmarks.md").write_text(page)
+        for made in tables:
+            page = _put(page, made.__name__, made(measured["rows"]))
+    return _put(page, "goals", table([(_name(files[one]), files[one]["rows"]) for one in GOALS]))
+
+
+def _name(measured: dict[str, Any]) -> str:
+    """The processors and the day."""
+    return f"{measured['machine'].split(',')[0]}, {measured['date']}"
 
 
 def _put(page: str, name: str, lines: list[str]) -> str:
