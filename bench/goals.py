@@ -75,7 +75,8 @@ def table(machines: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
 
 
 def _of_contiguous(rows: Sequence[Row], equal: bool, page_tokens: int, nixl: bool) -> list[float]:
-    runs, ours = {}, {}
+    runs: dict[str, float] = {}
+    ours: dict[str, float] = {}
     for row in rows:
         case = row["case"]
         same_tp = "P1 to D1" in case
