@@ -15,8 +15,9 @@ from restow.agents.copying import piece_table, prepared_copies
 from restow.agents.errors import ProgramInvalidError
 from restow.agents.pieces import Copies, EqualRuns, Grid
 from restow.broker.layout import DType
+from restow.broker.layout.rows import Int64s
 from restow.broker.planner.table import ITEM_BYTES
-from restow.kernels import Column
+from restow.kernels import Column, CopyCode, prepare_runs
 from restow.kernels.codes import SRC_BYTES
 
 CPU = torch.device("cpu")
@@ -65,59 +66,90 @@ def _no_table(copies: Copies) -> None:
 DTYPES = st.sampled_from([DType.UINT8, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32])
 
 
-@st.composite
-def grids(draw: st.DrawFn) -> Grid:
-    """Mostly runs, mostly equal ones, seldom crooked."""
-    rows, stretches = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    src_dtype = draw(DTYPES)
-    dst_dtype = src_dtype if draw(st.integers(0, 4)) else draw(DTYPES)
-    items = (int(ITEM_BYTES[src_dtype]), int(ITEM_BYTES[dst_dtype]))
-    odd = draw(st.integers(0, 9))
+ODDITIES = range(9)
 
-    def column(value: int, other: int) -> np.ndarray:
+
+def one_grid(
+    src_dtype: int, dst_dtype: int, rows: int, stretches: int, count: int, odd: int
+) -> Grid:
+    """Runs, if the types are equal and nothing is ``odd``."""
+    items = (int(ITEM_BYTES[src_dtype]), int(ITEM_BYTES[dst_dtype]))
+
+    def column(value: int, last: int) -> Int64s:
         values = np.full((rows, 1), value, np.int64)
-        values[-1] = other
+        values[-1] = last
         return values
 
     shape = (rows, stretches)
-    count = np.full(shape, draw(st.integers(0, 3)) * 8, np.int64)
-    count[-1, -1] += odd == 0
+    counts = np.full(shape, count, np.int64)
+    counts[-1, -1] += odd == 0
     src, dst = (
         64 * (1 + np.arange(rows * stretches, dtype=np.int64).reshape(shape)) for _ in range(2)
     )
     src[0, 0] += odd == 1
     dst[-1, -1] *= odd != 2
     src[-1, 0] -= 1 << 40 if odd == 3 else 0
-    steps = (column(items[0], items[0] * (1 + (odd == 4))), column(items[1], items[1]))
-    kinds = (
-        column(src_dtype, src_dtype),
-        column(dst_dtype, DType.FLOAT32 if odd == 5 else dst_dtype),
+    steps = (
+        column(items[0], items[0] * (1 + (odd == 4))),
+        column(items[1], items[1] * (1 + (odd == 5))),
     )
-    return Grid(src, dst, count, *steps, *kinds)
+    kinds = (
+        column(src_dtype, DType.FLOAT16 if odd == 6 else src_dtype),
+        column(dst_dtype, DType.FLOAT16 if odd == 7 else dst_dtype),
+    )
+    return Grid(src, dst[:1] if odd == 8 else dst, counts, *steps, *kinds)
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    """Mostly runs, mostly equal ones, seldom odd."""
+    src_dtype = draw(DTYPES)
+    dst_dtype = src_dtype if draw(st.integers(0, 4)) else draw(DTYPES)
+    rows, stretches, eights = (draw(st.integers(least, 3)) for least in (1, 1, 0))
+    odd = draw(st.integers(0, 2 * len(ODDITIES)))
+    return one_grid(src_dtype, dst_dtype, rows, stretches, 8 * eights, odd)
 
 
 @given(st.lists(grids(), max_size=3))
 def test_equal_runs_are_what_the_table_says(found: list[Grid]) -> None:
+    check_against_the_table(found)
+
+
+@pytest.mark.parametrize("odd", ODDITIES)
+def test_one_oddity_is_enough(odd: int) -> None:
+    grid = one_grid(DType.BFLOAT16, DType.BFLOAT16, 2, 3, 32, odd)
+    assert Copies((grid,)).equal_runs() is None
+    check_against_the_table([grid])
+
+
+def check_against_the_table(found: list[Grid]) -> None:
     copies = Copies(tuple(found))
     runs = copies.equal_runs()
     try:
         table = piece_table(copies).rows
-    except (ProgramInvalidError, IndexError):
+    except ProgramInvalidError:
         assert runs is None
         return
-    sizes = table[:, Column.COUNT] * SRC_BYTES[table[:, Column.CODE]]
-    plain = len(table) > 0 and bool((table[:, Column.CODE] < 4).all())
-    plain = plain and len(set(sizes.tolist())) == 1 and sizes[0] > 0
-    for step in (Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES):
-        plain = plain and bool((table[:, step] == SRC_BYTES[table[:, Column.CODE]]).all())
+    code = table[:, Column.CODE]
+    sizes = table[:, Column.COUNT] * SRC_BYTES[code]
+    steps = table[:, Column.SRC_STEP_BYTES : Column.CODE] == SRC_BYTES[code][:, None]
+    plain = bool((code <= CopyCode.COPY_8).all() and steps.all() and len(set(sizes.tolist())) == 1)
     if runs is None:
-        # Runs of elements of several sizes may be left to the table.
-        assert not plain or len({int(grid.src_dtype.flat[0]) for grid in found}) > 1
+        # Runs of elements of several types may be left to the table, and addresses that broadcast.
+        types = {dtype for grid in found for dtype in grid.src_dtype.flat}
+        broadcast = any(grid.src_address.shape != grid.dst_address.shape for grid in found)
+        assert not plain or sizes[0] == 0 or len(types) > 1 or broadcast
         return
     assert plain
     assert np.array_equal(runs.src_address, table[:, Column.SRC_ADDRESS])
     assert np.array_equal(runs.dst_address, table[:, Column.DST_ADDRESS])
     assert runs.length_bytes == sizes[0]
+
+
+def test_short_runs_are_left_to_a_table_where_they_may_join() -> None:
+    memory = torch.zeros(1 << 13, dtype=torch.uint8)
+    at = memory.data_ptr() + 32 * np.arange(64)
+    assert prepare_runs(at, at + (1 << 12), 32) is None
 
 
 @pytest.mark.parametrize("address", ["src_address", "dst_address"])

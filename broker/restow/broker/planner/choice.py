@@ -15,6 +15,7 @@ from restow.broker.planner.costs import (
     Seconds,
     copy_seconds,
     descriptors,
+    packing_seconds,
     page_counts,
     row_costs,
     wire_bytes,
@@ -25,13 +26,6 @@ from restow.broker.planner.spans import Spans
 from restow.broker.planner.strategy import CHOOSING, WAYS, Strategy
 
 _SLICES, _WHOLE, _PACK, _INTERLEAVE = (WAYS.index(way) for way in WAYS)
-UNCACHED = 1.8
-"""Bytes that are packed take so many times what they were measured to take.
-
-A source that has just been asked finds neither its pages nor its staging in a cache, and the reader
-that has just read them neither. What a piece costs beside its bytes grows little. Fitted on pieces
-of 256 bytes to 4 KiB (docs/benchmarks.md).
-"""
 
 
 def choose_ways(
@@ -115,8 +109,7 @@ def _seconds(rows: Int64s, pairs: Sequence[GroupPair], casts: Bools, costs: Cost
     table = np.empty((len(WAYS), len(rows)))
     table[_SLICES] = np.where(casts, np.inf, alone)
     table[[_WHOLE, _INTERLEAVE]] = np.inf
-    uncached = (UNCACHED - 1) * sizes / costs.copy_bytes_per_second
-    table[_PACK] = sent + 2 * (copying + uncached)
+    table[_PACK] = sent + 2 * packing_seconds(rows, pairs, costs.nominal_tokens, costs)
     # A piece so large that copying it once costs more than its descriptor is read in place.
     small = np.flatnonzero(casts | (alone > reading + copying))
     table[_WHOLE, small] = copying[small] + _shared(rows[small], pairs, alone[small], costs)

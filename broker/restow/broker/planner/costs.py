@@ -15,6 +15,14 @@ from restow.broker.planner.table import ITEM_BYTES, strided
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
 
+UNCACHED = 1.8
+"""Bytes that are packed take so many times what they were measured to take.
+
+A source that has just been asked finds neither its pages nor its staging in a cache, and the reader
+that has just read them neither. What a piece costs beside its bytes grows little. Fitted on pieces
+of 256 bytes to 4 KiB (docs/benchmarks.md).
+"""
+
 
 def token_counts(pairs: Sequence[GroupPair], tokens: int) -> Int64s:
     """How often the rows of each pair repeat for a prompt of ``tokens``."""
@@ -109,6 +117,15 @@ def copy_seconds(
     elements = np.where(spread, sizes // ITEM_BYTES[rows[:, Column.SRC_DTYPE]], 0)
     seconds: Seconds = sizes / costs.copy_bytes_per_second
     return seconds + pieces * costs.seconds_per_copy + elements * costs.seconds_per_element
+
+
+def packing_seconds(
+    rows: Int64s, pairs: Sequence[GroupPair], tokens: int, costs: CostModel
+) -> Seconds:
+    """What copying each row once costs at a source that packs it, and again at its reader."""
+    _, sizes = row_costs(rows, pairs, tokens)
+    uncached = (UNCACHED - 1) * sizes / costs.copy_bytes_per_second
+    return copy_seconds(rows, pairs, tokens, costs) + uncached
 
 
 def wire_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Int64s:

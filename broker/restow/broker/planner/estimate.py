@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.broker.layout.rows import Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import (
     copy_seconds,
     descriptors,
+    packing_seconds,
     page_counts,
     row_costs,
     wire_bytes,
@@ -52,11 +52,9 @@ def estimate(draft: Draft, pairs: Sequence[GroupPair], tokens: int, costs: CostM
     reads = pieces + stages + int(pages.sum())
     launches = 2 * stages + bool(len(draft.spans.table)) + bool(len(draft.rebuilt.projected))
 
-    def copying(*tables: Int64s) -> float:
-        return sum(float(copy_seconds(rows, pairs, tokens, costs).sum()) for rows in tables)
-
-    copied_s = copying(packed, packed, draft.chunks.interleaved, draft.chunks.restored)
-    copied_s += copying(draft.rows(Strategy.WHOLE))
+    staged = (packed, packed, draft.chunks.interleaved, draft.chunks.restored)
+    copied_s = sum(float(packing_seconds(rows, pairs, tokens, costs).sum()) for rows in staged)
+    copied_s += float(copy_seconds(draft.rows(Strategy.WHOLE), pairs, tokens, costs).sum())
     seconds = (
         reads * costs.seconds_per_descriptor
         + read_bytes / costs.read_bytes_per_second
