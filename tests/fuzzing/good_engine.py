@@ -53,6 +53,8 @@ class GoodEngine:
         self.hellos = [hello(layout, self.ref, one.rank, f"host-{name}") for one in layout.ranks]
         self.friends = {one.agent_name for one in self.hellos}
         """NIXL names of those with whom it has to do."""
+        self.examined: set[str] = set()
+        """NIXL names of those from whom an operator had its agents read once."""
         self.asked: set[str] = set()
         self.numbers: set[int] = set()
         """Of handoffs that its agents heard of."""
@@ -132,13 +134,16 @@ class GoodEngine:
             self.go_on()
 
     def _check_order(self, order: Any) -> None:
-        """Nothing is told to a good agent that its own engine did not cause."""
+        """Nothing is told to a good agent that neither its own engine nor an operator caused."""
         body = order.WhichOneof("body")
         part = getattr(order, body)
-        names = [one.agent_name for one in part.sources] if body == "execute" else []
-        names += [part.agent_name] if body in ("peer", "forget", "probe") else []
-        if set(names) - self.friends - {""}:
-            raise Violation(f"{self.ref.engine_id} is told of {names}")
+        if body == "execute":
+            names, known = {one.agent_name for one in part.sources}, self.friends
+        else:
+            names = {part.agent_name} if body in ("peer", "forget", "probe") else set()
+            known = self.friends | self.examined
+        if names - known - {""}:
+            raise Violation(f"{self.ref.engine_id} is told of {sorted(names)}")
         if body == "execute":
             if part.handoff_id not in self.asked or list(part.dst_blocks) != self._lists:
                 raise Violation(f"{self.ref.engine_id} is to fill what it did not ask for: {part}")

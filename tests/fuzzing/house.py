@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, model_layout
 from fuzzing.door import Answer, Door, Violation
 from fuzzing.good_engine import GoodEngine, hand_over
+from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.digests import Digests
 from restow.broker.core.limits import Limits
@@ -23,12 +25,14 @@ from restow.broker.core.pair import PairRefused
 from restow.broker.planner import Strategy
 from restow.broker.server import hub as hubs
 from restow.broker.server.hub import Hub
+from restow.v1 import admin_pb2
 from simulation_harness.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
 
 TENANTS = ("default", "other")
 LAYOUTS = {tp: model_layout(tp) for tp in (1, 2)}
+PROBE_PAIR = "/restow.v1.Admin/ProbePair"
 VICTIM = "victim"
 """A handoff of the good engines that is being read all the while."""
 LIMITS = Limits(
@@ -118,6 +122,8 @@ class House:
     def call(self, path: str, request: bytes, tenant: str) -> Answer | None:
         """One call; None if it is not answered at once. Who is refused has changed nothing."""
         self.wait(0.001)
+        if path == PROBE_PAIR:
+            self._let_examine(request, tenant)
         before = self.state()
         task = self.loop.create_task(self.door.call(path, request, tenant))
         self.wait(0.001)
@@ -128,6 +134,16 @@ class House:
         if answer.reason and self.state() != before:
             raise Violation(f"{path} was refused with {answer.reason}, and changed something")
         return answer
+
+    def _let_examine(self, request: bytes, tenant: str) -> None:
+        """An operator of their tenant may have good agents read from any other engine's."""
+        asked = admin_pb2.ProbePairRequest()
+        with contextlib.suppress(DecodeError):
+            asked.ParseFromString(request)
+        source = self.hub.directory.members.engines.get(EngineKey(tenant, asked.source_engine))
+        for engine in (self.p, self.d):
+            if source and (tenant, asked.destination_engine) == (TENANTS[0], engine.ref.engine_id):
+                engine.examined |= {agent.agent_name for agent in source.agents.values()}
 
     def state(self) -> object:
         """All that a refused call must leave as it was."""
