@@ -75,19 +75,21 @@ def table(machines: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
 
 
 def _of_contiguous(rows: Sequence[Row], equal: bool, page_tokens: int, nixl: bool) -> list[float]:
-    runs: dict[str, float] = {}
-    ours: dict[str, float] = {}
-    for row in rows:
-        case = row["case"]
-        same_tp = "P1 to D1" in case
-        if row["suite"] != "models" or same_tp != equal or f"of {page_tokens}," not in case:
-            continue
-        if row["reference"] == CONTIGUOUS:
-            runs[case] = row["reference_seconds"]
-            ours.setdefault(case, row["seconds"])
-        elif nixl and row["reference"] == BY_NIXL:
-            ours[case] = row["reference_seconds"]
-    return [runs[case] / ours[case] for case in runs]
+    by = {
+        (row["case"], row["reference"]): row
+        for row in rows
+        if row["suite"] == "models"
+        and ("P1 to D1" in row["case"]) == equal
+        and f"of {page_tokens}," in row["case"]
+    }
+    runs = {case: row for (case, reference), row in by.items() if reference == CONTIGUOUS}
+    if not nixl:
+        return [run["ratio"] for run in runs.values()]
+    return [
+        run["reference_seconds"] / by[case, BY_NIXL]["reference_seconds"]
+        for case, run in runs.items()
+        if (case, BY_NIXL) in by
+    ]
 
 
 def _of_the_best(rows: Sequence[Row]) -> list[float]:
