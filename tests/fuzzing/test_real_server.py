@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from typing import Any
@@ -41,7 +42,8 @@ def known(both: Pair) -> Known:
 
 async def said_and_heard(call: Any, words: bytes, times: int) -> None:
     """Say it, and hear all that comes; a refusal must have its reason."""
-    with contextlib.suppress(grpc.aio.AioRpcError):  # it was refused before all was said
+    # It was refused before all was said: that is told by the first, or, once heard, by the second.
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         for _ in range(times):
             await call.write(words)
         await call.done_writing()
@@ -84,6 +86,17 @@ async def test_whatever_is_said_the_server_lives(data: st.DataObject) -> None:
         await AdminStub(both.channel).SetDraining(SetDrainingRequest(draining=False))
         await both.hand_over("good")
         assert not running.clock.done()
+
+
+async def test_a_stream_is_refused_while_more_is_said_on_it() -> None:
+    stranger = pb.SessionRequest(engine=pb.EngineRef(engine_id="x", incarnation="1"))
+    words = stranger.SerializeToString()
+    async with broker() as running, grpc.aio.insecure_channel(running.address) as channel:
+        stream: Any = channel.stream_stream("/restow.v1.Broker/Session")
+        call = stream()
+        await call.write(words)
+        assert await call.code() is grpc.StatusCode.NOT_FOUND
+        await said_and_heard(call, words, 1)
 
 
 async def test_what_is_larger_than_a_message_may_be(caplog: pytest.LogCaptureFixture) -> None:
