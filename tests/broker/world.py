@@ -134,14 +134,21 @@ class World:
         return side
 
     def connect(
-        self, side: Side, rank: int, pages: int = PAGES, *, host: str = "", name: str = ""
+        self,
+        side: Side,
+        rank: int,
+        pages: int = PAGES,
+        *,
+        host: str = "",
+        name: str = "",
+        follows: bool = False,
     ) -> AgentRecord:
         """Connect the agent of a rank anew."""
         self._agents += 1
         name = name or f"agent{self._agents}"
         regions = [RegionMemory(region, 1 << 20, pages, 1, 0) for region in ("kv", "state")]
         agent, actions = self.directory.members.admit(
-            side.record, rank, name, b"meta", regions, 1 << 20, self.now_s, host
+            side.record, rank, name, b"meta", regions, 1 << 20, self.now_s, host, b"", follows
         )
         self.hear(actions)
         self.connected.add(agent.key)
@@ -241,11 +248,12 @@ class World:
         reason: str = "",
         *,
         digest: bytes | None = None,
+        progress: act.Progress | None = None,
     ) -> list[act.Action]:
         agent = side.agents[rank]
         failure = Failure(act.State.FAILED, reason, "words") if reason else None
         digest = digest_of(rank, dst_rank) if digest is None else digest
-        run = StagedRun(4096 * (1 + rank), 128, digest)
+        run = StagedRun(4096 * (1 + rank), 128, digest, progress)
         return self.run(
             lambda now_s: self.directory.staged(
                 side.record, agent, number, dst_rank, run, failure, now_s

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import structlog
 
-from restow.agents import reader, ticker
+from restow.agents import following, gathering, parts, reader, ticker
 from restow.agents.executor import Executor
 from restow.agents.fences import RecentFences
 from restow.agents.reader import Reader
@@ -45,6 +45,10 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (secrets, "randbits", rng.getrandbits),
             (reader, "SPIN_S", 0.0),
             (reader, "POLL_S", 0.05),
+            (following, "SPIN_S", 0.0),
+            (following, "POLL_S", 0.05),
+            (parts, "PART_BYTES", 64),
+            (gathering, "WORTHWHILE_BYTES", 1),
             (hubs, "TICK_S", 0.25),
             (hubs, "plan_pair", plan_once),
             (ticker.Ticker, "_plan", lambda self: None),

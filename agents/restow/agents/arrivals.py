@@ -14,9 +14,11 @@ from restow.agents.copying import PreparedCopies
 from restow.agents.errors import OrderInvalidError
 from restow.agents.extents import Extents, one_extent, staged_span_extents
 from restow.agents.extraction import Extraction
+from restow.agents.following import Following
 from restow.agents.lane import Read
-from restow.agents.memory import Place
+from restow.agents.memory import HOST, Place
 from restow.agents.orders import ExecuteOrder, Peer, Source, is_memory
+from restow.agents.parts import Parts
 from restow.agents.pieces import Copies, Descriptors
 from restow.agents.projecting import bind_projections
 from restow.agents.spans import SpanReads, StagedSpans
@@ -69,15 +71,47 @@ class Arrivals:
         for rank, size in self._lengths.items():
             self._begins[rank] = length
             length += _aligned(size)
+        self._counts: dict[int, int] = {}
+        """Where the counts of runs that are still gathered are read to."""
+        for source in order.sources:
+            if self.is_followed(source):
+                self._counts[source.src_rank] = length
+                length += ALIGN_BYTES
         self._spans, size = rows.spans.at(order.tokens, length)
         self.length_bytes = length + size
 
     def put_at(self, address: int) -> None:
         """Say where the run is."""
         self._begins = {rank: begin + address for rank, begin in self._begins.items()}
+        self._counts = {rank: begin + address for rank, begin in self._counts.items()}
         spans = self._spans
         base = spans.base_address + address
         self._spans = RegionTable(base, spans.page_stride_bytes, spans.page_count)
+
+    def is_followed(self, source: Source) -> bool:
+        """Whether what the source stages is read while it is gathered."""
+        return source.progress is not None and self._lengths.get(source.src_rank, 0) > 0
+
+    def following(self, source: Source, peer: Peer, memory: RegionTable, place: Place) -> Following:
+        """What is read from one such source while it is gathered, into the run at ``place``.
+
+        Raises `OrderInvalidError` if it can't be.
+        """
+        length, rank = self._lengths[source.src_rank], source.src_rank
+        begin = self._begins[rank]
+        _check_staged(source, length)
+        in_host_memory = place == HOST == peer.staging_place
+        if source.progress is None or self._order.hashed or not in_host_memory:
+            raise OrderInvalidError(f"what rank {rank} still gathers can't be followed", rank=rank)
+        address, part_bytes = source.progress.address, source.progress.part_bytes
+        return Following(
+            peer.agent_name,
+            source.staged_address,
+            address,
+            Parts(begin, length, part_bytes),
+            list(self._staged_copies(rank, memory)),
+            self._counts[rank],
+        )
 
     def reads(
         self,
@@ -88,7 +122,7 @@ class Arrivals:
     ) -> Iterator[Read]:
         """What is read from one source, its ``spans`` too, into the run, which is at ``place``."""
         length = self._lengths.get(source.src_rank, 0)
-        if length:
+        if length and not self.is_followed(source):
             yield _staged_read(source, peer, self._begins[source.src_rank], length, place)
         for src, laid in spans:
             descriptors = laid.bind(self._spans, self._order.src_blocks, self._order.tokens)
@@ -105,19 +139,25 @@ class Arrivals:
     def copies(
         self, memory: RegionTable, device: torch.device
     ) -> Iterator[Copies | PreparedCopies]:
-        """What is copied from the run to own pages, all on ``device``."""
-        order, pairs = self._order, self._rows.program.group_pairs
-        for rank, begin in self._begins.items():
-            rows = self._rows.restored[rank]
-            if len(rows):
-                yield bind_restore(rows, pairs, memory, order.dst_blocks, begin)
-            rows, begin = self._rows.packed[rank], begin + self._rows.chunks[rank]
-            if len(rows):
-                yield bind_scatter(rows, pairs, memory, order.dst_blocks, order.tokens, begin)
+        """What is copied from the run to own pages when all was read, all on ``device``."""
+        order = self._order
+        for rank in self._begins:
+            if rank not in self._counts:
+                yield from self._staged_copies(rank, memory)
         turning = self._rows.turning
         extracted = turning.bind(self._spans, order.dst_blocks, order.tokens, device)
         if len(extracted):
             yield extracted
+
+    def _staged_copies(self, rank: int, memory: RegionTable) -> Iterator[Copies]:
+        """What is copied from what one source gathered."""
+        order, pairs, begin = self._order, self._rows.program.group_pairs, self._begins[rank]
+        rows = self._rows.restored[rank]
+        if len(rows):
+            yield bind_restore(rows, pairs, memory, order.dst_blocks, begin)
+        rows, begin = self._rows.packed[rank], begin + self._rows.chunks[rank]
+        if len(rows):
+            yield bind_scatter(rows, pairs, memory, order.dst_blocks, order.tokens, begin)
 
     def projections(self, memory: RegionTable) -> Int64s:
         """The products of inputs in the run with weights in own memory."""
@@ -144,14 +184,18 @@ def joined_reads(reads: Sequence[Read]) -> list[Read]:
 
 
 def _staged_read(source: Source, peer: Peer, address: int, length: int, place: Place) -> Read:
+    _check_staged(source, length)
+    one = (np.array([value], np.int64) for value in (source.staged_address, address, length))
+    return Read(peer.agent_name, Descriptors(*one), peer.staging_place, place)
+
+
+def _check_staged(source: Source, length: int) -> None:
     if source.staged_bytes != length or not is_memory(source.staged_address, length):
         raise OrderInvalidError(
             f"rank {source.src_rank} staged {source.staged_bytes} bytes at address "
             f"{source.staged_address}, but the program packs {length}",
             rank=source.src_rank,
         )
-    one = (np.array([value], np.int64) for value in (source.staged_address, address, length))
-    return Read(peer.agent_name, Descriptors(*one), peer.staging_place, place)
 
 
 def _aligned(length_bytes: int) -> int:

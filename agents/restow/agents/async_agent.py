@@ -27,6 +27,7 @@ from restow.agents.host_memory import HostMark, HostRanges
 from restow.agents.interfaces import InterfaceWatch
 from restow.agents.link import Link
 from restow.agents.memory import (
+    HOST,
     Place,
     RegionMemory,
     Staging,
@@ -34,6 +35,7 @@ from restow.agents.memory import (
     staging_at,
     staging_place,
 )
+from restow.agents.orders import StagedRun
 from restow.agents.reader import Reader
 from restow.agents.settings import AgentSettings
 from restow.agents.ticker import Ticker
@@ -85,9 +87,9 @@ class AsyncAgent:
         self._label = f"{engine_id}.{rank}"
         for region in regions:
             device.require(region.place)
-        place = staging_place([region.place for region in regions])
-        self._gather = staging_at(place, self._settings.staging_bytes)
-        self._scatter = staging_at(place, self._settings.staging_bytes)
+        self._place = staging_place([region.place for region in regions])
+        self._gather = staging_at(self._place, self._settings.staging_bytes)
+        self._scatter = staging_at(self._place, self._settings.staging_bytes)
         self._interfaces = InterfaceWatch()
         self._on_lost = on_lost
         self._serving = self._open_transport(self._gather)
@@ -163,6 +165,7 @@ class AsyncAgent:
             staging_bytes=self._settings.staging_bytes,
             host=host_name(),
             host_memory=self._shown(),
+            follows=self._place == HOST,
         )
 
     def welcomed(self, broker_epoch: str) -> None:
@@ -219,8 +222,7 @@ class AsyncAgent:
         """Address, bytes and place of what is read, or read into."""
         found = registrations(self._regions)
         if staging.size_bytes:
-            place = staging_place([region.place for region in self._regions])
-            found.append((staging.address, staging.size_bytes, place))
+            found.append((staging.address, staging.size_bytes, self._place))
         return found
 
     def _shown(self) -> bytes:
@@ -238,22 +240,22 @@ class AsyncAgent:
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def _stage(self, message: pb.Stage) -> None:
-        answers = {
-            part.dst_rank: pb.Staged(handoff=message.handoff, dst_rank=part.dst_rank)
-            for part in message.parts
-        }
+        async def tell(runs: Sequence[StagedRun]) -> None:
+            for run in runs:
+                answer = orders.staged_to_proto(message.handoff, run)
+                self._link.send(pb.AgentMessage(staged=answer))
+            # A thread that copies, and holds the interpreter's lock now and then, can wait for it.
+            await self._link.flushed()
+
         self._ticker.expect_work()
         try:
             self._check_load()
-            for run in await self._executor.stage(orders.stage_from_proto(message)):
-                answer = answers[run.dst_rank]
-                answer.address, answer.bytes = run.address, run.length_bytes
-                answer.digest = run.digest
+            await self._executor.stage(orders.stage_from_proto(message), tell)
         except RestowError as error:
-            for answer in answers.values():
+            for dst_rank in dict.fromkeys(part.dst_rank for part in message.parts):
+                answer = pb.Staged(handoff=message.handoff, dst_rank=dst_rank)
                 self._refuse(answer, error, message.handoff)
-        for answer in answers.values():
-            self._link.send(pb.AgentMessage(staged=answer))
+                self._link.send(pb.AgentMessage(staged=answer))
 
     async def _execute(self, message: pb.Execute) -> None:
         settled = pb.Settled(handoff=message.handoff)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,8 @@ from restow.agents.copier import Copier
 from restow.agents.copying import zero_destinations
 from restow.agents.digests import Hasher
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
-from restow.agents.gathering import Gathering, StagedRun
+from restow.agents.following import follow
+from restow.agents.gathering import Gathering
 from restow.agents.laid_rows import LaidRows, PeerRows
 from restow.agents.lane import Read, late
 from restow.agents.memory import (
@@ -31,7 +32,7 @@ from restow.agents.memory import (
     region_table,
     staging_place,
 )
-from restow.agents.orders import ExecuteOrder, Peer, ProbeOrder, StageOrder
+from restow.agents.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
 from restow.agents.probing import check_room, measure_copying, measure_reading
 from restow.agents.program_check import CheckedProgram
 from restow.agents.projecting import window_rows
@@ -126,16 +127,17 @@ class Executor:
         self._programs.clear()
         self._laid.clear()
 
-    async def stage(self, order: StageOrder) -> list[StagedRun]:
-        """Gather and hash for some readers; where each one's run is. Repeating changes nothing.
+    async def stage(
+        self, order: StageOrder, tell: Callable[[Sequence[StagedRun]], Awaitable[None]]
+    ) -> None:
+        """Gather and hash for some readers, and ``tell`` once where each one's run is.
 
-        Raises `OrderInvalidError`, `OrderTooLargeError`, `ProgramInvalidError`, `PagesError`,
-        `StagingExhaustedError`.
+        Repeating changes nothing. Raises what `Gathering.stage` does, and `OrderInvalidError`.
         """
         programs = [self._program(part.program_id) for part in order.parts]
         for program in programs:
             program.check_source(self._rank, self._strides, self._constant)
-        return await self._gathering.stage(order, programs)
+        await self._gathering.stage(order, programs, tell)
 
     def unstage(self, handoff: int) -> None:
         """Give a handoff's staged runs back. May be repeated."""
@@ -246,11 +248,17 @@ class Executor:
                 reads += _direct_reads(laid, order, peer)
                 reads += arrivals.reads(source, peer, laid.spans, place)
             reads = joined_reads(reads)
+            followed = [
+                arrivals.following(source, peer, self._memory, place)
+                for source, peer in zip(order.sources, peers, strict=True)
+                if arrivals.is_followed(source)
+            ]
             turns = [
                 self._copier.prepare(copies, place.device)
                 for copies in arrivals.copies(self._memory, place.device)
             ]
             await self._reader.read(reads, deadline_s)
+            await follow(followed, self._reader, self._copier, deadline_s)
             if order.hashed:
                 # After the grant P may use its pages: then they differ for no fault of anybody's.
                 if self._clock() > deadline_s:
@@ -264,7 +272,8 @@ class Executor:
         finally:
             if run is not None:
                 self._scatter_pool.release(run)
-        return sum(read.descriptors.size_bytes for read in reads)
+        followed_bytes = sum(one.parts.length_bytes for one in followed)
+        return followed_bytes + sum(read.descriptors.size_bytes for read in reads)
 
     async def _acquire(self, length_bytes: int, deadline_s: float) -> Run | None:
         if not length_bytes:

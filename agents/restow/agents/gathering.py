@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,8 +14,16 @@ from restow.agents.chunks import bind_interleave
 from restow.agents.copier import Copier
 from restow.agents.digests import Hasher
 from restow.agents.extents import one_extent, source_extents
-from restow.agents.memory import Place, Staging, one_place, staging_place
-from restow.agents.orders import StageOrder
+from restow.agents.gradual import (
+    COUNT_BYTES,
+    COUNTS_IN_ORDER,
+    WORTHWHILE_BYTES,
+    CountedRun,
+    gather,
+)
+from restow.agents.memory import HOST, Place, Staging, one_place, staging_place
+from restow.agents.orders import Progress, StagedRun, StageOrder
+from restow.agents.parts import Parts
 from restow.agents.pieces import Copies
 from restow.agents.probing import check_room, measure_copying
 from restow.agents.program_check import CheckedProgram
@@ -24,16 +33,6 @@ from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts
 from restow.broker.planner.interleave import INTERLEAVED_TO, aligned, chunk_bytes
 from restow.broker.planner.program import Column, GroupPair, Program
-
-
-@dataclass(frozen=True, slots=True)
-class StagedRun:
-    """Where the share of one destination rank lies, and the digest of all that it reads here."""
-
-    dst_rank: int
-    address: int
-    length_bytes: int
-    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +94,8 @@ class Gathering:
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
         """By handoff; those of probes by their negative numbers."""
+        self._gathered: set[Run] = set()
+        """Those that are being gathered, and that nobody has given back."""
         self._held: dict[int, dict[int, StagedRun]] = {}
 
     @property
@@ -102,16 +103,24 @@ class Gathering:
         """Bytes of the pool in no run."""
         return self._pool.free_bytes
 
-    async def stage(self, order: StageOrder, programs: Sequence[CheckedProgram]) -> list[StagedRun]:
-        """Gather for all parts in one launch, and hash what is asked for; ``programs`` are theirs.
+    async def stage(
+        self,
+        order: StageOrder,
+        programs: Sequence[CheckedProgram],
+        tell: Callable[[Sequence[StagedRun]], Awaitable[None]],
+    ) -> None:
+        """Gather for all parts, and hash what is asked for; ``programs`` are theirs.
 
-        Repeating changes nothing.
+        Who follows is ``tell``-ed where the runs are as soon as there is room for them, if they
+        are large; others when all is there. Repeating changes nothing.
 
-        Raises `OrderTooLargeError`, `PagesError`, `ProgramInvalidError`, `StagingExhaustedError`.
+        Raises `OrderTooLargeError`, `PagesError`, `ProgramInvalidError`, `StagingExhaustedError`,
+        and `CopyFailedError`; the last two about copies perhaps after having told.
         """
         held = self._held.get(order.handoff, {})
         if all(part.dst_rank in held for part in order.parts):
-            return [held[part.dst_rank] for part in order.parts]
+            await tell([held[part.dst_rank] for part in order.parts])
+            return
         shares = []
         for part, program in zip(order.parts, programs, strict=True):
             program.check_size(order.tokens, self._rank)
@@ -119,30 +128,97 @@ class Gathering:
         regions = [region for share in shares for region in share.regions]
         place = one_place(self._places, regions)
         size_bytes = sum(aligned(share.length_bytes) for share in shares)
+        followed = self._may_be_followed(order, place, size_bytes)
+        if followed:
+            size_bytes += COUNT_BYTES * len(shares)
         # What is only hashed needs no room: there may be none.
         run = await self._pool.acquire(size_bytes) if size_bytes else None
+        address = self._staging.address + (run.offset_bytes if run is not None else 0)
+        if run is not None and followed:
+            await self._gather_followed(shares, order, run, address, tell)
+            return
         try:
-            address, copies, staged = self._staging.address, [], []
-            if run is not None:
-                address += run.offset_bytes
-            for share in shares:
-                copies += share.copies(self._memory, order, address)
-                staged.append(StagedRun(share.dst_rank, address, share.length_bytes))
-                address += aligned(share.length_bytes)
-            await self._copier.run(Copies.joined(copies), place.device)
-            if order.hashed:
-                staged = [
-                    replace(one, digest=await self._digest(program.program, one, order))
-                    for one, program in zip(staged, programs, strict=True)
-                ]
+            staged = await self._gather(shares, programs, order, address, place)
         except (RestowError, asyncio.CancelledError):
             if run is not None:
                 self._pool.release(run)
             raise
+        self._keep(order, run, staged)
+        await tell(staged)
+
+    async def _gather(
+        self,
+        shares: Sequence[Share],
+        programs: Sequence[CheckedProgram],
+        order: StageOrder,
+        address: int,
+        place: Place,
+    ) -> list[StagedRun]:
+        """All into runs from ``address`` on, in one launch, and hashed."""
+        copies, staged = [], []
+        for share in shares:
+            copies += share.copies(self._memory, order, address)
+            staged.append(StagedRun(share.dst_rank, address, share.length_bytes))
+            address += aligned(share.length_bytes)
+        await self._copier.run(Copies.joined(copies), place.device)
+        if order.hashed:
+            staged = [
+                replace(one, digest=await self._digest(program.program, one, order))
+                for one, program in zip(staged, programs, strict=True)
+            ]
+        return staged
+
+    async def _gather_followed(
+        self,
+        shares: Sequence[Share],
+        order: StageOrder,
+        run: Run,
+        address: int,
+        tell: Callable[[Sequence[StagedRun]], Awaitable[None]],
+    ) -> None:
+        """Tell, and gather part by part. The run is kept even if that fails: it is being read."""
+        counted, staged = [], []
+        for share in shares:
+            parts = Parts.of(address + COUNT_BYTES, share.length_bytes)
+            one = StagedRun(share.dst_rank, parts.address, share.length_bytes)
+            if parts.count:
+                bind = partial(share.copies, self._memory, order, parts.address)
+                counted.append(CountedRun(parts, address, bind))
+                counted[-1].count(0)
+                one = replace(one, progress=Progress(address, parts.part_bytes))
+            staged.append(one)
+            address = parts.address + aligned(share.length_bytes)
+        self._keep(order, run, staged)
+        self._gathered.add(run)
+        try:
+            await tell(staged)
+            await self._copier.on_thread(
+                lambda: gather(counted, HOST.device, lambda: run in self._gathered)
+            )
+        finally:
+            for each in counted:
+                each.end()
+            if run in self._gathered:
+                self._gathered.remove(run)
+            else:
+                self._pool.release(run)
+
+    def _may_be_followed(self, order: StageOrder, place: Place, size_bytes: int) -> bool:
+        """Whether it may be, and is worth it: a digest is of complete runs, a launch is one."""
+        in_host_memory = place == HOST == staging_place(self._places)
+        return (
+            order.followed
+            and in_host_memory
+            and COUNTS_IN_ORDER
+            and not order.hashed
+            and size_bytes >= WORTHWHILE_BYTES
+            and size_bytes + COUNT_BYTES * len(order.parts) <= self._pool.size_bytes
+        )
+
+    def _keep(self, order: StageOrder, run: Run | None, staged: Sequence[StagedRun]) -> None:
         if run is not None:
             self._runs.setdefault(order.handoff, []).append(run)
         self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
-        return staged
 
     async def _digest(self, program: Program, staged: StagedRun, order: StageOrder) -> bytes:
         """Of all that is read here by the rank for which ``program`` is."""
@@ -176,7 +252,10 @@ class Gathering:
         """Give a handoff's runs back. May be repeated."""
         self._held.pop(handoff, None)
         for run in self._runs.pop(handoff, ()):
-            self._pool.release(run)
+            if run in self._gathered:
+                self._gathered.remove(run)  # who gathers gives it back: it is written to until then
+            else:
+                self._pool.release(run)
 
     def reset(self) -> None:
         """Give all runs back, and forget what was only hashed."""

@@ -11,6 +11,7 @@ from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
 from restow.agents.host_memory import HostMemory
 from restow.agents.memory import MemoryKind, Place, RegionMemory, are_at, staging_place
+from restow.agents.parts import MAX_PARTS
 from restow.broker import wire
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES
 from restow.broker.layout.rows import Bools, Int64s
@@ -66,13 +67,17 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """Gather what programs pack and interleave, in one launch; if ``hashed``, hash all reads."""
+    """Gather what programs pack and interleave, in one launch; if ``hashed``, hash all reads.
+
+    ``followed``: the readers can read runs that are still being gathered.
+    """
 
     handoff: int
     parts: tuple[StagePart, ...]
     src_blocks: Blocks
     tokens: Tokens
     hashed: bool = False
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +95,26 @@ class ProbeOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the byte is that counts a run's complete parts, and how long those are."""
+
+    address: int
+    part_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
-    """Whom to read from. ``staged_bytes`` 0: nothing is staged there. ``digest`` of all reads."""
+    """Whom to read from. ``staged_bytes`` 0: nothing is staged there. ``digest`` of all reads.
+
+    ``progress`` None: what is staged is complete.
+    """
 
     src_rank: int
     agent_name: str
     staged_address: int
     staged_bytes: int
     digest: bytes = b""
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +132,35 @@ class ExecuteOrder:
     sources: tuple[Source, ...]
     grant_s: float
     hashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRun:
+    """Where the share of one destination rank lies, and the digest of all that it reads here.
+
+    ``progress`` None: it is complete.
+    """
+
+    dst_rank: int
+    address: int
+    length_bytes: int
+    digest: bytes = b""
+    progress: Progress | None = None
+
+
+def staged_to_proto(handoff: int, run: StagedRun) -> pb.Staged:
+    """A run as its agent announces it."""
+    message = pb.Staged(
+        handoff=handoff,
+        dst_rank=run.dst_rank,
+        address=run.address,
+        bytes=run.length_bytes,
+        digest=run.digest,
+    )
+    if run.progress is not None:
+        message.progress.address = run.progress.address
+        message.progress.part_bytes = run.progress.part_bytes
+    return message
 
 
 def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
@@ -180,6 +226,7 @@ def stage_from_proto(message: pb.Stage) -> StageOrder:
         Blocks(wire.blocks_from_proto(message.src_blocks)),
         _tokens(message.first_token, message.stop_token),
         _hashed(message.digest),
+        message.followed,
     )
 
 
@@ -211,12 +258,34 @@ def execute_from_proto(message: pb.Execute) -> ExecuteOrder:
         Blocks(wire.blocks_from_proto(message.dst_blocks)),
         _tokens(message.first_token, message.stop_token),
         tuple(
-            Source(s.src_rank, s.agent_name, s.staged_address, s.staged_bytes, s.digest)
+            Source(
+                s.src_rank,
+                s.agent_name,
+                s.staged_address,
+                s.staged_bytes,
+                s.digest,
+                _progress(s) if s.HasField("progress") else None,
+            )
             for s in message.sources
         ),
         message.grant_ms / 1000,
         _hashed(message.digest),
     )
+
+
+def _progress(source: pb.Source) -> Progress:
+    progress = Progress(source.progress.address, source.progress.part_bytes)
+    if (
+        not is_memory(progress.address, 1)
+        or progress.part_bytes < 1
+        or -(-source.staged_bytes // progress.part_bytes) > MAX_PARTS
+    ):
+        raise OrderInvalidError(
+            f"agent {source.agent_name} gathers {source.staged_bytes} bytes in parts of "
+            f"{progress.part_bytes}, counted at {progress.address}, which can't be",
+            agent=source.agent_name,
+        )
+    return progress
 
 
 def _hashed(kind: pb.DigestKind.ValueType) -> bool:

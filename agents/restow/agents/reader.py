@@ -258,7 +258,7 @@ class Reader:
             raise late()
         if self._closed:
             raise AgentClosedError("the agent was closed before a read")
-        large = read.descriptors.size_bytes >= LARGE_BYTES
+        large = not read.here and read.descriptors.size_bytes >= LARGE_BYTES
         if not large and not lane.busy:
             flight = lane.post(read, known, deadline_s, self._clock)
             await asyncio.sleep(0)

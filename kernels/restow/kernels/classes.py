@@ -7,7 +7,7 @@ addresses is equal. The order of the rows inside a class is theirs in the table.
 import numpy as np
 
 from restow.kernels.codes import Column, Int64s
-from restow.kernels.even_runs import even_runs
+from restow.kernels.even_runs import HEAD, even_gap, even_runs
 
 MAX_CLASSES = 64
 ROWS_PER_CLASS = 16  # a vectorised copy costs about as much as that many rows
@@ -27,7 +27,16 @@ def classes(rows: Int64s) -> list[Int64s]:
 
 
 def even_parts(address: Int64s) -> list[slice] | None:
-    """Cut ascending, evenly spaced addresses into their runs; None where there are too many."""
+    """Cut ascending, evenly spaced addresses into their runs; None where there are too many.
+
+    There are too many if the first rows have too many.
+    """
+    if len(address) > HEAD:
+        if np.count_nonzero(~even_runs(address[:HEAD])) * ROWS_PER_CLASS > HEAD:
+            return None
+        gap = even_gap(address)
+        if gap is not None and gap >= 0:
+            return [slice(0, len(address))]
     start = np.flatnonzero(~even_runs(address))
     if len(start) > 1 and len(start) * ROWS_PER_CLASS > len(address):
         return None

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from restow.kernels.codes import SRC_BYTES, Int64s
+from restow.kernels.even_runs import even_gap
 
 Voids = npt.NDArray[np.void]
 
@@ -116,11 +117,11 @@ class Rows:
         self._address, self._pieces = address, 1
         self.step = step_bytes // dtype.itemsize
         self.span_bytes = (count - 1) * step_bytes + dtype.itemsize
-        self.start = int(address.min())
-        self.stop = int(address.max()) + self.span_bytes
-        gaps = np.diff(address)
-        self.gap_bytes = int(gaps[0]) if len(gaps) else self.span_bytes
-        self.even = self.gap_bytes >= 0 and not np.any(gaps != self.gap_bytes)
+        gap_bytes = even_gap(address) if self.n > 1 else self.span_bytes
+        self.even = gap_bytes is not None and gap_bytes >= 0
+        self.gap_bytes = gap_bytes if gap_bytes is not None else 0
+        self.start = int(address[0] if self.even else address.min())
+        self.stop = int(address[-1] if self.even else address.max()) + self.span_bytes
         self._buffer = _buffer(self.start, self.stop - self.start)
 
     @property
@@ -152,7 +153,8 @@ class Rows:
 
     def index(self) -> torch.Tensor:
         """Return where each row begins, in elements of `windows`."""
-        return torch.from_numpy(self.offset // self.dtype.itemsize)
+        item = self.dtype.itemsize
+        return torch.from_numpy(self.offset if item == 1 else self.offset // item)
 
     def windows(self) -> torch.Tensor:
         """Return the row that begins at every element: [positions, count]."""

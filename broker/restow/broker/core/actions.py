@@ -121,8 +121,18 @@ class StagePart(NamedTuple):
     dst_rank: int
 
 
+class Progress(NamedTuple):
+    """Where the byte is that counts a run's complete parts, and how long those are."""
+
+    address: int
+    part_bytes: int
+
+
 class SendStage(NamedTuple):
-    """Have a source's agent gather, and hash, for some destination ranks, all in one launch."""
+    """Have a source's agent gather, and hash, for some destination ranks, all in one launch.
+
+    ``followed``: all of those can read runs that are still being gathered.
+    """
 
     agent: AgentKey
     handoff: int
@@ -131,16 +141,21 @@ class SendStage(NamedTuple):
     first_token: int
     stop_token: int
     hashed: bool = False
+    followed: bool = False
 
 
 class SourceRun(NamedTuple):
-    """Whom to read from, the run staged there (0: none), and the digest of all that is read."""
+    """Whom to read from, the run staged there (0: none), and the digest of all that is read.
+
+    ``progress`` None: the run is complete.
+    """
 
     src_rank: int
     agent_name: str
     staged_address: int
     staged_bytes: int
     digest: bytes = b""
+    progress: Progress | None = None
 
 
 class SendExecute(NamedTuple):

@@ -12,7 +12,7 @@ from restow.broker.core.actions import Action, MakePlan, PairKey, SendUnstage, S
 from restow.broker.core.digests import Digests, not_compared, not_hashed
 from restow.broker.core.events import Chunk, Failure, Probed, Settlement, StagedRun, Wish
 from restow.broker.core.examining import Examining
-from restow.broker.core.grant import execute, open_grant
+from restow.broker.core.grant import execute, open_grant, unreadable
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.lateness import why_late
 from restow.broker.core.ledger import Ledger
@@ -21,7 +21,7 @@ from restow.broker.core.membership import Membership
 from restow.broker.core.numbers import Numbers
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.core.probing import Probing
-from restow.broker.core.roster import AgentRecord, EngineRecord, is_memory
+from restow.broker.core.roster import AgentRecord, EngineRecord
 from restow.broker.errors import HandoffOwnedError, RestowError
 
 
@@ -219,11 +219,13 @@ class Directory:
         if handoff is None or handoff.source is not engine or handoff.pair is None:
             return [SendUnstage(agent.key, number)]
         staging = handoff.pair.staging
-        if (dst_rank, rank) in handoff.staged or rank not in staging.get(dst_rank, ()):
+        if rank not in staging.get(dst_rank, ()):
             return []
-        if failure is None and not is_memory(run.address, run.size_bytes):
-            words = f"rank {rank} says that it gathered {run.size_bytes} bytes at {run.address}"
-            failure = Failure(State.FAILED, "ARGUMENT_INVALID", words)
+        if (known := handoff.staged.get((dst_rank, rank))) is not None:
+            if failure is None or known.progress is None:
+                return []
+            return self.ledger.stop(handoff, failure, now_s)
+        failure = failure or unreadable(handoff, handoff.pair, run, agent, dst_rank)
         if failure is not None:
             return self.ledger.stop(handoff, failure, now_s)
         failure = not_hashed(run, rank) if handoff.pair.hashed else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from restow.broker.core.actions import GroupIds, State
+from restow.broker.core.actions import GroupIds, Progress, State
 from restow.broker.planner import CopyCosts, ReadCosts
 
 
@@ -36,15 +36,19 @@ class Wish(NamedTuple):
 
 
 class StagedRun(NamedTuple):
-    """What a source's agent gathered, and the digest of all that is read there, if it made one."""
+    """What a source's agent gathered, and the digest of all that is read there, if it made one.
+
+    ``progress`` None: the run is complete.
+    """
 
     address: int
     size_bytes: int
     digest: bytes = b""
+    progress: Progress | None = None
 
     def kept(self, hashed: bool) -> StagedRun:
         """What is kept of it: a digest only where one was asked for."""
-        return self if hashed else StagedRun(self.address, self.size_bytes)
+        return self if hashed else self._replace(digest=b"")
 
 
 class Settlement(NamedTuple):

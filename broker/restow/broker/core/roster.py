@@ -55,6 +55,8 @@ class AgentRecord:
     """Empty: unknown."""
     host_memory: bytes = b""
     """What agents of its host read it by; theirs to understand."""
+    follows: bool = False
+    """Whether it can read runs that are still being gathered."""
     programs: set[str] = field(default_factory=set)
     peers: set[str] = field(default_factory=set)
     gone: bool = False
@@ -164,6 +166,7 @@ class EngineRecord:
         staging_bytes: int,
         host: str = "",
         host_memory: bytes = b"",
+        follows: bool = False,
     ) -> AgentRecord:
         """Take an agent in. Raises `AgentUnknownError` or `AgentMismatchError`."""
         layout = self.rank_layout(rank)
@@ -183,6 +186,7 @@ class EngineRecord:
             staging_bytes,
             host,
             host_memory,
+            follows,
         )
         self.agents[rank] = agent
         self.heard_ranks.add(rank)

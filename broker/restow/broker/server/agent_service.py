@@ -92,6 +92,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.now_s(),
             hello.host,
             hello.host_memory,
+            hello.follows,
         )
         hub.perform(actions)
         return agent
@@ -160,7 +161,12 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 if staged.reason
                 else None
             )
-            run = StagedRun(staged.address, staged.bytes, staged.digest)
+            progress = (
+                act.Progress(staged.progress.address, staged.progress.part_bytes)
+                if staged.HasField("progress")
+                else None
+            )
+            run = StagedRun(staged.address, staged.bytes, staged.digest, progress)
             return directory.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
             )
