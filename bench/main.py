@@ -21,6 +21,7 @@ class Suite(StrEnum):
     PLANNING = "planning"
     PIECES = "pieces"
     MODELS = "models"
+    COPIES = "copies"
     RESTARTS = "restarts"
     KILLED = "killed"
     DIGESTS = "digests"
@@ -33,6 +34,7 @@ MODULES = {
     Suite.PLANNING: ("planning", "run"),
     Suite.PIECES: ("choice", "run_pieces"),
     Suite.MODELS: ("choice", "run_models"),
+    Suite.COPIES: ("copies", "run"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
     Suite.DIGESTS: ("digests", "run"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from restow.agents.paging import Blocks, RegionTable, Tokens
 from restow.agents.pieces import Copies, Ends, grid
-from restow.agents.sides import DST, SRC, Lines, Side, by_pair, cut, pages_of
+from restow.agents.sides import DST, SRC, Lines, Side, by_pair, cut, one_if_alike, pages_of
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
 from restow.broker.planner.table import ITEM_BYTES
@@ -90,14 +90,15 @@ def _staged_ends(
             if not len(stretches.first):
                 continue
             lines = Lines.of(part, regions, side)
-            memory = lines.addresses(pages, side.form(pair), stretches).T
+            memory = lines.by_row(pages, side.form(pair), stretches)
             first = pair.first_token(tokens.start, tokens.stop) if pair.per_token else 0
-            staged = (stretches.first - first) * (count * item)
-            staged += staging_address + begin
+            staged = (
+                staging_address + begin + (stretches.first - first) * one_if_alike(count * item)
+            )
             yield (
                 Ends(memory, part[:, [side.step]], part[:, [side.dtype]]),
                 Ends(staged, item, wire),
-                count * stretches.count if whole else count,
+                count * one_if_alike(stretches.count) if whole else count,
             )
 
 

@@ -56,7 +56,7 @@ class _Part:
         if not len(stretches.first):
             return None
         pages = pages_of(pair, DST, dst_blocks, tokens)
-        dst = self.dst.addresses(pages, pair.dst, stretches).T
+        dst = self.dst.by_row(pages, pair.dst, stretches)
         repeats = stretches.count if self.whole and pair.per_token else 1
         return grid(
             Ends(self._staged(staged, tokens, stretches), self.src_step_bytes, self.src_dtype),
@@ -72,7 +72,7 @@ class _Part:
         held = self.pair.src_pages(tokens.start, tokens.stop)
         # Page 0 in staging is the first one that was read.
         pages = np.maximum(np.arange(held.stop) - held.start, 0)
-        return Lines.of(self.rows, staged, SRC).addresses(pages, self.pair.src, stretches).T
+        return Lines.of(self.rows, staged, SRC).by_row(pages, self.pair.src, stretches)
 
 
 class Extraction:

@@ -103,6 +103,21 @@ class Lines:
             table += self.token_stride_bytes * token[:, None]
         return table
 
+    def by_row(self, pages: Int64s, form: PageForm, stretches: Stretches) -> Int64s:
+        """The same of lines of one axis, ``[rows, stretches]``, and row by row in memory."""
+        check_pages(pages, self.page_count, self.side.name)
+        page, token = stretches.within(pages, form.page_tokens)
+        table: Int64s = self.first_address.reshape(-1, 1)
+        table = table + one_if_alike(self.page_stride_bytes.reshape(-1, 1)) * page
+        if token is not None:
+            table += one_if_alike(self.token_stride_bytes.reshape(-1, 1)) * token
+        return table
+
+
+def one_if_alike(values: Int64s) -> Int64s:
+    """The first of equal values along the first axis, or all: what is made of one is made once."""
+    return values[:1] if len(values) and (values == values[0]).all() else values
+
 
 def by_pair(rows: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[GroupPair, Int64s]]:
     """The rows of each pair of page lists that has any."""

@@ -111,13 +111,26 @@ class Rows:
     is needed. Rows of contiguous elements move as numpy voids, one memcpy for each.
     """
 
-    def __init__(self, address: Int64s, count: int, step_bytes: int, dtype: torch.dtype) -> None:
-        """View rows of `count` elements, `step_bytes` apart, at every address."""
+    def __init__(
+        self,
+        address: Int64s,
+        count: int,
+        step_bytes: int,
+        dtype: torch.dtype,
+        even: bool = False,
+    ) -> None:
+        """View rows of `count` elements, `step_bytes` apart, at every address.
+
+        `even`: they are known to be ascending and evenly spaced, and need not be looked at.
+        """
         self.n, self.count, self.dtype = len(address), count, dtype
         self._address, self._pieces = address, 1
         self.step = step_bytes // dtype.itemsize
         self.span_bytes = (count - 1) * step_bytes + dtype.itemsize
-        gap_bytes = even_gap(address) if self.n > 1 else self.span_bytes
+        if self.n < 2:
+            gap_bytes: int | None = self.span_bytes
+        else:
+            gap_bytes = int(address[1] - address[0]) if even else even_gap(address)
         self.even = gap_bytes is not None and gap_bytes >= 0
         self.gap_bytes = gap_bytes if gap_bytes is not None else 0
         self.start = int(address[0] if self.even else address.min())

@@ -176,8 +176,8 @@ def _run_copies(
             copies.append(partial(memmove_rows, src[a:b], dst[a:b], np.full(b - a, length)))
         return found
     for part in dst_parts or src_parts or [slice(0, len(src))]:
-        source = Rows(src[part], length, 1, torch.uint8)
-        target = Rows(dst[part], length, 1, torch.uint8)
+        source = Rows(src[part], length, 1, torch.uint8, even=src_parts is not None)
+        target = Rows(dst[part], length, 1, torch.uint8, even=dst_parts is not None)
         pieces = 1
         if length in SLOW_BYTES and (source.dense or target.dense):
             pieces = length // QUICK_BYTES
