@@ -104,7 +104,10 @@ class Lines:
         return table
 
     def by_row(self, pages: Int64s, form: PageForm, stretches: Stretches) -> Int64s:
-        """The same of lines of one axis, ``[rows, stretches]``, and row by row in memory."""
+        """What `addresses` gives for lines of one axis, as ``[rows, stretches]``, row by row.
+
+        Raises `PageRangeError`.
+        """
         check_pages(pages, self.page_count, self.side.name)
         page, token = stretches.within(pages, form.page_tokens)
         table: Int64s = self.first_address.reshape(-1, 1)

@@ -88,7 +88,8 @@ def prepare_runs(
 ) -> list[Callable[[], None]] | None:
     """What `prepare_pieces` gives for runs of equally many bytes in host memory, without a table.
 
-    ``src`` and ``dst`` are positive addresses ``[n]``. None: a table of them is the better way.
+    ``src`` and ``dst`` are positive addresses ``[n]``. There is one for the runs before each of the
+    rising ``stops``, the last of which is ``n``. None: a table of them is the better way.
     """
     return naive.prepare_runs(src, dst, length_bytes, stops)
 

@@ -74,7 +74,7 @@ def prepare_runs(
 ) -> list[Callable[[], None]] | None:
     """What copies runs that all have as many bytes; None if a table of them is the better way.
 
-    Each of what is returned copies those before one of the rising ``stops``, and behind the last.
+    Each of what is returned copies those up to one of the rising ``stops``, from the one before.
     """
     if not len(src) or length_bytes < SHORT_BYTES:
         return None
