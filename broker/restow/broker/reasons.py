@@ -157,8 +157,9 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             _OTHER_VERSION + " If they are, it is a fault of Restow: keep the logs.",
         ),
         "READ_FAILED": Advice(
-            "NIXL refused or broke a read for another reason than a lost peer.",
-            "See the log of D's agent: UCX says there what it met.",
+            "NIXL refused or broke a read for another reason than a lost peer, or P's agent gave "
+            "up gathering what was being read.",
+            "See the log of D's agent: UCX says there what it met; and that of P's agent.",
         ),
         "COPY_FAILED": Advice(
             "The kernels could not copy: the device broke, or rows overlap.",
