@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from restow.agents.orders import StagedRun, StageOrder, StagePart
 from restow.agents.parts import GIVEN_UP, Parts
 from restow.agents.pieces import Copies
 from restow.agents.program_check import CheckedProgram
+from restow.agents.spreading import BUSY_READS
 from restow.broker import wire
 from restow.broker.errors import RestowError
 from restow.broker.planner import Strategy
@@ -187,6 +190,22 @@ async def test_who_asks_again_is_told_the_same(source: Source) -> None:
     assert first == second
     source.gathering.reset()
     assert source.gathering.free_bytes == STAGING_BYTES
+
+
+async def test_nobody_follows_where_no_core_is_idle(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Parts.prepared_gather
+
+    def waiting(*how: Any) -> list[PreparedCopies]:
+        time.sleep(0.05)  # as for a core
+        return right(*how)
+
+    monkeypatch.setattr(Parts, "prepared_gather", waiting)
+    for handoff in range(BUSY_READS + 1):
+        await source.stage(handoff)
+    followed = [one.progress is not None for one in source.told]
+    assert followed == [True] * BUSY_READS + [False]
 
 
 @pytest.mark.parametrize("why", ["unable", "hashed", "small", "unordered", "no room"])

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import structlog
 
-from restow.agents import following, gathering, parts, reader, ticker
+from restow.agents import following, gathering, parts, reader, spreading, ticker
 from restow.agents.executor import Executor
 from restow.agents.fences import RecentFences
 from restow.agents.reader import Reader
@@ -49,6 +49,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (following, "POLL_S", 0.05),
             (parts, "PART_BYTES", 64),
             (gathering, "WORTHWHILE_BYTES", 1),
+            (spreading, "SHORT_S", float("inf")),
             (hubs, "TICK_S", 0.25),
             (hubs, "plan_pair", plan_once),
             (ticker.Ticker, "_plan", lambda self: None),

@@ -17,6 +17,7 @@ from restow.agents.extents import one_extent, source_extents
 from restow.agents.gradual import (
     COUNT_BYTES,
     COUNTS_IN_ORDER,
+    GAIN,
     WORTHWHILE_BYTES,
     CountedRun,
     gather,
@@ -27,6 +28,7 @@ from restow.agents.parts import Parts
 from restow.agents.pieces import Copies
 from restow.agents.probing import check_room, measure_copying
 from restow.agents.program_check import CheckedProgram
+from restow.agents.spreading import Spreading
 from restow.agents.staging import Run, StagingPool
 from restow.broker.errors import RestowError
 from restow.broker.layout.rows import Int64s
@@ -97,6 +99,7 @@ class Gathering:
         self._gathered: set[Run] = set()
         """Those that are being gathered, and that nobody has given back."""
         self._held: dict[int, dict[int, StagedRun]] = {}
+        self._spreading = Spreading(GAIN)
 
     @property
     def free_bytes(self) -> int:
@@ -192,9 +195,10 @@ class Gathering:
         self._gathered.add(run)
         try:
             await tell(staged)
-            await self._copier.on_thread(
+            ran_s, took_s = await self._copier.on_thread(
                 lambda: gather(counted, HOST.device, lambda: run in self._gathered)
             )
+            self._spreading.saw(ran_s, took_s)
         finally:
             for each in counted:
                 each.end()
@@ -213,6 +217,7 @@ class Gathering:
             and not order.hashed
             and size_bytes >= WORTHWHILE_BYTES
             and size_bytes + COUNT_BYTES * len(order.parts) <= self._pool.size_bytes
+            and self._spreading.allows()
         )
 
     def _keep(self, order: StageOrder, run: Run | None, staged: Sequence[StagedRun]) -> None:
