@@ -225,10 +225,12 @@ class Directory:
             if failure is None or known.progress is None:
                 return []
             return self.ledger.stop(handoff, failure, now_s)
-        failure = failure or unreadable(handoff, handoff.pair, run, agent, dst_rank)
         if failure is not None:
             return self.ledger.stop(handoff, failure, now_s)
-        failure = not_hashed(run, rank) if handoff.pair.hashed else None
+        # Whatever is wrong with it from here on: the agent holds a run, which must be given back.
+        failure = unreadable(handoff, handoff.pair, run, agent, dst_rank)
+        if failure is None and handoff.pair.hashed:
+            failure = not_hashed(run, rank)
         handoff.staged[dst_rank, rank] = run.kept(handoff.pair.hashed and failure is None)
         handoff.note(now_s, "staged", (rank, dst_rank))
         if failure is not None:
