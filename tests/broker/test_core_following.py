@@ -74,6 +74,7 @@ def test_who_can_not_follow_is_not_told_to_read_what_is_not_there() -> None:
     failure = world.find().failure
     assert failure is not None
     assert "can't follow" in failure.detail
+    assert unstaged(world) == [0]  # it is there, though nobody may read it
 
 
 @pytest.mark.parametrize(

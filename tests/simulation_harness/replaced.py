@@ -47,7 +47,8 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (reader, "POLL_S", 0.05),
             (following, "SPIN_S", 0.0),
             (following, "POLL_S", 0.05),
-            (parts, "PART_BYTES", 64),
+            # Two parts or so: each read may take seconds here, and a grant has ten.
+            (parts, "PART_BYTES", 192),
             (gathering, "WORTHWHILE_BYTES", 1),
             (spreading, "SHORT_S", float("inf")),
             (hubs, "TICK_S", 0.25),
