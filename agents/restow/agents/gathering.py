@@ -117,8 +117,8 @@ class Gathering:
         Who follows is ``tell``-ed where the runs are as soon as there is room for them, if they
         are large; others when all is there. Repeating changes nothing.
 
-        Raises `OrderTooLargeError`, `PagesError`, `ProgramInvalidError`, `StagingExhaustedError`,
-        and `CopyFailedError`; the last two about copies perhaps after having told.
+        Raises `OrderTooLargeError` and `StagingExhaustedError`; and, of who follows after having
+        told, `PagesError`, `ProgramInvalidError` and `CopyFailedError`.
         """
         held = self._held.get(order.handoff, {})
         if all(part.dst_rank in held for part in order.parts):
