@@ -202,6 +202,7 @@ def test_a_source_that_is_lost_while_it_hashes_fails_the_handoff() -> None:
     world, p, d, number = asked()
     world.stage(p, number, 0, 0)
     world.disconnect(p, 1)
+    world.wait(LIMITS.agent_wait_s + 1.0)
     assert ends(d) == [("FAILED", "AGENT_LOST")]
 
 

@@ -110,10 +110,37 @@ def test_repeated_words_change_nothing() -> None:
     number = world.find().number
     assert kinds(world.settle(d, number)) == ["TellEnded", "TellEnded"]
     assert world.settle(d, number) == world.fence(p) == []
-    # Each is told once more, and only to the one who asked again.
-    assert [one.engine for one in world.request(d) if isinstance(one, act.TellEnded)] == [D]
-    assert [one.engine for one in world.publish(p) if isinstance(one, act.TellEnded)] == [P]
+    # Each is told once more, and only to the one who says again what it said on another stream.
+    again = world.request(d, repeated=True) + world.publish(p, repeated=True)
+    assert [one.engine for one in again if isinstance(one, act.TellEnded)] == [D, P]
     assert ends(p) == ends(d) == [("DONE", "")] * 2
+
+
+def test_an_id_that_has_ended_names_no_other_state() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.fence(p)
+    world.request(d)
+    world.settle(d, world.find().number)
+    for word in (world.publish, world.request):
+        with pytest.raises(HandoffConflictError, match=r"has ended DONE.*use a new one"):
+            word(world.sides[P if word == world.publish else D])
+    with pytest.raises(HandoffConflictError, match="use a new one"):
+        world.request(d, blocks={"kv": [21, 22, 23], "state": [24]}, repeated=True)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_who_never_had_a_part_hears_how_it_ended() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.cancel(p)
+    world.request(d)
+    assert ends(p) == ends(d) == [("CANCELLED", "CANCELLED")]
+    world.decline(d, "other")
+    world.publish(p, "other")
+    assert ends(p)[1:] == ends(d)[1:] == [("CANCELLED", "DECLINED")]
 
 
 def test_a_final_publication_is_not_taken_back() -> None:
@@ -204,8 +231,6 @@ def test_a_full_directory_refuses_and_takes_again() -> None:
     for words in (world.publish, world.request):
         with pytest.raises(DirectoryFullError):
             words(p, "three")
-    with pytest.raises(DirectoryFullError):
-        world.fence(p, 0, "three")
     world.request(d, "two")
     world.cancel(p, "one")
     assert world.publish(p, "three") == []

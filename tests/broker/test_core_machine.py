@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from broker.world import Side, World, digest_of
 from restow.broker.core import actions as act
 from restow.broker.core.digests import DigestMode, Digests
+from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RestowError
 
@@ -33,7 +34,6 @@ class Reader:
     number: int
     rank: int
     side: Side
-    until_s: float
 
 
 @dataclass
@@ -94,8 +94,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 assert world.now_s + action.grant_ms / 1000 <= handoff.grant_until_s + 1e-6
                 side = world.sides[action.agent.engine]
                 assert handoff.destination is side.record
-                until_s = handoff.settle_until_s
-                reader = Reader(action.handoff, action.agent.rank, side, until_s)
+                reader = Reader(action.handoff, action.agent.rank, side)
                 assert not any(
                     (one.number, one.rank) == (reader.number, reader.rank) for one in model.readers
                 ), "told to read twice"
@@ -113,7 +112,11 @@ class BrokerMachine(RuleBasedStateMachine):
             elif isinstance(action, act.SendUnstage):
                 model.runs.pop((action.agent, action.handoff), None)
             elif isinstance(action, act.TellEnded):
-                tells[self.told(action)] += 1
+                live = ledger.live.get((action.engine.tenant, action.handoff_id))
+                if live is not None:
+                    self.dismissed(action, live)
+                else:
+                    tells[self.told(action)] += 1
         self.heard = len(world.sent)
         for number, count in tells.items():
             # At the end every side that is known hears of it, D perhaps later; later, whoever says
@@ -127,14 +130,18 @@ class BrokerMachine(RuleBasedStateMachine):
         handoff = next(one for one in ledger.ended.values() if one.number == number)
         return (handoff.source is not None) + (handoff.destination is not None)
 
+    def dismissed(self, action: act.TellEnded, handoff: Handoff) -> None:
+        """A demand was refused, and P has its state still: no rank was told to read for it."""
+        assert action.state is act.State.FAILED
+        assert not [one for one in self.model.readers if one.number == handoff.number]
+
     def told(self, action: act.TellEnded) -> int:
-        """An end was told: nobody can be reading, and nobody hears anything else later."""
+        """An end was told: no rank of D can be writing, and nobody hears anything else later."""
         number = self.numbers[action.engine.tenant, action.handoff_id]
         known = self.model.ended.setdefault(number, action.state.value)
         assert known == action.state.value, "two ends"
         for reader in self.model.readers:
             if reader.number == number:
-                assert reader.until_s <= self.world.now_s, "free while a rank may be reading"
                 is_d = reader.side.record.key == action.engine
                 assert not is_d or reader.side.record.gone, "free while a rank may be writing"
         if action.state is act.State.DONE:
@@ -266,16 +273,19 @@ class BrokerMachine(RuleBasedStateMachine):
             self.say("disconnect", side, rank)
             self.forget_runs(key)
 
-    @rule(who=engines, rank=ranks)
-    def return_agent(self, who: str, rank: int) -> None:
+    @rule(who=engines, rank=ranks, same=st.booleans())
+    def return_agent(self, who: str, rank: int, same: bool) -> None:
+        """An agent says Hello: a new one, or one whose stream broke."""
         side = self.side(who)
         if rank < side.record.ranks and not side.record.gone:
             key = act.AgentKey(side.record.key, rank)
             # Nothing of an earlier stream reads when an agent says Hello.
             readers = self.model.readers
             self.model.readers = [r for r in readers if not (r.side is side and r.rank == rank)]
-            self.say("connect", side, rank)
+            before = side.agents.get(rank)
+            name = before.agent_name if same and before is not None else ""
             self.forget_runs(key)
+            self.say("connect", side, rank, name=name)
 
     def forget_runs(self, key: act.AgentKey) -> None:
         """An agent that lost its stream gives everything back by itself."""
@@ -330,7 +340,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.look()
         for name in self.sizes:
             for rank in range(self.side(name).record.ranks):
-                self.return_agent(name, rank)
+                self.return_agent(name, rank, False)
         ledger = world.directory.ledger
         assert not ledger.live
         assert not ledger.by_number

@@ -79,7 +79,7 @@ def test_d_hears_what_is_wrong_with_its_pages(
         ({"kv": [11, 12, 13], "state": [14]}, 41, "ARGUMENT_INVALID"),
     ],
 )
-def test_what_only_the_position_can_prove_wrong_fails_the_handoff(
+def test_what_only_the_position_can_prove_wrong_is_refused_and_p_keeps_its_state(
     blocks: dict[str, list[int]], held: int, reason: str
 ) -> None:
     world = World()
@@ -87,7 +87,12 @@ def test_what_only_the_position_can_prove_wrong_fails_the_handoff(
     world.request(d, blocks=blocks, held=held)
     world.publish(p)
     world.fence(p)
-    assert ends(p) == ends(d) == [("FAILED", reason)]
+    assert ends(d) == [("FAILED", reason)]
+    assert ends(p) == []
+    other = world.engine("e")
+    world.request(other)
+    world.settle(other, world.find().number)
+    assert ends(p) == ends(other) == [("DONE", "")]
 
 
 def test_pages_are_checked_again_when_a_smaller_agent_has_come_since() -> None:

@@ -54,11 +54,11 @@ def test_d_hears_when_the_agent_has_said_hello_again() -> None:
 def test_who_asks_again_meanwhile_hears_nothing() -> None:
     world = World()
     p, d, number = silent(world)
-    assert world.request(d) == world.cancel(d) == world.decline(d) == []
+    assert world.request(d, repeated=True) == world.cancel(d) == world.decline(d) == []
     world.renew(p)
     assert ends(p) == 2 * READ_DEADLINE
     world.settle(d, number, 1)
-    world.request(d)
+    world.request(d, repeated=True)
     assert ends(d) == 2 * READ_DEADLINE
 
 

@@ -108,6 +108,7 @@ async def test_calls_outside_of_a_session() -> None:
         asked = pb.RequestRequest(engine=both.d._ref, demand=demand)
         for _ in range(2):
             assert (await stub.Request(asked)).ended.state == pb.HANDOFF_STATE_DONE
+            asked.demand.repeated = True
         cancel = pb.CancelRequest(engine=both.p._ref, cancellation=pb.Cancellation(handoff_id="h"))
         assert (await stub.Cancel(cancel)).state == pb.HANDOFF_STATE_DONE
 

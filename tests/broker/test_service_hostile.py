@@ -178,11 +178,11 @@ async def test_lists_of_blocks_that_no_engine_has_groups_for() -> None:
             error = await refusal(call)
             assert (error.reason, error.subject) == ("ARGUMENT_INVALID", {"field": "blocks"})
         twice = [one, wire.block_list("attention", [2], 1)]
-        chunk = pb.Publication(handoff_id="h", blocks=twice)
+        chunk = pb.Publication(handoff_id="i", blocks=twice)
         error = await refusal(stub.Publish(pb.PublishRequest(engine=ref, publication=chunk)))
         assert (error.reason, error.subject["group"]) == ("PAGES_INVALID", "attention")
         assert not running.hub.directory.ledger.live
-        await both.hand_over("h")
+        await both.hand_over("j")
 
 
 async def turns_during(work: Coroutine[Any, Any, None]) -> int:

@@ -166,7 +166,9 @@ async def test_pages_that_are_not_there() -> None:
             both.p.publish("h", {"attention": [-1], "state": [4]}, POSITION)
         with pytest.raises(PagesError):
             both.p.publish("h", {"attention": [2**31], "state": [4]}, POSITION)
-        await both.hand_over("h")
+        late = await both.d.request("h", D_BLOCKS)
+        assert (late.state, late.reason) == ("FAILED", "PUBLICATION_REFUSED")
+        await both.hand_over("next")
 
 
 async def test_unary_refusals_carry_their_subject() -> None:
@@ -227,9 +229,10 @@ async def test_d_asks_twice() -> None:
             await agent.fence("h")
         assert (await one).done
         assert (await two).done
-        assert (await both.d.request("h", D_BLOCKS)).done
-        with pytest.raises(BrokerCallError):
-            await both.d.request("h", {"attention": [21, 22, 23], "state": [24]})
+        for blocks in (D_BLOCKS, {"attention": [21, 22, 23], "state": [24]}):
+            with pytest.raises(BrokerCallError, match="use a new one") as caught:
+                await both.d.request("h", blocks)
+            assert caught.value.reason == "HANDOFF_CONFLICT"
 
 
 async def test_another_engine_may_not_take_a_side(monkeypatch: pytest.MonkeyPatch) -> None:

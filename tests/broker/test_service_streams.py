@@ -275,7 +275,7 @@ async def test_who_writes_for_ever_and_reads_nothing_is_not_served_for_ever(
 
 async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker(max_queue=512) as running, pair(running.address, 1, 1) as both:
-        lost = called(running.hub.directory.members, "remove_agent", monkeypatch)
+        lost = called(running.hub.directory.members, "break_off", monkeypatch)
         await both.d_agents[0].drop()
         await lost.get()
         slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()

@@ -160,9 +160,7 @@ class World:
         """Break the stream of a rank's agent."""
         agent = side.agents[rank]
         self.connected.discard(agent.key)
-        return self.run(
-            lambda now_s: self.directory.members.remove_agent(side.record, agent, now_s)
-        )
+        return self.run(lambda now_s: self.directory.members.break_off(side.record, agent, now_s))
 
     def unregister(self, side: Side) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.members.unregister(side.record, now_s))
@@ -179,10 +177,12 @@ class World:
         first: int = 0,
         final: bool = True,
         lease_s: float = 30.0,
+        content: bytes = b"",
+        repeated: bool = False,
     ) -> list[act.Action]:
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        chunk = Chunk(listed, position, final, lease_s)
+        chunk = Chunk(listed, position, final, lease_s, "", content, repeated)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 
     def request(
@@ -195,10 +195,11 @@ class World:
         timeout_s: float = 30.0,
         position: int = 0,
         repeated: bool = False,
+        content: bytes = b"",
     ) -> list[act.Action]:
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
-        wish = Wish(listed, held, timeout_s, position, repeated)
+        wish = Wish(listed, held, timeout_s, position, repeated, "", content)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
@@ -285,7 +286,7 @@ class World:
         self.check()
         while self.plans_at_once and self.asked_plans:
             actions += self.plan()
-        return [action for action in actions if not isinstance(action, act.MakePlan)]
+        return [one for one in actions if not isinstance(one, act.MakePlan | act.SendUnfence)]
 
     def hear(self, actions: list[act.Action]) -> None:
         """Hear the actions as streams would."""

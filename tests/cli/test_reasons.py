@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from restow.broker.cli.main import app
-from restow.broker.errors import PagesError, PlanError, RestowError
+from restow.broker.errors import ContentMismatchError, PagesError, PlanError, RestowError
 from restow.broker.reasons import REASONS, UNKNOWN, advice_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def reasons_that_end_handoffs() -> set[str]:
     }
     found.update(reasons_of_classes(AGENTS / "errors.py"))
     found.update(one.reason for one in (*_and_below(PlanError), *_and_below(PagesError)))
-    return (found | {RestowError.reason}) - set(NO_HANDOFFS)
+    return (found | {RestowError.reason, ContentMismatchError.reason}) - set(NO_HANDOFFS)
 
 
 def _and_below(kind: type[RestowError]) -> Iterator[type[RestowError]]:

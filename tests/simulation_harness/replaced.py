@@ -16,7 +16,6 @@ import structlog
 
 from restow.agents import following, gathering, parts, reader, spreading, ticker
 from restow.agents.executor import Executor
-from restow.agents.fences import RecentFences
 from restow.agents.reader import Reader
 from restow.broker.client.backoff import Backoff
 from restow.broker.server import hub as hubs
@@ -64,7 +63,6 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
             ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),
-            ("restow.agents.async_agent.RecentFences", partial(RecentFences, clock=clock)),
             ("restow.agents.kept_stream.Backoff", partial(Backoff, clock=clock)),
             ("restow.broker.client.session.Backoff", partial(Backoff, clock=clock)),
         ):

@@ -22,7 +22,7 @@ from restow.agents.errors import (
     TransportFailedError,
 )
 from restow.agents.executor import Executor
-from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
+from restow.agents.fences import DeviceEvent, KeptFences, PendingFences
 from restow.agents.host_memory import HostMark, HostRanges
 from restow.agents.interfaces import InterfaceWatch
 from restow.agents.link import Link
@@ -71,11 +71,12 @@ class AsyncAgent:
         settings: AgentSettings | None = None,
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], object] = lambda _: None,
+        on_unfenced: Callable[[str], object] = lambda _: None,
     ) -> None:
         """Set NIXL up and register the memory; ``credentials`` None: those of the environment.
 
         ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
-        process lives.
+        process lives; ``on_unfenced`` of each handoff whose fence is of no use any more.
 
         Raises `TransportFailedError`, `CudaUnavailableError`, and a `TrustError` of credentials.
         """
@@ -92,6 +93,7 @@ class AsyncAgent:
         self._scatter = staging_at(self._place, self._settings.staging_bytes)
         self._interfaces = InterfaceWatch()
         self._on_lost = on_lost
+        self._on_unfenced = on_unfenced
         self._serving = self._open_transport(self._gather)
         self._mark = HostMark(self._serving.name) if self._settings.host_reads else None
         self._reader = Reader(
@@ -106,7 +108,7 @@ class AsyncAgent:
         )
         self._link = link
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
-        self._fences = RecentFences()
+        self._fences = KeptFences()
         self._pending = PendingFences(self._fenced)
         self._ticker = Ticker(self._progress)
         self._log = structlog.get_logger("restow.agent").bind(engine=engine_id, rank=rank)
@@ -135,7 +137,7 @@ class AsyncAgent:
     def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
         """The rank's part of a handoff is complete in memory, once ``event`` has come to pass.
 
-        Said again to a broker that forgot it, for as long as a lease commonly lasts.
+        Said again to a broker that forgot it, until the handoff has ended.
         """
         self._pending.fence(handoff_id, event)
 
@@ -169,9 +171,9 @@ class AsyncAgent:
         )
 
     def welcomed(self, broker_epoch: str) -> None:
-        """Say the recent fences again."""
+        """Say the fences of handoffs that have not ended again."""
         self._log.info("welcomed", broker_epoch=broker_epoch)
-        for handoff_id in self._fences.recent():
+        for handoff_id in self._fences.kept():
             self._link.send(_fenced(handoff_id))
 
     def take(self, order: pb.AgentOrder) -> None:
@@ -199,6 +201,9 @@ class AsyncAgent:
                 self._begin((kind, probe.number, 0), self._probe(probe))
             elif body == "unprobe":
                 self._unprobe(order.unprobe.number)
+            elif body == "unfence":
+                self._fences.forget(order.unfence.handoff_id)
+                self._on_unfenced(order.unfence.handoff_id)
             else:
                 raise OrderInvalidError(f"an order without a known body: {body}")
         except RestowError as error:

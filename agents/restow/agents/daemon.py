@@ -65,6 +65,7 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
         if not first.messages or first.messages[0].WhichOneof("body") != "attach":
             raise RequestError("the first message of a rank must be Attach")
         attach = first.messages[0].attach
+        unfenced: asyncio.Queue[str] = asyncio.Queue()
         with OpenedRegions(attach.regions) as regions:
             agent = AsyncAgent(
                 self._broker,
@@ -75,12 +76,16 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
                 self._settings,
                 self._credentials,
                 self._on_lost,
+                unfenced.put_nowait,
             )
             try:
                 await agent.start(WELCOME_S)
                 _take(agent, first.messages[1:])
                 yield pb.ServeResponse(attached=pb.Attached(agent_name=agent.name))
-                await self._until_over(agent, request_iterator)
+                over = asyncio.create_task(self._until_over(agent, request_iterator))
+                async for response in _unfenced(unfenced, over):
+                    yield response
+                await over
             finally:
                 await agent.close()
         if self._stopping.is_set():
@@ -99,6 +104,23 @@ class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
             listening.cancel()
             stopping.cancel()
             await asyncio.gather(listening, stopping, return_exceptions=True)
+
+
+async def _unfenced(
+    queue: asyncio.Queue[str], over: asyncio.Task[None]
+) -> AsyncIterator[pb.ServeResponse]:
+    """What the engine's side need not say again, until all is over."""
+    while not over.done():
+        waiting = asyncio.create_task(queue.get())
+        try:
+            await asyncio.wait({waiting, over}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                handoffs = [waiting.result()]
+                while not queue.empty():
+                    handoffs.append(queue.get_nowait())
+                yield pb.ServeResponse(unfenced=handoffs)
+        finally:
+            waiting.cancel()
 
 
 async def _listen(agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]) -> None:

@@ -11,7 +11,7 @@ import grpc
 
 from restow.agents.cuda_ipc import CudaRegion
 from restow.agents.errors import AgentClosedError, DaemonUnreachableError
-from restow.agents.fences import DeviceEvent, PendingFences, RecentFences
+from restow.agents.fences import DeviceEvent, KeptFences, PendingFences
 from restow.agents.kept_stream import KeptStream
 from restow.agents.loop_thread import LoopThread
 from restow.agents.memory import SharedRegion
@@ -29,7 +29,7 @@ class _Attachment:
 
     def __init__(self, address: str, attach: pb.Attach) -> None:
         self._attach = attach
-        self._fences = RecentFences()
+        self._fences = KeptFences()
         self.pending = PendingFences(self._fence)
         # The socket's mode is its protection.
         self.stream: _Stream = KeptStream(address, self, "restow.daemon_client", Credentials())
@@ -50,8 +50,10 @@ class _Attachment:
         if response.HasField("attached"):
             self.agent_name = response.attached.agent_name
             stream.opened()
-            for handoff_id in self._fences.recent():
+            for handoff_id in self._fences.kept():
                 stream.send(_fence(handoff_id))
+        for handoff_id in response.unfenced:
+            self._fences.forget(handoff_id)
 
     def _fence(self, handoff_id: str) -> None:
         self._fences.add(handoff_id)

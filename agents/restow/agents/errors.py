@@ -51,6 +51,13 @@ class StagingExhaustedError(AgentError):
     reason = "STAGING_EXHAUSTED"
 
 
+class ReadNotBegunError(AgentError):
+    """The grant ended before anything was read: it can be given again."""
+
+    status = "DEADLINE_EXCEEDED"
+    reason = "READ_NOT_BEGUN"
+
+
 class ReadDeadlineError(AgentError):
     """The grant ended before the last byte was in place."""
 

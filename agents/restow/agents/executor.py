@@ -19,7 +19,7 @@ from restow.agents.comparing import check_digests_are_there, compare
 from restow.agents.copier import Copier
 from restow.agents.copying import zero_destinations
 from restow.agents.digests import Hasher
-from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadDeadlineError
+from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadNotBegunError
 from restow.agents.following import follow
 from restow.agents.gathering import Gathering
 from restow.agents.laid_rows import LaidRows, PeerRows
@@ -196,8 +196,8 @@ class Executor:
 
         No byte lands in own pages after this has returned or raised. Raises `OrderInvalidError`,
         `ProgramInvalidError`, `OrderTooLargeError`, `PagesError`, `StagingExhaustedError`,
-        `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`, `DigestMissingError`,
-        `DigestMismatchError`.
+        `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`,
+        `DigestMissingError`, `DigestMismatchError`.
         """
         began_s = self._clock()
         deadline_s = began_s + order.grant_s
@@ -282,7 +282,7 @@ class Executor:
             async with asyncio.timeout(deadline_s - self._clock()):
                 return await self._scatter_pool.acquire(length_bytes)
         except TimeoutError:
-            raise ReadDeadlineError(
+            raise ReadNotBegunError(
                 f"no {length_bytes} bytes of staging were free before the grant ended"
             ) from None
 

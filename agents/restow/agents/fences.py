@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import structlog
 
-MAX_FENCES = 4096
-KEPT_S = 60.0
+MAX_FENCES = 1 << 17
 
 
 class DeviceEvent(Protocol):
@@ -56,21 +53,23 @@ class PendingFences:
         self._say(handoff_id)
 
 
-class RecentFences:
-    """The fences of the last minute, for that is how long a lease commonly lasts; bounded."""
+class KeptFences:
+    """The fences of handoffs that have not ended, to be said again to a broker that forgot them."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         """None yet."""
-        self._clock = clock
-        self._fences: deque[tuple[float, str]] = deque(maxlen=MAX_FENCES)
+        self._fences: dict[str, None] = {}
 
     def add(self, handoff_id: str) -> None:
-        """Keep one more."""
-        self._fences.append((self._clock(), handoff_id))
+        """Keep one more; the oldest go first, should a broker never tell that handoffs end."""
+        self._fences[handoff_id] = None
+        if len(self._fences) > MAX_FENCES:
+            del self._fences[next(iter(self._fences))]
 
-    def recent(self) -> list[str]:
+    def forget(self, handoff_id: str) -> None:
+        """The handoff has ended."""
+        self._fences.pop(handoff_id, None)
+
+    def kept(self) -> list[str]:
         """Ids of the handoffs, oldest first."""
-        oldest_s = self._clock() - KEPT_S
-        while self._fences and self._fences[0][0] < oldest_s:
-            self._fences.popleft()
-        return [handoff_id for _, handoff_id in self._fences]
+        return list(self._fences)

@@ -8,7 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from restow.agents.errors import AgentClosedError, AgentError, PeerLostError, ReadDeadlineError
+from restow.agents.errors import (
+    AgentClosedError,
+    AgentError,
+    PeerLostError,
+    ReadDeadlineError,
+    ReadNotBegunError,
+)
 from restow.agents.host_reads import HostPeer
 from restow.agents.memory import Place
 from restow.agents.pieces import Descriptors
@@ -71,7 +77,8 @@ class Lane:
     ) -> Flight:
         """Begin to read; between processes of one host all is read when this returns.
 
-        Raises `ReadDeadlineError`, `PeerLostError`, `ReadFailedError` and `AgentClosedError`.
+        Raises `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError` and
+        `AgentClosedError`.
         """
         peer, host_peer = read.peer, known.host_peer
 
@@ -82,6 +89,8 @@ class Lane:
                 raise late()
 
         with self._lock:
+            if not self._closing and clock() > deadline_s:
+                raise not_begun()
             check()
             self._tidy()
             if host_peer is not None and host_peer.gains(read.descriptors, read.src, read.dst):
@@ -162,6 +171,11 @@ class Lane:
                 self._transport.forget_peer(peer)
                 self._broken.discard(peer)
                 self._leaving.discard(peer)
+
+
+def not_begun() -> ReadNotBegunError:
+    """The grant is over, and nothing was read."""
+    return ReadNotBegunError("others were read until the grant ended")
 
 
 def late() -> ReadDeadlineError:

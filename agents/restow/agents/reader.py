@@ -27,10 +27,16 @@ from dataclasses import replace
 
 import structlog
 
-from restow.agents.errors import AgentClosedError, AgentError, PeerLostError, ReadFailedError
+from restow.agents.errors import (
+    AgentClosedError,
+    AgentError,
+    PeerLostError,
+    ReadFailedError,
+    ReadNotBegunError,
+)
 from restow.agents.host_memory import HostMemory, HostRanges
 from restow.agents.host_reads import HostPeer
-from restow.agents.lane import Known, Lane, Read, late
+from restow.agents.lane import Known, Lane, Read, late, not_begun
 from restow.agents.spreading import Spreading
 from restow.agents.transport import Flight, NixlTransport
 
@@ -109,8 +115,8 @@ class Reader:
     async def read(self, reads: Sequence[Read], deadline_s: float, alone: bool = False) -> None:
         """Read everything before ``deadline_s`` of the clock; ``alone``: by one thread.
 
-        Raises `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`, `TransportFailedError` and
-        `AgentClosedError`.
+        Raises `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`,
+        `TransportFailedError` and `AgentClosedError`.
         """
         shares = self._share_out(reads, 1 if alone else self._width)
         lanes = [lane for lane, _ in shares]
@@ -211,6 +217,8 @@ class Reader:
             *(self._post_all(lane, reads, deadline_s, flying) for lane, reads in shares)
         )
         failure = next((one for one, _ in posted if one is not None), None)
+        if flying and isinstance(failure, ReadNotBegunError):
+            failure = late()
         if len(shares) > 1 and failure is None:
             ran_s = sum(ran_s for _, ran_s in posted)
             self._spreading.saw(ran_s, time.perf_counter() - began_s)
@@ -255,7 +263,7 @@ class Reader:
         if known is None:
             raise PeerLostError(f"agent {read.peer} is not known here", agent=read.peer)
         if self._clock() > deadline_s:
-            raise late()
+            raise not_begun()
         if self._closed:
             raise AgentClosedError("the agent was closed before a read")
         large = not read.here and read.descriptors.size_bytes >= LARGE_BYTES

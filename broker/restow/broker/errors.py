@@ -241,6 +241,13 @@ class HandoffConflictError(RestowError):
     reason = "HANDOFF_CONFLICT"
 
 
+class ContentMismatchError(RestowError):
+    """P's state is of other tokens, or of another adapter, image or salt, than D asks for."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "CONTENT_MISMATCH"
+
+
 class DirectoryFullError(RestowError):
     """The broker holds as many handoffs as it may."""
 

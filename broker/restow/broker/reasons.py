@@ -52,11 +52,37 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "What was left of D's patience was too short for a read.",
             "Give D's requests a longer timeout.",
         ),
+        "NOT_ASKED_FOR": Advice(
+            "Nobody asked for the state: no engine of its model is there besides P, or D's demand "
+            "was refused and no other came.",
+            "See `restow engines` for the missing D, and D's log for the refusal.",
+        ),
+        # What the two sides say of one state does not fit together.
+        "PUBLICATION_REFUSED": Advice(
+            "The broker refused what P published, and the detail says why.",
+            "Mend what the detail names in P's engine.",
+        ),
+        "CONTENT_MISMATCH": Advice(
+            "D asked for the state of other tokens than P computed, or of another adapter, image "
+            "or salt.",
+            "Have the router send one and the same prompt to P and D under one handoff id, and a "
+            "new id for every prompt.",
+        ),
         "READ_DEADLINE": Advice(
             "The read, or the gathering before it, took longer than its grant; nothing that came "
             "later was used.",
             "Look whether P's host is slow or paused; raise `restow serve --grant-s` for large "
             "states on slow links.",
+        ),
+        "READS_QUEUED": Advice(
+            "D's patience ran out while its agents were reading other states: more was asked for "
+            "at once than the way between P and D carries in that time.",
+            "Give D's requests a longer timeout, send fewer at once, or add decode engines.",
+        ),
+        "READ_NOT_BEGUN": Advice(
+            "D's agent had no turn for the read inside its grant. The grant is given again, so "
+            "this is seen only where no time was left for that.",
+            "As for READS_QUEUED.",
         ),
         "GRANT_OUTLIVED": Advice(
             "D's agent reported the end of its read after the grant: P's pages may have changed.",

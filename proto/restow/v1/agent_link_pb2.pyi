@@ -838,6 +838,24 @@ class Unprobe(google.protobuf.message.Message):
 Global___Unprobe: typing_extensions.TypeAlias = Unprobe
 
 @typing.final
+class Unfence(google.protobuf.message.Message):
+    """A handoff has ended: say its fence no more. Or it was fenced and never published."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff's id."""
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["handoff_id", b"handoff_id"]) -> None: ...
+
+Global___Unfence: typing_extensions.TypeAlias = Unfence
+
+@typing.final
 class AgentOrder(google.protobuf.message.Message):
     """One order to an agent."""
 
@@ -852,6 +870,7 @@ class AgentOrder(google.protobuf.message.Message):
     UNSTAGE_FIELD_NUMBER: builtins.int
     PROBE_FIELD_NUMBER: builtins.int
     UNPROBE_FIELD_NUMBER: builtins.int
+    UNFENCE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> Global___Welcome:
         """The Hello is taken."""
@@ -888,6 +907,10 @@ class AgentOrder(google.protobuf.message.Message):
     def unprobe(self) -> Global___Unprobe:
         """Give the memory of a probe back."""
 
+    @property
+    def unfence(self) -> Global___Unfence:
+        """A fence is of no use any more."""
+
     def __init__(
         self,
         *,
@@ -900,10 +923,11 @@ class AgentOrder(google.protobuf.message.Message):
         unstage: Global___Unstage | None = ...,
         probe: Global___Probe | None = ...,
         unprobe: Global___Unprobe | None = ...,
+        unfence: Global___Unfence | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "execute", b"execute", "forget", b"forget", "peer", b"peer", "probe", b"probe", "program", b"program", "stage", b"stage", "unprobe", b"unprobe", "unstage", b"unstage", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "execute", b"execute", "forget", b"forget", "peer", b"peer", "probe", b"probe", "program", b"program", "stage", b"stage", "unprobe", b"unprobe", "unstage", b"unstage", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "program", "peer", "forget", "stage", "execute", "unstage", "probe", "unprobe"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "execute", b"execute", "forget", b"forget", "peer", b"peer", "probe", b"probe", "program", b"program", "stage", b"stage", "unfence", b"unfence", "unprobe", b"unprobe", "unstage", b"unstage", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "execute", b"execute", "forget", b"forget", "peer", b"peer", "probe", b"probe", "program", b"program", "stage", b"stage", "unfence", b"unfence", "unprobe", b"unprobe", "unstage", b"unstage", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "program", "peer", "forget", "stage", "execute", "unstage", "probe", "unprobe", "unfence"] | None: ...
 
 Global___AgentOrder: typing_extensions.TypeAlias = AgentOrder
 

@@ -212,6 +212,8 @@ class Publication(google.protobuf.message.Message):
     FINAL_FIELD_NUMBER: builtins.int
     LEASE_MS_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    REPEATED_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id, given to both sides by the router. Empty is refused."""
     position_tokens: builtins.int
@@ -224,6 +226,16 @@ class Publication(google.protobuf.message.Message):
     """How long P leaves the pages alone, counted from the broker's receipt. 0: the broker's default."""
     trace_parent: builtins.str
     """W3C trace context of the request that this is for ("00-..."). Empty, or not of that form: none."""
+    content: builtins.bytes
+    """Names what the state is of: the tokens before the position, and what else they are computed
+    from (adapter, images, salt). 16 to 64 bytes, equal where and only where the content is equal;
+    docs/client.md defines the hash that clients make. Counts only in the final chunk. Empty: not
+    named, and D's is not compared.
+    """
+    repeated: builtins.bool
+    """Set where the publication was sent before on another stream. Without it a publication of a
+    handoff that was published whole and has ended is refused: an id names one state.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """Blocks added by this chunk, on every rank."""
@@ -237,8 +249,10 @@ class Publication(google.protobuf.message.Message):
         final: builtins.bool = ...,
         lease_ms: builtins.int = ...,
         trace_parent: builtins.str = ...,
+        content: builtins.bytes = ...,
+        repeated: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "repeated", b"repeated", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Publication: typing_extensions.TypeAlias = Publication
 
@@ -255,6 +269,7 @@ class Demand(google.protobuf.message.Message):
     POSITION_TOKENS_FIELD_NUMBER: builtins.int
     REPEATED_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -265,10 +280,16 @@ class Demand(google.protobuf.message.Message):
     """Tokens that the state must stand at, or the handoff fails: what D goes on from. 0: any."""
     repeated: builtins.bool
     """Set where the demand was sent before on another stream: ranks may still be at work on it for a
-    broker before this one, so D hears of a failure only when their agents are back.
+    broker before this one, so D hears of a failure only when their agents are back. Without it a
+    demand for a handoff that was asked for and has ended is refused: its end says nothing of the
+    pages that are named now.
     """
     trace_parent: builtins.str
     """As in Publication; of both sides' the one that came first counts."""
+    content: builtins.bytes
+    """Names what D wants the state of, up to position_tokens, which must be set with it. What differs
+    from P's is refused. What D holds already is covered by it. Empty: not named, not compared.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
@@ -283,8 +304,9 @@ class Demand(google.protobuf.message.Message):
         position_tokens: builtins.int = ...,
         repeated: builtins.bool = ...,
         trace_parent: builtins.str = ...,
+        content: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
 

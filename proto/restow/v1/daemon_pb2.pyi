@@ -214,16 +214,22 @@ class ServeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ATTACHED_FIELD_NUMBER: builtins.int
+    UNFENCED_FIELD_NUMBER: builtins.int
     @property
     def attached(self) -> Global___Attached:
-        """The rank is served. Unset: not yet."""
+        """The rank is served. Unset: not yet, or said before."""
+
+    @property
+    def unfenced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Handoffs that have ended: their fences need not be said again."""
 
     def __init__(
         self,
         *,
         attached: Global___Attached | None = ...,
+        unfenced: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["attached", b"attached"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attached", b"attached"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attached", b"attached", "unfenced", b"unfenced"]) -> None: ...
 
 Global___ServeResponse: typing_extensions.TypeAlias = ServeResponse

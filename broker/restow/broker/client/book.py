@@ -113,8 +113,11 @@ class Book:
         """All that has been said of live handoffs, in order."""
         for known in self._open.values():
             for said in known.said:
-                if said.sent and said.message.HasField("request"):
+                body = said.message.WhichOneof("body")
+                if said.sent and body == "request":
                     said.message.request.repeated = True
+                elif said.sent and body == "publish":
+                    said.message.publish.repeated = True
                 said.sent = True
                 yield said.message
             if known.cancellation is not None:

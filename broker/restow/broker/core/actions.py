@@ -212,6 +212,13 @@ class TellExamined(NamedTuple):
     detail: str
 
 
+class SendUnfence(NamedTuple):
+    """Have an agent of P say the fence of a handoff no more."""
+
+    agent: AgentKey
+    handoff_id: str
+
+
 class MakePlan(NamedTuple):
     """Plan between two layouts, then report to `Directory.plan_made`.
 
@@ -248,6 +255,7 @@ Action = (
     | SendUnstage
     | SendProbe
     | SendUnprobe
+    | SendUnfence
     | TellExamined
     | MakePlan
     | CloseSession

@@ -52,6 +52,8 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
         yield f"handoff {name} is live and {handoff.state}, ended: {handoff.ended}"
     if handoff.granted != (handoff.state in (State.STAGING, State.READING)):
         yield f"handoff {name} is {handoff.state}, granted: {handoff.granted}"
+    if source is None and handoff.fenced:
+        yield f"handoff {name} is fenced and nobody publishes it"
     for engine in (source, destination):
         if engine is not None and handoff.number not in engine.handoffs:
             yield f"engine {engine.key.engine_id} does not know its handoff {name}"
@@ -64,9 +66,11 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
     if not handoff.granted:
         if handoff.unsettled or handoff.staged or handoff.pair is not None:
             yield f"handoff {name} is not granted, and has ranks that read or stage"
-        if handoff.failure is not None:
-            yield f"handoff {name} failed with {handoff.failure.reason} and did not end"
+        if handoff.failure is not None or handoff.given_back:
+            yield f"handoff {name} failed with {handoff.failure} and did not end"
         return
+    if (handoff.failure is not None) != handoff.given_back:
+        yield f"handoff {name} is given back: {handoff.given_back}, failed: {handoff.failure}"
     if source is None or destination is None or handoff.pair is None:
         yield f"handoff {name} is granted with a side or a plan missing"
         return
@@ -100,7 +104,10 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
         if pair is not None and not isinstance(pair, PairPlan):
             yield f"handoff {name} is live though nothing can be planned for it"
         if handoff.state is State.READY and source.complete and destination.complete:
-            if directory.probing.awaited_by(handoff.number):
+            returned = handoff.number in directory.ledger.returned
+            if directory.ledger.flow.waits(destination.key, handoff.number):
+                continue
+            if returned or directory.probing.awaited_by(handoff.number):
                 continue
             if pair is not None and not directory.draining:
                 yield f"handoff {name} could be granted and is not"
@@ -126,12 +133,14 @@ def _check_ended(handoff: Handoff) -> Iterator[str]:
 def _check_members(directory: Directory) -> Iterator[str]:
     members, by_number = directory.members, directory.ledger.by_number
     named = set(map(id, members.names.values()))
-    held = [agent for engine in members.engines.values() for agent in engine.agents.values()]
+    engines = members.engines.values()
+    held = [a for engine in engines for a in (*engine.agents.values(), *engine.away.values())]
     if named != set(map(id, held)):
         yield "the tables of agents by name and by rank differ"
     for name, agent in members.names.items():
-        if agent.gone or (agent.tenant, agent.agent_name) != name:
-            yield f"agent {agent.agent_name} is filed as {name}, gone: {agent.gone}"
+        away = members.engines[agent.key.engine].away.get(agent.key.rank) is agent
+        if agent.gone != away or (agent.tenant, agent.agent_name) != name:
+            yield f"agent {agent.agent_name} is filed as {name}, gone: {agent.gone}, away: {away}"
         lost = [peer for peer in agent.peers if (agent.tenant, peer) not in members.names]
         if lost:
             yield f"agent {name} was not told to forget {sorted(lost)}"

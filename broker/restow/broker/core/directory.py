@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from restow.broker.core.actions import Action, MakePlan, PairKey, SendUnstage, State
+from restow.broker.core.actions import (
+    Action,
+    EngineKey,
+    MakePlan,
+    PairKey,
+    SendUnfence,
+    SendUnstage,
+    State,
+)
 from restow.broker.core.digests import Digests, not_compared, not_hashed
 from restow.broker.core.events import Chunk, Failure, Probed, Settlement, StagedRun, Wish
 from restow.broker.core.examining import Examining
-from restow.broker.core.grant import execute, open_grant, unreadable
+from restow.broker.core.grant import Misfit, execute, misfit, open_grant, unreadable
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.lateness import why_late
 from restow.broker.core.ledger import Ledger
@@ -23,6 +31,9 @@ from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.core.probing import Probing
 from restow.broker.core.roster import AgentRecord, EngineRecord
 from restow.broker.errors import HandoffOwnedError, RestowError
+
+NOT_BEGUN = "READ_NOT_BEGUN"
+"""What an agent reports that had no turn for an order inside its grant."""
 
 
 class Directory:
@@ -67,7 +78,7 @@ class Directory:
             raise engine.departed()
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
-            known.check_source(engine)
+            known.check_published_before(engine, chunk)
             return self._told_again(known, engine)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:
@@ -77,7 +88,27 @@ class Directory:
                 self.ledger.unmake(handoff)
             raise
         engine.handoffs.add(handoff.number)
+        for rank in sorted(engine.early_fences.take(handoff_id)):
+            handoff.fence(rank, now_s)
         return self._advance(handoff, now_s)
+
+    def publication_refused(
+        self, engine: EngineRecord, handoff_id: str, error: RestowError, now_s: float
+    ) -> list[Action]:
+        """A publication was refused: who waits for the state, or will ask for it, hears why.
+
+        What was published whole before stays as it was, and what another engine publishes.
+        """
+        known = self.ledger.look_up(engine, handoff_id)
+        if known is None:
+            try:
+                known = self.ledger.make(engine, handoff_id, now_s)
+            except RestowError:
+                return []
+        if engine.gone or known.ended or known.final or known.source not in (None, engine):
+            return []
+        words = f"P's publication was refused with {error.reason}: {error.message}"
+        return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)
 
     def request(
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
@@ -97,6 +128,8 @@ class Directory:
         except RestowError:
             if known is None:
                 self.ledger.unmake(handoff)
+            else:
+                self.ledger.wait_for_demand(handoff, now_s)
             raise
         if not first:
             return []
@@ -155,7 +188,7 @@ class Directory:
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
     def release(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """An operator gives a handoff up. Ranks that may be reading are waited for."""
+        """An operator gives a handoff up."""
         if handoff.ended:
             return []
         failure = Failure(State.CANCELLED, "RELEASED", "an operator gave it up")
@@ -193,14 +226,14 @@ class Directory:
             return []
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
+            return [SendUnfence(agent.key, handoff_id)]
+        if known is None or not known.published:
+            until_s = now_s + self.limits.lease_s
+            engine.early_fences.add(handoff_id, agent.key.rank, until_s)
             return []
-        handoff = known or self.ledger.make(engine, handoff_id, now_s)
-        handoff.fence(engine, agent.key.rank, now_s)
-        if not handoff.lease_until_s:
-            # Fenced before it was published: keep that for as long as a lease lasts.
-            handoff.lease_until_s = now_s + self.limits.lease_s
-        engine.handoffs.add(handoff.number)
-        return self._advance(handoff, now_s)
+        known.check_source(engine)
+        known.fence(agent.key.rank, now_s)
+        return self._advance(known, now_s)
 
     def staged(
         self,
@@ -236,7 +269,8 @@ class Directory:
         if failure is not None:
             handoff.unsettled.discard(dst_rank)
             return self.ledger.stop(handoff, failure, now_s)
-        if handoff.failure is not None:
+        destination = handoff.destination
+        if handoff.given_back or destination is None or dst_rank not in destination.agents:
             return []
         if any((dst_rank, source) not in handoff.staged for source in staging[dst_rank]):
             return []
@@ -264,6 +298,11 @@ class Directory:
             return []
         hashed = handoff.pair is not None and handoff.pair.hashed
         handoff.settle(rank, settlement.bytes, settlement.elapsed_us, now_s)
+        if handoff.given_back:
+            return self.ledger.go_back(handoff, now_s)
+        if settlement.reason == NOT_BEGUN:
+            late = Failure(State.FAILED, NOT_BEGUN, settlement.detail)
+            return self.ledger.give_back(handoff, late, now_s)
         if settlement.reason:
             words = f"rank {rank} of engine {engine.key.engine_id}: {settlement.detail}"
             return self.ledger.stop(handoff, Failure(State.FAILED, settlement.reason, words), now_s)
@@ -274,7 +313,7 @@ class Directory:
             return self.ledger.stop(handoff, failure, now_s)
         if handoff.unsettled:
             return []
-        return self.ledger.end(handoff, now_s)
+        return self.ledger.end(handoff, now_s) + self._call_next(engine.key, now_s)
 
     def probed(self, agent: AgentRecord, answer: Probed, now_s: float) -> list[Action]:
         """An agent has measured costs, or could not."""
@@ -297,11 +336,28 @@ class Directory:
         """Time has passed."""
         actions: list[Action] = []
         for handoff in self.ledger.due(now_s):
-            handoff.fail(why_late(handoff, now_s), now_s)
-            actions += self.ledger.end(handoff, now_s)
+            actions += self._late(handoff, now_s)
+        returned, self.ledger.returned = self.ledger.returned, set()
+        actions += self._go_on(returned, now_s)
+        for engine in self.ledger.flow.engines():
+            actions += self._call_next(engine, now_s)
         more, waiting = self.probing.tick(now_s)
         more += self.examining.tick(now_s)
         return actions + more + self._go_on(waiting, now_s) + self.members.sweep(now_s)
+
+    def _call_next(self, destination: EngineKey, now_s: float) -> list[Action]:
+        """Grant what waits for a destination, as far as it has room."""
+        actions: list[Action] = []
+        while (number := self.ledger.flow.next(destination)) is not None:
+            actions += self._go_on({number}, now_s)
+        return actions
+
+    def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
+        """A handoff has run out of time. That D's agents are missing is no fault of P's."""
+        failure = why_late(handoff, now_s)
+        if failure.reason == "AGENT_MISSING" and handoff.source and handoff.source.complete:
+            return self.ledger.dismiss(handoff, failure, now_s)
+        return self.ledger.stop(handoff, failure, now_s)
 
     def _go_on(self, numbers: set[int], now_s: float) -> list[Action]:
         """Handoffs that waited for something of the broker's own."""
@@ -357,7 +413,18 @@ class Directory:
             return probes
         if self.digests.choose(handoff.number):
             pair = pair.with_digests()
-        granted = open_grant(handoff, pair, self.limits, now_s)
+        refused = misfit(handoff, source, destination, pair)
+        if isinstance(refused, Misfit):
+            refuse = self.ledger.dismiss if refused.of_demand else self.ledger.stop
+            return refuse(handoff, refused.failure, now_s)
+        size_bytes = destination.state_bytes(handoff.held_tokens, handoff.position_tokens)
+        admitted = self.ledger.flow.begin(destination.key, handoff.number, size_bytes, now_s)
+        if admitted == handoff.queued:
+            handoff.queued = not admitted
+            handoff.note(now_s, "its turn came" if admitted else "waits for its turn")
+        if not admitted:
+            return []
+        granted = open_grant(handoff, source, pair, self.limits, now_s)
         if isinstance(granted, Failure):
             return self.ledger.stop(handoff, granted, now_s)
         return granted

@@ -19,6 +19,10 @@ class Chunk(NamedTuple):
     final: bool
     lease_s: float
     trace_parent: str = ""
+    content: bytes = b""
+    """Names the state's content; empty: not named."""
+    repeated: bool = False
+    """It was said on an earlier stream."""
 
 
 class Wish(NamedTuple):
@@ -33,6 +37,8 @@ class Wish(NamedTuple):
     position_tokens: int = 0
     repeated: bool = False
     trace_parent: str = ""
+    content: bytes = b""
+    """Names the content that D wants; empty: not named."""
 
 
 class StagedRun(NamedTuple):
@@ -87,6 +93,8 @@ class Failure:
     detail: str
 
 
-def wish_hash(blocks: Mapping[str, bytes], held_tokens: int, position_tokens: int) -> int:
+def wish_hash(
+    blocks: Mapping[str, bytes], held_tokens: int, position_tokens: int, content: bytes
+) -> int:
     """A demand as one number, unguessable from outside."""
-    return hash((frozenset(blocks.items()), held_tokens, position_tokens))
+    return hash((frozenset(blocks.items()), held_tokens, position_tokens, content))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from restow.broker.core.actions import (
     Action,
     GroupIds,
@@ -19,24 +21,27 @@ from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord, is_memory
-from restow.broker.errors import PagesError
+from restow.broker.errors import ContentMismatchError, PagesError
 
 NOTHING = StagedRun(0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why the two sides' words of a handoff do not fit together."""
+
+    failure: Failure
+    of_demand: bool = True
+    """Whether P's words are good, so that another demand may fit."""
+
+
 def open_grant(
-    handoff: Handoff, pair: PairPlan, limits: Limits, now_s: float
+    handoff: Handoff, source: EngineRecord, pair: PairPlan, limits: Limits, now_s: float
 ) -> list[Action] | Failure:
-    """Grant a ready handoff: orders to all agents, or why it can't be.
+    """Grant a ready handoff that has no `misfit`: orders to all agents, or why there is no time.
 
     The grant ends before the lease, and before D's patience.
     """
-    source, destination = handoff.source, handoff.destination
-    if source is None or destination is None:
-        return Failure(State.FAILED, "INTERNAL", "granted with one side missing")
-    refused = _check_blocks(handoff, source, destination, pair)
-    if refused is not None:
-        return refused
     lease_s = handoff.lease_until_s - limits.lease_margin_s
     end_s = min(now_s + limits.grant_s, lease_s, handoff.patience_until_s)
     if end_s - now_s < limits.min_grant_s:
@@ -62,34 +67,35 @@ def open_grant(
     return actions
 
 
-def _check_blocks(
+def misfit(
     handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
-) -> Failure | None:
+) -> Misfit | None:
     """What can be checked only now that both sides, all agents and the position are known."""
     if not 0 <= handoff.held_tokens <= handoff.position_tokens:
-        return Failure(
-            State.FAILED,
-            "ARGUMENT_INVALID",
-            f"D holds {handoff.held_tokens} tokens of a state at {handoff.position_tokens}",
-        )
+        words = f"D holds {handoff.held_tokens} tokens of a state at {handoff.position_tokens}"
+        return Misfit(Failure(State.FAILED, "ARGUMENT_INVALID", words))
     if handoff.wanted_tokens not in (0, handoff.position_tokens):
-        return Failure(
-            State.FAILED,
-            "POSITION_MISMATCH",
+        words = (
             f"P's state stands at {handoff.position_tokens} tokens, and D goes on from "
-            f"{handoff.wanted_tokens}: the two do not cut the same prompt alike",
+            f"{handoff.wanted_tokens}: the two do not cut the same prompt alike"
         )
-    try:
-        destination.check_counts(pair.dst_groups, handoff.dst_blocks, handoff.position_tokens)
-        # Agents that came later may have less memory than those that the ids were checked against.
-        if handoff.src_checked != source.admitted:
+        return Misfit(Failure(State.FAILED, "POSITION_MISMATCH", words))
+    # Agents that came later may have less memory than those that the ids were checked against.
+    if handoff.src_checked != source.admitted:
+        try:
             for group, data in handoff.src_blocks.items():
                 source.check_ids(group, data)
+        except PagesError as error:
+            failure = Failure(State.FAILED, error.reason, error.message)
+            return Misfit(failure, of_demand=False)
+    try:
+        handoff.check_content(handoff.wanted_tokens, handoff.dst_content)
+        destination.check_counts(pair.dst_groups, handoff.dst_blocks, handoff.position_tokens)
         if handoff.dst_checked != destination.admitted:
             for group, data in handoff.dst_blocks.items():
                 destination.check_ids(group, data)
-    except PagesError as error:
-        return Failure(State.FAILED, error.reason, error.message)
+    except (PagesError, ContentMismatchError) as error:
+        return Misfit(Failure(State.FAILED, error.reason, error.message))
     return None
 
 
@@ -125,10 +131,9 @@ def _follows(handoff: Handoff, pair: PairPlan, source: AgentRecord, dst_rank: in
 
     What is hashed is complete. Between hosts nobody has measured a gain; over TCP there was none.
     """
-    destination = handoff.destination
-    agent = destination.agents.get(dst_rank) if destination else None
-    if agent is None or pair.hashed:
+    if handoff.destination is None or pair.hashed:
         return False
+    agent = handoff.destination.memory_of(dst_rank)
     return agent.follows and bool(agent.host) and agent.host == source.host
 
 
@@ -165,7 +170,7 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
         actions.append(SendProgram(agent.key, program, None))
     runs = []
     for src_rank in pair.sources[dst_rank]:
-        peer = source.agents[src_rank]
+        peer = source.memory_of(src_rank)
         if peer.agent_name not in agent.peers:
             agent.peers.add(peer.agent_name)
             actions.append(SendPeer(agent.key, peer.key))

@@ -11,8 +11,9 @@ Who may touch which pages, by half-open ranges of time:
     P           leased, at rest        being read                     P's again
     D           D's, unread            being written                  D's; state iff DONE
 
-So a failure between grant and settlement is only noted: the handoff ends when no rank can be
-reading any more.
+A failure ends it at once, and P has its pages back: what is read of them too late is never D's
+state. D hears of it when no rank of its writes any more (`quarantine`). Where nothing but a stream
+broke, the grant is taken back instead, and given again once no rank reads.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from restow.broker.core.events import Chunk, Failure, StagedRun, Wish, wish_hash
 from restow.broker.core.pair import PairPlan
 from restow.broker.core.roster import MAX_BLOCKS, EngineRecord
 from restow.broker.errors import (
+    ContentMismatchError,
     HandoffConflictError,
     HandoffOwnedError,
     PageCountError,
@@ -54,6 +56,9 @@ class Handoff:
     held_tokens: int = 0
     wanted_tokens: int = 0
     """The position that D goes on from; 0: any."""
+    src_content: bytes = b""
+    dst_content: bytes = b""
+    """What the state is of, as P and D name it; empty: not named."""
     published: bool = False
     final: bool = False
     fenced: set[int] = field(default_factory=set)
@@ -61,6 +66,10 @@ class Handoff:
     patience_until_s: float = 0.0
     agents_until_s: float = 0.0
     """How long missing agents are waited for; 0: none is missed."""
+    unasked_until_s: float = 0.0
+    """How long a first or another demand is waited for; 0: as long as P's lease lasts."""
+    queued: bool = False
+    """Whether D's agents read others' states first."""
     looked_s: float = math.inf
     """When the clock looks at it next."""
     src_checked: int = 0
@@ -82,6 +91,8 @@ class Handoff:
     staged: dict[tuple[int, int], StagedRun] = field(default_factory=dict)
     """(destination rank, source rank) -> what was gathered and hashed."""
     bytes_read: int = 0
+    given_back: bool = False
+    """Whether its grant is taken back, to be given anew, once no rank reads any more."""
     ended: bool = False
     """Whether nothing can happen to it any more."""
     ended_s: float = 0.0
@@ -107,6 +118,12 @@ class Handoff:
     def complete(self) -> bool:
         """Whether P's state is published and fenced on every rank."""
         return self.final and self.source is not None and len(self.fenced) >= self.source.ranks
+
+    def gathers_on(self, src_rank: int) -> bool:
+        """Whether a rank of P has gathered or hashed for it, or was told to."""
+        return self.pair is not None and any(
+            gather.src_rank == src_rank for gather in self.pair.gathers
+        )
 
     def check_source(self, engine: EngineRecord) -> None:
         """Raise `HandoffOwnedError` if another engine is P."""
@@ -138,13 +155,14 @@ class Handoff:
             if first_block or group in merged or len(data) > 4 * MAX_BLOCKS:
                 data = self._append(merged.get(group, b""), group, first_block, data)
             merged[group] = data
+        said = chunk.position_tokens, chunk.content
         if self.final and (
             merged != self.src_blocks
-            or (chunk.final and chunk.position_tokens != self.position_tokens)
+            or (chunk.final and said != (self.position_tokens, self.src_content))
         ):
             raise HandoffConflictError(
-                f"handoff {self.handoff_id} was published whole before, with other blocks or at "
-                f"position {self.position_tokens}",
+                f"handoff {self.handoff_id} was published whole before, with other blocks, of "
+                f"other content or at position {self.position_tokens}",
                 handoff=self.handoff_id,
             )
         if chunk.final:
@@ -162,10 +180,8 @@ class Handoff:
         if chunk.final:
             self.final = True
             self.position_tokens = chunk.position_tokens
-        lease_until_s = now_s + chunk.lease_s
-        # The lease that a fence began with was no promise of P's.
-        if not self.published or lease_until_s > self.lease_until_s:
-            self.lease_until_s = lease_until_s
+            self.src_content = chunk.content
+        self.lease_until_s = max(self.lease_until_s, now_s + chunk.lease_s)
         self.published = True
         self.trace_parent = self.trace_parent or chunk.trace_parent
         self.note(now_s, "published", chunk.position_tokens if chunk.final else "a chunk")
@@ -189,10 +205,8 @@ class Handoff:
             )
         return known
 
-    def fence(self, engine: EngineRecord, rank: int, now_s: float) -> None:
-        """A rank of P has its part complete in memory. Raises `HandoffOwnedError`."""
-        self.check_source(engine)
-        self.source = engine
+    def fence(self, rank: int, now_s: float) -> None:
+        """A rank of P has its part complete in memory."""
         self.fenced.add(rank)
         self.note(now_s, "fenced", rank)
 
@@ -214,13 +228,17 @@ class Handoff:
                 )
             blocks[group] = data
         if self.destination is not None:
-            before = self.dst_blocks, self.held_tokens, self.wanted_tokens
-            if (blocks, wish.held_tokens, wish.position_tokens) != before:
+            before = self.dst_blocks, self.held_tokens, self.wanted_tokens, self.dst_content
+            if (blocks, wish.held_tokens, wish.position_tokens, wish.content) != before:
                 raise self.asked_otherwise(engine)
             return False
+        if self.final:
+            self.check_content(wish.position_tokens, wish.content)
         self.destination = engine
         self.dst_blocks = blocks
         self.held_tokens, self.wanted_tokens = wish.held_tokens, wish.position_tokens
+        self.dst_content = wish.content
+        self.unasked_until_s = 0.0
         self.dst_checked = engine.admitted
         if wish.repeated:
             self.unheard = engine.unheard_ranks
@@ -229,19 +247,59 @@ class Handoff:
         self.note(now_s, "requested", wish.held_tokens)
         return True
 
-    def check_asked_before(self, engine: EngineRecord, wish: Wish) -> None:
-        """Whether an ended handoff's D says the same as before.
+    def check_content(self, position_tokens: int, content: bytes) -> None:
+        """Raise `ContentMismatchError` if D names other content than P. Needs a final publication.
 
-        Raises `HandoffOwnedError` or `HandoffConflictError`: then the end says nothing of the pages
-        that are asked for now.
+        A D that goes on from elsewhere is refused for that.
+        """
+        named = content and self.src_content and position_tokens == self.position_tokens
+        if named and content != self.src_content:
+            raise ContentMismatchError(
+                f"handoff {self.handoff_id}: the {position_tokens} tokens that D goes on from, or "
+                f"what else they are computed from, are not those of P's state (D's content "
+                f"{content[:8].hex()}, P's {self.src_content[:8].hex()}): was P given the same "
+                f"prompt, adapter, images and salt?",
+                handoff=self.handoff_id,
+            )
+
+    @property
+    def content(self) -> str:
+        """Whose words of the content were compared."""
+        if self.src_content and self.dst_content:
+            return "compared"
+        named = [side for side, told in (("P", self.src_content), ("D", self.dst_content)) if told]
+        return f"named by {named[0]} alone" if named else "not named"
+
+    def check_published_before(self, engine: EngineRecord, chunk: Chunk) -> None:
+        """Whether P may be told how an ended handoff ended.
+
+        Raises `HandoffOwnedError`, and `HandoffConflictError` where this is another publication
+        under the id of one that has ended.
+        """
+        self.check_source(engine)
+        if self.final and not chunk.repeated:
+            raise self._used_again(f"engine {engine.key.engine_id} publishes it again")
+
+    def check_asked_before(self, engine: EngineRecord, wish: Wish) -> None:
+        """Whether D may be told how an ended handoff ended.
+
+        Raises `HandoffOwnedError`, and `HandoffConflictError` where this is another demand: the end
+        says nothing of the pages that are asked for now.
         """
         self.check_destination(engine)
         if self.destination is not None:
             blocks = dict(wish.blocks)
-            repeated = len(blocks) == len(wish.blocks)
-            asked = wish_hash(blocks, wish.held_tokens, wish.position_tokens)
-            if not repeated or self.asked != asked:
-                raise self.asked_otherwise(engine)
+            once = len(blocks) == len(wish.blocks)
+            asked = wish_hash(blocks, wish.held_tokens, wish.position_tokens, wish.content)
+            if not wish.repeated or not once or self.asked != asked:
+                raise self._used_again(f"engine {engine.key.engine_id} asks for it again")
+
+    def _used_again(self, words: str) -> HandoffConflictError:
+        return HandoffConflictError(
+            f"handoff {self.handoff_id} has ended {self.state}, and {words}: an id names one "
+            f"state, use a new one",
+            handoff=self.handoff_id,
+        )
 
     def asked_otherwise(self, engine: EngineRecord) -> HandoffConflictError:
         """What to answer to a second demand that differs from the first."""
@@ -253,11 +311,34 @@ class Handoff:
 
     def forget_blocks(self) -> None:
         """Keep of an ended handoff what its story needs."""
-        self.asked = wish_hash(self.dst_blocks, self.held_tokens, self.wanted_tokens)
+        self.asked = wish_hash(
+            self.dst_blocks, self.held_tokens, self.wanted_tokens, self.dst_content
+        )
         self.src_blocks = {}
         self.dst_blocks = {}
         self.staged = {}
         self.pair = None
+
+    def forget_grant(self, number: int) -> None:
+        """Be READY again, under another number: what is still said of the old one is of no use."""
+        self.number = number
+        self.state = State.READY
+        self.pair = None
+        self.staged = {}
+        self.unsettled = set()
+        self.failure = None
+        self.given_back = False
+        self.granted_s = self.grant_until_s = self.settle_until_s = 0.0
+        self.bytes_read = 0
+        self.looked_s = math.inf
+
+    def forget_demand(self) -> None:
+        """Be as if nobody had asked."""
+        self.destination = None
+        self.dst_blocks = {}
+        self.held_tokens = self.wanted_tokens = 0
+        self.dst_content = b""
+        self.patience_until_s = self.agents_until_s = self.met_s = 0.0
 
     def fail(self, failure: Failure, now_s: float) -> None:
         """Note the first thing that went wrong."""
@@ -296,6 +377,8 @@ class Handoff:
             look_s = self.patience_until_s
         if 0 < self.agents_until_s < look_s:
             look_s = self.agents_until_s
+        if 0 < self.unasked_until_s < look_s:
+            look_s = self.unasked_until_s
         return look_s
 
 

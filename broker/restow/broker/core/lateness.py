@@ -11,12 +11,19 @@ def why_late(handoff: Handoff, now_s: float) -> Failure:
     """What to say of a handoff that ran out of time."""
     if handoff.granted:
         words = f"ranks {sorted(handoff.unsettled)} did not settle inside the grant"
+        agents = handoff.destination.agents if handoff.destination else {}
+        if not handoff.unsettled <= agents.keys():
+            return Failure(State.FAILED, "AGENT_LOST", f"{words}, and are not connected")
         return Failure(State.FAILED, "READ_DEADLINE", words)
     words = lacks(handoff)
     if 0 < handoff.agents_until_s <= now_s:
         return Failure(State.FAILED, "AGENT_MISSING", words)
+    if 0 < handoff.patience_until_s <= now_s and handoff.queued:
+        return Failure(State.EXPIRED, "READS_QUEUED", f"D's patience ran out: {words}")
     if 0 < handoff.patience_until_s <= now_s:
         return Failure(State.EXPIRED, "NOT_PUBLISHED", f"D's patience ran out: {words}")
+    if 0 < handoff.unasked_until_s <= now_s:
+        return Failure(State.EXPIRED, "NOT_ASKED_FOR", f"P's pages were of no use: {words}")
     return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease ran out: {words}")
 
 
@@ -35,4 +42,6 @@ def lacks(handoff: Handoff) -> str:
         if not engine.complete:
             name = engine.key.engine_id
             return f"engine {name}: no agent is connected for ranks {engine.missing_ranks}"
+    if handoff.queued:
+        return f"engine {handoff.destination.key.engine_id} reads the states of others first"
     return "the plan for it was not made in time"

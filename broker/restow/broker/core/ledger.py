@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from restow.broker.core.actions import Action, State
+from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
 from restow.broker.core.deadlines import Deadlines
 from restow.broker.core.digests import Checks
 from restow.broker.core.events import Failure
 from restow.broker.core.figures import Figures
+from restow.broker.core.flow import Flow
 from restow.broker.core.grant import release_staging
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.limits import Limits
@@ -32,11 +33,14 @@ class Ledger:
         self.by_number: dict[int, Handoff] = {}
         self.ended: OrderedDict[tuple[str, str], Handoff] = OrderedDict()
         self.figures = Figures()
+        self.returned: set[int] = set()
+        """Numbers of handoffs that are to be granted again, at the next tick."""
         self.fresh_ends: list[Handoff] | None = None
         """What ended since somebody looked; None: nobody looks."""
         self.bytes_read = 0
         self.checks = Checks()
         self.deadlines = Deadlines()
+        self.flow = Flow()
         self.tenants = Tenants(limits)
         self.quarantine = Quarantine(self.tenants)
         self._numbers = Numbers(first_us)
@@ -117,12 +121,73 @@ class Ledger:
         return list(found.values())
 
     def stop(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
-        """Something broke. Ranks that may be reading are waited for."""
+        """Something broke, and the handoff ends."""
         handoff.fail(failure, now_s)
-        handoff.forget_untold()
-        if handoff.granted and handoff.unsettled:
-            return []
         return self.end(handoff, now_s)
+
+    def give_back(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
+        """The grant can't be used, and nothing is lost: it is given anew.
+
+        Not before every rank that may be reading has settled: what it writes late would spoil what
+        is read anew.
+        """
+        handoff.fail(failure, now_s)
+        handoff.given_back = True
+        return self.go_back(handoff, now_s)
+
+    def go_back(self, handoff: Handoff, now_s: float) -> list[Action]:
+        """Make a handoff READY whose grant is given back, if no rank reads any more."""
+        handoff.forget_untold()
+        if handoff.unsettled:
+            return []
+        actions = release_staging(handoff)
+        old = handoff.number
+        self._leave_flow(handoff, now_s)
+        del self.by_number[old]
+        handoff.forget_grant(self._numbers.take(now_s))
+        self.by_number[handoff.number] = handoff
+        for engine in (handoff.source, handoff.destination):
+            if engine is not None:
+                engine.handoffs.discard(old)
+                engine.handoffs.add(handoff.number)
+        handoff.note(now_s, "given back")
+        self.returned.add(handoff.number)
+        self.watch(handoff)
+        return actions
+
+    def dismiss(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
+        """Refuse the demand of a handoff that is not granted; P's side stays as it was."""
+        destination = handoff.destination
+        # Where a rank may still write for a broker before this one, D must not hear of it yet.
+        if destination is None or handoff.source is None or handoff.unheard:
+            return self.stop(handoff, failure, now_s)
+        if destination is not handoff.source:
+            destination.handoffs.discard(handoff.number)
+        self._leave_flow(handoff, now_s)
+        handoff.note(now_s, failure.reason.lower(), failure.detail)
+        told_d = TellEnded(
+            destination.key,
+            handoff.handoff_id,
+            failure.state,
+            failure.reason,
+            failure.detail,
+            0,
+            0,
+        )
+        handoff.forget_demand()
+        self.wait_for_demand(handoff, now_s)
+        return [told_d]
+
+    def _leave_flow(self, handoff: Handoff, now_s: float) -> None:
+        if handoff.destination is not None:
+            done = handoff.state is State.DONE
+            self.flow.leave(handoff.destination.key, handoff.number, now_s, done)
+
+    def wait_for_demand(self, handoff: Handoff, now_s: float) -> None:
+        """Keep a handoff that nobody asks for no longer than ``unasked_s``."""
+        if handoff.destination is None and not handoff.unasked_until_s:
+            handoff.unasked_until_s = now_s + self.limits.unasked_s
+            self.watch(handoff)
 
     def end(self, handoff: Handoff, now_s: float) -> list[Action]:
         """The one way to an end: tell both sides, give staging back, keep the story.
@@ -131,10 +196,11 @@ class Ledger:
         """
         failure = handoff.failure
         handoff.forget_untold()
-        actions = release_staging(handoff)
+        actions = release_staging(handoff) + _unfence(handoff)
         handoff.state = State.DONE if failure is None else failure.state
         handoff.ended = True
         handoff.ended_s = now_s
+        self._leave_flow(handoff, now_s)
         if handoff.pair is not None and handoff.pair.hashed:
             if failure is None:
                 handoff.note(now_s, "checked", "what D read is what P hashed before")
@@ -144,6 +210,7 @@ class Ledger:
         key = (handoff.tenant, handoff.handoff_id)
         del self.live[key]
         del self.by_number[handoff.number]
+        self.returned.discard(handoff.number)
         self.ended[key] = handoff
         forgotten = self.tenants.ended(*key, handoff.state, handoff.bytes_read)
         if forgotten is not None:
@@ -164,3 +231,15 @@ class Ledger:
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)
         return actions
+
+
+def _unfence(handoff: Handoff) -> list[Action]:
+    """Have P's agents forget its fences; one that is away is told when it says them again."""
+    source = handoff.source
+    if source is None:
+        return []
+    return [
+        SendUnfence(source.agents[rank].key, handoff.handoff_id)
+        for rank in sorted(handoff.fenced)
+        if rank in source.agents
+    ]

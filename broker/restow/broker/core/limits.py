@@ -13,8 +13,12 @@ class Limits:
     ``min_grant_s``. Reports of it are waited for ``settle_grace_s`` longer, because an agent whose
     read failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A
     handoff whose agents are not all connected waits ``agent_wait_s`` for them, because after a
-    restart of the broker all connect anew, and each pauses up to `client.backoff.LONGEST_S`. An
-    engine of which nothing is heard for ``engine_idle_s``, neither session nor agent, is forgotten.
+    restart of the broker all connect anew, and each pauses up to `client.backoff.LONGEST_S`. As
+    long, an agent whose stream broke may come back as if nothing had happened. Where D's session
+    broke as well, D is dead: what its agent was reading is given up after ``agent_back_s``. A
+    handoff that no D is there to ask for, or whose demand was refused, is kept for ``unasked_s``.
+    An engine of which nothing is heard for ``engine_idle_s``, neither session nor agent, is
+    forgotten.
     What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not
     answer within ``probe_s`` is not waited for, and measured again after ``probe_again_s`` at the
     earliest. What one tenant may hold of live handoffs, remembered ends and engines is bounded by
@@ -29,6 +33,8 @@ class Limits:
     lease_margin_s: float = 0.1
     settle_grace_s: float = 7.0
     agent_wait_s: float = 10.0
+    agent_back_s: float = 2.0
+    unasked_s: float = 30.0
     engine_idle_s: float = 600.0
     max_live: int = 100_000
     max_ended: int = 10_000

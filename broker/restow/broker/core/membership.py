@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from restow.broker.core.actions import (
@@ -10,6 +11,7 @@ from restow.broker.core.actions import (
     CloseSession,
     EngineKey,
     SendForget,
+    SendUnfence,
     State,
 )
 from restow.broker.core.events import Failure
@@ -143,13 +145,14 @@ class Membership:
         engine.gone = True
         del self.engines[engine.key]
         self._ledger.quarantine.forget(engine)
+        self._ledger.flow.forget(engine.key)
         actions: list[Action] = []
         for number in sorted(engine.handoffs):
             handoff = self._ledger.by_number[number]
             state = State.FAILED if handoff.source is engine else State.CANCELLED
             failure = Failure(state, "ENGINE_LOST", error.message)
             actions += self._ledger.stop(handoff, failure, now_s)
-        for agent in list(engine.agents.values()):
+        for agent in [*engine.agents.values(), *engine.away.values()]:
             actions += self.remove_agent(engine, agent, now_s)
             actions.append(CloseAgent(agent.key, error))
         actions.append(CloseSession(engine.key, error))
@@ -177,7 +180,8 @@ class Membership:
             raise engine.departed()
         engine.rank_layout(rank)
         name = (engine.key.tenant, agent_name)
-        old, namesake = engine.agents.get(rank), self.names.get(name)
+        old = engine.agents.get(rank) or engine.away.get(rank)
+        namesake = self.names.get(name)
         if not 0 < len(agent_name) <= MAX_ID_LENGTH or (
             namesake is not None and namesake is not old
         ):
@@ -200,11 +204,17 @@ class Membership:
         )
         actions: list[Action] = []
         if old is not None:
-            actions += self._lose(engine, old, now_s)
-            engine_id = engine.key.engine_id
-            why = f"the agent of engine {engine_id}, rank {rank} connected anew"
-            error = AgentReplacedError(why, engine=engine_id, rank=rank)
-            actions.append(CloseAgent(old.key, error))
+            connected = not old.gone
+            if connected:
+                actions += self._break_off(engine, old, now_s)
+            engine.away.pop(rank, None)
+            if not old.is_back_as(agent):
+                actions += self._lose(engine, old, now_s)
+            if connected:
+                engine_id = engine.key.engine_id
+                why = f"the agent of engine {engine_id}, rank {rank} connected anew"
+                error = AgentReplacedError(why, engine=engine_id, rank=rank)
+                actions.append(CloseAgent(old.key, error))
         self.names[name] = agent
         engine.last_seen_s = now_s
         return agent, actions + self._heard(engine, rank, now_s)
@@ -217,39 +227,75 @@ class Membership:
             if handoff.destination is not engine:
                 continue
             handoff.unheard.discard(rank)
-            # What it was told to read on that stream has failed already.
-            if rank in handoff.unsettled and handoff.failure is not None:
+            # Whether it has read what it was told to was lost with that stream.
+            if rank in handoff.unsettled:
                 handoff.unsettled.discard(rank)
-                if not handoff.unsettled:
-                    actions += self._ledger.end(handoff, now_s)
+                actions += self._ledger.give_back(handoff, _lost(engine, rank), now_s)
         return actions + self._ledger.quarantine.heard(engine, rank, now_s)
 
-    def remove_agent(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        """An agent's stream broke: its handoffs in progress can't be trusted to end well."""
+    def break_off(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
+        """An agent's stream broke: it may come back, with its memory as it was."""
         if agent.gone:
             return []
         del engine.agents[agent.key.rank]
+        engine.away[agent.key.rank] = agent
         engine.last_seen_s = now_s
+        return self._break_off(engine, agent, now_s)
+
+    def _break_off(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
+        """What it gathered it drops; what is read straight from its pages goes on."""
+        agent.gone, agent.gone_s = True, now_s
+        rank = agent.key.rank
+        actions: list[Action] = []
+        for number in sorted(engine.handoffs):
+            handoff = self._ledger.by_number[number]
+            if handoff.source is engine and handoff.gathers_on(rank):
+                actions += self._ledger.give_back(handoff, _lost(engine, rank), now_s)
+        return actions
+
+    def remove_agent(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
+        """Take an agent out that is gone for good."""
+        agent.gone = True
+        engine.agents.pop(agent.key.rank, None)
+        engine.away.pop(agent.key.rank, None)
         return self._lose(engine, agent, now_s)
 
+    def look_for_lost(self, now_s: float) -> list[Action]:
+        """Give those up that have not come back in time."""
+        actions: list[Action] = []
+        for engine in list(self.engines.values()):
+            for agent in list(engine.away.values()):
+                away_s = now_s - agent.gone_s
+                if away_s >= self._limits.agent_wait_s:
+                    actions += self.remove_agent(engine, agent, now_s)
+                elif away_s >= self._limits.agent_back_s and not engine.has_session:
+                    actions += self._give_up_reads(engine, agent.key.rank, now_s)
+        return actions
+
+    def _give_up_reads(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        for number in sorted(engine.handoffs):
+            handoff = self._ledger.by_number[number]
+            if handoff.destination is engine and rank in handoff.unsettled:
+                actions += self._ledger.stop(handoff, _lost(engine, rank), now_s)
+        return actions
+
     def _lose(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        agent.gone = True
         del self.names[agent.tenant, agent.agent_name]
+        engine.early_fences.forget_rank(agent.key.rank)
         actions: list[Action] = []
         for reader in self.names.values():
             if agent.agent_name in reader.peers and reader.tenant == agent.tenant:
                 reader.peers.discard(agent.agent_name)
                 actions.append(SendForget(reader.key, agent.agent_name))
-        failure = Failure(
-            State.FAILED,
-            "AGENT_LOST",
-            f"the agent of engine {engine.key.engine_id}, rank {agent.key.rank} is gone",
-        )
+        rank = agent.key.rank
         for number in sorted(engine.handoffs):
             handoff = self._ledger.by_number[number]
             published = handoff.source is engine and (handoff.final or handoff.fenced)
-            if published or handoff.granted:
-                actions += self._ledger.stop(handoff, failure, now_s)
+            if published or rank in handoff.unsettled:
+                if handoff.source is engine:
+                    handoff.fenced.discard(rank)
+                actions += self._ledger.stop(handoff, _lost(engine, rank), now_s)
         return actions
 
     def session_opened(self, engine: EngineRecord) -> None:
@@ -262,17 +308,40 @@ class Membership:
         engine.last_seen_s = now_s
 
     def sweep(self, now_s: float) -> list[Action]:
-        """Forget engines of which nothing is left, now and then."""
+        """Forget what nobody needs, now and then: early fences, lone handoffs, silent engines."""
         if now_s < self._sweep_at_s:
             return []
         self._sweep_at_s = now_s + SWEEP_S
-        actions: list[Action] = []
+        actions = self.look_for_lost(now_s)
+        self._look_for_lone(now_s)
         for engine in list(self.engines.values()):
+            for handoff_id, ranks in engine.early_fences.expired(now_s):
+                actions += [
+                    SendUnfence(engine.agents[rank].key, handoff_id)
+                    for rank in sorted(ranks & engine.agents.keys())
+                ]
             silent_s = now_s - engine.last_seen_s
             if silent_s > self._limits.engine_idle_s and not (
-                engine.has_session or engine.agents or engine.handoffs
+                engine.has_session or engine.agents or engine.away or engine.handoffs
             ):
                 name = engine.key.engine_id
                 error = EngineUnknownError(f"engine {name} fell silent", engine=name)
                 actions += self.remove_engine(engine, error, now_s)
         return actions
+
+    def _look_for_lone(self, now_s: float) -> None:
+        """Handoffs of engines that no other engine of their model is there to ask are kept less."""
+        present: Counter[tuple[str, str]] = Counter()
+        for engine in self.engines.values():
+            if engine.has_session or engine.agents:
+                present[engine.key.tenant, engine.layout.model.name] += 1
+        for engine in self.engines.values():
+            others = present[engine.key.tenant, engine.layout.model.name]
+            others -= bool(engine.has_session or engine.agents)
+            for number in () if others else engine.handoffs:
+                self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)
+
+
+def _lost(engine: EngineRecord, rank: int) -> Failure:
+    words = f"the agent of engine {engine.key.engine_id}, rank {rank} is gone"
+    return Failure(State.FAILED, "AGENT_LOST", words)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from restow.broker.core.actions import AgentKey, EngineKey
+from restow.broker.core.early_fences import EarlyFences
 from restow.broker.errors import (
     AgentMismatchError,
     AgentUnknownError,
@@ -17,6 +18,7 @@ from restow.broker.errors import (
     PagesError,
 )
 from restow.broker.layout import Layout, RankLayout
+from restow.broker.layout.span import volume
 
 MAX_BLOCKS = 1 << 20
 MAX_ADDRESS = 1 << 63
@@ -61,6 +63,18 @@ class AgentRecord:
     peers: set[str] = field(default_factory=set)
     gone: bool = False
     """Its stream broke: what still arrives from it changes nothing."""
+    gone_s: float = 0.0
+    """When that was."""
+
+    def is_back_as(self, other: AgentRecord) -> bool:
+        """Whether ``other`` is the same agent on another stream, with the memory that it had."""
+        return (
+            self.agent_name == other.agent_name
+            and self.nixl_metadata == other.nixl_metadata
+            and self.regions == other.regions
+            and self.staging_bytes == other.staging_bytes
+            and self.host_memory == other.host_memory
+        )
 
     @property
     def tenant(self) -> str:
@@ -82,10 +96,17 @@ class EngineRecord:
     incarnation: str
     layout: Layout
     layout_digest: str
+    token_bytes: int
+    snapshot_bytes: int
+    """Bytes of all ranks for each token, and for each position."""
     block_tokens: dict[str, int]
     """Tokens that a block of each group holds; 0: it holds snapshots."""
     last_seen_s: float
     agents: dict[int, AgentRecord] = field(default_factory=dict)
+    """Those that are connected, by rank."""
+    away: dict[int, AgentRecord] = field(default_factory=dict)
+    """Those whose stream broke, and that may come back."""
+    early_fences: EarlyFences = field(default_factory=EarlyFences)
     block_limits: dict[str, int] = field(default_factory=dict)
     """The first block id of each group that some connected rank has no memory for."""
     admitted: int = 0
@@ -112,9 +133,24 @@ class EngineRecord:
             for region in rank.regions
             if not region.constant
         }
-        limits = dict.fromkeys(block_tokens, MAX_IDS)
+        token_bytes = snapshot_bytes = 0
+        for rank in layout.ranks:
+            for shard in rank.shards:
+                size_bytes = volume(shard.box) * shard.dtype.itemsize_bytes
+                if shard.token_stride_bytes is None:
+                    snapshot_bytes += size_bytes
+                else:
+                    token_bytes += size_bytes
         return cls(
-            key, incarnation, layout, layout_digest, block_tokens, now_s, block_limits=limits
+            key,
+            incarnation,
+            layout,
+            layout_digest,
+            token_bytes,
+            snapshot_bytes,
+            block_tokens,
+            now_s,
+            block_limits=dict.fromkeys(block_tokens, MAX_IDS),
         )
 
     @property
@@ -136,6 +172,21 @@ class EngineRecord:
     def unheard_ranks(self) -> set[int]:
         """The ranks whose agents have never said Hello here."""
         return {one.rank for one in self.layout.ranks} - self.heard_ranks
+
+    def state_bytes(self, held_tokens: int, position_tokens: int) -> int:
+        """About how many bytes all ranks read of a state; windows may need fewer."""
+        return self.snapshot_bytes + self.token_bytes * (position_tokens - held_tokens)
+
+    def memory_of(self, rank: int) -> AgentRecord:
+        """The agent whose memory a rank's is; it may be away. Raises `AgentUnknownError`."""
+        agent = self.agents.get(rank) or self.away.get(rank)
+        if agent is None:
+            raise AgentUnknownError(
+                f"engine {self.key.engine_id}, rank {rank} has no agent",
+                engine=self.key.engine_id,
+                rank=rank,
+            )
+        return agent
 
     def departed(self) -> EngineReplacedError:
         """What to answer to words of an engine that is gone."""

@@ -52,7 +52,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             """Take the agent out, once; a stream that nobody reads may end much later."""
             if hub.agents.get(agent.key) is outbox:
                 del hub.agents[agent.key]
-            hub.perform(hub.directory.members.remove_agent(engine, agent, hub.now_s()))
+            hub.perform(hub.directory.members.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
             pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
@@ -188,7 +188,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 handoff=handoff_id[:64],
                 reason=error.reason,
             )
-            return []
+            return [act.SendUnfence(agent.key, handoff_id)]
 
 
 def probed_from_proto(message: pb.Probed) -> Probed:

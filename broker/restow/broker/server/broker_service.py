@@ -21,6 +21,7 @@ from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
+MIN_CONTENT_BYTES, MAX_CONTENT_BYTES = 16, 64
 MAX_AT_ONCE = 512
 """Messages of one batch, after which others have their turn: a batch may hold millions."""
 
@@ -130,6 +131,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             except RestowError as error:
                 refused = _refused(message, error)
                 outbox.open(len(refused.handoff_id)).events.add().refused.CopyFrom(refused)
+                if message.WhichOneof("body") == "publish":
+                    self._tell_refused(engine, message.publish.handoff_id, error)
 
     def _apply(
         self, engine: EngineRecord, message: pb.EngineMessage, now_s: float
@@ -160,9 +163,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub = self._hub
         engine = self._engine(request.engine, context)
         handoff_id = request.publication.handoff_id
-        hub.perform(
-            hub.directory.publish(engine, handoff_id, self._chunk(request.publication), hub.now_s())
-        )
+        try:
+            chunk = self._chunk(request.publication)
+            hub.perform(hub.directory.publish(engine, handoff_id, chunk, hub.now_s()))
+        except RestowError as error:
+            self._tell_refused(engine, handoff_id, error)
+            raise
         state = hub.directory.ledger.find(engine.key.tenant, handoff_id).state
         return pb.PublishResponse(state=STATE_NUMBERS[state])
 
@@ -189,6 +195,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state
         return pb.CancelResponse(state=STATE_NUMBERS[state])
 
+    def _tell_refused(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
+        """Let D know that what it waits for will not come."""
+        hub = self._hub
+        hub.perform(hub.directory.publication_refused(engine, handoff_id, error, hub.now_s()))
+
     def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
         key = engine_key(context, Role.ENGINE, ref.engine_id)
         return self._hub.directory.members.engine(key, ref.incarnation)
@@ -210,6 +221,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             publication.final,
             self._lease_s(publication.lease_ms),
             known_trace(publication.trace_parent),
+            _content(publication.content),
+            publication.repeated,
         )
 
     def _wish(self, demand: pb.Demand) -> Wish:
@@ -226,6 +239,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 f"a timeout above {int(limits.max_lease_s * 1000)}",
                 field="timeout_ms",
             )
+        if demand.content and not demand.position_tokens:
+            raise RequestError(
+                "a demand that names its content must say position_tokens, up to which it does",
+                field="position_tokens",
+            )
         _check_lists(demand.blocks)
         blocks = []
         for one in demand.blocks:
@@ -240,7 +258,19 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             demand.position_tokens,
             demand.repeated,
             known_trace(demand.trace_parent),
+            _content(demand.content),
         )
+
+
+def _content(content: bytes) -> bytes:
+    """What a side names. Raises `RequestError` for what can't be a hash."""
+    if content and not MIN_CONTENT_BYTES <= len(content) <= MAX_CONTENT_BYTES:
+        raise RequestError(
+            f"content has {len(content)} bytes; a hash has {MIN_CONTENT_BYTES} to "
+            f"{MAX_CONTENT_BYTES}",
+            field="content",
+        )
+    return content
 
 
 def _check_lists(lists: Sized) -> None:

@@ -78,6 +78,7 @@ class Hub:
             act.SendUnstage: self._send_unstage,
             act.SendProbe: self._send_probe,
             act.SendUnprobe: self._send_unprobe,
+            act.SendUnfence: self._send_unfence,
             act.TellExamined: self._tell_examined,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
@@ -186,7 +187,7 @@ class Hub:
 
     def _send_peer(self, action: act.SendPeer) -> None:
         engine = self.directory.members.engines[action.peer.engine]
-        peer = engine.agents[action.peer.rank]
+        peer = engine.memory_of(action.peer.rank)
         size_bytes = len(peer.nixl_metadata) + len(peer.host_memory)
         if (order := self._order(action.agent, size_bytes)) is not None:
             orders.fill_peer(order, peer)
@@ -219,6 +220,10 @@ class Hub:
     def _send_unprobe(self, action: act.SendUnprobe) -> None:
         if (order := self._order(action.agent)) is not None:
             order.unprobe.number = action.number
+
+    def _send_unfence(self, action: act.SendUnfence) -> None:
+        if (order := self._order(action.agent, len(action.handoff_id))) is not None:
+            order.unfence.handoff_id = action.handoff_id
 
     def _close_session(self, action: act.CloseSession) -> None:
         outbox = self.engines.pop(action.engine, None)

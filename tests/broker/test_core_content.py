@@ -1,0 +1,91 @@
+"""What a state is of: named by both sides, and compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.world import POSITION, World, ends
+from restow.broker.core.actions import State
+from restow.broker.errors import ContentMismatchError, HandoffConflictError
+
+ONE, OTHER = b"1" * 32, b"2" * 32
+
+
+def test_other_content_than_ps_is_refused_and_the_right_one_served() -> None:
+    world = World()
+    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    world.publish(p, content=ONE)
+    world.fence(p)
+    with pytest.raises(ContentMismatchError, match="same prompt"):
+        world.request(d, position=POSITION, content=OTHER)
+    assert world.find().state is State.READY
+    world.request(e, position=POSITION, content=ONE)
+    world.settle(e, world.find().number)
+    assert ends(p) == ends(e) == [("DONE", "")]
+    assert ends(d) == []
+    assert world.find().content == "compared"
+
+
+def test_a_d_that_asked_first_hears_it_and_p_keeps_its_state() -> None:
+    world = World()
+    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    world.request(d, position=POSITION, content=OTHER)
+    world.fence(p)
+    world.publish(p, content=ONE)
+    assert ends(d) == [("FAILED", "CONTENT_MISMATCH")]
+    assert ends(p) == []
+    world.request(e, position=POSITION, content=ONE)
+    world.settle(e, world.find().number)
+    assert ends(p) == ends(e) == [("DONE", "")]
+
+
+def test_another_position_is_told_as_such() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d, position=POSITION - 1, content=OTHER)
+    world.publish(p, content=ONE)
+    world.fence(p)
+    assert ends(d) == [("FAILED", "POSITION_MISMATCH")]
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "words"),
+    [
+        (b"", b"", "not named"),
+        (ONE, b"", "named by P alone"),
+        (b"", ONE, "named by D alone"),
+        (ONE, ONE, "compared"),
+    ],
+)
+def test_a_side_that_names_none_is_served_and_shown(src: bytes, dst: bytes, words: str) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, content=src)
+    world.fence(p)
+    world.request(d, position=POSITION, content=dst)
+    world.settle(d, world.find().number)
+    assert ends(d) == [("DONE", "")]
+    assert world.find().content == words
+
+
+def test_other_content_is_another_publication_and_another_demand() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, content=ONE)
+    with pytest.raises(HandoffConflictError, match="other content"):
+        world.publish(p, content=OTHER)
+    assert world.publish(p, content=ONE) == []
+    world.request(d, "other", position=POSITION, content=ONE)
+    with pytest.raises(HandoffConflictError):
+        world.request(d, "other", position=POSITION, content=OTHER)
+
+
+def test_a_refused_demand_leaves_p_not_waiting_for_ever() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, content=ONE, lease_s=300.0)
+    world.fence(p)
+    with pytest.raises(ContentMismatchError):
+        world.request(d, position=POSITION, content=OTHER)
+    world.wait(world.directory.limits.unasked_s + 0.1)
+    assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]

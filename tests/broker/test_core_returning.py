@@ -1,0 +1,263 @@
+"""Streams that break while the process lives, and processes that do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.test_core_faults import reading
+from broker.test_core_staging import stage_all, unstaged
+from broker.world import Side, World, ends, kinds
+from restow.broker.core import actions as act
+from restow.broker.core.actions import State
+from restow.broker.errors import RestowError
+
+
+def back(world: World, side: Side, rank: int = 0) -> None:
+    """An agent's stream breaks, and it says Hello on another."""
+    world.disconnect(side, rank)
+    world.connect(side, rank, name=side.agents[rank].agent_name)
+
+
+def executes(world: World) -> list[act.SendExecute]:
+    return [one for one in world.sent if isinstance(one, act.SendExecute)]
+
+
+# -- P's streams ----------------------------------------------------------------------------------
+
+
+def test_a_break_of_ps_stream_costs_no_state_that_is_ready() -> None:
+    world = World()
+    p, d = world.engine("p", 2), world.engine("d")
+    for index in range(5):
+        world.publish(p, f"h{index}")
+        world.fence_all(p, f"h{index}")
+    for rank in (0, 1):
+        back(world, p, rank)
+    assert [one.state for one in world.directory.ledger.live.values()] == [State.READY] * 5
+    for index in range(5):
+        world.request(d, f"h{index}")
+        world.settle(d, world.find(f"h{index}").number)
+    assert ends(p) == ends(d) == [("DONE", "")] * 5
+    assert not world.orders(act.SendForget), "readers know it still"
+
+
+def test_what_is_asked_for_meanwhile_waits_until_it_is_back() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.fence(p)
+    world.disconnect(p, 0)
+    assert "SendExecute" not in kinds(world.request(d))
+    world.wait(3.0)
+    world.connect(p, 0, name=p.agents[0].agent_name)
+    world.settle(d, world.find().number)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_what_is_read_straight_from_its_pages_goes_on() -> None:
+    world = World()
+    p, d, number = reading(world)
+    back(world, p)
+    for rank in (0, 1):
+        world.settle(d, number, rank)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+@pytest.mark.parametrize("what", ["name", "memory"])
+def test_another_process_or_other_memory_is_no_return(what: str) -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p)
+    world.fence(p)
+    world.disconnect(p, 0)
+    name, pages = p.agents[0].agent_name, len("abc") + 97
+    world.connect(p, 0, pages + (what == "memory"), name="" if what == "name" else name)
+    assert ends(p) == [("FAILED", "AGENT_LOST")]
+
+
+def test_what_it_had_gathered_is_gathered_anew_when_nobody_reads_any_more() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 2, 2)
+    stage_all(world, p, number, 2)
+    back(world, p, 1)
+    assert ends(p) == ends(d) == []
+    world.settle(d, number, 0, "READ_FAILED")
+    assert world.find().number == number
+    world.settle(d, number, 1)
+    again = world.find().number
+    assert again != number
+    assert world.find().state is State.READY
+    assert unstaged(world) == [0, 1]
+    world.wait(0.02)
+    assert world.settle(d, number, 0) == [], "a report of the grant before"
+    stage_all(world, p, again, 2)
+    for rank in (0, 1):
+        world.settle(d, again, rank)
+    assert ends(p) == ends(d) == [("DONE", "")]
+    assert world.find().bytes_read == 14
+
+
+def test_what_can_not_be_given_anew_in_time_fails() -> None:
+    world = World(staged=True)
+    p, d, number = reading(world, 1, 1)
+    stage_all(world, p, number, 1)
+    back(world, p)
+    world.wait(10.6)
+    assert ends(p) == [("FAILED", "AGENT_LOST")]
+    assert ends(d) == []
+    world.settle(d, number)
+    assert ends(d) == [("FAILED", "AGENT_LOST")]
+
+
+# -- D's streams ----------------------------------------------------------------------------------
+
+
+def test_what_d_was_told_to_read_is_read_anew_when_its_agent_is_back() -> None:
+    world = World()
+    p, d, number = reading(world)
+    world.settle(d, number, 0)
+    back(world, d, 1)
+    world.wait(0.02)
+    again = world.find().number
+    assert [one.handoff for one in executes(world)] == [number, number, again, again]
+    assert world.settle(d, number, 1) == []
+    for rank in (0, 1):
+        world.settle(d, again, rank)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_other_ranks_of_d_are_waited_for_before_it_is_read_anew() -> None:
+    world = World()
+    p, d, number = reading(world)
+    back(world, d, 1)
+    world.wait(0.02)
+    assert world.find().number == number
+    world.settle(d, number, 0)
+    world.wait(0.02)
+    assert [one.handoff for one in executes(world)][2:] == [world.find().number] * 2
+    assert ends(p) == ends(d) == []
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_ps_pages_are_free_soon_after_d_died(session: bool) -> None:
+    """A D whose session lives is waited for: only its agent's stream broke."""
+    world = World()
+    p, d, _ = reading(world)
+    if session:
+        world.directory.members.session_opened(d.record)
+    for rank in (0, 1):
+        world.disconnect(d, rank)
+    world.wait(world.directory.limits.agent_back_s + 0.1)
+    assert ends(p) == ([] if session else [("FAILED", "AGENT_LOST")])
+    assert ends(d) == []
+
+
+# -- fences ---------------------------------------------------------------------------------------
+
+
+def test_a_fence_is_said_until_its_handoff_has_ended() -> None:
+    world = World()
+    p, d = world.engine("p", 2), world.engine("d")
+    world.publish(p)
+    world.fence_all(p)
+    world.request(d)
+    assert not world.orders(act.SendUnfence)
+    world.settle(d, world.find().number)
+    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [0, 1]  # type: ignore[union-attr]
+    world.fence(p, 1)
+    assert [one.agent.rank for one in world.orders(act.SendUnfence)] == [0, 1, 1]  # type: ignore[union-attr]
+
+
+def test_fences_that_come_before_their_publication_are_no_handoffs_and_count() -> None:
+    world = World()
+    p = world.engine("p", 2)
+    world.fence_all(p)
+    assert not world.directory.ledger.live
+    world.publish(p)
+    assert world.find().state is State.READY
+    assert len(p.record.early_fences) == 0
+
+
+def test_a_fence_of_a_process_that_died_before_the_publication_does_not_count() -> None:
+    world = World()
+    p = world.engine("p", 2)
+    world.fence_all(p)
+    world.connect(p, 1)
+    world.publish(p)
+    assert world.find().fenced == {0}
+    world.fence(p, 1)
+    assert world.find().state is State.READY
+
+
+def test_a_fence_of_one_whose_stream_broke_before_the_publication_counts() -> None:
+    world = World()
+    p = world.engine("p")
+    world.fence(p)
+    back(world, p)
+    world.publish(p)
+    assert world.find().state is State.READY
+
+
+# -- whom nobody asks ------------------------------------------------------------------------------
+
+
+def test_states_that_no_engine_is_there_to_ask_for_are_not_kept_long() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, lease_s=300.0)
+    world.fence(p)
+    limits = world.directory.limits
+    world.wait(limits.unasked_s + 2)
+    assert ends(p) == []
+    world.disconnect(d, 0)
+    world.wait(1.1)
+    world.wait(limits.unasked_s - 1)
+    assert ends(p) == []
+    world.wait(2.0)
+    assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]
+
+
+def test_a_demand_ends_that_wait() -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p, lease_s=300.0)
+    world.fence(p)
+    world.wait(20.0)
+    d = world.engine("d")
+    world.request(d)
+    world.settle(d, world.find().number)
+    assert ends(p) == ends(d) == [("DONE", "")]
+
+
+# -- a publication that is refused ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_d_hears_of_a_publication_that_is_refused(asked_before: bool) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    if asked_before:
+        world.request(d)
+    with pytest.raises(RestowError) as caught:
+        world.publish(p, blocks={"kv": [1, 2, 1000], "state": [4]})
+    error = caught.value
+    world.run(lambda now_s: world.directory.publication_refused(p.record, "h", error, now_s))
+    if not asked_before:
+        world.request(d)
+    assert ends(d) == [("FAILED", "PUBLICATION_REFUSED")]
+    assert "PAGE_OUT_OF_RANGE" in d.told[0].detail
+
+
+def test_a_refusal_leaves_what_was_published_whole_and_what_is_anothers() -> None:
+    world = World()
+    p, q, d = world.engine("p"), world.engine("q"), world.engine("d")
+    world.publish(p)
+    for side, position in ((p, 41), (q, 40)):
+        with pytest.raises(RestowError) as caught:
+            world.publish(side, position=position)
+        refused = world.directory.publication_refused
+        assert refused(side.record, "h", caught.value, world.now_s) == []
+    world.fence(p)
+    world.request(d)
+    world.settle(d, world.find().number)
+    assert ends(p) == ends(d) == [("DONE", "")]
