@@ -12,6 +12,7 @@ from restow.agents.errors import (
     PeerLostError,
     ReadDeadlineError,
     ReadFailedError,
+    ReadNotBegunError,
 )
 from restow.agents.lane import Read
 from restow.agents.memory import HOST
@@ -122,7 +123,7 @@ async def test_closing_ends_a_read_that_is_well(scene: Scene) -> None:
 
 
 async def test_nothing_is_posted_after_the_deadline(scene: Scene) -> None:
-    with pytest.raises(ReadDeadlineError):
+    with pytest.raises(ReadNotBegunError):
         await scene.reader.read(
             [Read("a", Descriptors(NOTHING, NOTHING, NOTHING), HOST, HOST)], 99.0
         )

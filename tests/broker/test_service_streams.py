@@ -280,7 +280,7 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         await lost.get()
         slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()
         await slow.write(agent_batch(hello=both.d_agents[0].hello))
-        blocks = {"attention": [1] * 4096, "state": [14]}
+        blocks = {"attention": [1] * 65536, "state": [14]}
         asked = 0
         while lost.empty():
             name = f"h{asked}"

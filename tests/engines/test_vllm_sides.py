@@ -11,7 +11,7 @@ from engines.test_vllm_parameters import Request
 from restow.agents.engines.vllm.groups import Group
 from restow.agents.engines.vllm.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.broker.client import BrokerCallError, HandoffEnded
+from restow.broker.client import BlockingDelivery, BrokerCallError, HandoffEnded
 
 GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
 PROMPT = list(range(10))
@@ -51,21 +51,24 @@ class Session:
         position_tokens: int = 0,
         timeout_ms: int = 0,
         trace_parent: str = "",
-    ) -> Future[HandoffEnded]:
+    ) -> BlockingDelivery:
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
         self.patience_ms.append(timeout_ms)
         self.traces.append(trace_parent)
-        return self._end(handoff_id)
+        return self._delivery(handoff_id)
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         self.said.append(("cancel", handoff_id))
 
-    def decline(self, handoff_id: str, detail: str = "") -> Future[HandoffEnded]:
+    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
         self.said.append(("decline", handoff_id))
-        return self._end(handoff_id)
+        return self._delivery(handoff_id)
 
     def end(self, handoff_id: str, state: str = "DONE", reason: str = "") -> None:
-        self.ends[handoff_id].set_result(HandoffEnded(handoff_id, state, reason, "", 100, 7))
+        end = self.ends[handoff_id]
+        end.set_result(HandoffEnded(handoff_id, state, reason, "", 100, 7))
+        if isinstance(end, BlockingDelivery):
+            end.pages_free.set_result(None)
 
     def take(self) -> list[tuple[Any, ...]]:
         said, self.said = self.said, []
@@ -74,6 +77,11 @@ class Session:
     def _end(self, handoff_id: str) -> Future[HandoffEnded]:
         self.ends[handoff_id] = Future()
         return self.ends[handoff_id]
+
+    def _delivery(self, handoff_id: str) -> BlockingDelivery:
+        delivery = BlockingDelivery(lambda: None)
+        self.ends[handoff_id] = delivery
+        return delivery
 
 
 def side(session: Session, role: str = "kv_both") -> SchedulerSide:

@@ -465,6 +465,7 @@ class Ended(google.protobuf.message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
     TRANSFER_US_FIELD_NUMBER: builtins.int
+    DEMAND_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id."""
     state: Global___HandoffState.ValueType
@@ -477,6 +478,10 @@ class Ended(google.protobuf.message.Message):
     """Bytes that D's ranks read. 0: none."""
     transfer_us: builtins.int
     """Microseconds from grant to the last rank's report, as the broker saw it. 0: never granted."""
+    demand: builtins.int
+    """Number of D's message that this is the end of, a demand or a decline: only what was asked for by
+    that one has ended. 0: it is the end of the publication, and told to P.
+    """
     def __init__(
         self,
         *,
@@ -486,8 +491,9 @@ class Ended(google.protobuf.message.Message):
         detail: builtins.str = ...,
         bytes: builtins.int = ...,
         transfer_us: builtins.int = ...,
+        demand: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "detail", b"detail", "handoff_id", b"handoff_id", "reason", b"reason", "state", b"state", "transfer_us", b"transfer_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "demand", b"demand", "detail", b"detail", "handoff_id", b"handoff_id", "reason", b"reason", "state", b"state", "transfer_us", b"transfer_us"]) -> None: ...
 
 Global___Ended: typing_extensions.TypeAlias = Ended
 

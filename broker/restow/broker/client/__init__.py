@@ -2,19 +2,26 @@
 
 from restow.broker.client.admin import AdminClient
 from restow.broker.client.async_admin import AsyncAdminClient
-from restow.broker.client.blocking import BlockingSession
-from restow.broker.client.book import HandoffEnded
+from restow.broker.client.blocking import BlockingDelivery, BlockingSession
 from restow.broker.client.credentials import Credentials
-from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError
+from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.errors import (
+    BrokerCallError,
+    BrokerUnreachableError,
+    PagesNotFreeError,
+)
 from restow.broker.client.session import EngineSession
 
 __all__ = [
     "AdminClient",
     "AsyncAdminClient",
+    "BlockingDelivery",
     "BlockingSession",
     "BrokerCallError",
     "BrokerUnreachableError",
     "Credentials",
+    "Delivery",
     "EngineSession",
     "HandoffEnded",
+    "PagesNotFreeError",
 ]

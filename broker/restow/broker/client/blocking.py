@@ -5,19 +5,51 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
 
-from restow.broker.client.book import HandoffEnded
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.client.session import Blocks, EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 
 T = TypeVar("T")
+
+
+class BlockingDelivery(Future[HandoffEnded]):
+    """`Delivery` for threads. ``cancel`` gives the demand up: ``result`` then raises
+    `CancelledError`, and the pages are D's again when `pages_free` is done without an error.
+    """
+
+    def __init__(self, give_up: Callable[[], object]) -> None:
+        """``give_up`` is called when it is cancelled, on the caller's thread."""
+        super().__init__()
+        self.pages_free: Future[None] = Future()
+        self._give_up = give_up
+        self.set_running_or_notify_cancel()
+
+    def cancel(self) -> bool:
+        """Give the demand up. False: it has ended."""
+        if self.done():
+            return False
+        self._give_up()
+        return True
+
+
+def _copy(source: asyncio.Future[T], target: Future[T]) -> None:
+    """Give a thread's future what one of the loop's became."""
+    if source.cancelled():
+        target.set_exception(CancelledError())
+        return
+    error = source.exception()
+    if error is None:
+        target.set_result(source.result())
+    else:
+        target.set_exception(error)
 
 
 class BlockingSession:
@@ -97,9 +129,10 @@ class BlockingSession:
         lease_ms: int = 30_000,
         hold_ms: int = 300_000,
         trace_parent: str = "",
+        content: bytes = b"",
     ) -> Future[HandoffEnded]:
         """Publish blocks of a handoff; the future tells when P's pages are free again."""
-        return self._ask(
+        return self._say(
             lambda session: session.publish(
                 handoff_id,
                 blocks,
@@ -109,6 +142,7 @@ class BlockingSession:
                 lease_ms=lease_ms,
                 hold_ms=hold_ms,
                 trace_parent=trace_parent,
+                content=content,
             )
         )
 
@@ -121,8 +155,9 @@ class BlockingSession:
         position_tokens: int = 0,
         timeout_ms: int = 30_000,
         trace_parent: str = "",
-    ) -> Future[HandoffEnded]:
-        """Ask for a handoff's state; the future tells how it ended."""
+        content: bytes = b"",
+    ) -> BlockingDelivery:
+        """Ask for a handoff's state; the delivery tells how it ended, and when pages are free."""
         return self._ask(
             lambda session: session.request(
                 handoff_id,
@@ -131,11 +166,12 @@ class BlockingSession:
                 position_tokens=position_tokens,
                 timeout_ms=timeout_ms,
                 trace_parent=trace_parent,
+                content=content,
             )
         )
 
-    def decline(self, handoff_id: str, detail: str = "") -> Future[HandoffEnded]:
-        """Go on without a state; the future tells when the broker knows."""
+    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
+        """Go on without a state; the delivery tells when the broker knows."""
         return self._ask(lambda session: session.decline(handoff_id, detail))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
@@ -143,34 +179,51 @@ class BlockingSession:
         if self._session is not None:
             self._loop.call_soon_threadsafe(self._session.cancel, handoff_id, detail)
 
-    def _ask(
+    def _say(
         self, say: Callable[[EngineSession], asyncio.Future[HandoffEnded]]
     ) -> Future[HandoffEnded]:
-        session = self._session
-        if session is None:
-            raise RuntimeError("the session is not started, or closed")
-        future: Future[HandoffEnded] = Future()
+        session, future = self._open_session(), Future[HandoffEnded]()
 
         def begin() -> None:
             # In one step, so that words of one thread reach the session in their order.
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                end = say(session)
+                say(session).add_done_callback(lambda end: _copy(end, future))
             except RestowError as error:
-                future.set_exception(error)
-            else:
-                end.add_done_callback(copy)
-
-        def copy(end: asyncio.Future[HandoffEnded]) -> None:
-            error = end.exception()
-            if error is None:
-                future.set_result(end.result())
-            else:
                 future.set_exception(error)
 
         self._loop.call_soon_threadsafe(begin)
         return future
+
+    def _ask(self, ask: Callable[[EngineSession], Delivery]) -> BlockingDelivery:
+        session, loop = self._open_session(), self._loop
+        asked: list[Delivery] = []
+
+        def give_up() -> None:
+            for one in asked:
+                one.cancel()
+
+        delivery = BlockingDelivery(lambda: loop.call_soon_threadsafe(give_up))
+
+        def begin() -> None:
+            try:
+                one = ask(session)
+            except RestowError as error:
+                delivery.set_exception(error)
+                delivery.pages_free.set_result(None)
+                return
+            asked.append(one)
+            one.add_done_callback(lambda ended: _copy(ended, delivery))
+            one.pages_free.add_done_callback(lambda freed: _copy(freed, delivery.pages_free))
+
+        loop.call_soon_threadsafe(begin)
+        return delivery
+
+    def _open_session(self) -> EngineSession:
+        if self._session is None:
+            raise RuntimeError("the session is not started, or closed")
+        return self._session
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -4,52 +4,72 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
 
-from restow.broker.client.errors import BrokerCallError
-from restow.broker.errors import RestowError
+from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
+from restow.broker.errors import HandoffConflictError, RestowError
 from restow.v1 import broker_pb2 as pb
 
 RENEWALS_PER_LEASE = 3
-_STATES = {number: name.removeprefix("HANDOFF_STATE_") for name, number in pb.HandoffState.items()}
-"""By number: a newer broker may know more of them."""
+DEFAULT_TIMEOUT_S = 30.0
+"""What a demand without a timeout waits (`Limits.timeout_s`)."""
+SILENT = "BROKER_SILENT"
+"""The reason where the broker said nothing in time."""
+SILENCE_S = 30.0
+"""How much longer than P's or D's own patience no agent can be at work on a handoff: grants end
+before D's patience and P's lease, and agents settle within `AgentSettings.quarantine_s`.
+"""
+MAX_PUBLISHED = 1 << 16
+"""Ids of ended publications that are remembered."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandoffEnded:
-    """How a handoff ended. D may use its pages only if ``done``; P's pages are free either way."""
-
-    handoff_id: str
-    state: str
-    reason: str
-    detail: str
-    bytes: int
-    transfer_us: int
-
-    @classmethod
-    def of(cls, ended: pb.Ended) -> HandoffEnded:
-        """As the broker told it."""
-        state = _STATES.get(ended.state, _STATES[pb.HANDOFF_STATE_UNSPECIFIED])
-        told = (ended.handoff_id, state, ended.reason, ended.detail)
-        return cls(*told, ended.bytes, ended.transfer_us)
-
-    @property
-    def done(self) -> bool:
-        """Whether D holds the state, whole."""
-        return self.state == "DONE"
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Said:
-    """One message and the future of its caller."""
+    """One message and what its caller waits for."""
 
     message: pb.EngineMessage
     end: asyncio.Future[HandoffEnded]
     sent: bool
     """Whether it may have been sent."""
+    patient_until_s: float
+    """When D, or P's last lease, waits no longer."""
+
+    @property
+    def by_d(self) -> bool:
+        """Whether D said it."""
+        return self.message.WhichOneof("body") != "publish"
+
+    def finish(self, ended: HandoffEnded) -> None:
+        """No rank is at work on it any more."""
+        if isinstance(self.end, Delivery):
+            self.end.end(ended)
+            self.end.free()
+        elif not self.end.done():
+            self.end.set_result(ended)
+
+    def fail(self, error: Exception, free: bool = False) -> None:
+        """It has no end: it was refused (``free``: nothing came of it), or nobody can say."""
+        if isinstance(self.end, Delivery):
+            self.end.fail(error)
+            self.end.free(None if free else error)
+        elif not self.end.done():
+            self.end.set_exception(error)
+
+    def begin_again(self, now_s: float) -> None:
+        """Mark a message that is said on another stream."""
+        if not self.sent:
+            self.sent = True
+        elif self.message.HasField("request"):
+            self.message.request.repeated = True
+            left_s = self.patient_until_s - now_s
+            self.message.request.timeout_ms = max(1, int(left_s * 1000))
+        elif self.message.HasField("publish"):
+            self.message.publish.repeated = True
 
 
 @dataclass(slots=True)
@@ -66,35 +86,70 @@ class _Open:
 class Book:
     """The live handoffs of a session. Belongs to one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         """Start empty."""
         self._open: dict[str, _Open] = {}
+        self._published: OrderedDict[str, None] = OrderedDict()
+        """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
         self._last_message = 0
         self._closed: RestowError | None = None
+        self._clock = clock
         self._log = structlog.get_logger("restow.client")
 
-    def say(
-        self, handoff_id: str, message: pb.EngineMessage, *, sent: bool
+    def publish(
+        self, handoff_id: str, message: pb.EngineMessage, *, sent: bool, hold_ms: int
     ) -> asyncio.Future[HandoffEnded]:
-        """Note a publication or a demand, ``sent`` if a stream is open; its future is the end."""
+        """Note a publication, ``sent`` if a stream is open; its future is the end.
+
+        Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
+        published before, and that has ended.
+        """
+        if handoff_id in self._published:
+            raise HandoffConflictError(
+                f"handoff {handoff_id} was published before, and has ended: an id names one state, "
+                f"use a new one",
+                handoff=handoff_id,
+            )
         future: asyncio.Future[HandoffEnded] = asyncio.get_running_loop().create_future()
         # A caller may not care for the end: then a refusal is no unhandled error.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        if self._closed is not None:
-            future.set_exception(self._closed)
-            return future
-        self._number(message)
-        self._open.setdefault(handoff_id, _Open()).said.append(_Said(message, future, sent))
-        return future
-
-    def lease(self, handoff_id: str, lease_ms: int, hold_ms: int) -> None:
-        """Renew a handoff's lease from now on, for ``hold_ms``."""
-        known = self._open.get(handoff_id)
-        if known is not None:
-            now_s = time.monotonic()
+        lease_ms, now_s = message.publish.lease_ms, self._clock()
+        until_s = now_s + (hold_ms + lease_ms) / 1000
+        if self._note(handoff_id, _Said(message, future, sent, until_s)):
+            known = self._open[handoff_id]
             known.lease_ms = lease_ms
             known.renew_at_s = now_s + lease_ms / 1000 / RENEWALS_PER_LEASE
             known.hold_until_s = now_s + hold_ms / 1000
+        return future
+
+    def ask(
+        self,
+        handoff_id: str,
+        message: pb.EngineMessage,
+        *,
+        sent: bool,
+        give_up: Callable[[Delivery], None],
+    ) -> Delivery:
+        """Note a demand or a decline, ``sent`` if a stream is open.
+
+        ``give_up`` is called with the delivery if its caller cancels it.
+        """
+
+        def cancelled() -> None:
+            give_up(delivery)
+
+        delivery = Delivery(cancelled, asyncio.get_running_loop())
+        timeout_s = message.request.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
+        self._note(handoff_id, _Said(message, delivery, sent, self._clock() + timeout_s))
+        return delivery
+
+    def _note(self, handoff_id: str, said: _Said) -> bool:
+        if self._closed is not None:
+            said.fail(self._closed, free=True)
+            return False
+        self._number(said.message)
+        self._open.setdefault(handoff_id, _Open()).said.append(said)
+        return True
 
     def cancel(self, handoff_id: str, message: pb.EngineMessage) -> bool:
         """Note that a handoff is given up; False if it has ended."""
@@ -105,44 +160,108 @@ class Book:
         known.cancellation = message
         return True
 
+    def give_up(self, handoff_id: str, delivery: Delivery, message: pb.EngineMessage) -> bool:
+        """Note that the caller of one demand gave it up; False if nobody need be told."""
+        known = self._open.get(handoff_id)
+        said = next((s for s in known.said if s.end is delivery) if known else iter(()), None)
+        if known is None or said is None:
+            return False
+        if not said.sent:
+            self._drop(handoff_id, known, said)
+            delivery.free()
+            return False
+        return self.cancel(handoff_id, message)
+
+    def _drop(self, handoff_id: str, known: _Open, said: _Said) -> None:
+        known.said.remove(said)
+        if not known.said:
+            del self._open[handoff_id]
+
     def _number(self, message: pb.EngineMessage) -> None:
         self._last_message += 1
         message.message_id = self._last_message
 
     def everything(self) -> Iterator[pb.EngineMessage]:
-        """All that has been said of live handoffs, in order."""
+        """All that has been said of live handoffs, in order.
+
+        A demand that was given up is not said again: its pages may be others' by then.
+        """
+        now_s = self._clock()
         for known in self._open.values():
             for said in known.said:
-                body = said.message.WhichOneof("body")
-                if said.sent and body == "request":
-                    said.message.request.repeated = True
-                elif said.sent and body == "publish":
-                    said.message.publish.repeated = True
-                said.sent = True
-                yield said.message
+                if not (said.by_d and said.end.done()):
+                    said.begin_again(now_s)
+                    yield said.message
             if known.cancellation is not None:
                 yield known.cancellation
 
     @property
-    def has_leases(self) -> bool:
-        """Whether any lease may have to be renewed."""
-        return any(known.lease_ms for known in self._open.values())
+    def empty(self) -> bool:
+        """Whether no handoff is open: then there is no time to keep."""
+        return not self._open
+
+    @property
+    def demands(self) -> list[tuple[str, Delivery]]:
+        """The demands whose pages may still be written to."""
+        return [
+            (handoff_id, said.end)
+            for handoff_id, known in self._open.items()
+            for said in known.said
+            if isinstance(said.end, Delivery)
+        ]
 
     def renewals(self) -> Iterator[pb.EngineMessage]:
         """The leases that are to be renewed now."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         for handoff_id, known in self._open.items():
             if known.lease_ms and known.renew_at_s <= now_s < known.hold_until_s:
                 known.renew_at_s = now_s + known.lease_ms / 1000 / RENEWALS_PER_LEASE
                 renewal = pb.Renewal(handoff_id=handoff_id, lease_ms=known.lease_ms)
                 yield pb.EngineMessage(renew=renewal)
 
-    def finish(self, ended: HandoffEnded) -> None:
-        """A handoff has ended: tell every caller."""
-        known = self._open.pop(ended.handoff_id, None)
-        for said in known.said if known is not None else ():
-            if not said.end.done():
-                said.end.set_result(ended)
+    def give_up_late(self, connected: bool) -> Iterator[str]:
+        """End waits that the broker has not ended in time; the handoffs to be cancelled.
+
+        A D that can't reach the broker waits no longer than its patience. Pages are free when no
+        agent can be at work on them.
+        """
+        now_s = self._clock()
+        for handoff_id, known in list(self._open.items()):
+            for said in list(known.said):
+                late_s = now_s - said.patient_until_s
+                ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, _silence(late_s), 0, 0)
+                if late_s >= SILENCE_S:
+                    self._drop(handoff_id, known, said)
+                    said.finish(ended)
+                    yield handoff_id
+                elif late_s >= 0 and not connected and isinstance(said.end, Delivery):
+                    said.end.end(ended)
+                    if not said.sent:
+                        self._drop(handoff_id, known, said)
+                        said.end.free()
+
+    def finish(self, ended: HandoffEnded, demand: int = 0) -> None:
+        """A handoff has ended: tell who asked for it by message ``demand``, or 0: who published."""
+        known = self._open.get(ended.handoff_id)
+        if demand:
+            numbered = known.said if known is not None else []
+            mine = [said for said in numbered if said.message.message_id == demand]
+        else:
+            mine = [said for said in known.said if not said.by_d] if known is not None else []
+            self._forget_publication(ended.handoff_id, any(s.message.publish.final for s in mine))
+        for said in mine:
+            if known is not None:
+                self._drop(ended.handoff_id, known, said)
+            said.finish(ended)
+
+    def _forget_publication(self, handoff_id: str, whole: bool) -> None:
+        known = self._open.get(handoff_id)
+        if known is not None:
+            known.lease_ms = 0
+        if whole:
+            self._published[handoff_id] = None
+            if len(self._published) > MAX_PUBLISHED:
+                self._published.popitem(last=False)
 
     def refuse(self, refused: pb.Refused) -> None:
         """The broker refused one message: its caller hears why, other callers wait on."""
@@ -161,30 +280,40 @@ class Book:
                 detail=refused.detail,
             )
             return
-        known.said.remove(said)
+        error = BrokerCallError(
+            refused.status, refused.reason, refused.detail, handoff=refused.handoff_id
+        )
+        if isinstance(said.end, Delivery) and said.message.request.repeated:
+            # Ranks may be at work on it for a broker before this one, which nobody will tell.
+            said.end.fail(error)
+            return
+        self._drop(refused.handoff_id, known, said)
         if not any(s.message.publish.final for s in known.said):
             # What can't become whole any more is not held for long.
             known.lease_ms = 0
-        if not known.said:
-            del self._open[refused.handoff_id]
-        if not said.end.done():
-            said.end.set_exception(
-                BrokerCallError(
-                    refused.status, refused.reason, refused.detail, handoff=refused.handoff_id
-                )
-            )
+        said.fail(error, free=True)
 
     def close(self, error: RestowError) -> None:
         """Fail every caller, those to come as well."""
-        self._closed = error
+        self._closed = self._closed or error
         known, self._open = self._open, {}
         for handoff in known.values():
             for said in handoff.said:
-                if not said.end.done():
-                    said.end.set_exception(error)
+                said.fail(error, free=not said.sent)
 
     def cancel_all(self, reason: str, detail: str) -> None:
         """End every handoff as CANCELLED, and refuse those to come."""
-        for handoff_id in list(self._open):
-            self.finish(HandoffEnded(handoff_id, "CANCELLED", reason, detail, 0, 0))
+        known, self._open = self._open, {}
+        for handoff_id, handoff in known.items():
+            ended = HandoffEnded(handoff_id, "CANCELLED", reason, detail, 0, 0)
+            for said in handoff.said:
+                if isinstance(said.end, Delivery) and said.sent:
+                    said.end.end(ended)
+                    said.end.free(PagesNotFreeError(handoff_id))
+                else:
+                    said.finish(ended)
         self._closed = self._closed or BrokerCallError("CANCELLED", reason, detail)
+
+
+def _silence(late_s: float) -> str:
+    return f"the broker has not said how it ended, and {max(late_s, 0):.1f} s ago patience ran out"

@@ -27,6 +27,21 @@ class BrokerUnreachableError(RestowError):
     reason = "BROKER_UNREACHABLE"
 
 
+class PagesNotFreeError(RestowError):
+    """The session was closed while a rank may have been writing to a demand's pages."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "PAGES_NOT_FREE"
+
+    def __init__(self, handoff_id: str) -> None:
+        """Name the handoff."""
+        super().__init__(
+            f"the session was closed before handoff {handoff_id} had ended: its pages are free "
+            f"when the engine's agents are closed",
+            handoff=handoff_id,
+        )
+
+
 class NoWelcomeError(RestowError):
     """The other side is there and has not let us in: it may wait for another one to come first."""
 

@@ -15,9 +15,10 @@ import structlog
 
 from restow.broker import wire
 from restow.broker.client.backoff import FIRST_S, Backoff
-from restow.broker.client.book import Book, HandoffEnded
+from restow.broker.client.book import Book
 from restow.broker.client.channel import Line, broker_address, open_channel
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
@@ -29,7 +30,10 @@ REGISTER_S = 20.0
 MAX_BATCH = 128
 """Messages in a batch: few enough that the broker works on one while the next is written."""
 MAX_BATCH_BYTES = 4 << 20
-RENEW_EVERY_S = 0.25
+LOOK_EVERY_S = 0.25
+"""How often leases and patience are looked at."""
+CLOSE_S = 1.0
+"""How long a session that is closed waits for the ends of its demands."""
 UNREGISTER_TIMEOUT_S = 1.0
 _REFUSED_CALLERS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
 
@@ -65,12 +69,12 @@ class EngineSession:
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
-        self._leased = asyncio.Event()
+        self._busy = asyncio.Event()
         self._backoff = Backoff()
         self._stub: broker_pb2_grpc.BrokerAsyncStub | None = None
         """Of the line's present channel."""
         self._runner: asyncio.Task[None] | None = None
-        self._renewer: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
         self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
         self.layout_digest = ""
 
@@ -106,7 +110,7 @@ class EngineSession:
                     await asyncio.sleep(FIRST_S)
             self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
-            self._renewer = asyncio.create_task(self._renew_leases())
+            self._keeper = asyncio.create_task(self._keep_time())
             await self._wait_opened(self._runner, max(0.1, deadline_s - time.monotonic()))
         except BaseException:
             await self.close()
@@ -125,9 +129,12 @@ class EngineSession:
     async def close(self) -> None:
         """Unregister; handoffs that have not ended end as CANCELLED here.
 
+        Demands are given up and waited for, ``CLOSE_S`` at most; the pages of one that has not
+        ended by then are D's again when the engine's agents are closed, and its delivery says so.
         P's pages may be read until the engine's agents are gone: stop those first.
         """
-        for task in (self._runner, self._renewer):
+        await self._give_up_demands()
+        for task in (self._runner, self._keeper):
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -140,6 +147,14 @@ class EngineSession:
         await self._line.close()
         self._book.cancel_all("SESSION_CLOSED", "the session is closed")
 
+    async def _give_up_demands(self) -> None:
+        demands = self._book.demands
+        if not self._opened.is_set() or not demands:
+            return
+        for handoff_id, _ in demands:
+            self.cancel(handoff_id, "the session is closed")
+        await asyncio.wait([one.pages_free for _, one in demands], timeout=CLOSE_S)
+
     def publish(
         self,
         handoff_id: str,
@@ -151,14 +166,19 @@ class EngineSession:
         lease_ms: int = 30_000,
         hold_ms: int = 300_000,
         trace_parent: str = "",
+        content: bytes = b"",
     ) -> asyncio.Future[HandoffEnded]:
         """Publish blocks of a handoff; the future tells when P's pages are free again.
+
+        ``content`` names the state's content (`restow.broker.client.content`): a D that asks for
+        another is refused. Empty: not named.
 
         The session renews the lease for ``hold_ms``, then lets it run out: a D that never asks
         costs P's pages no longer than both together. ``trace_parent`` is the W3C trace context of
         the request, for a broker that traces. Raises a `PagesError` for ids that are no
-        int32. The future raises `BrokerCallError` if the broker refuses this message; futures of
-        other calls for the handoff wait on.
+        int32, and `HandoffConflictError` for an id that this session has published before. The
+        future raises `BrokerCallError` if the broker refuses this message; futures of other calls
+        for the handoff wait on.
         """
         firsts = first_blocks or {}
         publication = pb.Publication(
@@ -168,10 +188,12 @@ class EngineSession:
             final=final,
             lease_ms=lease_ms,
             trace_parent=trace_parent,
+            content=content,
         )
-        end = self._say(handoff_id, pb.EngineMessage(publish=publication))
-        self._book.lease(handoff_id, lease_ms, hold_ms)
-        self._leased.set()
+        message = pb.EngineMessage(publish=publication)
+        opened = self._opened.is_set()
+        end = self._book.publish(handoff_id, message, sent=opened, hold_ms=hold_ms)
+        self._say(end, message)
         return end
 
     def request(
@@ -183,11 +205,15 @@ class EngineSession:
         position_tokens: int = 0,
         timeout_ms: int = 30_000,
         trace_parent: str = "",
-    ) -> asyncio.Future[HandoffEnded]:
-        """Ask for a handoff's state; the future tells how it ended.
+        content: bytes = b"",
+    ) -> Delivery:
+        """Ask for a handoff's state; await the delivery to know how it ended.
 
-        It fails if the state stands elsewhere than at ``position_tokens``; 0: anywhere. Raises like
-        `publish`.
+        It fails if the state stands elsewhere than at ``position_tokens``; 0: anywhere. ``content``
+        names what D wants the state of, up to that position; P's must be the same, if P names any.
+        Cancelling the delivery cancels the demand. The blocks are D's again when its `pages_free`
+        is done, however the delivery ended. A broker that can't be reached is waited for no longer
+        than ``timeout_ms``. Raises a `PagesError` for ids that are no int32.
         """
         demand = pb.Demand(
             handoff_id=handoff_id,
@@ -196,31 +222,41 @@ class EngineSession:
             position_tokens=position_tokens,
             timeout_ms=timeout_ms,
             trace_parent=trace_parent,
+            content=content,
         )
-        return self._say(handoff_id, pb.EngineMessage(request=demand))
+        return self._ask(handoff_id, pb.EngineMessage(request=demand))
 
-    def decline(self, handoff_id: str, detail: str = "") -> asyncio.Future[HandoffEnded]:
+    def decline(self, handoff_id: str, detail: str = "") -> Delivery:
         """Go on without a state, instead of asking for it: P's pages are free at once.
 
-        P need not have published it. The future tells when the broker knows.
+        P need not have published it. The delivery tells when the broker knows.
         """
         declined = pb.Decline(handoff_id=handoff_id, detail=detail)
-        return self._say(handoff_id, pb.EngineMessage(decline=declined))
+        return self._ask(handoff_id, pb.EngineMessage(decline=declined))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up; its future tells when it has ended."""
-        cancellation = pb.Cancellation(handoff_id=handoff_id, detail=detail)
-        message = pb.EngineMessage(cancel=cancellation)
+        message = _cancellation(handoff_id, detail)
         if self._book.cancel(handoff_id, message):
             self._send(message)
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _say(self, handoff_id: str, message: pb.EngineMessage) -> asyncio.Future[HandoffEnded]:
-        end = self._book.say(handoff_id, message, sent=self._opened.is_set())
+    def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
+        def give_up(given_up: Delivery) -> None:
+            cancellation = _cancellation(handoff_id, "the caller waits no longer")
+            if self._book.give_up(handoff_id, given_up, cancellation):
+                self._send(cancellation)
+
+        opened = self._opened.is_set()
+        delivery = self._book.ask(handoff_id, message, sent=opened, give_up=give_up)
+        self._say(delivery, message)
+        return delivery
+
+    def _say(self, end: asyncio.Future[HandoffEnded], message: pb.EngineMessage) -> None:
         if not end.done():
             self._send(message)
-        return end
+            self._busy.set()
 
     def _send(self, message: pb.EngineMessage) -> None:
         # While no stream is open the book has it all, and is said whole when one is.
@@ -290,7 +326,7 @@ class EngineSession:
                 for event in response.events:
                     body = event.WhichOneof("body")
                     if body == "ended":
-                        self._book.finish(HandoffEnded.of(event.ended))
+                        self._book.finish(HandoffEnded.of(event.ended), event.ended.demand)
                     elif body == "refused":
                         self._book.refuse(event.refused)
                     elif body == "opened" and writer is None:
@@ -318,15 +354,23 @@ class EngineSession:
                 size_bytes += batch[-1].ByteSize()
             await call.write(pb.SessionRequest(messages=batch))
 
-    async def _renew_leases(self) -> None:
+    async def _keep_time(self) -> None:
+        """Renew leases, and give up what the broker does not end in time."""
         while True:
-            if not self._book.has_leases:
-                self._leased.clear()
-                await self._leased.wait()
-            await asyncio.sleep(RENEW_EVERY_S)
-            if self._opened.is_set():
+            if self._book.empty:
+                self._busy.clear()
+                await self._busy.wait()
+            await asyncio.sleep(LOOK_EVERY_S)
+            connected = self._opened.is_set()
+            if connected:
                 for renewal in self._book.renewals():
                     self._send(renewal)
+            for handoff_id in self._book.give_up_late(connected):
+                self._send(_cancellation(handoff_id, "the broker has not ended it in time"))
+
+
+def _cancellation(handoff_id: str, detail: str) -> pb.EngineMessage:
+    return pb.EngineMessage(cancel=pb.Cancellation(handoff_id=handoff_id, detail=detail))
 
 
 def _may_be_mended(error: RestowError) -> bool:

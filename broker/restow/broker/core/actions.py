@@ -86,6 +86,8 @@ class TellEnded(NamedTuple):
     detail: str
     bytes: int
     transfer_us: int
+    demand: int = 0
+    """D's message that it is the end of; 0: that of the publication."""
 
 
 class SendProgram(NamedTuple):

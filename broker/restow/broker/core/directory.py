@@ -119,9 +119,9 @@ class Directory:
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
-            if wish.repeated:
-                self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
-            return self._told_again(known, engine)
+            known.demand = wish.demand
+            self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
+            return self._told_again(known, engine, wish.demand)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:
             first = handoff.ask(engine, wish, now_s)
@@ -164,14 +164,19 @@ class Directory:
             raise engine.departed()
         handoff = self.ledger.find_of(engine, handoff_id)
         if handoff.ended:
-            return self._told_again(handoff, engine)
+            actions = self._told_again(handoff, engine) if engine is handoff.source else []
+            if engine is handoff.destination:
+                actions += self._told_again(handoff, engine, handoff.demand)
+            return actions
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
 
     def decline(
-        self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float
+        self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float, demand: int = 0
     ) -> list[Action]:
         """D goes on without the state: P's pages are free at once, or will be when it publishes.
+
+        ``demand`` is the number of D's message.
 
         Raises `HandoffOwnedError` if another engine is D, and what `Ledger.make` raises.
         """
@@ -181,9 +186,10 @@ class Directory:
         if known is not None:
             known.check_destination(engine)
             if known.ended:
-                return self._told_again(known, engine)
+                return self._told_again(known, engine, demand)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
-        handoff.destination = engine
+        if handoff.destination is None:
+            handoff.destination, handoff.demand = engine, demand
         words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
@@ -201,10 +207,10 @@ class Directory:
             return []
         return self._go_on(set(self.ledger.by_number), now_s)
 
-    def _told_again(self, handoff: Handoff, engine: EngineRecord) -> list[Action]:
-        """How an ended handoff ended, unless the engine must not know yet."""
-        held = handoff.number in engine.quarantined
-        return [] if held else [told(handoff, engine)]
+    def _told_again(self, handoff: Handoff, engine: EngineRecord, demand: int = 0) -> list[Action]:
+        """How an ended handoff ended, for P; or for D's demand, unless D must not know yet."""
+        held = demand and handoff.number in engine.quarantined
+        return [] if held else [told(handoff, engine, demand)]
 
     # -- words of agents --------------------------------------------------------------------------
 

@@ -39,6 +39,8 @@ class Wish(NamedTuple):
     trace_parent: str = ""
     content: bytes = b""
     """Names the content that D wants; empty: not named."""
+    demand: int = 0
+    """The number of D's message; the same when it is repeated."""
 
 
 class StagedRun(NamedTuple):

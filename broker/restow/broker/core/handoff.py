@@ -54,6 +54,8 @@ class Handoff:
     dst_blocks: dict[str, bytes] = field(default_factory=dict)
     position_tokens: int = 0
     held_tokens: int = 0
+    demand: int = 0
+    """The number of D's message."""
     wanted_tokens: int = 0
     """The position that D goes on from; 0: any."""
     src_content: bytes = b""
@@ -229,15 +231,17 @@ class Handoff:
             blocks[group] = data
         if self.destination is not None:
             before = self.dst_blocks, self.held_tokens, self.wanted_tokens, self.dst_content
-            if (blocks, wish.held_tokens, wish.position_tokens, wish.content) != before:
-                raise self.asked_otherwise(engine)
+            said = blocks, wish.held_tokens, wish.position_tokens, wish.content
+            if said != before or not wish.repeated:
+                raise self.asked_before(engine)
+            self.demand = wish.demand
             return False
         if self.final:
             self.check_content(wish.position_tokens, wish.content)
         self.destination = engine
         self.dst_blocks = blocks
         self.held_tokens, self.wanted_tokens = wish.held_tokens, wish.position_tokens
-        self.dst_content = wish.content
+        self.dst_content, self.demand = wish.content, wish.demand
         self.unasked_until_s = 0.0
         self.dst_checked = engine.admitted
         if wish.repeated:
@@ -301,11 +305,11 @@ class Handoff:
             handoff=self.handoff_id,
         )
 
-    def asked_otherwise(self, engine: EngineRecord) -> HandoffConflictError:
-        """What to answer to a second demand that differs from the first."""
+    def asked_before(self, engine: EngineRecord) -> HandoffConflictError:
+        """What to answer to a second demand."""
         return HandoffConflictError(
-            f"engine {engine.key.engine_id} asked for handoff {self.handoff_id} before, "
-            f"with other blocks",
+            f"engine {engine.key.engine_id} has asked for handoff {self.handoff_id} already: an id "
+            f"names one state for one demand",
             handoff=self.handoff_id,
         )
 
@@ -336,7 +340,7 @@ class Handoff:
         """Be as if nobody had asked."""
         self.destination = None
         self.dst_blocks = {}
-        self.held_tokens = self.wanted_tokens = 0
+        self.held_tokens = self.wanted_tokens = self.demand = 0
         self.dst_content = b""
         self.patience_until_s = self.agents_until_s = self.met_s = 0.0
 
@@ -382,8 +386,8 @@ class Handoff:
         return look_s
 
 
-def told(handoff: Handoff, engine: EngineRecord) -> TellEnded:
-    """How the handoff ended, for one side."""
+def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:
+    """How the handoff ended, for P; or for D, whose ``demand`` it ends."""
     failure = handoff.failure
     reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
     transfer_s = handoff.ended_s - handoff.granted_s if handoff.granted_s else 0.0
@@ -395,6 +399,7 @@ def told(handoff: Handoff, engine: EngineRecord) -> TellEnded:
         detail,
         handoff.bytes_read,
         int(transfer_s * 1e6),
+        demand,
     )
 
 

@@ -173,6 +173,7 @@ class Ledger:
             failure.detail,
             0,
             0,
+            handoff.demand,
         )
         handoff.forget_demand()
         self.wait_for_demand(handoff, now_s)
@@ -221,12 +222,14 @@ class Ledger:
         self.figures.count(handoff)
         self.bytes_read += handoff.bytes_read
         writing = handoff.unsettled | handoff.unheard
-        for engine in (handoff.source, handoff.destination):
-            if engine is not None:
-                engine.handoffs.discard(handoff.number)
-                is_destination = engine is handoff.destination
-                if not (is_destination and self.quarantine.hold(handoff, engine, writing, now_s)):
-                    actions.append(told(handoff, engine))
+        source, destination = handoff.source, handoff.destination
+        if source is not None:
+            source.handoffs.discard(handoff.number)
+            actions.append(told(handoff, source))
+        if destination is not None:
+            destination.handoffs.discard(handoff.number)
+            if not self.quarantine.hold(handoff, destination, writing, now_s):
+                actions.append(told(handoff, destination, handoff.demand))
         handoff.forget_blocks()
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)

@@ -146,7 +146,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             )
         if body == "request":
             demand = message.request
-            return directory.request(engine, demand.handoff_id, self._wish(demand), now_s)
+            wish = self._wish(demand, message.message_id)
+            return directory.request(engine, demand.handoff_id, wish, now_s)
         if body == "renew":
             lease_s = self._lease_s(message.renew.lease_ms)
             return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
@@ -155,7 +156,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             return directory.cancel(engine, cancel.handoff_id, cancel.detail, now_s)
         if body == "decline":
             decline = message.decline
-            return directory.decline(engine, decline.handoff_id, decline.detail, now_s)
+            return directory.decline(
+                engine, decline.handoff_id, decline.detail, now_s, message.message_id
+            )
         raise RequestError("a message without a body")
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
@@ -177,11 +180,10 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub = self._hub
         engine = self._engine(request.engine, context)
         demand = request.demand
-        end = hub.wait_for_end(engine.key, demand.handoff_id)
+        number, end = hub.wait_for_end(engine.key, demand.handoff_id)
         try:
-            hub.perform(
-                hub.directory.request(engine, demand.handoff_id, self._wish(demand), hub.now_s())
-            )
+            wish = self._wish(demand, number)
+            hub.perform(hub.directory.request(engine, demand.handoff_id, wish, hub.now_s()))
             return pb.RequestResponse(ended=await end)
         finally:
             end.cancel()
@@ -225,7 +227,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             publication.repeated,
         )
 
-    def _wish(self, demand: pb.Demand) -> Wish:
+    def _wish(self, demand: pb.Demand, number: int) -> Wish:
         limits = self._hub.directory.limits
         timeout_ms, held_tokens = demand.timeout_ms, demand.held_tokens
         if demand.position_tokens < 0:
@@ -259,6 +261,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             demand.repeated,
             known_trace(demand.trace_parent),
             _content(demand.content),
+            number,
         )
 
 

@@ -61,7 +61,8 @@ class Hub:
         self.max_queue = max_queue
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
-        self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
+        self._waiting: dict[tuple[act.EngineKey, str, int], asyncio.Future[Ended]] = {}
+        self._calls = 0
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members)
         self._drained = asyncio.Event()
@@ -116,9 +117,8 @@ class Hub:
             engine_outbox.close()
         for agent_outbox in self.agents.values():
             agent_outbox.close()
-        for waiting in list(self._waiting.values()):
-            for future in list(waiting):
-                future.cancel()
+        for future in list(self._waiting.values()):
+            future.cancel()
         for examined in self._examined.values():
             examined.cancel()
 
@@ -128,13 +128,19 @@ class Hub:
             await asyncio.sleep(TICK_S)
             self.perform(self.directory.tick(self.now_s()))
 
-    def wait_for_end(self, engine: act.EngineKey, handoff_id: str) -> asyncio.Future[Ended]:
-        """The end of a handoff, as told to that engine. Ask before the event that may cause it."""
+    def wait_for_end(
+        self, engine: act.EngineKey, handoff_id: str
+    ) -> tuple[int, asyncio.Future[Ended]]:
+        """A number for a demand outside of a session, and its end as told to that engine.
+
+        The numbers are negative: those of sessions' messages are not.
+        """
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault((engine, handoff_id), [])
-        waiting.append(future)
-        future.add_done_callback(lambda _: self._stop_waiting(engine, handoff_id, future))
-        return future
+        self._calls -= 1
+        key = (engine, handoff_id, self._calls)
+        self._waiting[key] = future
+        future.add_done_callback(lambda _: self._waiting.pop(key, None))
+        return self._calls, future
 
     async def examine(self, source: act.EngineKey, destination: act.EngineKey) -> act.TellExamined:
         """Have D's agent read from P's once. Raises `EngineUnknownError`, and as
@@ -156,25 +162,17 @@ class Hub:
         if future is not None and not future.done():
             future.set_result(action)
 
-    def _stop_waiting(
-        self, engine: act.EngineKey, handoff_id: str, future: asyncio.Future[Ended]
-    ) -> None:
-        waiting = self._waiting.get((engine, handoff_id), [])
-        if future in waiting:
-            waiting.remove(future)
-        if not waiting:
-            self._waiting.pop((engine, handoff_id), None)
-
     def _tell_ended(self, action: act.TellEnded) -> None:
+        if action.demand < 0:
+            future = self._waiting.get((action.engine, action.handoff_id, action.demand))
+            if future is not None and not future.done():
+                ended = broker_pb2.Ended()
+                orders.fill_ended(ended, action)
+                future.set_result(ended)
+            return
         outbox = self.engines.get(action.engine)
         if outbox is not None:
             orders.fill_ended(outbox.open().events.add().ended, action)
-        if self._waiting:
-            for future in self._waiting.pop((action.engine, action.handoff_id), ()):
-                if not future.done():
-                    ended = broker_pb2.Ended()
-                    orders.fill_ended(ended, action)
-                    future.set_result(ended)
 
     def _order(self, key: act.AgentKey, size_bytes: int = 0) -> agent_link_pb2.AgentOrder | None:
         """An empty order on its way to an agent; None if its stream is gone."""
@@ -230,10 +228,9 @@ class Hub:
         if outbox is not None:
             outbox.close(action.error)
         # A handoff that ended, but not yet for this engine, never will: nobody is left to be told.
-        for (engine, _), waiting in list(self._waiting.items()):
-            for future in waiting if engine == action.engine else ():
-                if not future.done():
-                    future.set_exception(action.error)
+        for (engine, _, _), future in list(self._waiting.items()):
+            if engine == action.engine and not future.done():
+                future.set_exception(action.error)
 
     def _close_agent(self, action: act.CloseAgent) -> None:
         outbox = self.agents.pop(action.agent, None)

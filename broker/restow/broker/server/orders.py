@@ -29,6 +29,7 @@ def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
         ended.detail = action.detail
     ended.bytes = action.bytes
     ended.transfer_us = action.transfer_us
+    ended.demand = action.demand
 
 
 def _fill_blocks(lists: _BlockLists, blocks: tuple[act.GroupIds, ...]) -> None:

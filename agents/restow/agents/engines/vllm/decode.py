@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
 import structlog
 
-from restow.agents.engines.vllm.ends import SILENT, End, Ends
-from restow.broker.client import HandoffEnded
+from restow.agents.engines.vllm.ends import End, Ends
+from restow.broker.client import BlockingDelivery
 
 Blocks = Mapping[str, Sequence[int]]
 
@@ -28,10 +27,10 @@ class Requester(Protocol):
         position_tokens: int = 0,
         timeout_ms: int = 30_000,
         trace_parent: str = "",
-    ) -> Future[HandoffEnded]:
-        """Ask for a state; the future tells how it ended."""
+    ) -> BlockingDelivery:
+        """Ask for a state; the delivery tells how it ended, and when its pages are free."""
 
-    def decline(self, handoff_id: str, detail: str = "") -> Future[HandoffEnded]:
+    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
         """Go on without a state that was not asked for."""
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
@@ -104,7 +103,7 @@ class DecodeSide:
         held_tokens = wait.position_tokens - external_tokens
         wait.stage = _Stage.LOADING
         self._loading.add(request_id)
-        future = self.session.request(
+        delivery = self.session.request(
             wait.handoff_id,
             blocks,
             held_tokens=held_tokens,
@@ -112,9 +111,7 @@ class DecodeSide:
             timeout_ms=wait.timeout_ms,
             trace_parent=wait.trace_parent,
         )
-        self.ends.watch(
-            request_id, wait.handoff_id, future, wait.timeout_ms / 1000, external_tokens
-        )
+        self.ends.watch(request_id, wait.handoff_id, delivery, delivery.pages_free, external_tokens)
 
     def do_without(self, request_id: str, why: str) -> None:
         """D computes the prompt itself: P's pages are free at once."""
@@ -143,8 +140,6 @@ class DecodeSide:
             wait = self._waits.get(end.request_id)
             if wait is not None:
                 wait.stage = _Stage.OVER
-            if end.reason == SILENT:
-                self.session.cancel(end.handoff_id, end.detail)
             if end.reason:
                 structlog.get_logger("restow.vllm").warning(
                     "no state was received",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -14,12 +13,6 @@ from restow.broker.errors import RestowError
 
 DECLINED = "DECLINED"
 """The broker's reason where D did without."""
-SILENT = "BROKER_SILENT"
-"""The reason where the broker, which is gone, said nothing in time."""
-SILENCE_S = 30.0
-"""How much longer than the broker an engine waits. By then no agent reads or writes any more:
-grants end before D's patience and P's lease, and agents settle within `AgentSettings.quarantine_s`.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +37,6 @@ class End:
         return self.reason not in ("", DECLINED)
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """An end that is waited for."""
-
-    request_id: str
-    handoff_id: str
-    began_s: float
-    until_s: float
-
-
 class Ends:
     """Collects them. `watch` and `take` belong to the scheduler's thread."""
 
@@ -61,55 +44,38 @@ class Ends:
         """Nothing has ended."""
         self._clock = clock
         self._queue: SimpleQueue[End] = SimpleQueue()
-        self._watched: dict[str, _Watched] = {}
-        self._look_s = math.inf
-        """No watched end is overdue before."""
 
     def watch(
         self,
         request_id: str,
         handoff_id: str,
         future: Future[HandoffEnded],
-        within_s: float,
+        pages_free: Future[None] | None = None,
         tokens: int = 0,
     ) -> None:
         """Note the end when it comes; ``tokens`` are those that D does not compute.
 
-        If the broker says nothing for ``within_s`` and `SILENCE_S` more, that is the end.
+        That of a demand has come when ``pages_free``: D may give them to another request then.
         """
         began_s = self._clock()
-        until_s = began_s + within_s + SILENCE_S
-        self._watched[request_id] = _Watched(request_id, handoff_id, began_s, until_s)
-        self._look_s = min(self._look_s, until_s)
 
-        def done(ended: Future[HandoffEnded]) -> None:
-            end = _end(request_id, handoff_id, ended)
+        def done(_: Future[HandoffEnded] | Future[None]) -> None:
+            end = _end(request_id, handoff_id, future)
             waited_s = self._clock() - began_s
             self._queue.put(replace(end, waited_s=waited_s, tokens=tokens))
 
-        future.add_done_callback(done)
+        if pages_free is None:
+            future.add_done_callback(done)
+        else:
+            pages_free.add_done_callback(done)
 
     def take(self) -> Iterator[End]:
-        """All that have come since the last call, each request's once."""
+        """All that have come since the last call, each once."""
         while True:
             try:
-                end = self._queue.get_nowait()
+                yield self._queue.get_nowait()
             except Empty:
-                break
-            if self._watched.pop(end.request_id, None) is not None:
-                yield end
-        if self._watched and self._clock() >= self._look_s:
-            yield from self._overdue(self._clock())
-
-    def _overdue(self, now_s: float) -> Iterator[End]:
-        late = [one for one in self._watched.values() if one.until_s <= now_s]
-        for one in late:
-            del self._watched[one.request_id]
-        self._look_s = min((one.until_s for one in self._watched.values()), default=math.inf)
-        for one in late:
-            waited_s = now_s - one.began_s
-            detail = f"the broker has not said within {waited_s:.0f} s how it ended"
-            yield End(one.request_id, one.handoff_id, SILENT, detail, waited_s=waited_s)
+                return
 
 
 def _end(request_id: str, handoff_id: str, future: Future[HandoffEnded]) -> End:

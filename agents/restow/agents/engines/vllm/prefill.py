@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from restow.agents.engines.vllm.ends import SILENT, End, Ends
+from restow.agents.engines.vllm.ends import End, Ends
 from restow.broker.client import HandoffEnded
 
 Blocks = Mapping[str, Sequence[int]]
@@ -91,10 +91,7 @@ class PrefillSide:
             hold_ms=self.hold_ms,
         )
         self._held.add(request_id)
-        # Leases are renewed for as long as P holds the pages, and the last one runs out after that.
-        self.ends.watch(
-            request_id, prompt.handoff_id, future, (self.hold_ms + self.lease_ms) / 1000
-        )
+        self.ends.watch(request_id, prompt.handoff_id, future)
         return True
 
     def give_up(self, request_id: str, why: str) -> None:
@@ -110,8 +107,6 @@ class PrefillSide:
         ended = [end for end in self.ends.take() if end.request_id in self._held]
         self._held.difference_update(end.request_id for end in ended)
         for end in ended:
-            if end.reason == SILENT:
-                self.session.cancel(end.handoff_id, end.detail)
             if end.failed:
                 structlog.get_logger("restow.vllm").warning(
                     "a state was not handed over",

@@ -1,0 +1,79 @@
+"""A delivery: one demand of D's, its end, and when its pages are D's again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from restow.v1 import broker_pb2 as pb
+
+_STATES = {number: name.removeprefix("HANDOFF_STATE_") for name, number in pb.HandoffState.items()}
+"""By number: a newer broker may know more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffEnded:
+    """How a handoff ended. D may use its pages only if ``done``; P's pages are free either way."""
+
+    handoff_id: str
+    state: str
+    reason: str
+    detail: str
+    bytes: int
+    transfer_us: int
+
+    @classmethod
+    def of(cls, ended: pb.Ended) -> HandoffEnded:
+        """As the broker told it."""
+        state = _STATES.get(ended.state, _STATES[pb.HANDOFF_STATE_UNSPECIFIED])
+        told = (ended.handoff_id, state, ended.reason, ended.detail)
+        return cls(*told, ended.bytes, ended.transfer_us)
+
+    @property
+    def done(self) -> bool:
+        """Whether D holds the state, whole."""
+        return self.state == "DONE"
+
+
+class Delivery(asyncio.Future[HandoffEnded]):
+    """How a demand ends; await it. Giving it up gives the demand up, and its pages come later.
+
+    So ``asyncio.wait_for(session.request(...), 0.1)`` cancels the demand. The pages are D's again
+    when `pages_free` is done without an error, and not before: until then a rank may write to them.
+    """
+
+    def __init__(self, give_up: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        """``give_up`` is called once, if it is cancelled."""
+        super().__init__(loop=loop)
+        self._give_up = give_up
+        self.pages_free: asyncio.Future[None] = loop.create_future()
+        # Nobody need look at either.
+        for future in (self, self.pages_free):
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def cancel(self, msg: object = None) -> bool:
+        """Give the demand up; its pages are not free yet."""
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self._give_up()
+        return cancelled
+
+    def end(self, ended: HandoffEnded) -> None:
+        """Tell how it ended, unless that was told or nobody waits."""
+        if not self.done():
+            self.set_result(ended)
+
+    def fail(self, error: Exception) -> None:
+        """Tell why there is no end."""
+        if not self.done():
+            self.set_exception(error)
+
+    def free(self, error: Exception | None = None) -> None:
+        """Tell that no rank writes to the pages any more; or, with an error, that none can say."""
+        if self.pages_free.done():
+            return
+        if error is None:
+            self.pages_free.set_result(None)
+        else:
+            self.pages_free.set_exception(error)

@@ -1,0 +1,230 @@
+"""A demand has one end of its own, may be given up, and says when its pages are D's again."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import CancelledError
+from itertools import count
+
+import pytest
+
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pair, silent
+from broker.test_operators import fence_all
+from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
+from restow.broker.client.book import DEFAULT_TIMEOUT_S, SILENCE_S, Book
+from restow.broker.client.delivery import Delivery
+from restow.broker.errors import HandoffConflictError
+from restow.v1 import broker_pb2 as pb
+
+DONE = HandoffEnded("h", "DONE", "", "", 1, 1)
+
+
+class Notes:
+    """A book on a clock that stands still, and who gave up."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.book = Book(lambda: self.now_s)
+        self.given_up: list[Delivery] = []
+
+    def ask(self, sent: bool = True, timeout_ms: int = 500, name: str = "h") -> Delivery:
+        demand = pb.Demand(handoff_id=name, timeout_ms=timeout_ms)
+        message = pb.EngineMessage(request=demand)
+        return self.book.ask(name, message, sent=sent, give_up=self.given_up.append)
+
+    def publish(self, name: str = "h", final: bool = True) -> asyncio.Future[HandoffEnded]:
+        publication = pb.Publication(handoff_id=name, final=final, lease_ms=3000)
+        message = pb.EngineMessage(publish=publication)
+        return self.book.publish(name, message, sent=True, hold_ms=7000)
+
+    def late(self, connected: bool = False) -> list[str]:
+        return list(self.book.give_up_late(connected))
+
+
+async def test_an_end_is_that_of_the_demand_that_it_names() -> None:
+    notes = Notes()
+    one, two = notes.ask(), notes.ask()
+    notes.book.finish(DONE, 1)
+    assert one.result() == DONE
+    assert not two.done()
+    assert not two.pages_free.done()
+    notes.book.refuse(pb.Refused(message_id=2, handoff_id="h", reason="HANDOFF_CONFLICT"))
+    assert two.exception() is not None
+    assert two.pages_free.done()
+    assert notes.book.empty
+
+
+async def test_who_is_p_and_d_of_one_hears_two_ends() -> None:
+    notes = Notes()
+    published, asked = notes.publish(), notes.ask()
+    notes.book.finish(DONE, 0)
+    assert published.result() == DONE
+    assert not asked.done()
+    notes.book.finish(DONE, 2)
+    assert asked.result() == DONE
+
+
+async def test_a_demand_that_is_given_up_has_its_pages_when_it_has_ended() -> None:
+    notes = Notes()
+    asked = notes.ask()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asked, 0.01)
+    assert asked.cancelled()
+    assert notes.given_up == [asked]
+    cancellation = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="h"))
+    assert notes.book.give_up("h", asked, cancellation)
+    assert not asked.pages_free.done()
+    notes.book.finish(HandoffEnded("h", "CANCELLED", "CANCELLED", "", 0, 0), 1)
+    assert asked.pages_free.result() is None
+
+
+async def test_what_was_never_said_is_given_up_at_once_and_never_said() -> None:
+    notes = Notes()
+    asked = notes.ask(sent=False)
+    asked.cancel()
+    assert not notes.book.give_up("h", asked, pb.EngineMessage())
+    assert asked.pages_free.done()
+    assert list(notes.book.everything()) == []
+
+
+async def test_what_was_given_up_is_not_said_again() -> None:
+    notes = Notes()
+    asked = notes.ask()
+    asked.cancel()
+    cancellation = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="h"))
+    notes.book.give_up("h", asked, cancellation)
+    assert [one.WhichOneof("body") for one in notes.book.everything()] == ["cancel"]
+
+
+async def test_without_a_broker_d_waits_no_longer_than_its_patience() -> None:
+    notes = Notes()
+    asked = notes.ask()
+    notes.now_s += 0.4
+    assert notes.late() == []
+    assert not asked.done()
+    notes.now_s += 0.2
+    assert notes.late() == []
+    assert (asked.result().state, asked.result().reason) == ("EXPIRED", "BROKER_SILENT")
+    assert not asked.pages_free.done(), "a rank may still write"
+    assert list(notes.book.everything()) == []
+    notes.now_s += SILENCE_S
+    assert notes.late() == ["h"]
+    assert asked.pages_free.result() is None
+    assert notes.book.empty
+
+
+async def test_a_broker_that_is_there_is_given_time_to_say_how_it_ended() -> None:
+    notes = Notes()
+    asked, default = notes.ask(), notes.ask(timeout_ms=0, name="i")
+    notes.now_s += 0.5 + SILENCE_S - 0.1
+    assert notes.late(connected=True) == []
+    assert not asked.done()
+    notes.now_s += 0.2
+    assert notes.late(connected=True) == ["h"]
+    assert asked.result().reason == "BROKER_SILENT"
+    notes.now_s += DEFAULT_TIMEOUT_S
+    assert notes.late(connected=True) == ["i"]
+    assert default.pages_free.done()
+
+
+async def test_p_has_its_pages_back_when_the_last_lease_has_run_out() -> None:
+    notes = Notes()
+    published = notes.publish()
+    notes.now_s += 10 + SILENCE_S - 0.1
+    assert notes.late() == []
+    notes.now_s += 0.2
+    assert notes.late() == ["h"]
+    assert published.result().reason == "BROKER_SILENT"
+
+
+async def test_patience_goes_on_where_it_was_when_a_demand_is_said_again() -> None:
+    notes = Notes()
+    notes.ask(timeout_ms=5000)
+    notes.now_s += 2
+    (again,) = notes.book.everything()
+    assert again.request.repeated
+    assert again.request.timeout_ms == 3000
+
+
+async def test_a_repeated_demand_that_is_refused_keeps_its_pages_until_none_can_write() -> None:
+    notes = Notes()
+    asked = notes.ask()
+    list(notes.book.everything())
+    notes.book.refuse(pb.Refused(message_id=1, handoff_id="h", reason="DIRECTORY_FULL"))
+    assert asked.exception() is not None
+    assert not asked.pages_free.done()
+    notes.now_s += 0.5 + SILENCE_S
+    notes.late()
+    assert asked.pages_free.result() is None
+
+
+async def test_an_id_is_published_once_in_a_session() -> None:
+    notes = Notes()
+    notes.publish(final=False)
+    notes.publish()
+    notes.book.finish(DONE, 0)
+    with pytest.raises(HandoffConflictError, match="use a new one"):
+        notes.publish()
+    notes.publish("other")
+
+
+# -- with a broker --------------------------------------------------------------------------------
+
+
+async def test_a_second_demand_beside_the_first_is_refused_and_not_done() -> None:
+    async with broker() as running, pair(running.address) as both:
+        one = both.d.request("h", D_BLOCKS)
+        two = both.d.request("h", {"attention": [21, 22, 23], "state": [24]})
+        both.p.publish("h", P_BLOCKS, POSITION)
+        await fence_all(both, "h")
+        assert (await one).done
+        with pytest.raises(Exception, match="asked for handoff h already"):
+            await two
+
+
+async def test_giving_up_reaches_the_broker_and_pages_come_back_when_the_read_has_ended() -> None:
+    async with broker() as running, pair(running.address, 1, 1) as both:
+        answers, both.d_agents[0].answers = both.d_agents[0].answers, silent
+        freed = both.p.publish("h", P_BLOCKS, POSITION)
+        await fence_all(both, "h")
+        asked = both.d.request("h", D_BLOCKS)
+        order = await both.d_agents[0].order("execute")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asked, 0.01)
+        assert (await freed).reason == "CANCELLED"
+        assert not asked.pages_free.done()
+        both.d_agents[0].answers = answers
+        execute = type(both.d_agents[0].orders[0])(execute=order)
+        await both.d_agents[0].say(*answers(execute))
+        await asked.pages_free
+
+
+async def test_a_session_that_is_closed_tells_whose_pages_are_not_free() -> None:
+    async with broker() as running, pair(running.address, 1, 1) as both:
+        both.d_agents[0].answers = silent
+        both.p.publish("h", P_BLOCKS, POSITION)
+        await fence_all(both, "h")
+        written, waiting = both.d.request("h", D_BLOCKS), both.d.request("i", D_BLOCKS)
+        await both.d_agents[0].order("execute")
+        await both.d.close()
+        assert (await written).reason == "SESSION_CLOSED"
+        with pytest.raises(PagesNotFreeError, match="when the engine's agents are closed"):
+            await written.pages_free
+        assert (await waiting).state == "CANCELLED"
+        await waiting.pages_free
+
+
+async def test_threads_give_up_alike() -> None:
+    async with broker() as running:
+
+        def work() -> None:
+            with BlockingSession("other", "1", model_layout(1), running.address) as session:
+                names = (f"n{number}" for number in count())
+                asked = session.request(next(names), D_BLOCKS)
+                assert asked.cancel()
+                with pytest.raises(CancelledError):
+                    asked.result(10)
+                assert asked.pages_free.result(10) is None
+                assert not asked.cancel()
+
+        await asyncio.to_thread(work)
