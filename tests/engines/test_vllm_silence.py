@@ -96,13 +96,14 @@ def test_each_request_has_its_own_patience() -> None:
 def test_p_frees_its_pages_when_the_last_lease_has_run_out() -> None:
     clock, session = Clock(), Session()
     p = PrefillSide(session, lease_ms=3_000, hold_ms=7_000, ends=Ends(clock))
-    p.begin("r", "h")
+    p.begin("r", ["h"])
     assert p.finish("r", NAMED, 9)
     session.take()
     clock.now_s += 10 + SILENCE_S - 0.1
-    assert p.sent() == []
+    assert p.sent() == ([], set())
     clock.now_s += 0.2
-    (end,) = p.sent()
+    (end,), free = p.sent()
+    assert free == {"r"}
     assert (end.request_id, end.reason) == ("r", SILENT)
     assert session.take() == [("cancel", "h")]
 
