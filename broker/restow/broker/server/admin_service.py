@@ -278,6 +278,8 @@ def _words(event: str, detail: object) -> str:
             return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
         case "staged", (int(src_rank), int(dst_rank)):
             return f"rank {src_rank} gathered for rank {dst_rank}"
+        case "refused", (str(reason), str(engine), str(words)):
+            return f"{reason} to {engine}: {words}"
         case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
             return f"rank {rank} read {size_bytes} bytes in {elapsed_us} us"
     return str(detail)

@@ -129,6 +129,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                     hub.perform(actions)
             except RestowError as error:
                 refused = _refused(message, error)
+                if message.WhichOneof("body") in ("publish", "request"):
+                    hub.refuse(engine, refused.handoff_id, error)
                 outbox.open(len(refused.handoff_id)).events.add().refused.CopyFrom(refused)
 
     def _apply(
@@ -160,9 +162,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub = self._hub
         engine = self._engine(request.engine, context)
         handoff_id = request.publication.handoff_id
-        hub.perform(
-            hub.directory.publish(engine, handoff_id, self._chunk(request.publication), hub.now_s())
-        )
+        try:
+            chunk = self._chunk(request.publication)
+            hub.perform(hub.directory.publish(engine, handoff_id, chunk, hub.now_s()))
+        except RestowError as error:
+            hub.refuse(engine, handoff_id, error)
+            raise
         state = hub.directory.ledger.find(engine.key.tenant, handoff_id).state
         return pb.PublishResponse(state=STATE_NUMBERS[state])
 
@@ -173,9 +178,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         demand = request.demand
         end = hub.wait_for_end(engine.key, demand.handoff_id)
         try:
-            hub.perform(
-                hub.directory.request(engine, demand.handoff_id, self._wish(demand), hub.now_s())
-            )
+            try:
+                wish = self._wish(demand)
+                hub.perform(hub.directory.request(engine, demand.handoff_id, wish, hub.now_s()))
+            except RestowError as error:
+                hub.refuse(engine, demand.handoff_id, error)
+                raise
             return pb.RequestResponse(ended=await end)
         finally:
             end.cancel()
