@@ -85,6 +85,8 @@ class EngineRecord:
     block_tokens: dict[str, int]
     """Tokens that a block of each group holds; 0: it holds snapshots."""
     last_seen_s: float
+    born_s: float
+    """When this incarnation registered."""
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     block_limits: dict[str, int] = field(default_factory=dict)
     """The first block id of each group that some connected rank has no memory for."""
@@ -99,7 +101,7 @@ class EngineRecord:
     has_session: bool = False
     gone: bool = False
     former: tuple[str, ...] = ()
-    """The latest incarnations before this one."""
+    """The latest incarnations before this one; those that had unregistered are none."""
 
     @classmethod
     def of(
@@ -114,7 +116,7 @@ class EngineRecord:
         }
         limits = dict.fromkeys(block_tokens, MAX_IDS)
         return cls(
-            key, incarnation, layout, layout_digest, block_tokens, now_s, block_limits=limits
+            key, incarnation, layout, layout_digest, block_tokens, now_s, now_s, block_limits=limits
         )
 
     @property
