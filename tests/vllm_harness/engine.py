@@ -19,14 +19,18 @@ BLOCKS = 512
 PATIENT = {"lease_ms": 240_000, "request_timeout_ms": 240_000}
 """A small machine that runs six engines' processes may keep one from running for half a minute."""
 HERE = Path(__file__).parent
+OURS = [str(HERE.parent)] + [
+    str(HERE.parents[1] / name) for name in ("broker", "agents", "kernels", "proto")
+]
+"""The code of this tree, wherever vLLM's environment has another."""
 RESTING = {
-    "PYTHONPATH": os.pathsep.join((str(HERE.parent), str(HERE / "every_process"))),
+    "PYTHONPATH": os.pathsep.join((*OURS, str(HERE / "every_process"))),
     "TORCH_COMPILE_DISABLE": "1",
 }
 """For a dozen processes of vLLM on few processors: they spin nowhere, and compile nothing (vLLM
 compiles small functions at their first use, eager or not)."""
 ENVIRONMENT = {
-    "PYTHONPATH": str(HERE.parent),
+    "PYTHONPATH": os.pathsep.join(OURS),
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
