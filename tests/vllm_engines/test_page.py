@@ -232,18 +232,6 @@ async def test_many_answers_through_a_router_that_sends_n_on(
     assert choices(text) == [decode(prompts[2].answer_ids)] * 2
 
 
-async def test_a_chat_and_its_answers(served: Served) -> None:
-    body = {
-        "messages": [{"role": "user", "content": "anna has apple . bob has river . ? anna :"}],
-        "chat_template": "<bos> {{ messages[0]['content'] }}",
-        "n": 2,
-        **ALWAYS_THE_LIKELIEST,
-        "max_completion_tokens": 2,
-    }
-    status, text = await asyncio.to_thread(post, served.router, body, path="/v1/chat/completions")
-    assert (status, len(json.loads(text).get("choices", ()))) == (200, 2), text
-
-
 async def test_a_prompt_longer_than_a_block(served: Served) -> None:
     body = {"prompt": "<bos> " + "anna has apple . " * 60 + "? anna :", "max_tokens": 2}
     alone = await asyncio.to_thread(post, served.decode, body)
@@ -260,9 +248,12 @@ async def test_parameters_that_are_no_use(served: Served, prompts: tuple[Prompt,
             status, text = await asyncio.to_thread(post, base, body)
             assert status == 400, text
             assert json.loads(text)["error"]["message"].startswith("PARAMETERS_INVALID: ")
-    body = {"prompt": [one.text for one in prompts[:2]], "max_tokens": 1}
-    params = {"kv_transfer_params": {"do_remote_decode": True}}
-    status, text = await asyncio.to_thread(post, served.prefill, {**body, **params})
+    many = {
+        "prompt": [one.text for one in prompts[:2]],
+        "max_tokens": 1,
+        "kv_transfer_params": {"do_remote_decode": True},
+    }
+    status, text = await asyncio.to_thread(post, served.prefill, many)
     assert (status, "list of prompts" in text) == (400, True), text
 
 
