@@ -52,6 +52,7 @@ class Options:
     connector: str = "restow"
     prefix_caching: bool = False
     policy: str = "fail"
+    engine_id: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -78,6 +79,8 @@ class Options:
                 "kv_load_failure_policy": self.policy,
                 "kv_buffer_device": "cpu",
             }
+            if self.engine_id:
+                transfer["engine_id"] = self.engine_id
             if self.connector == "restow":
                 transfer |= {
                     "kv_connector": "RestowConnector",
