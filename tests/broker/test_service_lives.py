@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -16,7 +18,7 @@ from broker.fakes import (
     model_layout,
     pair,
 )
-from restow.broker.client import BrokerUnreachableError, EngineSession
+from restow.broker.client import AdminClient, BrokerUnreachableError, EngineSession
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import ListenError, RestowError
 from restow.broker.server.serve import RunningBroker
@@ -80,6 +82,26 @@ async def test_a_newer_life_of_an_engine_ends_the_older_ones_session() -> None:
             with pytest.raises(RestowError) as caught:
                 await both.p.publish("i", P_BLOCKS, POSITION)
             assert caught.value.reason == "ENGINE_REPLACED"
+
+
+async def test_an_engine_hears_once_that_it_was_replaced_and_never_of_its_own_closing() -> None:
+    heard: list[str] = []
+    async with broker() as running:
+        layout, address = model_layout(1), running.address
+
+        def session(life: str) -> EngineSession:
+            return EngineSession(
+                "p", life, layout, address, on_lost=lambda error: heard.append(error.reason)
+            )
+
+        async with session("older"):
+            async with session("newer"):
+                await until(lambda: bool(heard))
+                with AdminClient(address) as admin:
+                    (told,) = await asyncio.to_thread(admin.engines)
+            assert (told.incarnation, list(told.replaced)) == ("newer", ["older"])
+            assert 0 <= told.age_s < 60
+    assert heard == ["ENGINE_REPLACED"]
 
 
 async def test_a_session_whose_older_stream_arrives_after_it_goes_on() -> None:

@@ -15,7 +15,18 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, model_layout, pair, silent
+from broker.fakes import (
+    D_BLOCKS,
+    P_BLOCKS,
+    PAGES,
+    POSITION,
+    broker,
+    engine,
+    model_layout,
+    pair,
+    silent,
+)
+from restow.broker.client import AdminClient, BrokerCallError
 from restow.broker.core.actions import State
 from restow.broker.core.figures import BOUNDS_S, OTHER, Phase
 from restow.broker.errors import ListenError
@@ -93,6 +104,36 @@ async def test_handoffs_are_counted_by_how_they_end_and_timed(shown: RunningBrok
     counts = {phase: found[key("handoff_phase_seconds_count", phase=phase)] for phase in Phase}
     assert counts == {Phase.WAIT: 3, Phase.GRANT: 3, Phase.TRANSFER: 3, Phase.ALL: 4}
     assert 0.06 < found[key("handoff_phase_seconds_sum", phase="all")] < 60
+
+
+async def test_what_is_refused_is_counted_and_the_handoff_is_not_counted_with_it(
+    shown: RunningBroker,
+) -> None:
+    other = {"attention": [21, 22, 23], "state": [24]}
+    async with pair(shown.address, 1, 1) as both:
+        assert (await metrics(shown))[key("refused_total", reason="HANDOFF_CONFLICT")] == 0
+        await both.hand_over("h")
+        for _ in range(2):
+            with pytest.raises(BrokerCallError):
+                await both.d.request("h", other)
+        with pytest.raises(BrokerCallError):
+            await both.d.publish("h", P_BLOCKS, POSITION)
+        with pytest.raises(BrokerCallError):
+            await both.d.request("new", {"attention": [PAGES]})
+        found = await metrics(shown)
+        story = AdminClient(shown.address)
+        told = await asyncio.to_thread(story.handoff, "h")
+        story.close()
+    refused = {labels: value for (name, labels), value in found.items() if "refused" in name}
+    assert {dict(labels)["reason"]: value for labels, value in refused.items()} == {
+        "HANDOFF_CONFLICT": 2,
+        "HANDOFF_OWNED": 1,
+        "PAGE_OUT_OF_RANGE": 1,
+    }
+    assert found[key("handoffs_ended_total", state="DONE", reason="")] == 1
+    said = [one.detail.partition(": ")[0] for one in told.timeline if one.event == "refused"]
+    name = both.d._ref.engine_id
+    assert said == [f"HANDOFF_CONFLICT to {name}"] * 2 + [f"HANDOFF_OWNED to {name}"]
 
 
 async def test_a_duration_is_in_its_bucket_and_all_above(shown: RunningBroker) -> None:

@@ -113,6 +113,24 @@ def test_status_counts(shown: Shown, address: str) -> None:
     assert "1 DONE   0 FAILED   1 EXPIRED   0 CANCELLED" in shown.texts["status 80"]
 
 
+def test_an_engine_that_replaced_another_names_both_lives(address: str) -> None:
+    async def look() -> tuple[str, Any]:
+        async with (
+            engine(address, "twin", layout=model_layout(1), agents=False) as (older, _),
+            engine(address, "twin", layout=model_layout(1), agents=False) as (newer, _),
+        ):
+            lives = [one._ref.incarnation for one in (newer, older)]
+            text = await asyncio.to_thread(invoke, "engines", "--broker", address)
+            return text, (lives, json.loads(invoke("engines", "--json", "--broker", address)))
+
+    text, (lives, found) = asyncio.run(look())
+    (twin,) = [one for one in found["engines"] if one["engine_id"] == "twin"]
+    assert [twin["incarnation"], *twin["replaced"]] == lives
+    assert twin["age_s"] >= 0
+    said = f"twin: this life replaced {lives[1]} "
+    assert any(line.startswith(said) for line in text.splitlines())
+
+
 def test_engines_without_agents_stand_out(shown: Shown) -> None:
     by_id = {one["engine_id"]: one for one in shown.documents["engines"]["engines"]}
     assert [(one, by_id[one]["agents"], by_id[one]["ranks"]) for one in by_id] == [

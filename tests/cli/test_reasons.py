@@ -1,8 +1,9 @@
-"""Every reason of a handoff's end is explained: by the command, by the runbook, and no other is."""
+"""Every reason that an engine can be told is explained: by the command, by the runbook."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -12,30 +13,32 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from restow.agents.engines.vllm.ends import DECLINED
 from restow.broker.cli.main import app
-from restow.broker.errors import ContentMismatchError, PagesError, PlanError, RestowError
+from restow.broker.client import BrokerCallError
+from restow.broker.client.book import SILENT
+from restow.broker.errors import RestowError
 from restow.broker.reasons import REASONS, UNKNOWN, advice_for
 
 ROOT = Path(__file__).resolve().parents[2]
-BROKER, AGENTS = ROOT / "broker" / "restow" / "broker", ROOT / "agents" / "restow" / "agents"
-NO_HANDOFFS = {
-    "REGION_INVALID": "an agent does not start with it",
-    "DAEMON_UNREACHABLE": "said to who calls a daemon",
+BROKER = ROOT / "broker" / "restow" / "broker"
+OF_ENDS = (DECLINED, SILENT, "SESSION_CLOSED")
+"""What an engine is told by its own session, or tells itself."""
+NOT_TO_ENGINES = {
     "COSTS_INVALID": "said to who gives costs",
+    "LISTEN_FAILED": "said to who starts a broker",
+    "TOKENS_FILE_INVALID": "said to who starts a broker",
+    "EXTRA_MISSING": "said to who types a command",
+    "FILE_NOT_WRITABLE": "said to who types a command",
 }
-
-
-def reasons_of_classes(path: Path) -> Iterator[str]:
-    """Of the typed errors in a file."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ClassDef):
-            continue
-        for part in node.body:
-            match part:
-                case ast.Assign(
-                    targets=[ast.Name(id="reason")], value=ast.Constant(value=str(reason))
-                ):
-                    yield reason
+MODULES = (
+    "restow.broker.errors",
+    "restow.broker.trust.errors",
+    "restow.broker.client.errors",
+    "restow.agents.errors",
+    "restow.agents.engines.vllm.errors",
+)
+"""All typed errors that an engine's process may meet."""
 
 
 def reasons_of_failures(path: Path) -> Iterator[str]:
@@ -46,26 +49,32 @@ def reasons_of_failures(path: Path) -> Iterator[str]:
                 yield why
 
 
-def reasons_that_end_handoffs() -> set[str]:
-    """What the broker's mind says, what planning may raise, and what agents may report."""
+def reasons_of_modules() -> Iterator[str]:
+    """Of every typed error that is written there."""
+    for name in MODULES:
+        for one in vars(importlib.import_module(name)).values():
+            if isinstance(one, type) and issubclass(one, RestowError) and one.__module__ == name:
+                yield one.reason
+
+
+def reasons_told_to_engines() -> set[str]:
+    """What the broker's mind says, and what any error says that reaches an engine."""
     found = {
-        reason for path in [*(BROKER / "core").glob("*.py")] for reason in reasons_of_failures(path)
+        reason for path in (BROKER / "core").glob("*.py") for reason in reasons_of_failures(path)
     }
-    found.update(reasons_of_classes(AGENTS / "errors.py"))
-    found.update(one.reason for one in (*_and_below(PlanError), *_and_below(PagesError)))
-    return (found | {RestowError.reason, ContentMismatchError.reason}) - set(NO_HANDOFFS)
-
-
-def _and_below(kind: type[RestowError]) -> Iterator[type[RestowError]]:
-    yield kind
-    for one in kind.__subclasses__():
-        yield from _and_below(one)
+    found.update(reasons_of_modules())
+    # An error that names no reason of its own has that of the base.
+    return found - set(NOT_TO_ENGINES) - {BrokerCallError.reason} | {RestowError.reason, *OF_ENDS}
 
 
 def test_all_reasons_are_explained_and_no_others() -> None:
-    found = reasons_that_end_handoffs()
-    assert len(found) > 30
+    found = reasons_told_to_engines()
+    assert len(found) > 60
     assert found == set(REASONS)
+
+
+def test_what_is_said_to_others_is_said_by_a_class_of_ours() -> None:
+    assert set(NOT_TO_ENGINES) <= set(reasons_of_modules())
 
 
 @pytest.mark.parametrize("reason", sorted(REASONS))

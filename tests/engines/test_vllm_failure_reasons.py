@@ -20,6 +20,7 @@ from restow.agents.engines.vllm.failure_reasons import (
     ask_broker,
 )
 from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.broker.client import BrokerCallError
 
 ERROR = {"error": {"message": "Internal server error", "type": "InternalServerError", "code": 500}}
 FATE = Fate("h1", "EXPIRED", "NOT_PUBLISHED", "D's patience ran out: nobody published it")
@@ -160,20 +161,100 @@ def test_the_broker_is_the_connectors_and_so_is_what_is_shown_to_it() -> None:
     assert (shown.tls_ca, shown.token_file) == (Path("/tls/ca.pem"), Path("/tls/token"))
 
 
+def of_role(kv_role: str) -> SimpleNamespace:
+    """An application as vLLM's, started with that role."""
+    config = SimpleNamespace(kv_connector_extra_config={}, kv_role=kv_role)
+    args = SimpleNamespace(kv_transfer_config=config)
+    return SimpleNamespace(state=SimpleNamespace(args=args))
+
+
+@pytest.mark.parametrize(
+    ("kv_role", "said", "words"),
+    [
+        ("kv_consumer", {"handoff_id": 7}, "handoff_id is 7"),
+        ("kv_consumer", {"do_remote_prefill": True}, "without handoff_id"),
+        ("kv_producer", {"do_remote_prefill": True, "remote_block_ids": [1]}, "without handoff_id"),
+        ("kv_both", {"handoff_id": "h"}, "both P and D"),
+        ("kv_producer", {"do_remote_decode": True, "choices": -1}, "choices is -1"),
+    ],
+)
+def test_parameters_that_are_no_use_reach_no_engine(
+    kv_role: str, said: dict[str, Any], words: str
+) -> None:
+    engine = Engine(200, "application/json", b"{}")
+    body = json.dumps({"prompt": "x", "kv_transfer_params": said}).encode()
+    status, headers, answer = post(engine, Asked(), body[:9], body[9:], app=of_role(kv_role))
+    assert (status, engine.heard) == (400, b"")
+    assert int(headers[b"content-length"]) == len(answer)
+    error = json.loads(answer)["error"]
+    assert (error["param"], error["code"]) == ("kv_transfer_params", 400)
+    assert error["message"].startswith("PARAMETERS_INVALID: ")
+    assert words in error["message"]
+
+
+def test_what_no_handoff_can_be_had_for_is_refused() -> None:
+    engine = Engine(200, "application/json", b"{}")
+    made_by_p = {"kv_transfer_params": {"do_remote_decode": True}}
+    named = {"kv_transfer_params": {"do_remote_decode": True, "handoff_id": "h"}}
+    for more, status in (
+        ({"prompt": ["x", "y"], **made_by_p}, 400),
+        ({"prompt": [[1], [2, 3]], **made_by_p}, 400),
+        ({"prompt": "x", "use_beam_search": True, **named}, 400),
+        ({"prompt": ["x", "y"], **named}, 200),
+        ({"prompt": ["x"], **made_by_p}, 200),
+        ({"prompt": [1, 2], **made_by_p}, 200),
+        ({"prompt": "x", "n": 3, **made_by_p}, 200),
+        ({"prompt": ["x", "y"], "use_beam_search": True}, 200),
+    ):
+        body = json.dumps(more).encode()
+        assert post(engine, Asked(None), body, app=of_role("kv_producer"))[0] == status, more
+
+
+def test_of_many_handoffs_the_one_that_failed_is_told() -> None:
+    asked = []
+
+    def ask(settings: ConnectorSettings, handoff_id: str) -> Fate | None:
+        asked.append(handoff_id)
+        return FATE if handoff_id == "h/prompt1" else None
+
+    body = {"prompt": ["x", "y"], "n": 2, "kv_transfer_params": {"handoff_id": "h"}}
+    engine = Engine(500, "application/json", json.dumps(ERROR).encode())
+    _, _, answer = post(engine, ask, json.dumps(body).encode(), app=of_role("kv_consumer"))
+    assert asked == ["h", "h/choice1", "h/prompt1"]
+    assert "NOT_PUBLISHED" in json.loads(answer)["error"]["message"]
+    asked.clear()
+    body |= {"n": 1_000_000}
+    post(
+        engine, lambda s, h: asked.append(h), json.dumps(body).encode(), app=of_role("kv_consumer")
+    )
+    assert len(asked) == 16
+
+
 async def test_a_real_broker_is_asked() -> None:
     async with broker() as running, pair(running.address) as both:
         ended = both.d.request("early", D_BLOCKS)
         both.d.cancel("early", "the client left")
         await ended
+        ended = both.d.request("left", D_BLOCKS)
+        both.d.cancel("left", "the client left")
+        await ended
         await both.hand_over("well")
+        await both.hand_over("twice")
+        for name in ("twice", "early"):
+            with pytest.raises(BrokerCallError):
+                await both.d.request(name, {"attention": [21, 22, 23], "state": [24]})
 
         async def ask(handoff_id: str) -> Fate | None:
             settings = ConnectorSettings(broker=running.address)
             return await asyncio.to_thread(ask_broker, settings, handoff_id)
 
-        fate, well, unknown = await ask("early"), await ask("well"), await ask("nowhere")
+        fate, well, unknown = await ask("left"), await ask("well"), await ask("nowhere")
+        twice = [await ask("twice"), await ask("early")]
     assert fate is not None
     assert unknown is not None
+    for one, state in zip(twice, ("DONE", "CANCELLED"), strict=True):
+        assert one is not None
+        assert (one.state, one.reason) == (state, "HANDOFF_CONFLICT")
     assert (fate.state, fate.reason) == ("CANCELLED", "CANCELLED")
     assert "the client left" in fate.detail
     assert well is None

@@ -11,6 +11,7 @@ import torch
 
 from restow.agents.engines.vllm.errors import ParametersError, SettingsError
 from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
+from restow.agents.engines.vllm.places import Place
 from restow.agents.engines.vllm.prompt import backoff_tokens, position_tokens, truncate
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import Credentials
@@ -79,11 +80,26 @@ def test_a_request_without_parameters_has_no_part() -> None:
         {"do_remote_decode": True, "handoff_id": "h", "timeout_ms": True},
         {"do_remote_prefill": True},
         {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "P"},
+        {"do_remote_decode": True, "handoff_id": "h", "choices": 0},
+        {"do_remote_decode": True, "handoff_id": "h", "choices": True},
+        {"do_remote_decode": True, "handoff_id": "h", "choices": 1025},
+        "h",
+        [1],
     ],
 )
-def test_parameters_that_name_no_side_or_no_handoff_are_refused(params: dict[str, Any]) -> None:
+def test_parameters_that_name_no_side_or_no_handoff_are_refused(params: object) -> None:
     with pytest.raises(ParametersError):
         part_of(params, "kv_both", "id")
+
+
+def test_a_list_of_prompts_needs_an_id_of_the_router_s() -> None:
+    """P's answer has one `kv_transfer_params` for all of its prompts."""
+    place = Place.of("cmpl-x-1-0123abcd")
+    with pytest.raises(ParametersError, match="list of prompts"):
+        part_of({"do_remote_decode": True}, "kv_producer", "P/1/x", place)
+    named = part_of({"do_remote_decode": True, "handoff_id": "h"}, "kv_producer", "P/1/x", place)
+    assert named is not None
+    assert named.handoff_ids(place) == ["h/prompt1"]
 
 
 @pytest.mark.parametrize(("recurrent", "lookahead", "tokens"), [(0, 0, 0), (1, 0, 1), (1, 4, 3)])

@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from engines.test_vllm_parameters import Request
 from restow.agents.engines.vllm.groups import Group
 from restow.agents.engines.vllm.scheduler_side import SchedulerSide
@@ -282,13 +284,105 @@ def test_a_prompt_of_one_token_is_computed_by_d_itself() -> None:
     assert session.take() == [("decline", "h")]
 
 
-def test_requests_that_name_no_side_are_served_alone() -> None:
+def test_a_request_without_parameters_is_served_alone() -> None:
     session = Session()
-    both = side(session)
-    for params in (None, {"handoff_id": "h"}, {"do_remote_prefill": True}):
-        request = Request(list(PROMPT), params)
-        both.new_request(request)
-        assert both.loadable_tokens(request, 0) == 0
-        assert both.finished(request, BLOCKS, computed=True) is None
+    both, request = side(session), Request(list(PROMPT), None)
+    both.new_request(request)
+    assert both.loadable_tokens(request, 0) == 0
+    assert not both.decides("r")
+    assert both.finished(request, BLOCKS, computed=True) is None
     assert session.take() == []
     assert len(PROMPT) == request.num_prompt_tokens
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_parameters_that_are_no_use_are_a_load_that_fails_on_either_side(role: str) -> None:
+    """What comes of that is vLLM's policy: an error, or a prompt that is computed here."""
+    for params in (
+        {"do_remote_prefill": True},
+        {"handoff_id": 7},
+        {"do_remote_prefill": True, "remote_block_ids": [1], "remote_engine_id": "nixl"},
+    ):
+        session = Session()
+        one, request = side(session, role), Request(list(PROMPT), params)
+        one.new_request(request)
+        assert one.loadable_tokens(request, 4) == len(PROMPT) - 4 > 0
+        assert one.decides("r")
+        one.allocated(request, BLOCKS, len(PROMPT) - 4)
+        assert one.step(nothing()).received == {"r": False}
+        assert one.loadable_tokens(request, 0) == 0, "when it comes back it is computed"
+        assert not one.decides("r")
+        assert one.finished(request, BLOCKS, computed=True) is None
+        assert session.take() == []
+        where = "prefill" if role == "kv_producer" else "decode"
+        assert one.tally.take()["failures"] == {f"{where}:PARAMETERS_INVALID": 1}
+
+
+def test_a_refused_request_that_is_aborted_leaves_nothing() -> None:
+    one, request = side(Session()), Request(list(PROMPT), {"do_remote_prefill": True})
+    one.new_request(request)
+    one.finished(request, ([], []), computed=False)
+    assert not one.decides("r")
+
+
+def test_a_prompt_that_many_answers_are_wanted_to_is_published_for_each() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    request.kv_transfer_params = {"do_remote_decode": True, "handoff_id": "h", "choices": 3}
+    ids = ["h", "h/choice1", "h/choice2"]
+    p.new_request(request)
+    assert session.take() == [("publish", one, {}, 0, False) for one in ids]
+    assert p.step(iter([("r", 9)])).fences == ids
+    request.num_computed_tokens = 9
+    given = p.finished(request, BLOCKS, computed=True)
+    assert given is not None
+    assert given["handoff_id"] == "h"
+    assert [said[1] for said in session.take()] == ids
+    session.end("h/choice1")
+    session.end("h", "FAILED", "PEER_LOST")
+    assert p.step(nothing()).sent == []
+    session.end("h/choice2")
+    assert p.step(nothing()).sent == ["r"], "its pages are free when the last one has them"
+    assert p.tally.take()["failures"] == {"prefill:PEER_LOST": 1}
+
+
+def test_a_prompt_that_is_given_up_is_given_up_for_all_its_answers() -> None:
+    session = Session()
+    p, request = side(session), prefill()
+    request.kv_transfer_params = {"do_remote_decode": True, "handoff_id": "h", "choices": 2}
+    p.new_request(request)
+    session.take()
+    p.finished(request, BLOCKS, computed=False)
+    assert session.take() == [("cancel", "h"), ("cancel", "h/choice1")]
+
+
+def test_answers_and_prompts_of_one_request_are_handoffs_of_their_own_on_both_sides() -> None:
+    names = {
+        "cmpl-x-0-0123abcd": "h",
+        "0_cmpl-x-0-0123abcd": "h",
+        "1_cmpl-x-0-0123abcd": "h/choice1",
+        "cmpl-x-2-0123abcd": "h/prompt2",
+        "3_cmpl-x-2-0123abcd": "h/prompt2/choice3",
+        "1_chatcmpl-x-2-0123abcd": "h/choice1",
+        "cmpl-x-1": "h/prompt1",
+    }
+    for request_id, handoff_id in names.items():
+        session = Session()
+        for role, request in (("kv_consumer", decode()), ("kv_producer", prefill())):
+            one, request.request_id = side(session, role), request_id
+            one.new_request(request)
+            one.allocated(request, BLOCKS, 9)
+        assert [said[1] for said in session.take()] == [handoff_id] * 2, request_id
+
+
+def test_two_requests_of_one_handoff_both_have_their_pages_again() -> None:
+    """The broker refuses the second one; vLLM must hear of both."""
+    session = Session()
+    p = side(session)
+    for name in ("a", "b"):
+        request = prefill()
+        request.request_id, request.num_computed_tokens = name, 9
+        p.new_request(request)
+        p.finished(request, BLOCKS, computed=True)
+        session.end("h")
+    assert sorted(p.step(nothing()).sent) == ["a", "b"]

@@ -70,6 +70,9 @@ async def test_engines_outlive_their_broker(
                 list(prompts[3].token_ids), 6, {"handoff_id": "nowhere", "timeout_ms": 1000}
             )
             assert lost.tokens == prompts[3].answer_ids
+            no_use = await engines[1].ask(list(prompts[3].token_ids), 6, {"handoff_id": 7})
+            assert no_use.tokens == prompts[3].answer_ids
+            assert b"handoff_id is 7" in _words(logs[1])
             assert done(broker) == 3
         # Nobody is there to say that no state comes: D gives up by itself.
         answer = await hand_over(engines, prompts[4], "meanwhile", timeout_ms=1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -60,6 +61,18 @@ async def test_a_handoff_that_never_comes_is_an_error_and_not_a_wrong_answer(
     again = await pair.prefill.ask(list(prompts[0].token_ids), 1, {"do_remote_decode": True})
     answer = await pair.decode.ask(list(prompts[0].token_ids), 6, again.params)
     assert answer.tokens == prompts[0].answer_ids
+
+
+@pytest.mark.parametrize("params", [{"do_remote_prefill": True}, {"handoff_id": 7}])
+async def test_parameters_that_are_no_use_are_an_error_on_both_sides(
+    pair: Pair, prompts: tuple[Prompt, ...], params: dict[str, Any]
+) -> None:
+    for engine in (pair.prefill, pair.decode):
+        for ids in (list(prompts[0].token_ids), [5]):
+            answer = await engine.ask(ids, 6, params)
+            assert answer.finish == "error" or answer.error
+            assert answer.tokens == ()
+        assert (await engine.ask(list(prompts[0].token_ids), 6)).tokens == prompts[0].answer_ids
 
 
 async def test_a_prompt_of_another_length_is_an_error(

@@ -20,15 +20,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from broker.fakes import model_layout
 from forked.ports import free_port
 from restow.agents.engines.recall.task import Prompt, decode
-from restow.broker.client import AdminClient
+from restow.broker.client import AdminClient, EngineSession
 from vllm_harness.pair import GRANT_S
 
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "vllm.md"
 START_S = 300.0
+ENDS_S = 60.0
+ALWAYS_THE_LIKELIEST = {"temperature": 1.0, "top_k": 1}
+"""vLLM gives one answer alone with a temperature of 0."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,11 @@ async def served(
 
 
 def _wait_for(base: str, shell: subprocess.Popen[bytes], log: Path) -> None:
-    """Until somebody answers, be it that there is no such page."""
+    """Until it is well, as the page says it is told."""
     until_s = time.monotonic() + START_S
     while time.monotonic() < until_s and shell.poll() is None:
         try:
             urllib.request.urlopen(f"http://{base}/health", timeout=5).close()
-        except urllib.error.HTTPError:
-            return
         except OSError:
             time.sleep(0.5)
         else:
@@ -109,6 +111,17 @@ def post(base: str, body: dict[str, Any], path: str = "/v1/completions") -> tupl
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def get(base: str, path: str) -> tuple[int, str]:
+    """Status and text; 0: nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://{base}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
 
 
 async def said(base: str, prompt: Prompt) -> str:
@@ -146,6 +159,117 @@ async def test_a_stream_through_the_router(served: Served, prompts: tuple[Prompt
     assert " ".join(words.split()) == decode(prompts[0].answer_ids)
 
 
+async def test_the_engines_have_the_names_of_the_page(served: Served) -> None:
+    with AdminClient(served.broker) as admin:
+        engines = admin.engines()
+    assert [one.engine_id for one in engines] == ["d0", "p0"]
+    assert all(one.agents == one.ranks and one.session for one in engines)
+    status, _ = await asyncio.to_thread(get, served.router, "/health")
+    assert status == 200
+    status, text = await asyncio.to_thread(get, served.router, "/v1/models")
+    assert (status, json.loads(text)["data"][0]["id"]) == (200, "recall")
+
+
+def choices(text: str) -> list[str]:
+    return [" ".join(one["text"].split()) for one in json.loads(text)["choices"]]
+
+
+async def handed_over(served: Served, since: int) -> dict[str, int]:
+    """Bytes of each handoff but the oldest ``since``."""
+    with AdminClient(served.broker) as admin:
+        found = (await asyncio.to_thread(admin.handoffs)).handoffs
+    assert all(one.bytes for one in found), found
+    return {one.handoff_id: one.bytes for one in found[: len(found) - since]}
+
+
+async def test_many_answers_to_many_prompts_through_the_router(
+    served: Served, prompts: tuple[Prompt, ...]
+) -> None:
+    """Each reads a state of its own, and P has computed each prompt once."""
+    with AdminClient(served.broker) as admin:
+        before = len(admin.handoffs().handoffs)
+    body = {
+        "prompt": [prompts[0].text, prompts[1].text],
+        "n": 3,
+        **ALWAYS_THE_LIKELIEST,
+        "max_tokens": 6,
+        "min_tokens": 2,
+    }
+    computed = await prompt_tokens(served.prefill)
+    status, text = await asyncio.to_thread(post, served.router, body)
+    assert status == 200, text
+    assert choices(text) == [decode(one.answer_ids) for one in prompts[:2] for _ in range(3)]
+    ids = await handed_over(served, before)
+    (id_,) = {one.partition("/")[0] for one in ids}
+    assert sorted(ids) == [
+        *(id_, f"{id_}/choice1", f"{id_}/choice2"),
+        *(f"{id_}/prompt1", f"{id_}/prompt1/choice1", f"{id_}/prompt1/choice2"),
+    ]
+    tokens = sum(len(one.token_ids) - 1 for one in prompts[:2])
+    assert await prompt_tokens(served.prefill) - computed == tokens
+
+
+async def prompt_tokens(base: str) -> float:
+    """How many tokens of prompts the engine has computed."""
+    _, text = await asyncio.to_thread(get, base, "/metrics")
+    name = "vllm:prompt_tokens_total"
+    return sum(float(one.rsplit(" ", 1)[1]) for one in text.splitlines() if one.startswith(name))
+
+
+async def test_many_answers_through_a_router_that_sends_n_on(
+    served: Served, prompts: tuple[Prompt, ...]
+) -> None:
+    """P computes the prompt for each, and D is told what P answered."""
+    body = {"prompt": prompts[2].text, "n": 2, **ALWAYS_THE_LIKELIEST}
+    params = {"kv_transfer_params": {"do_remote_decode": True}}
+    status, text = await asyncio.to_thread(
+        post, served.prefill, {**body, "max_tokens": 1, **params}
+    )
+    assert status == 200, text
+    given = {"kv_transfer_params": json.loads(text)["kv_transfer_params"]}
+    status, text = await asyncio.to_thread(post, served.decode, {**body, "max_tokens": 6, **given})
+    assert status == 200, text
+    assert choices(text) == [decode(prompts[2].answer_ids)] * 2
+
+
+async def test_a_prompt_longer_than_a_block(served: Served) -> None:
+    body = {"prompt": "<bos> " + "anna has apple . " * 60 + "? anna :", "max_tokens": 2}
+    alone = await asyncio.to_thread(post, served.decode, body)
+    status, text = await asyncio.to_thread(post, served.router, body)
+    assert (alone[0], status) == (200, 200), (alone, text)
+    assert choices(text) == choices(alone[1])
+
+
+async def test_parameters_that_are_no_use(served: Served, prompts: tuple[Prompt, ...]) -> None:
+    nixl = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [1, 2]}
+    for base in (served.prefill, served.decode):
+        for params in ({"handoff_id": 7}, {"do_remote_prefill": True}, nixl):
+            body = {"prompt": prompts[0].text, "max_tokens": 1, "kv_transfer_params": params}
+            status, text = await asyncio.to_thread(post, base, body)
+            assert status == 400, text
+            assert json.loads(text)["error"]["message"].startswith("PARAMETERS_INVALID: ")
+    many = {
+        "prompt": [one.text for one in prompts[:2]],
+        "max_tokens": 1,
+        "kv_transfer_params": {"do_remote_decode": True},
+    }
+    status, text = await asyncio.to_thread(post, served.prefill, many)
+    assert (status, "list of prompts" in text) == (400, True), text
+
+
+async def test_a_handoff_that_is_asked_for_twice(
+    served: Served, prompts: tuple[Prompt, ...]
+) -> None:
+    params = {"kv_transfer_params": {"handoff_id": "asked twice"}}
+    body = {"prompt": prompts[3].text, "max_tokens": 6, **params}
+    assert (await asyncio.to_thread(post, served.prefill, {**body, "max_tokens": 1}))[0] == 200
+    assert (await asyncio.to_thread(post, served.decode, body))[0] == 200
+    status, text = await asyncio.to_thread(post, served.decode, body)
+    assert status == 500
+    message = json.loads(text)["error"]["message"]
+    assert message.startswith("no state was handed over: HANDOFF_CONFLICT: "), message
+
+
 async def test_what_the_client_did_wrong_is_told(served: Served) -> None:
     status, text = await asyncio.to_thread(
         post, served.router, {"prompt": "<bos> anna has", "max_tokens": 100_000}
@@ -177,9 +301,31 @@ async def test_the_reason_reaches_the_client(
 
 
 async def test_metrics(served: Served) -> None:
-    with urllib.request.urlopen(f"http://{served.decode}/metrics", timeout=10) as answer:  # noqa: ASYNC210
-        text = answer.read().decode()
+    _, text = await asyncio.to_thread(get, served.decode, "/metrics")
     received = "vllm:restow_received_bytes_sum"
     (line,) = [one for one in text.splitlines() if one.startswith(received)]
     assert float(line.rsplit(" ", 1)[1]) > 0
-    assert 'reason="POSITION_MISMATCH"' in text
+    for reason in ("POSITION_MISMATCH", "HANDOFF_CONFLICT"):
+        assert f'reason="{reason}"' in text
+
+
+async def test_an_engine_that_was_replaced_ends(served: Served) -> None:
+    """Somebody gives another process the same id. The last test: P does not come back."""
+    async with EngineSession("p0", "another", model_layout(), served.broker):
+        with AdminClient(served.broker) as admin:
+            (p0,) = [one for one in admin.engines() if one.engine_id == "p0"]
+        assert (p0.incarnation, len(p0.replaced)) == ("another", 1)
+
+        def gone() -> None:
+            while get(served.prefill, "/health")[0] == 200:
+                time.sleep(0.2)
+            while get(served.router, "/health")[0] == 200:
+                time.sleep(0.2)
+
+        await asyncio.wait_for(asyncio.to_thread(gone), ENDS_S)
+        status, text = await asyncio.to_thread(get, served.router, "/health")
+        assert (status, list(json.loads(text)["prefill"].values())) == (503, [False])
+        status, text = await asyncio.to_thread(
+            post, served.router, {"prompt": "<bos> anna has apple . ? anna :", "max_tokens": 2}
+        )
+        assert (status, json.loads(text)["error"]["type"]) == (502, "engine_failed")

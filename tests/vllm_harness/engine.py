@@ -19,14 +19,18 @@ BLOCKS = 512
 PATIENT = {"lease_ms": 240_000, "request_timeout_ms": 240_000}
 """A small machine that runs six engines' processes may keep one from running for half a minute."""
 HERE = Path(__file__).parent
+OURS = [str(HERE.parent)] + [
+    str(HERE.parents[1] / name) for name in ("broker", "agents", "kernels", "proto")
+]
+"""The code of this tree, wherever vLLM's environment has another."""
 RESTING = {
-    "PYTHONPATH": os.pathsep.join((str(HERE.parent), str(HERE / "every_process"))),
+    "PYTHONPATH": os.pathsep.join((*OURS, str(HERE / "every_process"))),
     "TORCH_COMPILE_DISABLE": "1",
 }
 """For a dozen processes of vLLM on few processors: they spin nowhere, and compile nothing (vLLM
 compiles small functions at their first use, eager or not)."""
 ENVIRONMENT = {
-    "PYTHONPATH": str(HERE.parent),
+    "PYTHONPATH": os.pathsep.join(OURS),
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -48,6 +52,7 @@ class Options:
     connector: str = "restow"
     prefix_caching: bool = False
     policy: str = "fail"
+    engine_id: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -74,6 +79,8 @@ class Options:
                 "kv_load_failure_policy": self.policy,
                 "kv_buffer_device": "cpu",
             }
+            if self.engine_id:
+                transfer["engine_id"] = self.engine_id
             if self.connector == "restow":
                 transfer |= {
                     "kv_connector": "RestowConnector",

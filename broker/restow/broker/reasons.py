@@ -1,4 +1,4 @@
-"""Why a handoff did not end DONE: what each reason means, and what an operator does about it.
+"""Why a handoff did not end DONE, or an engine is refused: what it means, and what to do about it.
 
 `restow handoff` says it, `restow reasons` lists all, docs/runbook.md holds the same table.
 """
@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
+from restow.broker.advice import OTHER_VERSION, Advice
+from restow.broker.refusals import REFUSALS
 
-class Advice(NamedTuple):
-    """Of one reason."""
-
-    meaning: str
-    next_step: str
-
-
-_OTHER_VERSION = "Run one version of Restow on the broker and on all hosts."
+__all__ = ["REASONS", "UNKNOWN", "Advice", "advice_for"]
 
 REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
     {
+        **REFUSALS,
         # What a side wanted, or did not do in time.
         "CANCELLED": Advice(
             "A side gave the handoff up, as it does when the request is aborted.",
@@ -102,6 +98,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "An engine was registered, and not all of its ranks had an agent in time.",
             "Start the missing agents: `restow engines` shows how many there are.",
         ),
+        "PAGES_NOT_FREE": Advice(
+            "An engine closed its session while a rank of its might still have been writing.",
+            "Close the engine's agents; then its pages are free.",
+        ),
         "PEER_LOST": Advice(
             "D's agent could not reach P's agent, or lost it within the read.",
             "Look whether P's process lives, and whether the two hosts reach each other's UCX "
@@ -176,11 +176,11 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
         "ORDER_INVALID": Advice(
             "The agent was sent an order that does not fit what was sent before it.",
-            _OTHER_VERSION,
+            OTHER_VERSION,
         ),
         "PROGRAM_INVALID": Advice(
             "The agent was sent a program that would touch bytes outside of its pages.",
-            _OTHER_VERSION + " If they are, it is a fault of Restow: keep the logs.",
+            OTHER_VERSION + " If they are, it is a fault of Restow: keep the logs.",
         ),
         "READ_FAILED": Advice(
             "NIXL refused or broke a read for another reason than a lost peer, or P's agent gave "
@@ -206,7 +206,7 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
         "DIGEST_MISSING": Advice(
             "Content was to be compared, and P's agent made no digest.",
-            _OTHER_VERSION,
+            OTHER_VERSION,
         ),
         "INTERNAL": Advice(
             "Something failed that should not: the detail says what.",
@@ -218,7 +218,7 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
 
 UNKNOWN: Final = Advice(
     "This version of Restow does not know the reason: an agent or engine of another one gave it.",
-    _OTHER_VERSION,
+    OTHER_VERSION,
 )
 
 

@@ -170,6 +170,8 @@ class EngineInfo(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     AGENTS_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
+    REPLACED_FIELD_NUMBER: builtins.int
+    AGE_S_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its id."""
     incarnation: builtins.str
@@ -184,6 +186,14 @@ class EngineInfo(google.protobuf.message.Message):
     """Number of connected agents; ready when it equals ranks."""
     session: builtins.bool
     """Whether it has a session open."""
+    age_s: builtins.float
+    """Seconds since this life registered."""
+    @property
+    def replaced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Lives of this id that had not unregistered when another one came, the latest first. Two processes that
+        are given one id are such lives. Empty: none.
+        """
+
     def __init__(
         self,
         *,
@@ -194,8 +204,10 @@ class EngineInfo(google.protobuf.message.Message):
         ranks: builtins.int = ...,
         agents: builtins.int = ...,
         session: builtins.bool = ...,
+        replaced: collections.abc.Iterable[builtins.str] | None = ...,
+        age_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "ranks", b"ranks", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "ranks", b"ranks", "replaced", b"replaced", "session", b"session"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 

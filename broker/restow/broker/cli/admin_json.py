@@ -51,6 +51,8 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
                 "ranks": one.ranks,
                 "agents": one.agents,
                 "session": one.session,
+                "replaced": list(one.replaced),
+                "age_s": round(one.age_s, 3),
             }
             for one in engines
         ]

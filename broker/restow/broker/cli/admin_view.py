@@ -147,6 +147,13 @@ def show_engines(engines: Sequence[dict[str, Any]]) -> None:
             one["incarnation"],
         )
     console.print(table)
+    for one in engines:
+        if one["replaced"]:
+            words = (
+                f"{one['engine_id']}: this life replaced {', '.join(one['replaced'])} "
+                f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
+            )
+            console.print(Text(words, style="yellow"), soft_wrap=True)
 
 
 def show_agents(agents: Sequence[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from restow.broker.cli.layout_commands import app as layout_app
 from restow.broker.cli.output import print_error
 from restow.broker.cli.plan_command import plan
 from restow.broker.cli.reasons_command import reasons
+from restow.broker.cli.router_command import router
 from restow.broker.cli.serve_command import serve
 from restow.broker.cli.token_command import token
 from restow.broker.cli.top_command import top
@@ -39,6 +40,7 @@ app.command()(plan)
 
 app.command()(serve)
 app.command()(agent)
+app.command()(router)
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(status, top, engines, agents, handoffs, handoff, leases, costs, reasons),
     *(check, doctor, release, drain, token),

@@ -1,4 +1,4 @@
-"""``restow reasons``: why handoffs fail, and what to do about it."""
+"""``restow reasons``: why handoffs fail and engines are refused, and what to do about it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def reasons(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What each reason of a handoff's end means, and what to do next. Asks no broker."""
+    """What each reason of a failure or refusal means, and what to do next. Asks no broker."""
     from restow.broker.cli.output import print_json
     from restow.broker.reasons import REASONS
 
     wanted = None if reason is None else reason.upper()
     if wanted is not None and wanted not in REASONS:
         raise typer.BadParameter(
-            f"{reason} is no reason of a handoff's end; `restow reasons` lists all",
+            f"{reason} is no reason that is known; `restow reasons` lists all",
             param_hint="REASON",
         )
     found = {name: advice for name, advice in REASONS.items() if wanted in (None, name)}

@@ -62,13 +62,14 @@ class BlockingSession:
         layout: Layout,
         broker: str | None = None,
         credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], None] | None = None,
     ) -> None:
-        """Prepare; `start` or ``with`` connects."""
+        """Prepare; `start` or ``with`` connects. ``on_lost`` is called in the session's thread."""
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"restow-{engine_id}", daemon=True
         )
-        self._arguments = (engine_id, incarnation, layout, broker, credentials)
+        self._arguments = (engine_id, incarnation, layout, broker, credentials, on_lost)
         self._session: EngineSession | None = None
 
     def start(self, timeout_s: float = 10.0) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -53,10 +53,12 @@ class EngineSession:
         layout: Layout,
         broker: str | None = None,
         credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], None] | None = None,
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
-        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs.
+        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs. ``on_lost``
+        hears why the session has ended for good, if it was not closed: it belongs to the loop.
         """
         self.address = broker_address(broker)
         self._credentials = credentials or Credentials.of()
@@ -75,6 +77,7 @@ class EngineSession:
         """Of the line's present channel."""
         self._runner: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._on_lost = on_lost
         self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
         self.layout_digest = ""
 
@@ -285,7 +288,7 @@ class EngineSession:
                 typed = self._typed(error)
                 self._log.warning("session broke", reason=typed.reason, detail=typed.message)
                 if typed.reason == "ENGINE_REPLACED":
-                    self._book.close(typed)
+                    self._lose(typed)
                     return
             finally:
                 self._opened.clear()
@@ -293,7 +296,7 @@ class EngineSession:
                 await self._register_again()
             except RestowError as error:
                 self._log.error("registration refused", reason=error.reason, detail=error.message)
-                self._book.close(error)
+                self._lose(error)
                 return
 
     async def _register_again(self) -> None:
@@ -315,7 +318,13 @@ class EngineSession:
     def _ran(self, runner: asyncio.Task[None]) -> None:
         """Nobody must wait for a runner that broke on a fault of its own."""
         if not runner.cancelled() and (fault := runner.exception()) is not None:
-            self._book.close(RestowError(f"the session broke: {fault!r}"))
+            self._lose(RestowError(f"the session broke: {fault!r}"))
+
+    def _lose(self, error: RestowError) -> None:
+        """The session has ended for good."""
+        self._book.close(error)
+        if self._on_lost is not None:
+            self._on_lost(error)
 
     async def _stream(self, stub: broker_pb2_grpc.BrokerAsyncStub) -> None:
         call = stub.Session()

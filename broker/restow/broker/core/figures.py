@@ -56,6 +56,8 @@ class Figures:
         """Nothing has ended."""
         self.ends: Counter[tuple[State, str]] = Counter()
         self.phases = {phase: Durations() for phase in Phase}
+        self.refused: Counter[str] = Counter()
+        """Publications and demands that were refused, by reason."""
 
     @property
     def by_state(self) -> Counter[State]:
@@ -65,15 +67,21 @@ class Figures:
             found[state] += count
         return found
 
+    def refuse(self, reason: str) -> None:
+        """Count a word that was refused; the handoff goes on, or had ended."""
+        self.refused[_known(reason)] += 1
+
     def count(self, handoff: Handoff) -> None:
         """Count a handoff that has just ended."""
-        reason = "" if handoff.failure is None else handoff.failure.reason
-        if reason and reason not in REASONS:
-            reason = OTHER
+        reason = "" if handoff.failure is None else _known(handoff.failure.reason)
         self.ends[handoff.state, reason] += 1
         for phase, begin_s, end_s in phases_of(handoff):
             self.phases[phase].add(end_s - begin_s)
         self.phases[Phase.ALL].add(handoff.ended_s - handoff.born_s)
+
+
+def _known(reason: str) -> str:
+    return reason if not reason or reason in REASONS else OTHER
 
 
 def phases_of(handoff: Handoff) -> Iterator[tuple[Phase, float, float]]:

@@ -164,6 +164,7 @@ class Ledger:
         if destination is not handoff.source:
             destination.handoffs.discard(handoff.number)
         self._leave_flow(handoff, now_s)
+        self.figures.refuse(failure.reason)
         handoff.note(now_s, failure.reason.lower(), failure.detail)
         told_d = TellEnded(
             destination.key,

@@ -102,6 +102,8 @@ class EngineRecord:
     block_tokens: dict[str, int]
     """Tokens that a block of each group holds; 0: it holds snapshots."""
     last_seen_s: float
+    born_s: float
+    """When this incarnation registered."""
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     """Those that are connected, by rank."""
     away: dict[int, AgentRecord] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class EngineRecord:
     has_session: bool = False
     gone: bool = False
     former: tuple[str, ...] = ()
-    """The latest incarnations before this one."""
+    """The latest incarnations before this one; those that had unregistered are none."""
 
     @classmethod
     def of(
@@ -149,6 +151,7 @@ class EngineRecord:
             token_bytes,
             snapshot_bytes,
             block_tokens,
+            now_s,
             now_s,
             block_limits=dict.fromkeys(block_tokens, MAX_IDS),
         )

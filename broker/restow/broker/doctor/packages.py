@@ -40,7 +40,7 @@ def start_nixl() -> Finding:
         return bad("NIXL", f"did not start in {START_S:g} s", "is this machine overloaded?")
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
-        step = "install it anew: `pip install --force-reinstall restow[agent]`"
+        step = "install it anew, from its checkout: `pip install --force-reinstall '.[agent]'`"
         return bad("NIXL", f"does not start: {lines[-1][:300]}", step)
     return judge_ucx(json.loads(done.stdout.splitlines()[-1]))
 

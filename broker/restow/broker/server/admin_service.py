@@ -76,7 +76,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.ListEnginesResponse:
         """The engines of the caller's tenant."""
         tenant = tenant_of(context)
-        engines = self._hub.directory.members.engines
+        engines, now_s = self._hub.directory.members.engines, self._hub.now_s()
         return pb.ListEnginesResponse(
             engines=[
                 pb.EngineInfo(
@@ -87,6 +87,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     ranks=engine.ranks,
                     agents=len(engine.agents),
                     session=engine.has_session,
+                    replaced=engine.former,
+                    age_s=now_s - engine.born_s,
                 )
                 for key, engine in sorted(engines.items())
                 if key.tenant == tenant
@@ -278,6 +280,8 @@ def _words(event: str, detail: object) -> str:
             return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
         case "staged", (int(src_rank), int(dst_rank)):
             return f"rank {src_rank} gathered for rank {dst_rank}"
+        case "refused", (str(reason), str(engine), str(words)):
+            return f"{reason} to {engine}: {words}"
         case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
             return f"rank {rank} read {size_bytes} bytes in {elapsed_us} us"
     return str(detail)

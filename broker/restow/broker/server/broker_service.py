@@ -130,6 +130,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                     hub.perform(actions)
             except RestowError as error:
                 refused = _refused(message, error)
+                if message.WhichOneof("body") in ("publish", "request"):
+                    hub.refuse(engine, refused.handoff_id, error)
                 outbox.open(len(refused.handoff_id)).events.add().refused.CopyFrom(refused)
                 if message.WhichOneof("body") == "publish":
                     self._tell_refused(engine, message.publish.handoff_id, error)
@@ -170,6 +172,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             chunk = self._chunk(request.publication)
             hub.perform(hub.directory.publish(engine, handoff_id, chunk, hub.now_s()))
         except RestowError as error:
+            hub.refuse(engine, handoff_id, error)
             self._tell_refused(engine, handoff_id, error)
             raise
         state = hub.directory.ledger.find(engine.key.tenant, handoff_id).state
@@ -182,8 +185,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         demand = request.demand
         number, end = hub.wait_for_end(engine.key, demand.handoff_id)
         try:
-            wish = self._wish(demand, number)
-            hub.perform(hub.directory.request(engine, demand.handoff_id, wish, hub.now_s()))
+            try:
+                wish = self._wish(demand, number)
+                hub.perform(hub.directory.request(engine, demand.handoff_id, wish, hub.now_s()))
+            except RestowError as error:
+                hub.refuse(engine, demand.handoff_id, error)
+                raise
             return pb.RequestResponse(ended=await end)
         finally:
             end.cancel()

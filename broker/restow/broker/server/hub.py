@@ -15,12 +15,14 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
+from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import PlanError, RestowError
 from restow.broker.layout import Layout
 from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
 from restow.broker.server import orders
 from restow.broker.server.expected import Expected
 from restow.broker.server.outbox import Outbox
+from restow.broker.server.status import cut
 from restow.v1 import agent_link_pb2, broker_pb2
 
 TICK_S = 0.02
@@ -97,6 +99,15 @@ class Hub:
                 self._watcher(handoff)
         if self.directory.draining and not self.directory.granted:
             self._drained.set()
+
+    def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
+        """Count what an engine said of a handoff and was refused, and write it into its story."""
+        ledger = self.directory.ledger
+        ledger.figures.refuse(error.reason)
+        known = ledger.look_up(engine, handoff_id)
+        if known is not None:
+            words = (error.reason, engine.key.engine_id, cut(error.message))
+            known.note(self.now_s(), "refused", words)
 
     def watch_ends(self, watcher: Callable[[Handoff], None] | None) -> None:
         """Show each handoff that ends to ``watcher``, on the loop; None: to nobody any more."""

@@ -5,7 +5,6 @@ Contract: vLLM 0.32.0 `distributed/kv_transfer/kv_connector/v1/base.py`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,11 +35,12 @@ from restow.agents.engines.vllm.caches import (
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.agents.engines.vllm.metrics import RestowPromMetrics, RestowStats
 from restow.agents.engines.vllm.rank_pages import RankShape, rank_pages
+from restow.agents.engines.vllm.registration import registered
 from restow.agents.engines.vllm.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.step import Step
 from restow.agents.engines.vllm.worker_side import WorkerSide
-from restow.broker.client import BlockingSession, BrokerUnreachableError
+from restow.broker.client import BlockingSession
 from restow.broker.families import ConvLayout, ModelSpec
 from restow.broker.layout import Layout, RankLayout
 
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 TESTED_VERSIONS = ("0.32.0",)
-PATIENCE_S = 5.0
-"""How often an engine that waits for its broker says so."""
 
 
 @dataclass
@@ -203,7 +201,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
         """
         ranks = sorted((one.layout for one in metadata.values()), key=lambda one: one.rank)
-        session = self._connected(Layout(self._model.model(), tuple(ranks)))
+        layout = Layout(self._model.model(), tuple(ranks))
+        session = registered(self._engine_id, self._incarnation, layout, self._settings, self._log)
         transfer = self._vllm_config.kv_transfer_config
         self._session = session
         self._scheduler = SchedulerSide(
@@ -279,32 +278,6 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._scheduler is None:
             raise EngineUnsupportedError("the engine asks before its workers have registered")
         return self._scheduler
-
-    def _connected(self, layout: Layout) -> BlockingSession:
-        """A session, as soon as the broker answers."""
-        settings, began_s = self._settings, time.monotonic()
-        while True:
-            session = BlockingSession(
-                self._engine_id,
-                self._incarnation,
-                layout,
-                settings.broker or None,
-                settings.credentials(),
-            )
-            left_s = began_s + settings.connect_timeout_s - time.monotonic()
-            try:
-                session.start(min(PATIENCE_S, max(left_s, 0.1)))
-            except BrokerUnreachableError as error:
-                if left_s <= PATIENCE_S:
-                    raise
-                self._log.warning(
-                    "the broker is not there yet",
-                    detail=error.message,
-                    gives_up_in_s=round(left_s - PATIENCE_S),
-                )
-                continue
-            self._log.info("registered with the broker", ranks=len(layout.ranks))
-            return session
 
 
 def _progress(scheduler_output: SchedulerOutput) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,8 @@
 """Why no state came, in vLLM's HTTP answer.
 
 To its clients vLLM says "Internal server error" of every state that could not be loaded. This
-middleware asks the broker what became of the handoff that the request named, and says that:
+middleware asks the broker what became of the handoff that the request named, and says that. A
+request whose ``kv_transfer_params`` are no use is refused before an engine has it.
 
     vllm serve ... --middleware restow.agents.engines.vllm.failure_reasons.FailureReasons
 """
@@ -14,7 +15,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from restow.agents.engines.vllm.errors import SettingsError
+from restow.agents.engines.vllm.errors import ParametersError, SettingsError
+from restow.agents.engines.vllm.http_request import HttpRequest
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client.admin import AdminClient
 from restow.broker.errors import RestowError
@@ -26,6 +28,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 ASK_S = 2.0
+MOST_ASKED = 16
+"""Of a request with many prompts or answers."""
 STREAM_MARK = b'data: {"error"'
 """How vLLM begins an error in the midst of a stream."""
 
@@ -49,12 +53,18 @@ def ask_broker(settings: ConnectorSettings, handoff_id: str) -> Fate | None:
     try:
         credentials = settings.credentials()
         with AdminClient(settings.broker or None, ASK_S, credentials=credentials) as client:
-            found = client.handoff(handoff_id).handoff
+            told = client.handoff(handoff_id)
     except RestowError as error:
         return Fate(handoff_id, "UNKNOWN", error.reason, error.message)
-    if not found.reason:
+    found = told.handoff
+    refused = [one for one in told.timeline if one.event == "refused"]
+    if not (found.reason or refused):
         return None
     state = broker_pb2.HandoffState.Name(found.state).removeprefix("HANDOFF_STATE_")
+    if refused and (not found.reason or told.timeline[-1].event == "refused"):
+        # Another request had it, and this one was refused.
+        reason, _, words = refused[-1].detail.partition(" ")
+        return Fate(handoff_id, state, reason, words)
     return Fate(handoff_id, state, found.reason, found.detail)
 
 
@@ -71,27 +81,29 @@ class FailureReasons:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(receive, send, _settings_of(scope), self._ask)
-        await self._app(scope, exchange.receive, exchange.send)
+        body, heard = await _whole(receive)
+        asked, (settings, kv_role) = HttpRequest.of(body), _engine_of(scope)
+        try:
+            if asked is not None:
+                asked.check(kv_role)
+        except ParametersError as error:
+            await _refuse(send, error)
+            return
+        exchange = _Exchange(send, settings, self._ask, asked)
+        await self._app(scope, _again(heard, receive), exchange.send)
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One answer."""
 
-    def __init__(self, receive: Receive, send: Send, settings: ConnectorSettings, ask: Ask) -> None:
-        self._receive, self._send = receive, send
-        self._settings, self._ask = settings, ask
-        self._body = bytearray()
+    def __init__(
+        self, send: Send, settings: ConnectorSettings, ask: Ask, asked: HttpRequest | None
+    ) -> None:
+        self._send, self._settings, self._ask, self._asked = send, settings, ask, asked
         self._streams = False
         self._begin: Message | None = None
         """The beginning of an answer of failure, kept until all of it is known."""
         self._failure = bytearray()
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._body += message.get("body", b"")
-        return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -127,21 +139,46 @@ class _Exchange:
 
     async def _told(self, answer: bytes) -> bytes:
         """An error of vLLM's, with the handoff's fate if it had one."""
-        handoff_id = handoff_of(bytes(self._body))
-        if handoff_id is None:
-            return answer
-        fate = await asyncio.to_thread(self._ask, self._settings, handoff_id)
-        return answer if fate is None else with_fate(answer, fate)
+        ids = [] if self._asked is None else self._asked.handoff_ids(MOST_ASKED)
+        for handoff_id in ids:
+            fate = await asyncio.to_thread(self._ask, self._settings, handoff_id)
+            if fate is not None:
+                return with_fate(answer, fate)
+        return answer
 
 
-def handoff_of(body: bytes) -> str | None:
-    """The handoff that a request names, if it names one."""
-    try:
-        params = json.loads(body)["kv_transfer_params"]
-        handoff_id = params["handoff_id"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return handoff_id if isinstance(handoff_id, str) else None
+async def _whole(receive: Receive) -> tuple[bytes, list[Message]]:
+    """A request's body, and the messages that brought it."""
+    heard: list[Message] = []
+    while not heard or heard[-1].get("more_body", False):
+        heard.append(await receive())
+    return b"".join(one.get("body", b"") for one in heard), heard
+
+
+def _again(heard: list[Message], receive: Receive) -> Receive:
+    """What was heard already, and then what comes."""
+
+    async def next_one() -> Message:
+        return heard.pop(0) if heard else await receive()
+
+    return next_one
+
+
+async def _refuse(send: Send, error: ParametersError) -> None:
+    """As vLLM refuses what the client did wrong."""
+    said = {
+        "message": f"{error.reason}: {error.message}",
+        "type": "BadRequestError",
+        "param": "kv_transfer_params",
+        "code": 400,
+    }
+    body = json.dumps({"error": said}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def with_fate(answer: bytes, fate: Fate) -> bytes:
@@ -156,12 +193,13 @@ def with_fate(answer: bytes, fate: Fate) -> bytes:
     return json.dumps(told).encode()
 
 
-def _settings_of(scope: Message) -> ConnectorSettings:
-    """Those of the engine's own connector, by the arguments that vLLM was started with."""
+def _engine_of(scope: Message) -> tuple[ConnectorSettings, str]:
+    """Settings and role of the engine's own connector, by the arguments that vLLM was given."""
     arguments = getattr(getattr(scope.get("app"), "state", None), "args", None)
     config = getattr(arguments, "kv_transfer_config", None)
     extra = getattr(config, "kv_connector_extra_config", None) or {}
+    kv_role = getattr(config, "kv_role", None) or "kv_consumer"
     try:
-        return ConnectorSettings.of(extra)
+        return ConnectorSettings.of(extra), kv_role
     except SettingsError:
-        return ConnectorSettings()
+        return ConnectorSettings(), kv_role

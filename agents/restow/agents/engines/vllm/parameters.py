@@ -7,14 +7,17 @@ Others give both sides the same ``handoff_id`` at once; then the engine's role s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from restow.agents.engines.vllm.errors import ParametersError
+from restow.agents.engines.vllm.places import ALONE, Place
 
 HANDOFF_ID = "handoff_id"
 TIMEOUT_MS = "timeout_ms"
+CHOICES = "choices"
+MAX_CHOICES = 1024
 TRUNCATED = "_p_side_truncated"
 """vLLM's own mark of a prompt that was cut already, kept over preemptions."""
 
@@ -32,25 +35,43 @@ class Part:
 
     side: Side
     handoff_id: str
+    """As the router knows it."""
     timeout_ms: int = 0
     """How long D waits for this state; 0: as long as its engine commonly waits."""
+    choices: int = 1
+    """How many answers D gives to P's prompt: each reads P's state as a handoff of its own."""
+
+    def handoff_ids(self, place: Place) -> list[str]:
+        """The handoffs of the request in that place."""
+        choices = range(self.choices) if self.choices > 1 else (place.choice,)
+        return [replace(place, choice=choice).handoff_id(self.handoff_id) for choice in choices]
 
 
-def part_of(params: Mapping[str, Any] | None, kv_role: str, default_id: str) -> Part | None:
+def part_of(params: object, kv_role: str, default_id: str, place: Place = ALONE) -> Part | None:
     """The request's part; None if it has none.
 
     ``default_id`` names the handoff of a P that was given no name. Raises `ParametersError`.
     """
     if not params:
         return None
+    if not isinstance(params, Mapping):
+        raise ParametersError(f"kv_transfer_params are {type(params).__name__}; they must be a map")
     handoff_id = params.get(HANDOFF_ID)
     if handoff_id is not None and (not isinstance(handoff_id, str) or not handoff_id):
         raise ParametersError(f"handoff_id is {handoff_id!r}; it must be a text")
     timeout_ms = params.get(TIMEOUT_MS, 0)
     if not isinstance(timeout_ms, int) or isinstance(timeout_ms, bool) or timeout_ms < 0:
         raise ParametersError(f"timeout_ms is {timeout_ms!r}; it must be a positive whole number")
+    choices = params.get(CHOICES, 1)
+    if isinstance(choices, bool) or not isinstance(choices, int) or not 0 < choices <= MAX_CHOICES:
+        raise ParametersError(f"choices is {choices!r}; it must be from 1 to {MAX_CHOICES}")
     if params.get("do_remote_decode"):
-        return Part(Side.PREFILL, handoff_id or default_id)
+        if handoff_id is None and place.prompt:
+            raise ParametersError(
+                "a list of prompts without handoff_id: P's answer has room for one id of its own; "
+                "have the router give one, or ask for each prompt by itself"
+            )
+        return Part(Side.PREFILL, handoff_id or default_id, choices=choices)
     if params.get("do_remote_prefill"):
         if handoff_id is None:
             raise ParametersError(
@@ -66,7 +87,7 @@ def part_of(params: Mapping[str, Any] | None, kv_role: str, default_id: str) -> 
             "do_remote_decode or do_remote_prefill"
         )
     if kv_role == "kv_producer":
-        return Part(Side.PREFILL, handoff_id)
+        return Part(Side.PREFILL, handoff_id, choices=choices)
     return Part(Side.DECODE, handoff_id, timeout_ms)
 
 

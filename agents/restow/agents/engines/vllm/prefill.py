@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -39,7 +39,7 @@ class Publisher(Protocol):
 class _Prompt:
     """A request whose prompt is computed for another engine."""
 
-    handoff_id: str
+    handoff_ids: Sequence[str]
     fenced: bool = False
 
 
@@ -52,30 +52,31 @@ class PrefillSide:
     hold_ms: int
     ends: Ends = field(default_factory=Ends)
     _prompts: dict[str, _Prompt] = field(default_factory=dict)
-    _held: set[str] = field(default_factory=set)
-    """Requests that are finished, and whose pages D may still read."""
+    _held: dict[str, str] = field(default_factory=dict)
+    """By request and handoff: the request that is finished, and whose pages D may still read."""
 
-    def begin(self, request_id: str, handoff_id: str, trace_parent: str = "") -> None:
+    def begin(self, request_id: str, handoff_ids: Sequence[str], trace_parent: str = "") -> None:
         """A prompt came in. D may know of it from now on, and learns if it is given up."""
-        self._prompts[request_id] = _Prompt(handoff_id)
-        self.session.publish(
-            handoff_id,
-            {},
-            0,
-            final=False,
-            lease_ms=self.lease_ms,
-            hold_ms=self.hold_ms,
-            trace_parent=trace_parent,
-        )
+        self._prompts[request_id] = _Prompt(handoff_ids)
+        for handoff_id in handoff_ids:
+            self.session.publish(
+                handoff_id,
+                {},
+                0,
+                final=False,
+                lease_ms=self.lease_ms,
+                hold_ms=self.hold_ms,
+                trace_parent=trace_parent,
+            )
 
     def completed(self, request_ids: Iterable[str]) -> list[str]:
         """The handoffs of those requests whose prompt this step completes: workers fence them."""
-        found = []
+        found: list[str] = []
         for request_id in request_ids:
             prompt = self._prompts.get(request_id)
             if prompt is not None and not prompt.fenced:
                 prompt.fenced = True
-                found.append(prompt.handoff_id)
+                found += prompt.handoff_ids
         return found
 
     def finish(self, request_id: str, blocks: Blocks, position_tokens: int) -> bool:
@@ -83,29 +84,34 @@ class PrefillSide:
         prompt = self._prompts.pop(request_id, None)
         if prompt is None:
             return False
-        future = self.session.publish(
-            prompt.handoff_id,
-            blocks,
-            position_tokens,
-            lease_ms=self.lease_ms,
-            hold_ms=self.hold_ms,
-        )
-        self._held.add(request_id)
-        self.ends.watch(request_id, prompt.handoff_id, future)
+        for handoff_id in prompt.handoff_ids:
+            future = self.session.publish(
+                handoff_id,
+                blocks,
+                position_tokens,
+                lease_ms=self.lease_ms,
+                hold_ms=self.hold_ms,
+            )
+            key = f"{request_id} {handoff_id}"
+            self._held[key] = request_id
+            self.ends.watch(key, handoff_id, future)
         return True
 
     def give_up(self, request_id: str, why: str) -> None:
         """The request ended before its prompt was computed: D is told, nothing is held."""
         prompt = self._prompts.pop(request_id, None)
-        if prompt is not None:
-            self.session.cancel(prompt.handoff_id, why)
+        for handoff_id in prompt.handoff_ids if prompt is not None else ():
+            self.session.cancel(handoff_id, why)
 
-    def sent(self) -> list[End]:
-        """Requests whose pages are free again since the last call."""
+    def sent(self) -> tuple[list[End], set[str]]:
+        """What has ended since the last call, and the requests whose pages are free by that."""
         if not self._held:
-            return []
-        ended = [end for end in self.ends.take() if end.request_id in self._held]
-        self._held.difference_update(end.request_id for end in ended)
+            return [], set()
+        ended = [
+            replace(end, request_id=self._held.pop(end.request_id))
+            for end in self.ends.take()
+            if end.request_id in self._held
+        ]
         for end in ended:
             if end.failed:
                 structlog.get_logger("restow.vllm").warning(
@@ -115,4 +121,4 @@ class PrefillSide:
                     reason=end.reason,
                     detail=end.detail,
                 )
-        return ended
+        return ended, {end.request_id for end in ended}.difference(self._held.values())

@@ -11,6 +11,7 @@ from restow.agents.engines.vllm.decode import DecodeSide, Requester
 from restow.agents.engines.vllm.errors import BlocksError, ParametersError
 from restow.agents.engines.vllm.groups import Group, handoff_blocks
 from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
+from restow.agents.engines.vllm.places import Place
 from restow.agents.engines.vllm.prefill import PrefillSide, Publisher
 from restow.agents.engines.vllm.prompt import Request, backoff_tokens, position_tokens, truncate
 from restow.agents.engines.vllm.settings import ConnectorSettings
@@ -48,6 +49,8 @@ class SchedulerSide:
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
         self._parts: dict[str, Part] = {}
+        self._refused: set[str] = set()
+        """Requests whose parameters are no use, before vLLM has heard that."""
         self._prompt_tokens: dict[str, int] = {}
         """Of P's requests whose prompt is not yet computed."""
         self._step = Step()
@@ -59,34 +62,43 @@ class SchedulerSide:
     def new_request(self, request: Request) -> None:
         """A request came in."""
         request_id = request.request_id
+        place = Place.of(request_id)
         try:
-            default_id = f"{self._engine_id}/{self._life}/{request_id}"
-            part = part_of(request.kv_transfer_params, self._kv_role, default_id)
+            default_id = f"{self._engine_id}/{self._life}/{place.shared_id}"
+            part = part_of(request.kv_transfer_params, self._kv_role, default_id, place)
         except ParametersError as error:
-            self._log.error("request is served alone", request=request_id, detail=error.message)
+            self._log.error("parameters are no use", request=request_id, detail=error.message)
+            self._refused.add(request_id)
+            self.tally.refused(self._kv_role, error.reason)
             return
         if part is None:
             return
+        handoff_ids = part.handoff_ids(place)
         # vLLM fills them where it traces itself.
         trace_parent = (request.trace_headers or {}).get("traceparent", "")
         if part.side is Side.DECODE:
             self._parts[request_id] = part
             tokens = position_tokens(request.num_prompt_tokens, self._backoff)
-            self._decode.begin(request_id, part.handoff_id, tokens, part.timeout_ms, trace_parent)
+            self._decode.begin(request_id, handoff_ids[0], tokens, part.timeout_ms, trace_parent)
             return
         truncate(request, self._backoff)
         self._parts[request_id] = part
         self._prompt_tokens[request_id] = request.num_prompt_tokens
-        self._prefill.begin(request_id, part.handoff_id, trace_parent)
+        self._prefill.begin(request_id, handoff_ids, trace_parent)
 
     def loadable_tokens(self, request: Request, computed_tokens: int) -> int:
         """Tokens of the prompt that another engine has, beyond those computed here."""
+        if request.request_id in self._refused:
+            # A load that fails at once: vLLM does then as its policy says.
+            return request.num_prompt_tokens - computed_tokens
         if self._decode.idle:
             return 0
         return self._decode.loadable_tokens(request.request_id, computed_tokens)
 
     def decides(self, request_id: str) -> bool:
         """Whether `allocated` has something to decide for the request. Nearly always not."""
+        if request_id in self._refused:
+            return True
         return not self._decode.idle and self._decode.waits(request_id)
 
     def allocated(
@@ -95,6 +107,11 @@ class SchedulerSide:
         """The request has blocks; ``external_tokens`` of its prompt are to come from elsewhere."""
         request_id = request.request_id
         if not self.decides(request_id):
+            return
+        if request_id in self._refused:
+            self._refused.discard(request_id)
+            if external_tokens:
+                self._step.received = {**self._step.received, request_id: False}
             return
         if not external_tokens:
             self._decode.do_without(request_id, "it computes the prompt itself")
@@ -121,6 +138,7 @@ class SchedulerSide:
         Returns the answer for the router if the pages are held until D has read them.
         """
         request_id = request.request_id
+        self._refused.discard(request_id)
         part = self._parts.pop(request_id, None)
         if part is None:
             return None
@@ -158,9 +176,9 @@ class SchedulerSide:
                 if tokens >= self._prompt_tokens.get(request_id, tokens + 1)
             ]
             self._step.fences += self._prefill.completed(done)
-        sent, received = self._prefill.sent(), self._decode.received()
+        (sent, free), received = self._prefill.sent(), self._decode.received()
+        self._step.sent += free
         for end in sent:
-            self._step.sent.append(end.request_id)
             self.tally.sent(end)
         if received:
             ends = {end.request_id: not end.reason for end in received}

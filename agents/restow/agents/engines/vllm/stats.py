@@ -35,6 +35,10 @@ class Tally:
         if end.failed:
             self.failures[f"prefill:{end.reason}"] += 1
 
+    def refused(self, kv_role: str, reason: str) -> None:
+        """A request said something that can't be meant."""
+        self.failures[f"{'prefill' if kv_role == 'kv_producer' else 'decode'}:{reason}"] += 1
+
     @property
     def empty(self) -> bool:
         """Whether nothing has happened."""

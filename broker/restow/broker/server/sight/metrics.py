@@ -83,6 +83,15 @@ class DirectoryCollector(Collector):
         for (state, reason), count in sorted({(State.DONE, ""): 0, **ledger.figures.ends}.items()):
             ends.add_metric([state, reason], count)
         yield ends
+        refused = CounterMetricFamily(
+            "restow_refused",
+            "Publications and demands that were refused, by reason.",
+            labels=["reason"],
+        )
+        # Always there, so that a rate is known from the first one on.
+        for reason, count in sorted({"HANDOFF_CONFLICT": 0, **ledger.figures.refused}.items()):
+            refused.add_metric([reason], count)
+        yield refused
         phases = HistogramMetricFamily(
             "restow_handoff_phase_seconds",
             "How long parts of ended handoffs took: wait (until P's state was whole and D had "

@@ -1,0 +1,166 @@
+"""Why an engine is refused, and what to do: what ends no handoff that others see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from restow.broker.advice import OTHER_VERSION, Advice
+
+_READ_LAYOUT = "The message names the place; `restow layout check FILE` says the same of a file."
+_READ_TRUST = "Read the message, and docs/security.md."
+
+REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
+    {
+        # Words about a handoff.
+        "HANDOFF_CONFLICT": Advice(
+            "The id was used before: a side said something else of the handoff than the first "
+            "time, or asked for one that has ended.",
+            "Have the router give each prompt an id that was never used, also when it tries again.",
+        ),
+        "HANDOFF_OWNED": Advice(
+            "Another engine has this side of the handoff: it published or asked first.",
+            "Have the router send an id to one P and one D; of two engines with one id, see "
+            "ENGINE_REPLACED.",
+        ),
+        "HANDOFF_UNKNOWN": Advice(
+            "The broker knows no handoff of that id that the engine has a side of: it ended long "
+            "ago, or the broker was started anew.",
+            "Nothing, if it had ended; else compare the id with what the router gave.",
+        ),
+        "DIRECTORY_FULL": Advice(
+            "The broker holds as many handoffs as it may.",
+            "See in `restow handoffs` what they wait for; raise `restow serve --max-live`.",
+        ),
+        "QUOTA_EXCEEDED": Advice(
+            "The tenant holds as many handoffs or engines as it may.",
+            "See in `restow handoffs` what they wait for; raise `--tenant-max-live` or "
+            "`--tenant-max-engines` of `restow serve`.",
+        ),
+        "QUEUE_FULL": Advice(
+            "The engine or agent reads its stream too slowly: it was closed.",
+            "Nothing, if it connected again by itself; else look what its process is busy with.",
+        ),
+        "PARAMETERS_INVALID": Advice(
+            "A request's `kv_transfer_params` name no handoff, or no side of it.",
+            "Have the router send what docs/vllm.md says; the message names what is wrong.",
+        ),
+        "BLOCKS_INVALID": Advice(
+            "The lists of blocks that vLLM names hold no state that could be handed over.",
+            "It is a fault of the connector: keep the engine's log.",
+        ),
+        "BROKER_SILENT": Advice(
+            "The broker is gone, and has not come back in time to say how the handoff ended.",
+            "See why the broker is away; engines register again by themselves when it is back.",
+        ),
+        "SESSION_CLOSED": Advice(
+            "The engine closed its session before the handoff had ended.",
+            "Nothing, if the engine was stopped.",
+        ),
+        # Who says it.
+        "ENGINE_REPLACED": Advice(
+            "Another process registered with the same engine id after this one, which is refused "
+            "from then on: vLLM ends by itself.",
+            "Give each process an id of its own; `restow engines` names both lives. After a "
+            "restart it is as it should be.",
+        ),
+        "ENGINE_UNKNOWN": Advice(
+            "No engine of that id is registered.",
+            "Nothing, if the broker was started anew: engines register again by themselves.",
+        ),
+        "SESSION_REPLACED": Advice(
+            "The engine opened another stream after this one.",
+            "Nothing: it is opened again where that was not meant.",
+        ),
+        "AGENT_UNKNOWN": Advice(
+            "An agent serves a rank that its engine's layout does not have.",
+            "Start as many agents as the engine has ranks, with the same engine id.",
+        ),
+        "AGENT_REPLACED": Advice(
+            "Another agent registered for the same rank after this one, which has to stop.",
+            "Run one agent for each rank; see `restow agents`.",
+        ),
+        "AGENT_REGIONS_MISMATCH": Advice(
+            "An agent's memory is not what its engine's layout says of the rank.",
+            "Register in the agent what the layout describes; the message names the region.",
+        ),
+        "REGION_INVALID": Advice(
+            "Memory that an engine hands to its agent is not what its region says.",
+            "The message names the region: compare its strides and pages with the memory.",
+        ),
+        "PAIR_NOT_READY": Advice(
+            "Between the two engines nothing can be read now.",
+            "See `restow engines` for who has no session or lacks agents.",
+        ),
+        "UNAUTHENTICATED": Advice(
+            "The broker does not know who calls: no certificate or token of a known identity.",
+            _READ_TRUST,
+        ),
+        "FORBIDDEN": Advice("The caller is known, and may not do this.", _READ_TRUST),
+        "TRUST_INVALID": Advice("Settings or files of trust can't be used.", _READ_TRUST),
+        "TRUST_SETTINGS_INVALID": Advice(
+            "Settings of certificates and tokens do not go together.", _READ_TRUST
+        ),
+        "KEY_FILE_INVALID": Advice(
+            "A certificate, key or authority can't be read or used.", _READ_TRUST
+        ),
+        "TOKEN_FILE_INVALID": Advice("The file of a token can't be read or used.", _READ_TRUST),
+        "TOKEN_OVER_PLAINTEXT": Advice(
+            "A token would go where everybody on the way could read it.", _READ_TRUST
+        ),
+        "BROKER_UNREACHABLE": Advice(
+            "No broker answers at the address.",
+            "Start it with `restow serve`, or name its address: `--broker`, RESTOW_BROKER, or "
+            "`broker` in vLLM's extra config.",
+        ),
+        "NO_WELCOME": Advice(
+            "An agent reached the broker and was not let in: its engine has not registered.",
+            "Look in the engine's log why it does not register.",
+        ),
+        "DAEMON_UNREACHABLE": Advice(
+            "No agent daemon answers at the socket.",
+            "Start `restow agent --socket PATH` on the engine's host.",
+        ),
+        # An engine as it is.
+        "LAYOUT_INVALID": Advice("The layout can't be accepted.", _READ_LAYOUT),
+        "LAYOUT_MALFORMED": Advice("The layout's description is malformed.", _READ_LAYOUT),
+        "LAYOUT_HOLE": Advice("No rank holds some element of a field.", _READ_LAYOUT),
+        "LAYOUT_OVERLAP": Advice(
+            "Two shards overlap without being replicas of each other.", _READ_LAYOUT
+        ),
+        "LAYOUT_STRIDE": Advice("A stride leaves the page or folds elements.", _READ_LAYOUT),
+        "LAYOUT_MEMORY_SHARED": Advice(
+            "Two shards of a rank claim the same bytes of a page.", _READ_LAYOUT
+        ),
+        "LAYOUT_RANKS_DISAGREE": Advice(
+            "Two ranks describe the same thing differently.", _READ_LAYOUT
+        ),
+        "TP_SIZE_NOT_ALLOWED": Advice(
+            "The model's heads or groups can't be cut into that many ranks.",
+            "Take another tensor-parallel size; the message names what can't be cut.",
+        ),
+        "STAGES_NOT_ALLOWED": Advice(
+            "The model's layers can't be cut into those pipeline stages.",
+            "Take other stages; the message names the layers.",
+        ),
+        "MODEL_TYPE_UNKNOWN": Advice(
+            "No family describes models of that type.",
+            "README.md lists the types that are known; a layout file can say outright what lies "
+            "where.",
+        ),
+        "SETTINGS_INVALID": Advice(
+            "Something in `kv_connector_extra_config` can't be meant.",
+            "The message names the key; docs/vllm.md lists them.",
+        ),
+        "ENGINE_UNSUPPORTED": Advice(
+            "An engine of vLLM was started in a way that the connector does not know.",
+            "The message names the option; docs/vllm.md says what is not yet supported.",
+        ),
+        "CACHE_UNKNOWN": Advice(
+            "A cache of vLLM's does not lie as the model's config says that it must.",
+            f"{OTHER_VERSION} Take a version of vLLM that docs/vllm.md names.",
+        ),
+    }
+)
+"""By reason."""

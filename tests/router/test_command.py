@@ -1,0 +1,40 @@
+"""`restow router`, as it is typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from restow.broker.cli.main import app
+
+ENGINES = ("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--prefill", "http://h:1"), "Missing option '--decode'"),
+        ((*ENGINES, "--listen", "8000"), "8000 is no HOST:PORT"),
+        ((*ENGINES, "--listen", "127.0.0.1:99999"), "127.0.0.1:99999 is no HOST:PORT"),
+        ((*ENGINES, "--decode", "d:8100"), "d:8100 is no http:// or https:// URL"),
+    ],
+)
+def test_what_is_wrong_usage(options: tuple[str, ...], words: str) -> None:
+    result = CliRunner().invoke(app, ["router", *options])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.replace("│", " ").split())
+
+
+def test_without_its_extra_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['aiohttp'] = None\n"
+        f"from restow.broker.cli.main import main; main(['router', *{ENGINES!r}])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "EXTRA_MISSING: the router needs module aiohttp" in done.stderr
+    assert "restow[router]" in done.stderr
