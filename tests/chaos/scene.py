@@ -22,10 +22,9 @@ PATIENT = ("--grant-s", "30", "--settle-grace-s", f"{SETTLE_GRACE_S}")
 
 def prompt(name: str, pages: int = 4, **how: float) -> Prompt:
     """Patient on both sides, unless told otherwise."""
-    counts = {"attention": pages, "state": 1}
     patient: dict[str, float] = {"lease_ms": 30_000, "hold_ms": 60_000, "timeout_ms": 30_000}
     chosen = {**patient, "compute_s": 0.0, **how}
-    return Prompt(name, counts, counts, pages * PAGE_TOKENS, **chosen)  # type: ignore[arg-type]
+    return Prompt(name, pages * PAGE_TOKENS - 1, **chosen)  # type: ignore[arg-type]
 
 
 class Scene:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from chaos_harness.engine import Life, Said
 from chaos_harness.hosts import Hosts
 from chaos_harness.lives import BrokerLife, EngineLife
-from chaos_harness.model import PAGE_COUNTS, layout
+from chaos_harness.model import PAGE_TOKENS, layout, page_counts
 from chaos_harness.process import Member, warm_up
 from chaos_harness.questions import Questions
 from forked.ports import free_port
@@ -134,10 +134,12 @@ class Cluster:
             raise RuntimeError("there is no broker")
         return await asyncio.to_thread(self.broker.end, number)
 
-    def start_engine(self, side: str, tp: int, conv: ConvLayout) -> EngineLife:
+    def start_engine(
+        self, side: str, tp: int, conv: ConvLayout, page_tokens: int = PAGE_TOKENS
+    ) -> EngineLife:
         """A new life."""
         self.lives[side] += 1
-        made = layout(tp, conv)
+        made = layout(tp, conv, page_tokens)
         host, other = side.lower(), {"P": "d", "D": "p"}[side]
         device = self._hosts.device(host, other) if self._hosts is not None else "lo"
         environment = {"UCX_TLS": self._transports, "UCX_NET_DEVICES": device}
@@ -147,7 +149,7 @@ class Cluster:
             name,
             self._rng.getrandbits(32),
             made,
-            PAGE_COUNTS,
+            page_counts(page_tokens),
             f"{SHARED_MEMORY / self._folder.name}-{side}-{name}",
             self.address(host),
             self._hosts.namespace(host) if self._hosts is not None else "",

@@ -24,8 +24,10 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
-from stamped.pages import HostMemory, Stamps, Violation, Words
+from stamped.keys import Words
+from stamped.memory import HostMemory
 from stamped.requests import Prompt, Requests
+from stamped.stamps import Stamps, Violation
 
 READY = ("ready",)
 Said = tuple[Any, ...]

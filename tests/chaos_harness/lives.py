@@ -14,7 +14,7 @@ from pathlib import Path
 from chaos_harness.engine import Life, Said, serve_rank, serve_scheduler
 from chaos_harness.process import Child, Member
 from forked.server import pipe
-from stamped.pages import memory_bytes
+from stamped.memory import memory_bytes
 
 STOP_S = 30.0
 

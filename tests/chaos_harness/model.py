@@ -13,11 +13,16 @@ from restow.broker.families import (
 from restow.broker.layout import DType, Layout
 
 PAGE_TOKENS = 16
-PAGE_COUNTS = {"attention": 24, "state": 6}
+HELD_TOKENS, HELD_STATES = 384, 6
 
 
-def layout(tp: int, conv: ConvLayout) -> Layout:
-    """A hybrid with pages of 64 KiB and states of 1 MiB, over all ranks."""
+def page_counts(page_tokens: int) -> dict[str, int]:
+    """Of an engine with pages of so many tokens."""
+    return {"attention": HELD_TOKENS // page_tokens, "state": HELD_STATES}
+
+
+def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
+    """A hybrid with 4 KiB a token and states of 1 MiB, over all ranks."""
     mamba = Mamba2Spec(
         layer=0,
         heads=32,
@@ -30,4 +35,4 @@ def layout(tp: int, conv: ConvLayout) -> Layout:
     )
     attention = AttentionSpec(layer=1, kv_heads=8, head_dim=128, dtype=DType.BFLOAT16)
     spec = ModelSpec("chaotic", (mamba, attention))
-    return build_layout(spec, EngineSettings(tp=tp, page_tokens=PAGE_TOKENS, conv_layout=conv))
+    return build_layout(spec, EngineSettings(tp=tp, page_tokens=page_tokens, conv_layout=conv))

@@ -11,12 +11,13 @@ from random import Random
 from typing import Any
 
 from chaos_harness.cluster import Cluster
-from chaos_harness.model import PAGE_TOKENS
 from restow.broker.families import ConvLayout
 from stamped.requests import Prompt
 
 STRATEGIES = ("auto", "slices", "whole", "pack", "interleave")
 LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
+PAGE_TOKENS = (8, 16)
+LONGEST_TOKENS = 96
 MAX_PENDING = 8
 HANDOFFS_PER_S = 12.0
 FAULT_EVERY_S = (0.3, 3.0)
@@ -83,13 +84,9 @@ class Storm:
 
     def _prompt(self) -> Prompt:
         rng = self._rng
-        pages = rng.randint(1, 6)
-        counts = {"attention": pages, "state": 1}
         return Prompt(
             f"h{self.handoffs}",
-            counts,
-            counts,
-            pages * PAGE_TOKENS,
+            rng.randint(1, LONGEST_TOKENS),
             compute_s=rng.choice((0.0, 0.02, 0.2)),
             lease_ms=rng.choice((200, 1000, 4000)),
             hold_ms=rng.randint(1000, 6000),
@@ -117,7 +114,10 @@ class Storm:
 
     def start_engine(self, side: str) -> None:
         self._cluster.start_engine(
-            side, self._rng.choice((1, 2)), self._rng.choice(list(ConvLayout))
+            side,
+            self._rng.choice((1, 2)),
+            self._rng.choice(list(ConvLayout)),
+            self._rng.choice(PAGE_TOKENS),
         )
 
     def _short_s(self) -> float:

@@ -9,6 +9,7 @@ import pytest
 from restow.broker.core.digests import DigestMode, Digests
 from simulation_harness.history import Report
 from simulation_harness.main import histories
+from simulation_harness.misplaced import MISPLACED
 from simulation_harness.mutations import MUTATIONS
 
 HISTORIES = int(os.environ.get("RESTOW_SIMULATED", "300"))
@@ -42,12 +43,22 @@ def test_a_seed_replays() -> None:
     assert all_reports(50) == all_reports(50)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("mutation", sorted(MUTATIONS.keys() - MISPLACED.keys()))
 def test_a_missing_promise_is_found(mutation: str) -> None:
     for reports in histories(0, UNTIL_CAUGHT, mutation):
         if any(one.violation for one in reports):
             return
     pytest.fail(f"{UNTIL_CAUGHT} histories without {mutation}: nothing was found")
+
+
+@pytest.mark.parametrize("fault", MISPLACED)
+def test_bytes_in_the_wrong_place_are_seen_at_d(fault: str) -> None:
+    """Not by some other promise that breaks with it."""
+    (reports,) = histories(0, 25, fault, faults=False)
+    seen = "where nothing was to arrive" if fault == "tail" else "is DONE with"
+    broken = [one.violation for one in reports if one.violation]
+    assert len(broken) > 20
+    assert not [violation for violation in broken if seen not in violation]
 
 
 def test_what_the_wire_spoils_is_found_by_digests() -> None:

@@ -12,12 +12,12 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from simulation_harness.virtual_loop import Process, VirtualLoop
-from stamped.pages import HostMemory, Stamps, Violation
+from stamped.memory import HostMemory
 from stamped.requests import Prompt, Requests
+from stamped.stamps import Stamps, Violation
 
 ADDRESS = "broker:1"
 STAGING_BYTES = 32 << 10
-PAGE_COUNTS = {"attention": 8, "state": 4}
 
 
 class Engine:
@@ -62,7 +62,8 @@ class Engine:
         """Ask for a prompt's state as D; ``stamps_of`` tells which are right."""
 
         def received(name: str, found: set[int]) -> None:
-            if len(found) != 1 or not found <= (right := stamps_of(name)):
+            right = stamps_of(name)
+            if len(found) != 1 or not found <= right:
                 raise Violation(f"{name} is DONE with {found} instead of {right}")
 
         self.requests.pending.add(prompt.name)

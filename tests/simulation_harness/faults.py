@@ -22,24 +22,24 @@ class Faults:
         self._history, self._rng = history, history.rng
         self._loop, self._network = history.loop, history.network
         self._triggers: dict[int, Callable[[], None]] = {}
+        self.kinds: tuple[Callable[[], None], ...] = (
+            self._kill_broker,
+            self._kill_engine,
+            self._kill_worker,
+            self._pause,
+            self._pause,
+            self._stall,
+            self.restart_unseen,
+            self._cut,
+            self._break,
+        )
+        """Of which each is one."""
 
     def plan(self, within_s: float) -> None:
         """Decide."""
         self._network.on_delivery = self._count
         for _ in range(self._rng.randint(0, 4)):
-            fault = self._rng.choice(
-                (
-                    self._kill_broker,
-                    self._kill_engine,
-                    self._kill_worker,
-                    self._pause,
-                    self._pause,
-                    self._stall,
-                    self._restart_unseen,
-                    self._cut,
-                    self._break,
-                )
-            )
+            fault = self._rng.choice(self.kinds)
             if self._rng.random() < 0.7:  # at a step, whatever the time is
                 self._triggers[self._rng.randint(20, 250)] = fault
             else:
@@ -93,7 +93,7 @@ class Faults:
                 self._kill(process)
             self._loop.call_later(self._short_s(), self._history.start_engine, side)
 
-    def _restart_unseen(self) -> None:
+    def restart_unseen(self) -> None:
         """P starts again while the broker can't see it."""
         self._network.cut("b", "p")
         self._end_engine("P")

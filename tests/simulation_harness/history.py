@@ -26,16 +26,19 @@ from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import BrokerService
 from restow.broker.server.hub import Hub
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
-from simulation_harness.engines import ADDRESS, PAGE_COUNTS, Engine
+from simulation_harness.engines import ADDRESS, Engine
 from simulation_harness.fabric import Fabric
 from simulation_harness.faults import Faults
 from simulation_harness.network import Listener, Network
 from simulation_harness.replaced import simulated
 from simulation_harness.virtual_loop import Process, VirtualLoop
-from stamped.pages import HostMemory, Stamps, Violation
+from stamped.memory import HostMemory
 from stamped.requests import Prompt
+from stamped.stamps import Stamps, Violation
 
-PAGE_TOKENS = 4
+PAGE_TOKENS = (2, 4)
+HELD_TOKENS, HELD_STATES = 32, 4
+LONGEST_TOKENS = 12
 BUSY_S = 40.0
 """In which prompts come and things go wrong."""
 SETTLE_S = 20.0
@@ -68,7 +71,7 @@ class Report:
 
 
 @cache
-def layout(tp: int, conv: ConvLayout) -> Layout:
+def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
     """A small hybrid."""
     mamba = Mamba2Spec(
         layer=0,
@@ -82,7 +85,13 @@ def layout(tp: int, conv: ConvLayout) -> Layout:
     )
     attention = AttentionSpec(layer=1, kv_heads=2, head_dim=4, dtype=DType.BFLOAT16)
     spec = ModelSpec("small", (mamba, attention))
-    return build_layout(spec, EngineSettings(tp=tp, page_tokens=PAGE_TOKENS, conv_layout=conv))
+    return build_layout(spec, EngineSettings(tp=tp, page_tokens=page_tokens, conv_layout=conv))
+
+
+def host_memory(tp: int, conv: ConvLayout, page_tokens: int) -> HostMemory:
+    """Room for a few prompts."""
+    counts = {"attention": HELD_TOKENS // page_tokens, "state": HELD_STATES}
+    return HostMemory(layout(tp, conv, page_tokens), counts)
 
 
 class History:
@@ -99,7 +108,7 @@ class History:
         self.digests = digests or DIGESTS[seed % len(DIGESTS)]
         tps, convs = self.rng.choice(SIZES), list(ConvLayout)
         self.memory = {
-            side: HostMemory(layout(tp, self.rng.choice(convs)), PAGE_COUNTS)
+            side: host_memory(tp, self.rng.choice(convs), self.rng.choice(PAGE_TOKENS))
             for side, tp in zip("PD", tps, strict=True)
         }
         self.lives: dict[str, list[Engine]] = {"P": [], "D": []}
@@ -264,14 +273,10 @@ class History:
 
     def _prompt(self, name: str, healthy: bool = False) -> Prompt:
         rng = self.rng
-        pages = rng.randint(1, 3)
-        counts = {"attention": pages, "state": 1}
         patient = healthy or rng.random() < 0.5
         return Prompt(
             name,
-            counts,
-            counts,
-            pages * PAGE_TOKENS,
+            rng.randint(1, LONGEST_TOKENS),
             rng.uniform(0.0, 1.0),
             lease_ms=30_000 if patient else rng.randint(200, 8_000),
             hold_ms=60_000 if healthy else rng.randint(1_000, 20_000),

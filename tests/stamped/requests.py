@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
-from stamped.pages import HostMemory, Ids, Pages, Stamps
+from stamped.memory import HostMemory, Ids
+from stamped.pages import Pages
+from stamped.stamps import Stamps
 
 NO_PAGES_S = 10.0
 """After which a prompt that finds no free pages is given up."""
@@ -21,8 +23,6 @@ class Prompt:
     """What is handed over, and how the two sides behave."""
 
     name: str
-    src_counts: Mapping[str, int]
-    dst_counts: Mapping[str, int]
     position_tokens: int
     compute_s: float
     lease_ms: int
@@ -52,14 +52,14 @@ class Requests:
         """How handoffs ended here."""
         self.late_s: dict[str, float] = {}
         """D: how long after their timeouts handoffs ended; P: after their hold."""
-        self._session, self._memory, self._stamps, self._rng = session, memory, stamps, rng
+        self._session, self._memory, self._rng = session, memory, rng
 
     async def prefill(
         self, prompt: Prompt, computed: Callable[[str, int], None], fence: Callable[[str], None]
     ) -> None:
         """P's part. ``computed`` hears of the stamp before anything is fenced."""
         session = await self._session()
-        if (ids := await self._take(prompt.src_counts)) is None:
+        if (ids := await self._take(prompt)) is None:
             return self._end(prompt, "", "NO_PAGES")
         early = self._rng.random() < 0.3
 
@@ -75,10 +75,7 @@ class Requests:
         ended = publish() if early else None
         await asyncio.sleep(prompt.compute_s)
         if ended is None or not ended.done():
-            stamp = self._stamps.next()
-            self._memory.stamp(ids, stamp)
-            self.pages.settle(ids, stamp)
-            computed(prompt.name, stamp)
+            computed(prompt.name, self.pages.write(ids))
             ended = ended or publish()
             fence(prompt.name)
         due_s = asyncio.get_running_loop().time() + prompt.hold_ms / 1000
@@ -88,23 +85,24 @@ class Requests:
     async def decode(self, prompt: Prompt, received: Callable[[str, set[int]], None]) -> None:
         """D's part. ``received`` hears of the stamps that came, if all went well."""
         session = await self._session()
-        if (ids := await self._take(prompt.dst_counts)) is None:
+        if (ids := await self._take(prompt)) is None:
             return self._end(prompt, "", "NO_PAGES")
         self.pages.lend(ids)
         due_s = asyncio.get_running_loop().time() + prompt.timeout_ms / 1000
         ended = session.request(
             prompt.name, ids, position_tokens=prompt.position_tokens, timeout_ms=prompt.timeout_ms
         )
-        if await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s):
-            found = self._memory.found(ids)
+        done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
+        found = self.pages.take_back(ids, prompt.position_tokens)
+        # D goes on from there: nothing may land any more, were it the same once again.
+        self.pages.write(ids)
+        if done:
             received(prompt.name, found)
-            self.pages.settle(ids, found.pop())
             await asyncio.sleep(prompt.uses_s)
-        else:
-            self.pages.settle(ids)
         self.pages.give(ids)
 
-    async def _take(self, counts: Mapping[str, int]) -> Ids | None:
+    async def _take(self, prompt: Prompt) -> Ids | None:
+        counts = self._memory.counts(prompt.position_tokens)
         for _ in range(20):
             if (ids := self.pages.take(counts)) is not None:
                 return ids
