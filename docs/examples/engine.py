@@ -70,7 +70,7 @@ class Engine:
     def decode(self, handoff_id: str, prompt: list[int], steps: int) -> list[int]:
         """Take the state, and go on from it."""
         ended = self.session.request(handoff_id, {"state": [2]}).result()
-        if not ended.done:  # nothing of the state may be used
+        if not ended.done:  # nothing of the state may be used, nor the block before `pages_free`
             raise SystemExit(f"{handoff_id} {ended.state}: {ended.reason}: {ended.detail}")
         h, tokens = np.concatenate([memory[2] for memory in self.memory]), [prompt[-1]]
         for _ in range(steps):

@@ -27,6 +27,9 @@ class Request:
     num_computed_tokens: int = 0
     max_tokens: int = 16
     prompt_embeds: Any = None
+    mm_features: list[Any] = field(default_factory=list)
+    lora_request: Any = None
+    cache_salt: str | None = None
     trace_headers: dict[str, str] | None = None
     skip: bool = False
     _all_token_ids: list[int] = field(default_factory=list)

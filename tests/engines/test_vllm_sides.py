@@ -28,6 +28,7 @@ class Session:
     ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
     patience_ms: list[int] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
 
     def publish(
         self,
@@ -39,8 +40,11 @@ class Session:
         lease_ms: int = 0,
         hold_ms: int = 0,
         trace_parent: str = "",
+        content: bytes = b"",
     ) -> Future[HandoffEnded]:
         self.traces.append(trace_parent)
+        if final:
+            self.contents.append(content)
         self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
         return self._end(handoff_id)
 
@@ -53,7 +57,9 @@ class Session:
         position_tokens: int = 0,
         timeout_ms: int = 0,
         trace_parent: str = "",
+        content: bytes = b"",
     ) -> BlockingDelivery:
+        self.contents.append(content)
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
         self.patience_ms.append(timeout_ms)
         self.traces.append(trace_parent)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from restow.broker.client import EngineSession
+from restow.broker.client import Delivery, EngineSession
 from restow.broker.errors import RestowError
 from stamped.memory import HostMemory, Ids
 from stamped.pages import Pages
@@ -93,6 +93,7 @@ class Requests:
             prompt.name, ids, position_tokens=prompt.position_tokens, timeout_ms=prompt.timeout_ms
         )
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
+        await ended.pages_free
         found = self.pages.take_back(ids, prompt.position_tokens)
         # D goes on from there: nothing may land any more, were it the same once again.
         self.pages.write(ids)
@@ -119,10 +120,16 @@ class Requests:
     ) -> bool:
         """Whether it ended well."""
         loop = asyncio.get_running_loop()
-        if cancels_s:
+        if cancels_s and isinstance(ended, Delivery) and self._rng.random() < 0.5:
+            loop.call_later(cancels_s, ended.cancel)
+        elif cancels_s:
             loop.call_later(cancels_s, session.cancel, prompt.name)
         try:
-            told = await ended
+            told = await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            if not ended.cancelled():
+                raise
+            state, reason, done = "GIVEN_UP", "", False
         except RestowError as error:
             state, reason, done = "REFUSED", error.reason, False
         else:

@@ -81,7 +81,9 @@ def answer_prompts(
     for index, (prompt, reference) in enumerate(zip(prompts, references, strict=True)):
         progress(run, index, len(prompts))
         handoff_id = f"{run}-{index}"
-        asked = d.ask(handoff_id, prompt.token_ids) if index % 2 else None
+        # Two sides that say what they are at would not come to anything wrong.
+        named = sabotage is None
+        asked = d.ask(handoff_id, prompt.token_ids, named=named) if index % 2 else None
         if sabotage is Sabotage.NO_N_MINUS_1:
             p.prefill(handoff_id, prompt.token_ids, position=len(prompt.token_ids))
         elif sabotage is Sabotage.STALE_SSM:
@@ -90,7 +92,7 @@ def answer_prompts(
             p.prefill(handoff_id, prompt.token_ids, alter=left_behind)
         else:
             p.prefill(handoff_id, prompt.token_ids)
-        asked = asked or d.ask(handoff_id, prompt.token_ids)
+        asked = asked or d.ask(handoff_id, prompt.token_ids, named=named)
         through = d.decode(asked, steps)
         ended = asked.end.result()
         answers.append(Answer(prompt, reference, through, ended.bytes, ended.transfer_us))

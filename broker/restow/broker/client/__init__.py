@@ -3,6 +3,7 @@
 from restow.broker.client.admin import AdminClient
 from restow.broker.client.async_admin import AsyncAdminClient
 from restow.broker.client.blocking import BlockingDelivery, BlockingSession
+from restow.broker.client.content import content_of
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.client.errors import (
@@ -24,4 +25,5 @@ __all__ = [
     "EngineSession",
     "HandoffEnded",
     "PagesNotFreeError",
+    "content_of",
 ]

@@ -120,7 +120,8 @@ class Directory:
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
             known.demand = wish.demand
-            self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
+            if wish.repeated:
+                self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
             return self._told_again(known, engine, wish.demand)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:

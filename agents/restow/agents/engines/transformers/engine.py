@@ -35,7 +35,7 @@ from restow.agents.engines.transformers.state_io import (
 )
 from restow.agents.engines.transformers.stored import AS_COMPUTED, StoredTypes, round_cache
 from restow.agents.nursery import Nursery
-from restow.broker.client import BlockingSession, HandoffEnded
+from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
 from restow.broker.errors import RestowError
 from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
 from restow.broker.layout import Layout
@@ -84,7 +84,7 @@ class Asked:
     handoff_id: str
     token_ids: tuple[int, ...]
     blocks: Mapping[str, list[int]]
-    end: Future[HandoffEnded]
+    end: BlockingDelivery
 
 
 class Engine:
@@ -185,16 +185,20 @@ class Engine:
         lay_out(state, self.pages, blocks)
         for agent in self._agents:
             agent.fence(handoff_id)
-        end = self._session.publish(handoff_id, blocks, stop)
+        end = self._session.publish(handoff_id, blocks, stop, content=content_of(token_ids, stop))
         end.add_done_callback(lambda _: self._give_back(blocks))
         return end
 
-    def ask(self, handoff_id: str, token_ids: Sequence[int]) -> Asked:
-        """Ask for the state of a prompt; may be called before P has begun."""
+    def ask(self, handoff_id: str, token_ids: Sequence[int], *, named: bool = True) -> Asked:
+        """Ask for the state of a prompt; may be called before P has begun.
+
+        Not ``named``: whatever state P publishes is taken, for tests that break the rules.
+        """
         blocks = self._take(len(token_ids))
-        return Asked(
-            handoff_id, tuple(token_ids), blocks, self._session.request(handoff_id, blocks)
-        )
+        stop = prefill_position(len(token_ids), self._recurrent) if named else 0
+        content = content_of(token_ids, stop) if named else b""
+        asked = self._session.request(handoff_id, blocks, position_tokens=stop, content=content)
+        return Asked(handoff_id, tuple(token_ids), blocks, asked)
 
     def decode(self, asked: Asked, steps: int, timeout_s: float = 60.0) -> Decoded:
         """Wait for the state, then decode greedily from it.
@@ -204,19 +208,15 @@ class Engine:
         """
         try:
             ended = asked.end.result(timeout_s)
-        except TimeoutError:
-            self.forget(asked)
-            raise
-        except RestowError:
-            self._give_back(asked.blocks)
-            raise
-        try:
             if not ended.done:
                 raise HandoffFailedError(ended)
             held = prefill_position(len(asked.token_ids), self._recurrent)
             state = collect(self.layout, self.pages, asked.blocks, held)
+        except TimeoutError:
+            self._session.cancel(asked.handoff_id)
+            raise
         finally:
-            self._give_back(asked.blocks)
+            self._give_back_when_free(asked)
         computed = {name: values.to(self._model.dtype) for name, values in state.items()}
         cache = import_state(computed, held, self._model.config)
         return self._continue(cache, asked.token_ids, steps)
@@ -224,7 +224,7 @@ class Engine:
     def forget(self, asked: Asked) -> None:
         """Give up what was asked for; its blocks are free when nobody may be writing to them."""
         self._session.cancel(asked.handoff_id)
-        asked.end.add_done_callback(lambda _: self._give_back(asked.blocks))
+        self._give_back_when_free(asked)
 
     def decode_alone(
         self, token_ids: Sequence[int], steps: int, prefilled_as: StoredTypes | None = None
@@ -281,6 +281,13 @@ class Engine:
             for group, size in self._block_tokens.items()
         }
         return {group: self._pools[group].take(count) for group, count in counts.items()}
+
+    def _give_back_when_free(self, asked: Asked) -> None:
+        def freed(pages_free: Future[None]) -> None:
+            if pages_free.exception() is None:
+                self._give_back(asked.blocks)
+
+        asked.end.pages_free.add_done_callback(freed)
 
     def _give_back(self, blocks: Mapping[str, list[int]]) -> None:
         for group, ids in blocks.items():

@@ -27,6 +27,7 @@ class Requester(Protocol):
         position_tokens: int = 0,
         timeout_ms: int = 30_000,
         trace_parent: str = "",
+        content: bytes = b"",
     ) -> BlockingDelivery:
         """Ask for a state; the delivery tells how it ended, and when its pages are free."""
 
@@ -97,8 +98,8 @@ class DecodeSide:
         """Where the state that the request waits for will stand."""
         return self._waits[request_id].position_tokens
 
-    def load(self, request_id: str, blocks: Blocks, external_tokens: int) -> None:
-        """Ask for the state, of which D has all but ``external_tokens``."""
+    def load(self, request_id: str, blocks: Blocks, external_tokens: int, content: bytes) -> None:
+        """Ask for the state of ``content``, of which D has all but ``external_tokens``."""
         wait = self._waits[request_id]
         held_tokens = wait.position_tokens - external_tokens
         wait.stage = _Stage.LOADING
@@ -110,6 +111,7 @@ class DecodeSide:
             position_tokens=wait.position_tokens,
             timeout_ms=wait.timeout_ms,
             trace_parent=wait.trace_parent,
+            content=content,
         )
         self.ends.watch(request_id, wait.handoff_id, delivery, delivery.pages_free, external_tokens)
 

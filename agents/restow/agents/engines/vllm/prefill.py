@@ -28,6 +28,7 @@ class Publisher(Protocol):
         lease_ms: int = 30_000,
         hold_ms: int = 300_000,
         trace_parent: str = "",
+        content: bytes = b"",
     ) -> Future[HandoffEnded]:
         """Publish blocks; the future tells when they are free."""
 
@@ -79,7 +80,7 @@ class PrefillSide:
                 found += prompt.handoff_ids
         return found
 
-    def finish(self, request_id: str, blocks: Blocks, position_tokens: int) -> bool:
+    def finish(self, request_id: str, blocks: Blocks, position_tokens: int, content: bytes) -> bool:
         """The prompt is computed. Returns whether its pages are held until `sent` names it."""
         prompt = self._prompts.pop(request_id, None)
         if prompt is None:
@@ -91,6 +92,7 @@ class PrefillSide:
                 position_tokens,
                 lease_ms=self.lease_ms,
                 hold_ms=self.hold_ms,
+                content=content,
             )
             key = f"{request_id} {handoff_id}"
             self._held[key] = request_id

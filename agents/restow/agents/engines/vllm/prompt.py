@@ -6,10 +6,14 @@ written twice; a recurrent state must not take the same token twice (vLLM PR #37
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+
 from restow.agents.engines.vllm.parameters import TRUNCATED
+from restow.broker.client import content_of
 
 
 class Request(Protocol):
@@ -22,6 +26,9 @@ class Request(Protocol):
     max_tokens: int
     prompt_token_ids: list[int] | None
     prompt_embeds: Any
+    mm_features: list[Any]
+    lora_request: Any
+    cache_salt: str | None
     _all_token_ids: list[int]
 
     @property
@@ -30,6 +37,24 @@ class Request(Protocol):
 
     def get_skip_reading_prefix_cache(self) -> bool:
         """Whether all of the prompt must be computed here, as for prompt logprobs."""
+
+
+def content(request: Request, position: int) -> bytes:
+    """Name what the state at ``position`` is computed from, for P and D alike."""
+    attachments = [
+        (feature.mm_position.offset, feature.identifier.encode()) for feature in request.mm_features
+    ]
+    if request.prompt_embeds is not None:
+        rows = request.prompt_embeds[:position].contiguous().view(-1).view(torch.uint8)
+        attachments.append((0, hashlib.sha256(rows.cpu().numpy().tobytes()).digest()))
+    adapter = request.lora_request.lora_name if request.lora_request is not None else ""
+    return content_of(
+        request._all_token_ids[:position],
+        position,
+        adapter=adapter,
+        salt=request.cache_salt or "",
+        attachments=attachments,
+    )
 
 
 def backoff_tokens(recurrent: bool, lookahead_tokens: int) -> int:

@@ -13,7 +13,13 @@ from restow.agents.engines.vllm.groups import Group, handoff_blocks
 from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
 from restow.agents.engines.vllm.places import Place
 from restow.agents.engines.vllm.prefill import PrefillSide, Publisher
-from restow.agents.engines.vllm.prompt import Request, backoff_tokens, position_tokens, truncate
+from restow.agents.engines.vllm.prompt import (
+    Request,
+    backoff_tokens,
+    content,
+    position_tokens,
+    truncate,
+)
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.stats import Tally
 from restow.agents.engines.vllm.step import Step
@@ -124,8 +130,8 @@ class SchedulerSide:
             self._decode.do_without(request_id, error.message)
             self._step.received = {**self._step.received, request_id: False}
             return
-        self._decode.load(request_id, named, external_tokens)
         position = self._decode.position_tokens(request_id)
+        self._decode.load(request_id, named, external_tokens, content(request, position))
         held = position - external_tokens
         holes = unwritten(self._groups, self._windows, named, held, position)
         self._step.loading.append(holes)
@@ -158,7 +164,8 @@ class SchedulerSide:
             self._log.error("no state can be published", request=request_id, detail=error.message)
             self._prefill.give_up(request_id, error.message)
             return None
-        if not self._prefill.finish(request_id, named, position):
+        of = content(request, position)
+        if not self._prefill.finish(request_id, named, position, of):
             return None
         return answer(part, self._engine_id, request_id, position)
 
