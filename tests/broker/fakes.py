@@ -59,7 +59,12 @@ class FakeAgent:
             agent_name=f"{session._ref.engine_id}/{rank}/{secrets.token_hex(4)}",
             nixl_metadata=b"metadata",
             regions=[
-                link.RegionMemory(name=r.name, base_address=1 << 20, page_count=pages)
+                link.RegionMemory(
+                    name=r.name,
+                    base_address=1 << 20,
+                    page_count=pages,
+                    page_stride_bytes=r.page_stride_bytes,
+                )
                 for one in layout.ranks
                 if one.rank == rank
                 for r in one.regions

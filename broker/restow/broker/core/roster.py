@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from restow.broker.errors import (
     PageRangeError,
     PagesError,
 )
-from restow.broker.layout import Layout, RankLayout
+from restow.broker.layout import Layout, RankLayout, Region
 
 MAX_BLOCKS = 1 << 20
 MAX_ADDRESS = 1 << 63
@@ -37,8 +38,15 @@ class RegionMemory:
     name: str
     base_address: int
     page_count: int
+    page_stride_bytes: int
+    """Bytes from page to page, as the memory really lies there."""
     memory: int
     device_id: int
+
+    @property
+    def size_bytes(self) -> int:
+        """From page 0 to the end of the last page."""
+        return self.page_count * self.page_stride_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +57,6 @@ class AgentRecord:
     agent_name: str
     nixl_metadata: bytes
     regions: tuple[RegionMemory, ...]
-    page_strides_bytes: tuple[int, ...]
     staging_bytes: int
     host: str = ""
     """Empty: unknown."""
@@ -70,8 +77,7 @@ class AgentRecord:
     @property
     def region_bytes(self) -> int:
         """Bytes of its regions."""
-        strides = self.page_strides_bytes
-        return sum(m.page_count * s for m, s in zip(self.regions, strides, strict=True))
+        return sum(memory.size_bytes for memory in self.regions)
 
 
 @dataclass(slots=True, eq=False)
@@ -182,7 +188,6 @@ class EngineRecord:
             agent_name,
             nixl_metadata,
             tuple(regions),
-            tuple(region.page_stride_bytes for region in layout.regions),
             staging_bytes,
             host,
             host_memory,
@@ -267,22 +272,36 @@ class EngineRecord:
 
 
 def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionMemory]) -> None:
-    expected = [region.name for region in layout.regions]
-    if [memory.name for memory in regions] != expected:
+    """Raise `AgentMismatchError` that names the first region that is not the layout's."""
+    for number, (region, memory) in enumerate(zip_longest(layout.regions, regions)):
+        name = memory.name if region is None else region.name
+        if region is None or memory is None or memory.name != region.name:
+            wrong = (
+                f"number {number} is {_named(region)} in the layout, and the agent announces "
+                f"{_named(memory)}: give all regions of the rank, in the layout's order"
+            )
+        elif memory.page_stride_bytes != region.page_stride_bytes:
+            wrong = (
+                f"the agent's pages follow each other after {memory.page_stride_bytes} bytes, and "
+                f"the layout's after {region.page_stride_bytes}: register a layout with the stride "
+                f"that the memory has (padding counts: `page_align_bytes`)"
+            )
+        elif memory.page_count < 1 or not is_memory(memory.base_address, memory.size_bytes):
+            wrong = (
+                f"address {memory.base_address} and page count {memory.page_count} must be "
+                f"positive and end below 2**63"
+            )
+        elif memory.device_id < 0:
+            wrong = f"device {memory.device_id} must not be negative"
+        else:
+            continue
         raise AgentMismatchError(
-            f"engine {engine_id}, rank {layout.rank}: the agent announces regions "
-            f"{[memory.name for memory in regions][:8]}, the layout has {expected[:8]}",
+            f"engine {engine_id}, rank {layout.rank}, region {name}: {wrong}",
             engine=engine_id,
             rank=layout.rank,
+            region=name,
         )
-    for region, memory in zip(layout.regions, regions, strict=True):
-        size_bytes = memory.page_count * region.page_stride_bytes
-        if not size_bytes or memory.device_id < 0 or not is_memory(memory.base_address, size_bytes):
-            raise AgentMismatchError(
-                f"engine {engine_id}, rank {layout.rank}, region {memory.name}: address "
-                f"{memory.base_address} and page count {memory.page_count} must be positive and "
-                f"end below 2**63, and device {memory.device_id} must not be negative",
-                engine=engine_id,
-                rank=layout.rank,
-                region=memory.name,
-            )
+
+
+def _named(one: Region | RegionMemory | None) -> str:
+    return "none" if one is None else repr(one.name)
