@@ -168,6 +168,13 @@ class RequestError(RestowError):
     reason = "ARGUMENT_INVALID"
 
 
+class WordUnknownError(RestowError):
+    """A value that is none of the words that a setting or a value has."""
+
+    status = "INVALID_ARGUMENT"
+    reason = "WORD_UNKNOWN"
+
+
 class EngineUnknownError(RestowError):
     """No engine of that id is registered: register first."""
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from restow.broker.errors import LayoutFormError
 from restow.broker.layout.check import MAX_RANKS
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES
+from restow.broker.words import Worded
 
 
 class ConvLayout(StrEnum):
@@ -34,7 +35,7 @@ class KvOrder(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class EngineSettings(Worded):
     """The settings of one engine that its layout follows from.
 
     ``conv_rows_extra`` are rows for speculative tokens behind the live window; ``page_align_bytes``

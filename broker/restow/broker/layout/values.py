@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box
+from restow.broker.words import Worded
 
 
 class Kind(StrEnum):
@@ -19,7 +20,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Field(Worded):
     """One logical tensor of the state, independent of tensor parallelism.
 
     ``shape`` has one size an axis; the token axis of a per-token field is left out. Of a per-token
@@ -84,7 +85,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Worded):
     """The box of a field that a rank holds, and where it lies inside a page of its region.
 
     The element at box index ``(i, j, ...)`` and, for a per-token field, token ``t`` of the page
@@ -102,7 +103,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class Scratch(Worded):
     """Memory inside a page of snapshots that is no state, and is zeroed when a state arrives.
 
     Such as the rows of a conv window that are kept for speculative tokens. Element ``(i, j, ...)``
@@ -117,7 +118,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(Worded):
     """In-projection weights of a rank: its ``box`` of ``field`` is their product with ``input``.
 
     The box is that of one of the rank's shards, with all taps. The weight of box index

@@ -25,10 +25,11 @@ from restow.broker.families import (
 )
 from restow.broker.families.pages import Pages, layer_pages
 from restow.broker.layout import DType, RankLayout, Scratch
+from restow.broker.words import Worded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerCache:
+class LayerCache(Worded):
     """One layer's cache as vLLM registered it.
 
     Attention: ``tensor`` ``[pages, heads, tokens, content]``, whose block has ``pages_per_block``
@@ -65,7 +66,7 @@ class LayerCache:
 
 
 @dataclass(frozen=True, slots=True)
-class RankShape:
+class RankShape(Worded):
     """Where a rank stands, and how its engine keeps conv windows."""
 
     tp: int
