@@ -20,7 +20,7 @@ from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.layout import Layout, Model, RankLayout, Region
-from restow.broker.planner import Program
+from restow.broker.planner import GroupPair, PageForm, Program
 from restow.broker.planner.program import no_projections, no_rows, no_spans
 
 PAGES = 100
@@ -32,9 +32,10 @@ Blocks = dict[str, list[int]]
 
 
 REGIONS = (
-    Region("kv", "kv", 4096, BLOCK_TOKENS),
-    Region("state", "state", 8192, None),
+    Region("kv", "kv", 4096, BLOCK_TOKENS, null_block=0),
+    Region("state", "state", 8192, None, null_block=0),
 )
+KV, STATE = PageForm("kv", BLOCK_TOKENS, 1), PageForm("state", 0, 1)
 
 
 def layout(ranks: int) -> Layout:
@@ -79,6 +80,7 @@ def pair_plan(src_ranks: int, dst_ranks: int, staged: bool, together: bool) -> P
         ),
         src_groups=frozenset({"kv", "state"}),
         dst_groups=frozenset({"kv", "state"}),
+        group_pairs=frozenset({GroupPair(KV, KV), GroupPair(STATE, STATE)}),
     )
 
 

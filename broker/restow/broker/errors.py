@@ -161,6 +161,18 @@ class PageCountError(PagesError):
     reason = "PAGE_COUNT"
 
 
+class PageRepeatedError(PagesError):
+    """A page id that a list names twice: one of the two would be lost."""
+
+    reason = "PAGE_REPEATED"
+
+
+class NullBlockError(PagesError):
+    """The engine's null block where bytes would be read or written."""
+
+    reason = "NULL_BLOCK"
+
+
 class RequestError(RestowError):
     """A call whose arguments are unusable."""
 

@@ -68,6 +68,7 @@ def _rank_to_proto(rank: RankLayout) -> layout_pb2.RankLayout:
                 page_stride_bytes=region.page_stride_bytes,
                 page_tokens=region.page_tokens or 0,
                 pages_per_block=region.pages_per_block,
+                null_block=region.null_block,
             )
             for region in rank.regions
         ],
@@ -152,6 +153,7 @@ def _rank(message: layout_pb2.RankLayout) -> RankLayout:
                 page_stride_bytes=region.page_stride_bytes,
                 page_tokens=region.page_tokens or None,
                 pages_per_block=region.pages_per_block or 1,
+                null_block=region.null_block if region.HasField("null_block") else None,
             )
             for region in message.regions
         ),

@@ -160,6 +160,7 @@ class Region(google.protobuf.message.Message):
     PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
     PAGE_TOKENS_FIELD_NUMBER: builtins.int
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
+    NULL_BLOCK_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the rank. Empty is refused."""
     group: builtins.str
@@ -173,6 +174,10 @@ class Region(google.protobuf.message.Message):
     """Tokens in a page. 0: the pages hold snapshots."""
     pages_per_block: builtins.int
     """Pages in a block, the unit that the engine's ids count. 0 means 1."""
+    null_block: builtins.int
+    """The id that stands in lists where a request has no block, and may stand there more than once; the
+    same in all regions of a group. Nothing is ever read from it or written to it. Unset: there is none.
+    """
     def __init__(
         self,
         *,
@@ -181,8 +186,11 @@ class Region(google.protobuf.message.Message):
         page_stride_bytes: builtins.int = ...,
         page_tokens: builtins.int = ...,
         pages_per_block: builtins.int = ...,
+        null_block: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "name", b"name", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_null_block", b"_null_block", "null_block", b"null_block"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "group", b"group", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_null_block", b"_null_block"]) -> typing.Literal["null_block"] | None: ...
 
 Global___Region: typing_extensions.TypeAlias = Region
 

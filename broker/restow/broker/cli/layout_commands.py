@@ -91,6 +91,10 @@ def from_config(
             "--projections", help="Offer in-projection weights, to rebuild conv states with."
         ),
     ] = False,
+    null_block: Annotated[
+        int | None,
+        typer.Option(min=0, help="The id in lists where a request has no block. Default: none."),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
@@ -130,6 +134,7 @@ def from_config(
         kv_packed=kv_packed,
         mixer_inputs=mixer_inputs,
         projections=projections,
+        null_block=null_block,
     )
     layout = build_layout(replace(model, name=name or model.name), settings)
     check_layout(layout)

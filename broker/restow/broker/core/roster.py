@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-import numpy as np
-
 from restow.broker.core.actions import AgentKey, EngineKey
+from restow.broker.core.block_lists import BlockLists
 from restow.broker.errors import (
     AgentMismatchError,
     AgentUnknownError,
     EngineReplacedError,
-    PageCountError,
-    PageRangeError,
-    PagesError,
 )
 from restow.broker.layout import Layout, RankLayout, Region
 
 MAX_BLOCKS = 1 << 20
 MAX_ADDRESS = 1 << 63
 MAX_IDS = 1 << 31
-
-_UNSIGNED = np.dtype("<u4")
 
 
 def is_memory(address: int, size_bytes: int) -> bool:
@@ -81,19 +75,14 @@ class AgentRecord:
 
 
 @dataclass(slots=True, eq=False)
-class EngineRecord:
+class EngineRecord(BlockLists):
     """A registered engine in one incarnation."""
 
-    key: EngineKey
     incarnation: str
     layout: Layout
     layout_digest: str
-    block_tokens: dict[str, int]
-    """Tokens that a block of each group holds; 0: it holds snapshots."""
     last_seen_s: float
     agents: dict[int, AgentRecord] = field(default_factory=dict)
-    block_limits: dict[str, int] = field(default_factory=dict)
-    """The first block id of each group that some connected rank has no memory for."""
     admitted: int = 0
     """How often an agent was admitted: ids checked before need another look afterwards."""
     handoffs: set[int] = field(default_factory=set)
@@ -118,10 +107,15 @@ class EngineRecord:
             for region in rank.regions
             if not region.constant
         }
+        null_blocks = {
+            region.group: region.null_block
+            for rank in layout.ranks
+            for region in rank.regions
+            if region.null_block is not None
+        }
         limits = dict.fromkeys(block_tokens, MAX_IDS)
-        return cls(
-            key, incarnation, layout, layout_digest, block_tokens, now_s, block_limits=limits
-        )
+        rules = (key, block_tokens, null_blocks, limits)
+        return cls(*rules, incarnation, layout, layout_digest, now_s)
 
     @property
     def ranks(self) -> int:
@@ -211,64 +205,6 @@ class EngineRecord:
                 limit = memory.page_count // region.pages_per_block
                 limits[region.group] = min(limit, limits[region.group])
         return limits
-
-    def check_ids(self, group: str, data: bytes) -> None:
-        """Raise a `PagesError` unless the ids are int32 inside the group's memory."""
-        limit = self.block_limits.get(group)
-        if limit is None:
-            raise PagesError(
-                f"engine {self.key.engine_id} has no group {group!r}; it has "
-                f"{sorted(self.block_limits)}",
-                group=group,
-            )
-        size_bytes = len(data)
-        # Seen as unsigned, a negative id is out of every range. A snapshot's one id needs no array.
-        if size_bytes == 4:
-            highest = int.from_bytes(data, "little")
-        elif size_bytes % 4:
-            raise PagesError(f"group {group}: {size_bytes} bytes are not int32 ids", group=group)
-        elif data:
-            ids = np.frombuffer(data, _UNSIGNED)
-            highest = ids.item(ids.argmax())
-        else:
-            return
-        if highest >= limit:
-            ids = np.frombuffer(data, _UNSIGNED)
-            wrong = int(np.frombuffer(data, "<i4")[int(np.argmax(ids >= limit))])
-            raise PageRangeError(
-                f"engine {self.key.engine_id}, group {group}: block {wrong} is outside of "
-                f"[0, {limit})",
-                engine=self.key.engine_id,
-                group=group,
-                page=wrong,
-                range=f"[0, {limit})",
-            )
-
-    def check_counts(
-        self, groups: Iterable[str], blocks: Mapping[str, bytes], position_tokens: int
-    ) -> None:
-        """Raise `PageCountError` unless each group's list holds a prompt up to the position."""
-        for group in groups:
-            tokens, count = self.block_tokens[group], len(blocks.get(group, b"")) // 4
-            if count != 1 if tokens == 0 else count * tokens < position_tokens:
-                raise self._miscounted(group, tokens, count, position_tokens)
-
-    def _miscounted(
-        self, group: str, tokens: int, count: int, position_tokens: int
-    ) -> PageCountError:
-        if tokens == 0:
-            return PageCountError(
-                f"engine {self.key.engine_id}, group {group} holds snapshots: exactly one "
-                f"block is needed, got {count}",
-                group=group,
-                count=count,
-            )
-        return PageCountError(
-            f"engine {self.key.engine_id}, group {group}: {count} blocks of {tokens} tokens "
-            f"do not hold {position_tokens} tokens",
-            group=group,
-            count=count,
-        )
 
 
 def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionMemory]) -> None:

@@ -43,6 +43,7 @@ class EngineSettings(Worded):
     values have regions of their own. ``layers_per_stage`` empty: as vLLM cuts. With
     ``mixer_inputs`` the engine keeps what its recurrent layers read behind their states; with
     ``projections`` it offers the in-projection weights that such inputs can be multiplied with.
+    ``null_block`` is the id that lists have where a request has no block; None: no id is.
     """
 
     tp: int = 1
@@ -57,6 +58,7 @@ class EngineSettings(Worded):
     kv_packed: bool = True
     mixer_inputs: bool = False
     projections: bool = False
+    null_block: int | None = None
 
     def check(self) -> None:
         """Raise `LayoutFormError` that names a setting outside of its bounds."""

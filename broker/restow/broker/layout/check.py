@@ -129,17 +129,17 @@ def _check_field(field: Field) -> None:
 
 def _check_agreement(layout: Layout) -> None:
     dtypes: dict[str, tuple[int, str]] = {}
-    groups: dict[str, tuple[int, tuple[int | None, int]]] = {}
+    groups: dict[str, tuple[int, tuple[int | None, int, int | None]]] = {}
     for rank in layout.ranks:
         for region in rank.regions:
-            pages = (region.page_tokens, region.pages_per_block)
+            pages = (region.page_tokens, region.pages_per_block, region.null_block)
             first = groups.setdefault(region.group, (rank.rank, pages))
             if len(groups) > MAX_GROUPS:
                 raise LayoutFormError(f"more than {MAX_GROUPS} groups of regions")
             if first[1] != pages:
                 raise RanksDisagreeError(
-                    f"group {region.group}: rank {first[0]} has (page_tokens, pages_per_block) "
-                    f"{first[1]}, rank {rank.rank}, region {region.name} has {pages}",
+                    f"group {region.group}: rank {first[0]} has (page_tokens, pages_per_block, "
+                    f"null_block) {first[1]}, rank {rank.rank}, region {region.name} has {pages}",
                     group=region.group,
                     region=region.name,
                     ranks=f"{first[0]},{rank.rank}",

@@ -93,6 +93,9 @@ def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]
             f"{region.page_tokens} tokens" if region.page_tokens else "a snapshot"
             for _, _, region in held
         ),
+        "null block": _all(
+            "none" if region.null_block is None else str(region.null_block) for _, _, region in held
+        ),
         "pages in a block": _all(str(region.pages_per_block) for _, _, region in held),
         "page bytes": _all(f"{region.page_stride_bytes}" for _, _, region in held),
     }

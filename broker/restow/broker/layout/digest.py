@@ -44,6 +44,7 @@ def _lines(layout: Layout) -> Iterator[str]:
                     region.page_stride_bytes,
                     region.page_tokens,
                     region.pages_per_block,
+                    region.null_block,
                 )
             )
         held = [("shard", shard) for shard in rank.shards]

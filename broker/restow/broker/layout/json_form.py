@@ -72,6 +72,7 @@ def _region_to_json(region: Region) -> dict[str, Any]:
         "page_stride_bytes": region.page_stride_bytes,
         "page_tokens": region.page_tokens,
         "pages_per_block": region.pages_per_block,
+        "null_block": region.null_block,
     }
 
 
@@ -214,12 +215,14 @@ def _region(data: object, where: str) -> Region:
     item = read.mapping(data, where)
     tokens = item.get("page_tokens")
     group = item.get("group", "state" if tokens is None else "attention")
+    null = item.get("null_block")
     return Region(
         name=read.text(item, "name", where),
         group="" if group == "" else read.name(group, f"{where}.group"),
         page_stride_bytes=read.number(item, "page_stride_bytes", where),
         page_tokens=None if tokens is None else read.integer(tokens, f"{where}.page_tokens"),
         pages_per_block=read.integer(item.get("pages_per_block", 1), f"{where}.pages_per_block"),
+        null_block=None if null is None else read.integer(null, f"{where}.null_block"),
     )
 
 

@@ -67,6 +67,7 @@ class Region:
     ``group`` names the list of page ids that addresses it (one list serves many regions).
     An engine's id counts blocks of ``pages_per_block`` pages: block ``b`` is the pages
     ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
+    ``null_block`` is the id that stands in lists where a request has no block; None: no id does.
 
     A region without a group is constant: one page, number 0, that no request owns. It holds weights
     for projections, and no peer reads it.
@@ -77,6 +78,7 @@ class Region:
     page_stride_bytes: int
     page_tokens: int | None
     pages_per_block: int = 1
+    null_block: int | None = None
 
     @property
     def constant(self) -> bool:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ from typing import Self
 from torch import Tensor
 from transformers import DynamicCache, NemotronHForCausalLM
 
-from restow.agents.engines.transformers.blocks import BlockPool
+from restow.agents.engines.transformers.blocks import NULL_BLOCK, BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
 from restow.agents.engines.transformers.mixer_inputs import check_exact, conv_weights, kept_inputs
 from restow.agents.engines.transformers.model_state import export_state, import_state
@@ -107,7 +107,7 @@ class Engine:
         stored = options.stored
         spec = model_from_hf_config(model.config.to_dict(), stored.kv, stored.conv, stored.ssm)
         self._recurrent = spec.recurrent
-        self.layout = build_layout(spec, options.settings)
+        self.layout = build_layout(spec, replace(options.settings, null_block=NULL_BLOCK))
         self._announced = announce(self.layout)
         self._stack = ExitStack()
         settings = options.settings

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from restow.agents.engines.vllm.errors import CacheUnknownError
-from restow.agents.engines.vllm.groups import group_name
+from restow.agents.engines.vllm.groups import NULL_BLOCK, group_name
 from restow.agents.memory import MemoryKind, RegionMemory
 from restow.broker.families import (
     ConvLayout,
@@ -146,6 +146,7 @@ def _laid(spec: LayerSpec, shape: RankShape, cache: LayerCache) -> tuple[Pages, 
         page_stride_bytes=stride,
         page_tokens=page_tokens,
         pages_per_block=cache.pages_per_block,
+        null_block=NULL_BLOCK,
     )
     device = cache.tensor.device
     memory = RegionMemory(
