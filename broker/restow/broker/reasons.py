@@ -118,8 +118,10 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "state was handed over.",
         ),
         "MODEL_MISMATCH": Advice(
-            "The two engines serve different models, or the same one with other shapes.",
-            "See what differs: `restow layout diff P.json D.json`.",
+            "The two engines serve different models, or one with other weights, another adapter, "
+            "quantisation or shapes.",
+            "Run both from one checkpoint: `restow engines` shows what each serves. Where two are "
+            "known to be alike, give both one revision (`model_revision` in vLLM).",
         ),
         "SCALES_MISMATCH": Advice(
             "A field's elements are multiplied by other scales on the two sides.",

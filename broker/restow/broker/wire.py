@@ -42,6 +42,9 @@ def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
             name=layout.model.name,
             fields=[_field_to_proto(field) for field in layout.model.fields],
             inputs=[_field_to_proto(field) for field in layout.model.inputs],
+            revision=layout.model.revision,
+            adapter=layout.model.adapter,
+            quantisation=layout.model.quantisation,
         ),
         ranks=[_rank_to_proto(rank) for rank in layout.ranks],
     )
@@ -128,8 +131,10 @@ def layout_from_proto(message: layout_pb2.Layout) -> Layout:
             for rank in message.ranks
         ),
     )
-    fields, inputs = message.model.fields, message.model.inputs
-    model = Model(message.model.name, tuple(map(_field, fields)), tuple(map(_field, inputs)))
+    told = message.model
+    fields, inputs = tuple(map(_field, told.fields)), tuple(map(_field, told.inputs))
+    identity = (told.revision, told.adapter, told.quantisation)
+    model = Model(told.name, fields, inputs, *identity)
     return Layout(model, tuple(_rank(rank) for rank in message.ranks))
 
 

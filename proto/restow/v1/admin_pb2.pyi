@@ -170,6 +170,9 @@ class EngineInfo(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     AGENTS_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    QUANTISATION_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its id."""
     incarnation: builtins.str
@@ -184,6 +187,12 @@ class EngineInfo(google.protobuf.message.Message):
     """Number of connected agents; ready when it equals ranks."""
     session: builtins.bool
     """Whether it has a session open."""
+    revision: builtins.str
+    """Which weights its model has. Empty: it does not say."""
+    adapter: builtins.str
+    """The adapter that all its requests go through. Empty: none."""
+    quantisation: builtins.str
+    """How its weights are quantised. Empty: they are not."""
     def __init__(
         self,
         *,
@@ -194,8 +203,11 @@ class EngineInfo(google.protobuf.message.Message):
         ranks: builtins.int = ...,
         agents: builtins.int = ...,
         session: builtins.bool = ...,
+        revision: builtins.str = ...,
+        adapter: builtins.str = ...,
+        quantisation: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "ranks", b"ranks", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "quantisation", b"quantisation", "ranks", b"ranks", "revision", b"revision", "session", b"session"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 

@@ -125,8 +125,19 @@ class Model(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     FIELDS_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    QUANTISATION_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name of the model. Both sides of a handoff must give the same; empty is a name like any other."""
+    """Name of the model. Both sides of a handoff must give the same, of this and of the three parts of
+    its identity below; empty is a value like any other, and differs from all that are not.
+    """
+    revision: builtins.str
+    """Which weights it has: any text that is equal exactly when they are. Empty: nobody has said."""
+    adapter: builtins.str
+    """The adapter that all requests of the engine go through. Empty: none."""
+    quantisation: builtins.str
+    """How the weights are quantised. Empty: they are not."""
     @property
     def fields(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Field]:
         """All fields of its state. Empty is refused."""
@@ -144,8 +155,11 @@ class Model(google.protobuf.message.Message):
         name: builtins.str = ...,
         fields: collections.abc.Iterable[Global___Field] | None = ...,
         inputs: collections.abc.Iterable[Global___Field] | None = ...,
+        revision: builtins.str = ...,
+        adapter: builtins.str = ...,
+        quantisation: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fields", b"fields", "inputs", b"inputs", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "fields", b"fields", "inputs", b"inputs", "name", b"name", "quantisation", b"quantisation", "revision", b"revision"]) -> None: ...
 
 Global___Model: typing_extensions.TypeAlias = Model
 

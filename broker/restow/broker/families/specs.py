@@ -124,12 +124,15 @@ class ModelSpec:
     """A model: its name and those of its layers that have state.
 
     ``layer_count`` counts the other layers too, which pipeline stages are cut by; 0: the last
-    layer with state is the last of all.
+    layer with state is the last of all. The last three are as of `ModelIdentity`.
     """
 
     name: str
     layers: tuple[LayerSpec, ...]
     layer_count: int = 0
+    revision: str = ""
+    adapter: str = ""
+    quantisation: str = ""
 
     @property
     def depth(self) -> int:
@@ -145,7 +148,9 @@ class ModelSpec:
         """The fields, in the order of the layers, and what recurrent layers read if asked for."""
         fields = tuple(f for layer in self.layers for f in layer.fields())
         found = self._recurrences() if with_inputs else []
-        return Model(self.name, fields, tuple(f for n, one in found for f in one.inputs(n)))
+        inputs = tuple(f for n, one in found for f in one.inputs(n))
+        identity = (self.revision, self.adapter, self.quantisation)
+        return Model(self.name, fields, inputs, *identity)
 
     def check_rebuilding(self, wanted: bool) -> None:
         """Raise `LayoutFormError` if it is ``wanted`` and no conv window can be rebuilt."""

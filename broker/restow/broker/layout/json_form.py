@@ -13,6 +13,7 @@ from restow.broker.layout import json_values as read
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box, Span
 from restow.broker.layout.values import (
+    IDENTITY_PARTS,
     Field,
     Kind,
     Layout,
@@ -32,6 +33,7 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
     return {
         "model": {
             "name": model.name,
+            **{part: value for part in IDENTITY_PARTS if (value := getattr(model, part))},
             "fields": [_field_to_json(field) for field in model.fields],
             "inputs": [_field_to_json(field) for field in model.inputs],
         },
@@ -134,7 +136,10 @@ def layout_from_json(data: object) -> Layout:
         inputs = tuple(_field(f, where) for where, f in read.items(model["inputs"], "model.inputs"))
         _check_same_fields(inputs, read_by)
     name = read.name(model.get("name", ""), "model.name", least=0)
-    return Layout(Model(name, listed, inputs), layouts)
+    identity = {
+        part: read.name(model.get(part, ""), f"model.{part}", least=0) for part in IDENTITY_PARTS
+    }
+    return Layout(Model(name, listed, inputs, **identity), layouts)
 
 
 def _check_same_fields(listed: tuple[Field, ...], found: Mapping[str, Field]) -> None:

@@ -47,8 +47,39 @@ class Field(Worded):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Which model an engine serves: engines hand over to each other if all four are equal.
+
+    ``revision`` is any text that is equal exactly when the weights are; "" in it says nothing of
+    them, and is equal to nothing else. ``adapter`` is one that all of the engine's requests go
+    through, ``quantisation`` how its weights are stored; "": none.
+    """
+
+    name: str
+    revision: str = ""
+    adapter: str = ""
+    quantisation: str = ""
+
+    def __str__(self) -> str:
+        """For people.
+
+        >>> str(ModelIdentity("mamba2", "v1"))
+        "'mamba2' (revision 'v1', no adapter, no quantisation)"
+        """
+        parts = (
+            f"{part} {value!r}" if (value := getattr(self, part)) else f"no {part}"
+            for part in IDENTITY_PARTS
+        )
+        return f"{self.name!r} ({', '.join(parts)})"
+
+
+IDENTITY_PARTS = ("revision", "adapter", "quantisation")
+"""Beside the name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """What both engines must agree on: a name and the fields of its state.
+    """What both engines must agree on: an identity and the fields of its state.
 
     ``inputs`` are no state: the last rows that a recurrent layer read, ``[tap, hidden]``, the
     oldest first, and zero before the prompt. Its conv windows can be rebuilt from them, so an
@@ -58,6 +89,14 @@ class Model:
     name: str
     fields: tuple[Field, ...]
     inputs: tuple[Field, ...] = ()
+    revision: str = ""
+    adapter: str = ""
+    quantisation: str = ""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Which model it is."""
+        return ModelIdentity(self.name, self.revision, self.adapter, self.quantisation)
 
 
 @dataclass(frozen=True, slots=True)
