@@ -50,7 +50,12 @@ class CrowdAgent:
             nixl_metadata=bytes(METADATA_BYTES),
             host=engine_id,
             regions=[
-                pb.RegionMemory(name=region.name, base_address=1 << 20, page_count=1 << 10)
+                pb.RegionMemory(
+                    name=region.name,
+                    base_address=1 << 20,
+                    page_count=1 << 10,
+                    page_stride_bytes=region.page_stride_bytes,
+                )
                 for region in layout.ranks[rank].regions
             ],
         )

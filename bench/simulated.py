@@ -103,7 +103,12 @@ async def side(address: str, engine_id: str) -> AsyncIterator[Side]:
             rank=0,
             agent_name=f"{engine_id}/0",
             regions=[
-                agent_link_pb2.RegionMemory(name=r.name, base_address=1 << 20, page_count=1 << 20)
+                agent_link_pb2.RegionMemory(
+                    name=r.name,
+                    base_address=1 << 20,
+                    page_count=1 << 20,
+                    page_stride_bytes=r.page_stride_bytes,
+                )
                 for r in layout.ranks[0].regions
             ],
         )

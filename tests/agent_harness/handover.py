@@ -24,14 +24,12 @@ def programs(case: Case, strategy: Strategy) -> dict[int, Program]:
 def introduction(layout: Layout, stream: AgentStream) -> pb.AgentOrder:
     """The agent as a peer for others."""
     hello = stream.hello
-    rank = next(rank for rank in layout.ranks if rank.rank == hello.rank)
     return pb.AgentOrder(
         peer=pb.Peer(
             agent_name=hello.agent_name,
             rank=hello.rank,
             nixl_metadata=hello.nixl_metadata,
             regions=hello.regions,
-            page_stride_bytes=[region.page_stride_bytes for region in rank.regions],
         )
     )
 

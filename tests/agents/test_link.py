@@ -59,6 +59,7 @@ async def test_hello_says_who_serves_what() -> None:
             name="r",
             base_address=MEMORY.ctypes.data,
             page_count=4,
+            page_stride_bytes=1024,
             memory=pb.MEMORY_KIND_HOST,
         )
 

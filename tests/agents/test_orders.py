@@ -27,10 +27,10 @@ MOST = 2**63 - 1
 
 
 def peer(stride: int = 4096, **changes: Any) -> pb.Peer:
-    region = pb.RegionMemory(name="r", base_address=1 << 20, page_count=8)
+    region = pb.RegionMemory(name="r", base_address=1 << 20, page_count=8, page_stride_bytes=stride)
     for name, value in changes.items():
         setattr(region, name, value)
-    return pb.Peer(agent_name="p", regions=[region], page_stride_bytes=[stride])
+    return pb.Peer(agent_name="p", regions=[region])
 
 
 def test_a_peer_has_memory_where_memory_can_be() -> None:

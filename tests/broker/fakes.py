@@ -40,7 +40,8 @@ def model_layout(tp: int = 1, name: str = "m", ssm_dtype: DType = DType.FLOAT32)
     """A hybrid model of one layer of each kind."""
     dtype = DType.BFLOAT16
     layers = (Mamba2Spec(0, 8, 16, 16, 2, 4, dtype, ssm_dtype), AttentionSpec(1, 2, 16, dtype))
-    return build_layout(ModelSpec(name, layers), EngineSettings(tp=tp, page_tokens=16))
+    model = ModelSpec(name, layers, revision="v1")
+    return build_layout(model, EngineSettings(tp=tp, page_tokens=16))
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +60,12 @@ class FakeAgent:
             agent_name=f"{session._ref.engine_id}/{rank}/{secrets.token_hex(4)}",
             nixl_metadata=b"metadata",
             regions=[
-                link.RegionMemory(name=r.name, base_address=1 << 20, page_count=pages)
+                link.RegionMemory(
+                    name=r.name,
+                    base_address=1 << 20,
+                    page_count=pages,
+                    page_stride_bytes=r.page_stride_bytes,
+                )
                 for one in layout.ranks
                 if one.rank == rank
                 for r in one.regions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.world import Side, World, ends, kinds
@@ -149,12 +151,17 @@ def test_a_refused_hello_does_not_cost_the_rank_its_agent() -> None:
     world = World()
     p = world.engine("p")
     members, record = world.directory.members, p.record
-    good = [RegionMemory("kv", 1, 1, 1, 0), RegionMemory("state", 1, 1, 1, 0)]
+    good = [RegionMemory("kv", 1, 1, 4096, 1, 0), RegionMemory("state", 1, 1, 8192, 1, 0)]
     wrong = {
         "empty, too long": ("", 0, good),
-        "announces regions": ("x", 0, good[:1]),
-        "must be positive": ("x", 0, [RegionMemory("kv", 0, 1, 1, 0), good[1]]),
-        "below 2": ("x", 0, [RegionMemory("kv", 2**62, 2**52, 1, 0), good[1]]),
+        "number 1 is 'state' in the layout, and the agent announces none": ("x", 0, good[:1]),
+        "number 2 is none in the layout, and the agent announces 'kv'": ("x", 0, [*good, good[0]]),
+        "number 0 is 'kv' in the layout, and the agent announces 'state'": ("x", 0, good[::-1]),
+        "region state: the agent's pages follow each other after 16384 bytes, and the layout's "
+        "after 8192": ("x", 0, [good[0], replace(good[1], page_stride_bytes=16384)]),
+        "must be positive": ("x", 0, [replace(good[0], base_address=0), good[1]]),
+        "below 2": ("x", 0, [replace(good[0], base_address=2**62, page_count=2**52), good[1]]),
+        "must not be negative": ("x", 0, [replace(good[0], device_id=-1), good[1]]),
     }
     for words, (name, rank, regions) in wrong.items():
         with pytest.raises(AgentMismatchError, match=words):

@@ -90,6 +90,10 @@ async def test_more_or_fewer_handoffs_than_can_be_listed() -> None:
     [
         ({"memory": 77}, {}, "ARGUMENT_INVALID"),
         ({"device_id": -1}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({"page_stride_bytes": 0}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({"page_stride_bytes": 1}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({"page_stride_bytes": -1}, {}, "AGENT_REGIONS_MISMATCH"),
+        ({"page_stride_bytes": 2**63 - 1}, {}, "AGENT_REGIONS_MISMATCH"),
         ({"page_count": 0}, {}, "AGENT_REGIONS_MISMATCH"),
         ({"page_count": -1}, {}, "AGENT_REGIONS_MISMATCH"),
         ({"base_address": 0}, {}, "AGENT_REGIONS_MISMATCH"),

@@ -279,8 +279,10 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         await both.d_agents[0].drop()
         await lost.get()
         slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()
+        for region in both.d_agents[0].hello.regions:
+            region.page_count = 4096
         await slow.write(agent_batch(hello=both.d_agents[0].hello))
-        blocks = {"attention": [1] * 65536, "state": [14]}
+        blocks = {"attention": range(4096), "state": [14]}
         asked = 0
         while lost.empty():
             name = f"h{asked}"

@@ -20,7 +20,7 @@ from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
 from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.layout import Layout, Model, RankLayout, Region
-from restow.broker.planner import Program
+from restow.broker.planner import GroupPair, PageForm, Program
 from restow.broker.planner.program import no_projections, no_rows, no_spans
 
 PAGES = 100
@@ -31,13 +31,16 @@ LIMITS = Limits(max_live=50, max_ended=20, settle_grace_s=0.5)
 Blocks = dict[str, list[int]]
 
 
+REGIONS = (
+    Region("kv", "kv", 4096, BLOCK_TOKENS, null_block=0),
+    Region("state", "state", 8192, None, null_block=0),
+)
+KV, STATE = PageForm("kv", BLOCK_TOKENS, 1), PageForm("state", 0, 1)
+
+
 def layout(ranks: int) -> Layout:
     """An engine's layout as far as the core looks into it: its ranks and their regions."""
-    regions = (
-        Region("kv", "kv", 4096, BLOCK_TOKENS),
-        Region("state", "state", 8192, None),
-    )
-    return Layout(Model("m", ()), tuple(RankLayout(rank, regions, ()) for rank in range(ranks)))
+    return Layout(Model("m", ()), tuple(RankLayout(rank, REGIONS, ()) for rank in range(ranks)))
 
 
 def packed(ids: Sequence[int]) -> bytes:
@@ -77,6 +80,7 @@ def pair_plan(src_ranks: int, dst_ranks: int, staged: bool, together: bool) -> P
         ),
         src_groups=frozenset({"kv", "state"}),
         dst_groups=frozenset({"kv", "state"}),
+        group_pairs=frozenset({GroupPair(KV, KV), GroupPair(STATE, STATE)}),
     )
 
 
@@ -146,7 +150,9 @@ class World:
         """Connect the agent of a rank anew."""
         self._agents += 1
         name = name or f"agent{self._agents}"
-        regions = [RegionMemory(region, 1 << 20, pages, 1, 0) for region in ("kv", "state")]
+        regions = [
+            RegionMemory(one.name, 1 << 20, pages, one.page_stride_bytes, 1, 0) for one in REGIONS
+        ]
         agent, actions = self.directory.members.admit(
             side.record, rank, name, b"meta", regions, 1 << 20, self.now_s, host, b"", follows
         )

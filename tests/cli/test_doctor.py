@@ -64,7 +64,13 @@ def verdicts(result: Result) -> dict[str, str]:
         (judge_end(Path("c"), 8 * DAY_S, 0.0), "ok"),
         (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=1, session=True)), "bad"),
         (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2)), "warn"),
-        (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2, session=True)), "ok"),
+        (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2, session=True)), "warn"),
+        (
+            judge_engine(
+                pb.EngineInfo(engine_id="e", ranks=2, agents=2, session=True, revision="v1")
+            ),
+            "ok",
+        ),
         (judge_pair("p", "d", pb.ProbePairResponse(transport="rc_mlx5/mlx5_0:1")), "ok"),
         (judge_pair("p", "d", pb.ProbePairResponse(transport="tcp/eth0")), "warn"),
         (judge_pair("p", "d", pb.ProbePairResponse(reason="READ_FAILED")), "bad"),
@@ -80,6 +86,7 @@ def test_every_two_engines_of_one_model() -> None:
         pb.EngineInfo(engine_id="a", model="m", agents=1),
         pb.EngineInfo(engine_id="b", model="m", agents=1),
         pb.EngineInfo(engine_id="c", model="other", agents=1),
+        pb.EngineInfo(engine_id="d", model="m", revision="other", agents=1),
         pb.EngineInfo(engine_id="e", model="m"),
     ]
     assert all_pairs(engines) == [("a", "b"), ("b", "a")]

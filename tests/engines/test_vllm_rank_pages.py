@@ -82,6 +82,7 @@ def test_pages_lie_as_the_family_says(conv: ConvLayout, tp: int, extra: int) -> 
         assert (state.group, state.page_stride_bytes) == ("group.1", PADDED)
         assert state.page_tokens is None
         assert (tokens.group, tokens.pages_per_block) == ("group.0", PAGES_PER_BLOCK)
+        assert state.null_block == tokens.null_block == 0
         padding = rank.scratch[-1]
         assert padding.offset_bytes + padding.sizes[0] == PADDED
     for pages in found:

@@ -294,7 +294,6 @@ def peers(of: Case) -> list[pb.AgentOrder]:
                     rank=one.rank,
                     nixl_metadata=b"metadata",
                     regions=regions,
-                    page_stride_bytes=[region.page_stride_bytes for region in one.regions],
                 )
             )
         )

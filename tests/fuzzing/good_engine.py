@@ -29,7 +29,12 @@ def hello(
         agent_name=f"{tenant}/{ref.engine_id}/{ref.incarnation}/{rank}",
         nixl_metadata=b"metadata",
         regions=[
-            link.RegionMemory(name=region.name, base_address=1 << 20, page_count=PAGES)
+            link.RegionMemory(
+                name=region.name,
+                base_address=1 << 20,
+                page_count=PAGES,
+                page_stride_bytes=region.page_stride_bytes,
+            )
             for one in layout.ranks
             if one.rank == rank
             for region in one.regions

@@ -185,6 +185,21 @@ REFUSED: dict[str, tuple[Layout, type[LayoutError], dict[str, str]]] = {
         RanksDisagreeError,
         {"group": "attention", "ranks": "0,3"},
     ),
+    "null blocks disagree": (
+        with_region(3, 1, null_block=0),
+        RanksDisagreeError,
+        {"group": "attention", "ranks": "0,3"},
+    ),
+    "a null block that is no id": (
+        with_region(0, 1, null_block=-1),
+        LayoutFormError,
+        {"ranks": "0", "region": "layers.1.kv"},
+    ),
+    "a null block of weights": (
+        with_region(0, 0, group="", null_block=0),
+        LayoutFormError,
+        {"ranks": "0", "region": "layers.0.mamba"},
+    ),
     "unknown region": (
         with_shard(1, X, region="nowhere"),
         LayoutFormError,

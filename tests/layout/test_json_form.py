@@ -33,7 +33,8 @@ MODEL = ModelSpec(
     ),
 )
 LAYOUT = build_layout(
-    MODEL, EngineSettings(tp=2, pages_per_block=2, page_align_bytes=64, conv_rows_extra=2)
+    MODEL,
+    EngineSettings(tp=2, pages_per_block=2, page_align_bytes=64, conv_rows_extra=2, null_block=0),
 )
 
 
@@ -163,6 +164,7 @@ MALFORMED: list[tuple[str, object, str]] = [
     ("ranks[1].regions[0].page_stride_bytes", "8", "ranks[1].regions[0].page_stride_bytes"),
     ("ranks[1].regions[1].page_tokens", 1.0, "ranks[1].regions[1].page_tokens"),
     ("ranks[1].regions[1].pages_per_block", [], "ranks[1].regions[1].pages_per_block"),
+    ("ranks[1].regions[1].null_block", "0", "ranks[1].regions[1].null_block"),
     ("ranks[0].shards", "none", "ranks[0].shards"),
     ("ranks[0].scratch", 3, "ranks[0].scratch"),
     ("ranks[0].scratch[0]", [], "ranks[0].scratch[0]"),

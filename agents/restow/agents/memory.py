@@ -18,6 +18,7 @@ import torch
 from restow.agents.binding import RegionTable
 from restow.agents.errors import ProgramInvalidError, RegionInvalidError
 from restow.broker.layout.rows import Bools
+from restow.broker.words import Worded
 
 SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 
@@ -30,7 +31,7 @@ class MemoryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Worded):
     """Where memory is: its kind, and the index of the CUDA device (0 for host memory)."""
 
     kind: MemoryKind = MemoryKind.HOST
@@ -61,7 +62,7 @@ def are_at(places: Sequence[Place], place: Place) -> Bools:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionMemory:
+class RegionMemory(Worded):
     """The memory of one region: page ``i`` is at ``base_address + i * page_stride_bytes``.
 
     One that is ``private`` is read by no peer and written by no handoff: the constant regions of a
@@ -78,6 +79,7 @@ class RegionMemory:
 
     def __post_init__(self) -> None:
         """Check."""
+        Worded.__post_init__(self)
         for field in ("base_address", "page_count", "page_stride_bytes"):
             if getattr(self, field) < 1:
                 raise RegionInvalidError(

@@ -169,6 +169,7 @@ def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
         name=region.name,
         base_address=region.base_address,
         page_count=region.page_count,
+        page_stride_bytes=region.page_stride_bytes,
         memory=_KIND_NUMBERS[region.kind],
         device_id=region.device_id,
     )
@@ -180,15 +181,9 @@ def is_memory(address: int, size_bytes: int) -> bool:
 
 
 def peer_from_proto(message: pb.Peer) -> Peer:
-    """A peer. Raises `OrderInvalidError` if its regions do not fit together, or can't be."""
-    strides = list(message.page_stride_bytes)
-    if len(strides) != len(message.regions):
-        raise OrderInvalidError(
-            f"agent {message.agent_name}: {len(message.regions)} regions, {len(strides)} page "
-            f"strides",
-            agent=message.agent_name,
-        )
-    for region, stride in zip(message.regions, strides, strict=True):
+    """A peer. Raises `OrderInvalidError` if its regions can't be."""
+    for region in message.regions:
+        stride = region.page_stride_bytes
         if (
             region.memory not in _KINDS
             or region.device_id < 0
@@ -207,7 +202,7 @@ def peer_from_proto(message: pb.Peer) -> Peer:
         message.nixl_metadata,
         RegionTable(
             _int64s([region.base_address for region in message.regions]),
-            _int64s(strides),
+            _int64s([region.page_stride_bytes for region in message.regions]),
             _int64s([region.page_count for region in message.regions]),
         ),
         tuple(Place(_KINDS[region.memory], region.device_id) for region in message.regions),

@@ -161,11 +161,30 @@ class PageCountError(PagesError):
     reason = "PAGE_COUNT"
 
 
+class PageRepeatedError(PagesError):
+    """A page id that a list names twice: one of the two would be lost."""
+
+    reason = "PAGE_REPEATED"
+
+
+class NullBlockError(PagesError):
+    """The engine's null block where bytes would be read or written."""
+
+    reason = "NULL_BLOCK"
+
+
 class RequestError(RestowError):
     """A call whose arguments are unusable."""
 
     status = "INVALID_ARGUMENT"
     reason = "ARGUMENT_INVALID"
+
+
+class WordUnknownError(RestowError):
+    """A value that is none of the words that a setting or a value has."""
+
+    status = "INVALID_ARGUMENT"
+    reason = "WORD_UNKNOWN"
 
 
 class EngineUnknownError(RestowError):

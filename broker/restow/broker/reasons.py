@@ -133,9 +133,21 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "A page id is outside of the memory that the agent registered.",
             "Look whether engine and agents were started with the same number of pages.",
         ),
+        "PAGE_REPEATED": Advice(
+            "A list names a page twice: what one of the two should hold would be lost.",
+            "It is a fault of the engine's integration: if the id is its null block, its layout "
+            "has to say so.",
+        ),
+        "NULL_BLOCK": Advice(
+            "An engine gave its null block where state is read or written.",
+            "It is a fault of the engine's integration: look which blocks it freed before their "
+            "state was handed over.",
+        ),
         "MODEL_MISMATCH": Advice(
-            "The two engines serve different models, or the same one with other shapes.",
-            "See what differs: `restow layout diff P.json D.json`.",
+            "The two engines serve different models, or one with other weights, another adapter, "
+            "quantisation or shapes.",
+            "Run both from one checkpoint: `restow engines` shows what each serves. Where two are "
+            "known to be alike, give both one revision (`model_revision` in vLLM).",
         ),
         "SCALES_MISMATCH": Advice(
             "A field's elements are multiplied by other scales on the two sides.",

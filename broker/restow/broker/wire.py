@@ -42,6 +42,9 @@ def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
             name=layout.model.name,
             fields=[_field_to_proto(field) for field in layout.model.fields],
             inputs=[_field_to_proto(field) for field in layout.model.inputs],
+            revision=layout.model.revision,
+            adapter=layout.model.adapter,
+            quantisation=layout.model.quantisation,
         ),
         ranks=[_rank_to_proto(rank) for rank in layout.ranks],
     )
@@ -68,6 +71,7 @@ def _rank_to_proto(rank: RankLayout) -> layout_pb2.RankLayout:
                 page_stride_bytes=region.page_stride_bytes,
                 page_tokens=region.page_tokens or 0,
                 pages_per_block=region.pages_per_block,
+                null_block=region.null_block,
             )
             for region in rank.regions
         ],
@@ -127,8 +131,10 @@ def layout_from_proto(message: layout_pb2.Layout) -> Layout:
             for rank in message.ranks
         ),
     )
-    fields, inputs = message.model.fields, message.model.inputs
-    model = Model(message.model.name, tuple(map(_field, fields)), tuple(map(_field, inputs)))
+    told = message.model
+    fields, inputs = tuple(map(_field, told.fields)), tuple(map(_field, told.inputs))
+    identity = (told.revision, told.adapter, told.quantisation)
+    model = Model(told.name, fields, inputs, *identity)
     return Layout(model, tuple(_rank(rank) for rank in message.ranks))
 
 
@@ -152,6 +158,7 @@ def _rank(message: layout_pb2.RankLayout) -> RankLayout:
                 page_stride_bytes=region.page_stride_bytes,
                 page_tokens=region.page_tokens or None,
                 pages_per_block=region.pages_per_block or 1,
+                null_block=region.null_block if region.HasField("null_block") else None,
             )
             for region in message.regions
         ),

@@ -172,6 +172,9 @@ class EngineInfo(google.protobuf.message.Message):
     SESSION_FIELD_NUMBER: builtins.int
     REPLACED_FIELD_NUMBER: builtins.int
     AGE_S_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    QUANTISATION_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its id."""
     incarnation: builtins.str
@@ -188,6 +191,12 @@ class EngineInfo(google.protobuf.message.Message):
     """Whether it has a session open."""
     age_s: builtins.float
     """Seconds since this life registered."""
+    revision: builtins.str
+    """Which weights its model has. Empty: it does not say."""
+    adapter: builtins.str
+    """The adapter that all its requests go through. Empty: none."""
+    quantisation: builtins.str
+    """How its weights are quantised. Empty: they are not."""
     @property
     def replaced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Lives of this id that had not unregistered when another one came, the latest first. Two processes that
@@ -206,8 +215,11 @@ class EngineInfo(google.protobuf.message.Message):
         session: builtins.bool = ...,
         replaced: collections.abc.Iterable[builtins.str] | None = ...,
         age_s: builtins.float = ...,
+        revision: builtins.str = ...,
+        adapter: builtins.str = ...,
+        quantisation: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "ranks", b"ranks", "replaced", b"replaced", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 

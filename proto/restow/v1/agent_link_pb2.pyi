@@ -74,6 +74,7 @@ class RegionMemory(google.protobuf.message.Message):
     PAGE_COUNT_FIELD_NUMBER: builtins.int
     MEMORY_FIELD_NUMBER: builtins.int
     DEVICE_ID_FIELD_NUMBER: builtins.int
+    PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the region in the layout."""
     base_address: builtins.int
@@ -84,6 +85,10 @@ class RegionMemory(google.protobuf.message.Message):
     """Kind of memory. Unspecified means host."""
     device_id: builtins.int
     """Device index for CUDA memory. 0 is the first device, and right for host memory."""
+    page_stride_bytes: builtins.int
+    """Bytes from one page to the next, as the memory really lies there. Zero is refused, and so is
+    any other number than the layout's.
+    """
     def __init__(
         self,
         *,
@@ -92,8 +97,9 @@ class RegionMemory(google.protobuf.message.Message):
         page_count: builtins.int = ...,
         memory: Global___MemoryKind.ValueType = ...,
         device_id: builtins.int = ...,
+        page_stride_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["base_address", b"base_address", "device_id", b"device_id", "memory", b"memory", "name", b"name", "page_count", b"page_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base_address", b"base_address", "device_id", b"device_id", "memory", b"memory", "name", b"name", "page_count", b"page_count", "page_stride_bytes", b"page_stride_bytes"]) -> None: ...
 
 Global___RegionMemory: typing_extensions.TypeAlias = RegionMemory
 
@@ -537,7 +543,6 @@ class Peer(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     NIXL_METADATA_FIELD_NUMBER: builtins.int
     REGIONS_FIELD_NUMBER: builtins.int
-    PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
     HOST_MEMORY_FIELD_NUMBER: builtins.int
     agent_name: builtins.str
     """NIXL name."""
@@ -551,10 +556,6 @@ class Peer(google.protobuf.message.Message):
     def regions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RegionMemory]:
         """Its memory, in its layout's order of regions."""
 
-    @property
-    def page_stride_bytes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Bytes from page to page of each region, in the same order."""
-
     def __init__(
         self,
         *,
@@ -562,10 +563,9 @@ class Peer(google.protobuf.message.Message):
         rank: builtins.int = ...,
         nixl_metadata: builtins.bytes = ...,
         regions: collections.abc.Iterable[Global___RegionMemory] | None = ...,
-        page_stride_bytes: collections.abc.Iterable[builtins.int] | None = ...,
         host_memory: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "page_stride_bytes", b"page_stride_bytes", "rank", b"rank", "regions", b"regions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "rank", b"rank", "regions", b"regions"]) -> None: ...
 
 Global___Peer: typing_extensions.TypeAlias = Peer
 

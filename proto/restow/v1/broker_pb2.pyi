@@ -173,7 +173,8 @@ Global___UnregisterEngineResponse: typing_extensions.TypeAlias = UnregisterEngin
 @typing.final
 class BlockList(google.protobuf.message.Message):
     """Block ids of one group. Blocks hold the tokens from 0 on; the list of a snapshot group has one
-    block, the one that holds the state at the position (never a null block).
+    block, the one that holds the state at the position. No id is there twice but the layout's null
+    block, which may stand for tokens that are not moved, and never for a snapshot.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

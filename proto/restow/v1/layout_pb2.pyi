@@ -125,8 +125,19 @@ class Model(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     FIELDS_FIELD_NUMBER: builtins.int
     INPUTS_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    QUANTISATION_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name of the model. Both sides of a handoff must give the same; empty is a name like any other."""
+    """Name of the model. Both sides of a handoff must give the same, of this and of the three parts of
+    its identity below; empty is a value like any other, and differs from all that are not.
+    """
+    revision: builtins.str
+    """Which weights it has: any text that is equal exactly when they are. Empty: nobody has said."""
+    adapter: builtins.str
+    """The adapter that all requests of the engine go through. Empty: none."""
+    quantisation: builtins.str
+    """How the weights are quantised. Empty: they are not."""
     @property
     def fields(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Field]:
         """All fields of its state. Empty is refused."""
@@ -144,8 +155,11 @@ class Model(google.protobuf.message.Message):
         name: builtins.str = ...,
         fields: collections.abc.Iterable[Global___Field] | None = ...,
         inputs: collections.abc.Iterable[Global___Field] | None = ...,
+        revision: builtins.str = ...,
+        adapter: builtins.str = ...,
+        quantisation: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fields", b"fields", "inputs", b"inputs", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "fields", b"fields", "inputs", b"inputs", "name", b"name", "quantisation", b"quantisation", "revision", b"revision"]) -> None: ...
 
 Global___Model: typing_extensions.TypeAlias = Model
 
@@ -160,6 +174,7 @@ class Region(google.protobuf.message.Message):
     PAGE_STRIDE_BYTES_FIELD_NUMBER: builtins.int
     PAGE_TOKENS_FIELD_NUMBER: builtins.int
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
+    NULL_BLOCK_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the rank. Empty is refused."""
     group: builtins.str
@@ -173,6 +188,10 @@ class Region(google.protobuf.message.Message):
     """Tokens in a page. 0: the pages hold snapshots."""
     pages_per_block: builtins.int
     """Pages in a block, the unit that the engine's ids count. 0 means 1."""
+    null_block: builtins.int
+    """The id that stands in lists where a request has no block, and may stand there more than once; the
+    same in all regions of a group. Nothing is ever read from it or written to it. Unset: there is none.
+    """
     def __init__(
         self,
         *,
@@ -181,8 +200,11 @@ class Region(google.protobuf.message.Message):
         page_stride_bytes: builtins.int = ...,
         page_tokens: builtins.int = ...,
         pages_per_block: builtins.int = ...,
+        null_block: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "name", b"name", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_null_block", b"_null_block", "null_block", b"null_block"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "group", b"group", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_null_block", b"_null_block"]) -> typing.Literal["null_block"] | None: ...
 
 Global___Region: typing_extensions.TypeAlias = Region
 

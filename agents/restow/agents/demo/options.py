@@ -8,6 +8,7 @@ from restow.agents.engines.transformers import StoredTypes
 from restow.agents.engines.transformers.stored import AS_COMPUTED
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.planner import Strategy
+from restow.broker.words import Worded
 
 SEED = 26
 """Of the prompts. With most seeds a swap of B and C shows in the logits of every prompt but in the
@@ -15,7 +16,7 @@ words of none, because it spoils only the next three tokens; here it shows in th
 
 
 @dataclass(frozen=True, slots=True)
-class DemoOptions:
+class DemoOptions(Worded):
     """Both engines, the way between them, and the prompts."""
 
     p: EngineSettings

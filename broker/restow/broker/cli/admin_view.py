@@ -135,12 +135,13 @@ def show_engines(engines: Sequence[dict[str, Any]]) -> None:
     if not engines:
         console.print("No engine is registered.")
         return
-    table = _table("engine", "model", "agents", "session", "layout", "incarnation")
+    table = _table("engine", "model", "revision", "agents", "session", "layout", "incarnation")
     for one in engines:
         missing = one["agents"] < one["ranks"]
         table.add_row(
             one["engine_id"],
-            one["model"],
+            _with_weights(one),
+            one["revision"] or Text("none", style="yellow"),
             Text(f"{one['agents']} of {one['ranks']}", style="red" if missing else ""),
             Text("open" if one["session"] else "none", style="" if one["session"] else "yellow"),
             one["layout_digest"] if console.width >= WIDE else one["layout_digest"][:12],
@@ -154,6 +155,11 @@ def show_engines(engines: Sequence[dict[str, Any]]) -> None:
                 f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
             )
             console.print(Text(words, style="yellow"), soft_wrap=True)
+
+
+def _with_weights(engine: dict[str, Any]) -> str:
+    """The model's name, and what is done to its weights."""
+    return " ".join(filter(None, (engine["model"], engine["adapter"], engine["quantisation"])))
 
 
 def show_agents(agents: Sequence[dict[str, Any]]) -> None:

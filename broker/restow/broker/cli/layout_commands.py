@@ -91,10 +91,22 @@ def from_config(
             "--projections", help="Offer in-projection weights, to rebuild conv states with."
         ),
     ] = False,
+    null_block: Annotated[
+        int | None,
+        typer.Option(min=0, help="The id in lists where a request has no block. Default: none."),
+    ] = None,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
     ] = None,
+    revision: Annotated[
+        str,
+        typer.Option(help="Tells weights apart: equal on P and D exactly when their weights are."),
+    ] = "",
+    adapter: Annotated[
+        str, typer.Option(help="The adapter that all of the engine's requests go through.")
+    ] = "",
+    quantisation: Annotated[str, typer.Option(help="How the weights are quantised.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Write the layout of a model with a Hugging Face config.json as JSON."""
@@ -130,8 +142,16 @@ def from_config(
         kv_packed=kv_packed,
         mixer_inputs=mixer_inputs,
         projections=projections,
+        null_block=null_block,
     )
-    layout = build_layout(replace(model, name=name or model.name), settings)
+    model = replace(
+        model,
+        name=name or model.name,
+        revision=revision,
+        adapter=adapter,
+        quantisation=quantisation,
+    )
+    layout = build_layout(model, settings)
     check_layout(layout)
     print_json(layout_to_json(layout))
 
@@ -166,6 +186,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
     from restow.broker.cli.plan_view import show_layout
     from restow.broker.layout import digest
     from restow.broker.layout.summary import scaled_fields, summarize
+    from restow.broker.layout.values import IDENTITY_PARTS
 
     layout = read_layout(file)
     ranks = [summarize(rank) for rank in layout.ranks]
@@ -174,6 +195,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
             "ok": True,
             "digest": digest(layout),
             "model": layout.model.name,
+            **{part: getattr(layout.model, part) for part in IDENTITY_PARTS},
             "fields": len(layout.model.fields),
             "scales": scaled_fields(layout.model),
             "ranks": [asdict(rank) for rank in ranks],

@@ -76,6 +76,7 @@ def plan_json(
     With a ``picture`` also every field, and what the picture says in words.
     """
     data = {
+        "model": asdict(plan.source.model.identity),
         "source": plan.source_digest,
         "destination": plan.destination_digest,
         "bytes": plan.bytes,

@@ -23,7 +23,7 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
     """Print a checked layout's numbers."""
     console = Console(highlight=False)
     console.print(
-        f"ok: model {layout.model.name!r}, {len(layout.model.fields)} fields, "
+        f"ok: model {layout.model.identity}, {len(layout.model.fields)} fields, "
         f"{len(ranks)} ranks, digest {digest(layout)[:12]}",
         soft_wrap=True,
         markup=False,
@@ -81,6 +81,7 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Pict
     console.print(table)
     _show_costs(console, ranks)
     if picture:
+        console.print(f"model {plan.source.model.identity}", soft_wrap=True, markup=False)
         for panel in picture.panels:
             console.print(f"\n{panel.title}", markup=False, style="bold")
             for remark in panel.remarks:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from restow.broker.core.actions import State
 from restow.broker.core.events import Failure, Settlement, StagedRun
+from restow.broker.words import Worded
 
 DIGEST_BYTES = 16
 MISMATCH = "DIGEST_MISMATCH"
@@ -22,7 +23,7 @@ class DigestMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Digests:
+class Digests(Worded):
     """The choice of handoffs; one of ``every`` if they are sampled."""
 
     mode: DigestMode = DigestMode.OFF

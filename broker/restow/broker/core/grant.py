@@ -94,9 +94,22 @@ def misfit(
         if handoff.dst_checked != destination.admitted:
             for group, data in handoff.dst_blocks.items():
                 destination.check_ids(group, data)
+        _check_no_nulls(handoff, source, destination, pair)
     except (PagesError, ContentMismatchError) as error:
         return Misfit(Failure(State.FAILED, error.reason, error.message))
     return None
+
+
+def _check_no_nulls(
+    handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
+) -> None:
+    """Raise `NullBlockError` for one among the blocks of tokens that are moved."""
+    stop = handoff.position_tokens
+    for lists in pair.group_pairs:
+        if lists.per_token:
+            first = lists.first_token(handoff.held_tokens, stop)
+            source.check_no_null(lists.src.group, handoff.src_blocks, first, stop)
+            destination.check_no_null(lists.dst.group, handoff.dst_blocks, first, stop)
 
 
 def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gather) -> list[Action]:

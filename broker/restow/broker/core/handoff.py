@@ -175,6 +175,9 @@ class Handoff:
                     handoff=self.handoff_id,
                 )
             engine.check_counts(engine.block_tokens, merged, chunk.position_tokens)
+            for group, data in merged.items():
+                if not any(data is given for _, _, given in chunk.blocks):
+                    engine.check_distinct(group, data)  # over all of its chunks
         self.source = engine
         if not self.src_blocks:
             self.src_checked = engine.admitted

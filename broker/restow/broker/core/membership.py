@@ -28,6 +28,7 @@ from restow.broker.errors import (
     RestowError,
 )
 from restow.broker.layout import Layout
+from restow.broker.layout.values import ModelIdentity
 
 MAX_FORMER = 64
 """Earlier incarnations of an engine that are known to have been replaced."""
@@ -331,12 +332,12 @@ class Membership:
 
     def _look_for_lone(self, now_s: float) -> None:
         """Handoffs of engines that no other engine of their model is there to ask are kept less."""
-        present: Counter[tuple[str, str]] = Counter()
+        present: Counter[tuple[str, ModelIdentity]] = Counter()
         for engine in self.engines.values():
             if engine.has_session or engine.agents:
-                present[engine.key.tenant, engine.layout.model.name] += 1
+                present[engine.key.tenant, engine.layout.model.identity] += 1
         for engine in self.engines.values():
-            others = present[engine.key.tenant, engine.layout.model.name]
+            others = present[engine.key.tenant, engine.layout.model.identity]
             others -= bool(engine.has_session or engine.agents)
             for number in () if others else engine.handoffs:
                 self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from restow.broker.errors import RestowError
-from restow.broker.planner import Program, Strategy
+from restow.broker.planner import GroupPair, Program, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class PairPlan:
     """Everything that has to be gathered or hashed before it is read."""
     src_groups: frozenset[str]
     dst_groups: frozenset[str]
+    group_pairs: frozenset[GroupPair] = frozenset()
+    """Lists of both sides that are used together."""
     strategies: tuple[str, ...] = ()
     """In which ways any of its rows travel."""
     hashed: bool = False
@@ -59,6 +61,7 @@ class PairPlan:
             gathers=tuple(_gathers(programs)),
             src_groups=frozenset(pair.src.group for pair in pairs),
             dst_groups=frozenset(pair.dst.group for pair in pairs),
+            group_pairs=frozenset(pairs),
             strategies=tuple(way.value for way in Strategy if way in used),
         )
 

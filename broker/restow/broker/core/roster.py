@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import zip_longest
 
 from restow.broker.core.actions import AgentKey, EngineKey
+from restow.broker.core.block_lists import BlockLists
 from restow.broker.core.early_fences import EarlyFences
 from restow.broker.errors import (
     AgentMismatchError,
     AgentUnknownError,
     EngineReplacedError,
-    PageCountError,
-    PageRangeError,
-    PagesError,
 )
-from restow.broker.layout import Layout, RankLayout
+from restow.broker.layout import Layout, RankLayout, Region
 from restow.broker.layout.span import volume
 
 MAX_BLOCKS = 1 << 20
 MAX_ADDRESS = 1 << 63
 MAX_IDS = 1 << 31
-
-_UNSIGNED = np.dtype("<u4")
 
 
 def is_memory(address: int, size_bytes: int) -> bool:
@@ -39,8 +34,15 @@ class RegionMemory:
     name: str
     base_address: int
     page_count: int
+    page_stride_bytes: int
+    """Bytes from page to page, as the memory really lies there."""
     memory: int
     device_id: int
+
+    @property
+    def size_bytes(self) -> int:
+        """From page 0 to the end of the last page."""
+        return self.page_count * self.page_stride_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +53,6 @@ class AgentRecord:
     agent_name: str
     nixl_metadata: bytes
     regions: tuple[RegionMemory, ...]
-    page_strides_bytes: tuple[int, ...]
     staging_bytes: int
     host: str = ""
     """Empty: unknown."""
@@ -84,23 +85,19 @@ class AgentRecord:
     @property
     def region_bytes(self) -> int:
         """Bytes of its regions."""
-        strides = self.page_strides_bytes
-        return sum(m.page_count * s for m, s in zip(self.regions, strides, strict=True))
+        return sum(memory.size_bytes for memory in self.regions)
 
 
 @dataclass(slots=True, eq=False)
-class EngineRecord:
+class EngineRecord(BlockLists):
     """A registered engine in one incarnation."""
 
-    key: EngineKey
     incarnation: str
     layout: Layout
     layout_digest: str
     token_bytes: int
     snapshot_bytes: int
     """Bytes of all ranks for each token, and for each position."""
-    block_tokens: dict[str, int]
-    """Tokens that a block of each group holds; 0: it holds snapshots."""
     last_seen_s: float
     born_s: float
     """When this incarnation registered."""
@@ -109,8 +106,6 @@ class EngineRecord:
     away: dict[int, AgentRecord] = field(default_factory=dict)
     """Those whose stream broke, and that may come back."""
     early_fences: EarlyFences = field(default_factory=EarlyFences)
-    block_limits: dict[str, int] = field(default_factory=dict)
-    """The first block id of each group that some connected rank has no memory for."""
     admitted: int = 0
     """How often an agent was admitted: ids checked before need another look afterwards."""
     handoffs: set[int] = field(default_factory=set)
@@ -135,6 +130,12 @@ class EngineRecord:
             for region in rank.regions
             if not region.constant
         }
+        null_blocks = {
+            region.group: region.null_block
+            for rank in layout.ranks
+            for region in rank.regions
+            if region.null_block is not None
+        }
         token_bytes = snapshot_bytes = 0
         for rank in layout.ranks:
             for shard in rank.shards:
@@ -143,18 +144,10 @@ class EngineRecord:
                     snapshot_bytes += size_bytes
                 else:
                     token_bytes += size_bytes
-        return cls(
-            key,
-            incarnation,
-            layout,
-            layout_digest,
-            token_bytes,
-            snapshot_bytes,
-            block_tokens,
-            now_s,
-            now_s,
-            block_limits=dict.fromkeys(block_tokens, MAX_IDS),
-        )
+        limits = dict.fromkeys(block_tokens, MAX_IDS)
+        rules = (key, block_tokens, null_blocks, limits)
+        sizes = (token_bytes, snapshot_bytes)
+        return cls(*rules, incarnation, layout, layout_digest, *sizes, now_s, now_s)
 
     @property
     def ranks(self) -> int:
@@ -236,7 +229,6 @@ class EngineRecord:
             agent_name,
             nixl_metadata,
             tuple(regions),
-            tuple(region.page_stride_bytes for region in layout.regions),
             staging_bytes,
             host,
             host_memory,
@@ -261,82 +253,38 @@ class EngineRecord:
                 limits[region.group] = min(limit, limits[region.group])
         return limits
 
-    def check_ids(self, group: str, data: bytes) -> None:
-        """Raise a `PagesError` unless the ids are int32 inside the group's memory."""
-        limit = self.block_limits.get(group)
-        if limit is None:
-            raise PagesError(
-                f"engine {self.key.engine_id} has no group {group!r}; it has "
-                f"{sorted(self.block_limits)}",
-                group=group,
-            )
-        size_bytes = len(data)
-        # Seen as unsigned, a negative id is out of every range. A snapshot's one id needs no array.
-        if size_bytes == 4:
-            highest = int.from_bytes(data, "little")
-        elif size_bytes % 4:
-            raise PagesError(f"group {group}: {size_bytes} bytes are not int32 ids", group=group)
-        elif data:
-            ids = np.frombuffer(data, _UNSIGNED)
-            highest = ids.item(ids.argmax())
-        else:
-            return
-        if highest >= limit:
-            ids = np.frombuffer(data, _UNSIGNED)
-            wrong = int(np.frombuffer(data, "<i4")[int(np.argmax(ids >= limit))])
-            raise PageRangeError(
-                f"engine {self.key.engine_id}, group {group}: block {wrong} is outside of "
-                f"[0, {limit})",
-                engine=self.key.engine_id,
-                group=group,
-                page=wrong,
-                range=f"[0, {limit})",
-            )
-
-    def check_counts(
-        self, groups: Iterable[str], blocks: Mapping[str, bytes], position_tokens: int
-    ) -> None:
-        """Raise `PageCountError` unless each group's list holds a prompt up to the position."""
-        for group in groups:
-            tokens, count = self.block_tokens[group], len(blocks.get(group, b"")) // 4
-            if count != 1 if tokens == 0 else count * tokens < position_tokens:
-                raise self._miscounted(group, tokens, count, position_tokens)
-
-    def _miscounted(
-        self, group: str, tokens: int, count: int, position_tokens: int
-    ) -> PageCountError:
-        if tokens == 0:
-            return PageCountError(
-                f"engine {self.key.engine_id}, group {group} holds snapshots: exactly one "
-                f"block is needed, got {count}",
-                group=group,
-                count=count,
-            )
-        return PageCountError(
-            f"engine {self.key.engine_id}, group {group}: {count} blocks of {tokens} tokens "
-            f"do not hold {position_tokens} tokens",
-            group=group,
-            count=count,
-        )
-
 
 def _check_regions(engine_id: str, layout: RankLayout, regions: Sequence[RegionMemory]) -> None:
-    expected = [region.name for region in layout.regions]
-    if [memory.name for memory in regions] != expected:
+    """Raise `AgentMismatchError` that names the first region that is not the layout's."""
+    for number, (region, memory) in enumerate(zip_longest(layout.regions, regions)):
+        name = memory.name if region is None else region.name
+        if region is None or memory is None or memory.name != region.name:
+            wrong = (
+                f"number {number} is {_named(region)} in the layout, and the agent announces "
+                f"{_named(memory)}: give all regions of the rank, in the layout's order"
+            )
+        elif memory.page_stride_bytes != region.page_stride_bytes:
+            wrong = (
+                f"the agent's pages follow each other after {memory.page_stride_bytes} bytes, and "
+                f"the layout's after {region.page_stride_bytes}: register a layout with the stride "
+                f"that the memory has (padding counts: `page_align_bytes`)"
+            )
+        elif memory.page_count < 1 or not is_memory(memory.base_address, memory.size_bytes):
+            wrong = (
+                f"address {memory.base_address} and page count {memory.page_count} must be "
+                f"positive and end below 2**63"
+            )
+        elif memory.device_id < 0:
+            wrong = f"device {memory.device_id} must not be negative"
+        else:
+            continue
         raise AgentMismatchError(
-            f"engine {engine_id}, rank {layout.rank}: the agent announces regions "
-            f"{[memory.name for memory in regions][:8]}, the layout has {expected[:8]}",
+            f"engine {engine_id}, rank {layout.rank}, region {name}: {wrong}",
             engine=engine_id,
             rank=layout.rank,
+            region=name,
         )
-    for region, memory in zip(layout.regions, regions, strict=True):
-        size_bytes = memory.page_count * region.page_stride_bytes
-        if not size_bytes or memory.device_id < 0 or not is_memory(memory.base_address, size_bytes):
-            raise AgentMismatchError(
-                f"engine {engine_id}, rank {layout.rank}, region {memory.name}: address "
-                f"{memory.base_address} and page count {memory.page_count} must be positive and "
-                f"end below 2**63, and device {memory.device_id} must not be negative",
-                engine=engine_id,
-                rank=layout.rank,
-                region=memory.name,
-            )
+
+
+def _named(one: Region | RegionMemory | None) -> str:
+    return "none" if one is None else repr(one.name)

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from restow.broker.client.admin import AdminClient
 from restow.broker.doctor.finding import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
+from restow.broker.layout import ModelIdentity
 from restow.v1 import admin_pb2 as pb
 
 Pair = tuple[str, str]
@@ -46,8 +47,13 @@ def all_pairs(engines: Sequence[pb.EngineInfo]) -> list[Pair]:
         (p.engine_id, d.engine_id)
         for p in ready
         for d in ready
-        if p.engine_id != d.engine_id and p.model == d.model
+        if p.engine_id != d.engine_id and identity_of(p) == identity_of(d)
     ]
+
+
+def identity_of(engine: pb.EngineInfo) -> ModelIdentity:
+    """Which model it serves."""
+    return ModelIdentity(engine.model, engine.revision, engine.adapter, engine.quantisation)
 
 
 def judge_engine(engine: pb.EngineInfo) -> Finding:
@@ -65,7 +71,14 @@ def judge_engine(engine: pb.EngineInfo) -> Finding:
             "its agents are there, and its session is not: it hears of no end",
             "is its scheduler's process alive?",
         )
-    return ok(subject, f"{engine.ranks} ranks of {engine.model}, session and agents")
+    words = f"{engine.ranks} ranks of {identity_of(engine)}, session and agents"
+    if not engine.revision:
+        return warn(
+            subject,
+            f"{words}; with no revision nothing tells its weights from others of the same shapes",
+            "have it name its checkpoint: `model_revision` in vLLM, `ModelSpec.revision`",
+        )
+    return ok(subject, words)
 
 
 def judge_pair(source: str, destination: str, found: pb.ProbePairResponse) -> Finding:

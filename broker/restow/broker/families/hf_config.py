@@ -17,6 +17,7 @@ from restow.broker.families.hf_types import Types
 from restow.broker.families.scales import Scales
 from restow.broker.families.specs import ModelSpec
 from restow.broker.layout import DType
+from restow.broker.words import member
 
 
 def model_from_hf_config(
@@ -34,6 +35,14 @@ def model_from_hf_config(
     with static scales that ``kv_scales`` has to tell apart, because no config holds them. Raises
     `UnknownModelError`, and `LayoutFormError` that names the key at fault.
     """
+    kv_dtype, conv_dtype, ssm_dtype = (
+        None if given is None else member(DType, given, name)
+        for name, given in (
+            ("kv_dtype", kv_dtype),
+            ("conv_dtype", conv_dtype),
+            ("ssm_dtype", ssm_dtype),
+        )
+    )
     keys = Keys(config)
     model_type = keys.text("model_type")
     make = MODELS.get(model_type)

@@ -154,6 +154,7 @@ def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettin
         _aligned(page_bytes, settings.page_align_bytes),
         settings.page_tokens,
         settings.pages_per_block,
+        settings.null_block,
     )
 
 
@@ -211,7 +212,8 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
         end += _size(box) * form.state_dtype.itemsize_bytes
     inputs, end = input_shards(layer, settings, name, end)
     constant, projections = weights(layer, settings, tp_rank)
-    region = Region(name, STATE_GROUP, _aligned(end, settings.page_align_bytes), None)
+    page_bytes = _aligned(end, settings.page_align_bytes)
+    region = Region(name, STATE_GROUP, page_bytes, None, null_block=settings.null_block)
     kept = (scratch,) if extra and columns else ()
     return Pages((region, *constant), tuple(shards), kept, inputs, projections)
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from restow.broker.families.cut import rank_slice, rank_span
 from restow.broker.layout import Box, DType, Field, Kind, Span
+from restow.broker.words import Worded
 
 
 def input_name(layer: int) -> str:
@@ -54,7 +55,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixer:
+class Mixer(Worded):
     """What a layer reads: vectors of ``hidden`` elements; its windows are their in-projection.
 
     The product is made in ``dtype``. ``obstacle`` says why a window is not that product alone, or

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from restow.broker.families.parts import Mixer, Part, Recurrence, Sharing
 from restow.broker.layout import DType, Field
+from restow.broker.words import Worded
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba1Spec:
+class Mamba1Spec(Worded):
     """A Mamba1 mixer (Mamba, Jamba): a window of ``channels``, and ``[channels, state]``."""
 
     layer: int
@@ -43,7 +44,7 @@ class Mamba1Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Spec:
+class Mamba2Spec(Worded):
     """A Mamba2 mixer: conv windows of x, B and C over ``conv_kernel - 1`` taps, and the SSM state.
 
     x has ``heads * head_dim`` channels, B and C have ``groups * state`` each; the SSM state is
@@ -94,7 +95,7 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class GdnSpec:
+class GdnSpec(Worded):
     """Gated delta net (Qwen3-Next): conv windows of Q, K and V, and one matrix a value head.
 
     The matrix is ``[value_dim, key_dim]``.
@@ -139,7 +140,7 @@ class GdnSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class KdaSpec:
+class KdaSpec(Worded):
     """Kimi delta attention (Kimi-Linear): as GDN, with square matrices."""
 
     layer: int
@@ -167,7 +168,7 @@ class KdaSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConvSpec:
+class ShortConvSpec(Worded):
     """A short convolution (LFM2): a window and nothing else.
 
     ``replicated``: every rank holds all channels.
@@ -199,7 +200,7 @@ class ShortConvSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearAttentionSpec:
+class LinearAttentionSpec(Worded):
     """Linear attention (MiniMax, Bailing): one square matrix a head, no window."""
 
     layer: int

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.layout import DType
+from restow.broker.words import Worded
 
 QUANTISED = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8)
 """Types that elements of a KV cache are rounded to after they were divided by a scale."""
@@ -27,7 +28,7 @@ class ScaleKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Scales:
+class Scales(Worded):
     """The scales of a layer's KV; ``fingerprint`` tells static ones apart.
 
     Any text does that is equal exactly when the scales are, such as a checkpoint's revision.

@@ -8,6 +8,7 @@ from enum import StrEnum
 from restow.broker.errors import LayoutFormError
 from restow.broker.layout.check import MAX_RANKS
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES
+from restow.broker.words import Worded
 
 
 class ConvLayout(StrEnum):
@@ -34,7 +35,7 @@ class KvOrder(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class EngineSettings(Worded):
     """The settings of one engine that its layout follows from.
 
     ``conv_rows_extra`` are rows for speculative tokens behind the live window; ``page_align_bytes``
@@ -42,6 +43,7 @@ class EngineSettings:
     values have regions of their own. ``layers_per_stage`` empty: as vLLM cuts. With
     ``mixer_inputs`` the engine keeps what its recurrent layers read behind their states; with
     ``projections`` it offers the in-projection weights that such inputs can be multiplied with.
+    ``null_block`` is the id that lists have where a request has no block; None: no id is.
     """
 
     tp: int = 1
@@ -56,6 +58,7 @@ class EngineSettings:
     kv_packed: bool = True
     mixer_inputs: bool = False
     projections: bool = False
+    null_block: int | None = None
 
     def check(self) -> None:
         """Raise `LayoutFormError` that names a setting outside of its bounds."""

@@ -9,10 +9,11 @@ from restow.broker.families.parts import Recurrence
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.scales import NO_SCALES, SCALE_DTYPE, Scales
 from restow.broker.layout import DType, Field, Kind, Model
+from restow.broker.words import Worded
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec:
+class AttentionSpec(Worded):
     """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token.
 
     With ``window_tokens`` the next token sees only so many before it (sliding window); 0: all.
@@ -28,6 +29,7 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         """Refuse scales of a type that has none."""
+        Worded.__post_init__(self)
         self.scales.check(self.dtype)
 
     def fields(self) -> tuple[Field, ...]:
@@ -44,7 +46,7 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class MlaSpec:
+class MlaSpec(Worded):
     """Multi-head latent attention: one vector a token, which every rank holds.
 
     ``latent_dim`` counts the compressed keys and values, and the rotary part behind them.
@@ -57,6 +59,7 @@ class MlaSpec:
 
     def __post_init__(self) -> None:
         """Refuse scales of a type that has none, and those that no engine keeps with latents."""
+        Worded.__post_init__(self)
         self.scales.check(self.dtype)
         if self.scales.per_token:
             raise LayoutFormError(
@@ -76,7 +79,7 @@ class MlaSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockScaledMlaSpec:
+class BlockScaledMlaSpec(Worded):
     """Latents in float8 with a scale for every block of elements, the rotary part as it is.
 
     vLLM `fp8_ds_mla`: 512 float8_e4m3, 4 float32, 64 bfloat16 in a row of 656 bytes
@@ -91,6 +94,7 @@ class BlockScaledMlaSpec:
 
     def __post_init__(self) -> None:
         """Refuse a block that does not divide the latent."""
+        Worded.__post_init__(self)
         if self.block_dim < 1 or self.latent_dim % self.block_dim:
             raise LayoutFormError(
                 f"blocks of {self.block_dim} elements do not divide a latent of {self.latent_dim}"
@@ -120,12 +124,15 @@ class ModelSpec:
     """A model: its name and those of its layers that have state.
 
     ``layer_count`` counts the other layers too, which pipeline stages are cut by; 0: the last
-    layer with state is the last of all.
+    layer with state is the last of all. The last three are as of `ModelIdentity`.
     """
 
     name: str
     layers: tuple[LayerSpec, ...]
     layer_count: int = 0
+    revision: str = ""
+    adapter: str = ""
+    quantisation: str = ""
 
     @property
     def depth(self) -> int:
@@ -141,7 +148,9 @@ class ModelSpec:
         """The fields, in the order of the layers, and what recurrent layers read if asked for."""
         fields = tuple(f for layer in self.layers for f in layer.fields())
         found = self._recurrences() if with_inputs else []
-        return Model(self.name, fields, tuple(f for n, one in found for f in one.inputs(n)))
+        inputs = tuple(f for n, one in found for f in one.inputs(n))
+        identity = (self.revision, self.adapter, self.quantisation)
+        return Model(self.name, fields, inputs, *identity)
 
     def check_rebuilding(self, wanted: bool) -> None:
         """Raise `LayoutFormError` if it is ``wanted`` and no conv window can be rebuilt."""

@@ -14,13 +14,15 @@ from restow.broker.layout.check_boxes import check_boxes
 from restow.broker.layout.check_inputs import check_inputs
 from restow.broker.layout.check_pages import MAX_AXES, MAX_PAGE_BYTES, MAX_TOKENS, PageChecker
 from restow.broker.layout.span import Box
-from restow.broker.layout.values import Field, Kind, Layout
+from restow.broker.layout.values import IDENTITY_PARTS, Field, Kind, Layout
 
 MAX_RANKS = 1024
 MAX_RANK_NUMBER = 2**31 - 1
 MAX_SHARDS = 1 << 18
 """Of all ranks; and as many fields, and as many regions."""
 MAX_GROUPS = 1024
+MAX_NAME_LENGTH = 256
+"""Of a model's name, and of each other part of its identity."""
 MAX_AXIS_SIZE = MAX_PAGE_BYTES * MAX_RANKS
 
 
@@ -64,6 +66,12 @@ def check_counts(ranks: int, fields: int = 0, regions: int = 0, shards: int = 0)
 
 
 def _check_size(layout: Layout) -> None:
+    for part in ("name", *IDENTITY_PARTS):
+        length = len(getattr(layout.model, part))
+        if length > MAX_NAME_LENGTH:
+            raise LayoutFormError(
+                f"the model's {part} has {length} characters; at most {MAX_NAME_LENGTH} are allowed"
+            )
     if not layout.model.fields:
         raise LayoutFormError("the model has no fields: there is no state to hand over")
     fields = (*layout.model.fields, *layout.model.inputs)
@@ -129,17 +137,17 @@ def _check_field(field: Field) -> None:
 
 def _check_agreement(layout: Layout) -> None:
     dtypes: dict[str, tuple[int, str]] = {}
-    groups: dict[str, tuple[int, tuple[int | None, int]]] = {}
+    groups: dict[str, tuple[int, tuple[int | None, int, int | None]]] = {}
     for rank in layout.ranks:
         for region in rank.regions:
-            pages = (region.page_tokens, region.pages_per_block)
+            pages = (region.page_tokens, region.pages_per_block, region.null_block)
             first = groups.setdefault(region.group, (rank.rank, pages))
             if len(groups) > MAX_GROUPS:
                 raise LayoutFormError(f"more than {MAX_GROUPS} groups of regions")
             if first[1] != pages:
                 raise RanksDisagreeError(
-                    f"group {region.group}: rank {first[0]} has (page_tokens, pages_per_block) "
-                    f"{first[1]}, rank {rank.rank}, region {region.name} has {pages}",
+                    f"group {region.group}: rank {first[0]} has (page_tokens, pages_per_block, "
+                    f"null_block) {first[1]}, rank {rank.rank}, region {region.name} has {pages}",
                     group=region.group,
                     region=region.name,
                     ranks=f"{first[0]},{rank.rank}",

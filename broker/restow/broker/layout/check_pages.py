@@ -15,6 +15,8 @@ from restow.broker.layout.values import Field, Kind, Model, RankLayout, Region, 
 MAX_PAGE_BYTES = 1 << 36
 MAX_AXES = 16
 MAX_PAGES_PER_BLOCK = 1 << 20
+MAX_BLOCK = 2**31 - 1
+"""Block ids travel as int32."""
 MAX_TOKENS = 2**31 - 1
 """Positions travel as int32."""
 MAX_RUNS = 1 << 21
@@ -155,6 +157,14 @@ def _check_region(rank: int, region: Region) -> None:
                 ranks=rank,
                 region=region.name,
             )
+    null = region.null_block
+    if null is not None and (region.constant or not 0 <= null <= MAX_BLOCK):
+        raise LayoutFormError(
+            f"rank {rank}, region {region.name}: null_block is {null}; it must be 0 to "
+            f"{MAX_BLOCK}, and a constant region has none",
+            ranks=rank,
+            region=region.name,
+        )
     if region.page_tokens is None and region.pages_per_block != 1:
         raise LayoutFormError(
             f"rank {rank}, region {region.name}: pages_per_block is {region.pages_per_block}, but "

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from restow.broker.layout.names import field_class, joined_name
-from restow.broker.layout.values import Field, Layout, Region, Shard
+from restow.broker.layout.values import IDENTITY_PARTS, Field, Layout, Region, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,22 @@ def differences(left: Layout, right: Layout) -> list[Difference]:
     Fields of several layers that differ in the same way are one entry.
     """
     found = []
-    if left.model.name != right.model.name:
-        found.append(Difference("model", "name", left.model.name, right.model.name))
+    for part in ("name", *IDENTITY_PARTS):
+        one, other = getattr(left.model, part), getattr(right.model, part)
+        if one != other:
+            found.append(Difference("model", part, one or "none", other or "none"))
     if len(left.ranks) != len(right.ranks):
         found.append(Difference("engine", "ranks", str(len(left.ranks)), str(len(right.ranks))))
     forms = (_forms(left), _forms(right))
     alike: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name in dict.fromkeys([*forms[0], *forms[1]]):
-        one, other = (form.get(name) for form in forms)
-        if one is None or other is None:
-            alike["field", _there(one), _there(other)].append(name)
+        mine, theirs = (form.get(name) for form in forms)
+        if mine is None or theirs is None:
+            alike["field", _there(mine), _there(theirs)].append(name)
             continue
-        for aspect, words in one.items():
-            if words != other[aspect]:
-                alike[aspect, words, other[aspect]].append(name)
+        for aspect, words in mine.items():
+            if words != theirs[aspect]:
+                alike[aspect, words, theirs[aspect]].append(name)
     for (aspect, one_words, other_words), names in alike.items():
         for subject in _by_class(names):
             found.append(Difference(subject, aspect, one_words, other_words))
@@ -92,6 +94,9 @@ def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]
         "page": _all(
             f"{region.page_tokens} tokens" if region.page_tokens else "a snapshot"
             for _, _, region in held
+        ),
+        "null block": _all(
+            "none" if region.null_block is None else str(region.null_block) for _, _, region in held
         ),
         "pages in a block": _all(str(region.pages_per_block) for _, _, region in held),
         "page bytes": _all(f"{region.page_stride_bytes}" for _, _, region in held),

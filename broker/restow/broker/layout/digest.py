@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import astuple
 
 from restow.broker.layout.values import Layout
 
@@ -18,7 +19,7 @@ def digest(layout: Layout) -> str:
 
 
 def _lines(layout: Layout) -> Iterator[str]:
-    yield ascii(("layout", layout.model.name))
+    yield ascii(("layout", *astuple(layout.model.identity)))
     for field in layout.model.fields:
         yield ascii(
             (
@@ -44,6 +45,7 @@ def _lines(layout: Layout) -> Iterator[str]:
                     region.page_stride_bytes,
                     region.page_tokens,
                     region.pages_per_block,
+                    region.null_block,
                 )
             )
         held = [("shard", shard) for shard in rank.shards]

@@ -46,6 +46,11 @@ class DType(IntEnum):
         return self is other or (self is DType.FLOAT32 and other.castable)
 
     @classmethod
+    def _missing_(cls, value: object) -> DType | None:
+        """The type of that name."""
+        return cls.__members__.get(value.upper()) if isinstance(value, str) else None
+
+    @classmethod
     def parse(cls, name: str) -> DType:
         """Read a dtype's name; `LayoutFormError` lists the known ones."""
         try:

@@ -13,6 +13,7 @@ from restow.broker.layout import json_values as read
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box, Span
 from restow.broker.layout.values import (
+    IDENTITY_PARTS,
     Field,
     Kind,
     Layout,
@@ -32,6 +33,7 @@ def layout_to_json(layout: Layout) -> dict[str, Any]:
     return {
         "model": {
             "name": model.name,
+            **{part: value for part in IDENTITY_PARTS if (value := getattr(model, part))},
             "fields": [_field_to_json(field) for field in model.fields],
             "inputs": [_field_to_json(field) for field in model.inputs],
         },
@@ -72,6 +74,7 @@ def _region_to_json(region: Region) -> dict[str, Any]:
         "page_stride_bytes": region.page_stride_bytes,
         "page_tokens": region.page_tokens,
         "pages_per_block": region.pages_per_block,
+        "null_block": region.null_block,
     }
 
 
@@ -133,7 +136,10 @@ def layout_from_json(data: object) -> Layout:
         inputs = tuple(_field(f, where) for where, f in read.items(model["inputs"], "model.inputs"))
         _check_same_fields(inputs, read_by)
     name = read.name(model.get("name", ""), "model.name", least=0)
-    return Layout(Model(name, listed, inputs), layouts)
+    identity = {
+        part: read.name(model.get(part, ""), f"model.{part}", least=0) for part in IDENTITY_PARTS
+    }
+    return Layout(Model(name, listed, inputs, **identity), layouts)
 
 
 def _check_same_fields(listed: tuple[Field, ...], found: Mapping[str, Field]) -> None:
@@ -214,12 +220,14 @@ def _region(data: object, where: str) -> Region:
     item = read.mapping(data, where)
     tokens = item.get("page_tokens")
     group = item.get("group", "state" if tokens is None else "attention")
+    null = item.get("null_block")
     return Region(
         name=read.text(item, "name", where),
         group="" if group == "" else read.name(group, f"{where}.group"),
         page_stride_bytes=read.number(item, "page_stride_bytes", where),
         page_tokens=None if tokens is None else read.integer(tokens, f"{where}.page_tokens"),
         pages_per_block=read.integer(item.get("pages_per_block", 1), f"{where}.pages_per_block"),
+        null_block=None if null is None else read.integer(null, f"{where}.null_block"),
     )
 
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box
+from restow.broker.words import Worded
 
 
 class Kind(StrEnum):
@@ -19,7 +20,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class Field(Worded):
     """One logical tensor of the state, independent of tensor parallelism.
 
     ``shape`` has one size an axis; the token axis of a per-token field is left out. Of a per-token
@@ -46,8 +47,39 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Which model an engine serves: engines hand over to each other if all four are equal.
+
+    ``revision`` is any text that is equal exactly when the weights are; "" in it says nothing of
+    them, and is equal to nothing else. ``adapter`` is one that all of the engine's requests go
+    through, ``quantisation`` how its weights are stored; "": none.
+    """
+
+    name: str
+    revision: str = ""
+    adapter: str = ""
+    quantisation: str = ""
+
+    def __str__(self) -> str:
+        """For people.
+
+        >>> str(ModelIdentity("mamba2", "v1"))
+        "'mamba2' (revision 'v1', no adapter, no quantisation)"
+        """
+        parts = (
+            f"{part} {value!r}" if (value := getattr(self, part)) else f"no {part}"
+            for part in IDENTITY_PARTS
+        )
+        return f"{self.name!r} ({', '.join(parts)})"
+
+
+IDENTITY_PARTS = ("revision", "adapter", "quantisation")
+"""Beside the name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
-    """What both engines must agree on: a name and the fields of its state.
+    """What both engines must agree on: an identity and the fields of its state.
 
     ``inputs`` are no state: the last rows that a recurrent layer read, ``[tap, hidden]``, the
     oldest first, and zero before the prompt. Its conv windows can be rebuilt from them, so an
@@ -57,6 +89,14 @@ class Model:
     name: str
     fields: tuple[Field, ...]
     inputs: tuple[Field, ...] = ()
+    revision: str = ""
+    adapter: str = ""
+    quantisation: str = ""
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Which model it is."""
+        return ModelIdentity(self.name, self.revision, self.adapter, self.quantisation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +106,7 @@ class Region:
     ``group`` names the list of page ids that addresses it (one list serves many regions).
     An engine's id counts blocks of ``pages_per_block`` pages: block ``b`` is the pages
     ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
+    ``null_block`` is the id that stands in lists where a request has no block; None: no id does.
 
     A region without a group is constant: one page, number 0, that no request owns. It holds weights
     for projections, and no peer reads it.
@@ -76,6 +117,7 @@ class Region:
     page_stride_bytes: int
     page_tokens: int | None
     pages_per_block: int = 1
+    null_block: int | None = None
 
     @property
     def constant(self) -> bool:
@@ -84,7 +126,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(Worded):
     """The box of a field that a rank holds, and where it lies inside a page of its region.
 
     The element at box index ``(i, j, ...)`` and, for a per-token field, token ``t`` of the page
@@ -102,7 +144,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class Scratch(Worded):
     """Memory inside a page of snapshots that is no state, and is zeroed when a state arrives.
 
     Such as the rows of a conv window that are kept for speculative tokens. Element ``(i, j, ...)``
@@ -117,7 +159,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(Worded):
     """In-projection weights of a rank: its ``box`` of ``field`` is their product with ``input``.
 
     The box is that of one of the rank's shards, with all taps. The weight of box index

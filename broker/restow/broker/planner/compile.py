@@ -23,6 +23,7 @@ from restow.broker.planner.recompute import Rebuilt, recompute_of
 from restow.broker.planner.spans import Spans
 from restow.broker.planner.strategy import CHOOSING, WAYS, Strategy
 from restow.broker.planner.table import Cutter, Table, split_rows
+from restow.broker.words import member
 
 
 def compile_programs(
@@ -40,6 +41,7 @@ def draft_programs(
     plan: Plan, strategy: Strategy = Strategy.AUTO, costs: CostModel | None = None
 ) -> tuple[tuple[GroupPair, ...], list[Draft]]:
     """The pairs of page lists and the drafts of all programs. Raises as `compile_programs`."""
+    strategy = member(Strategy, strategy, "strategy")
     drafting = _Drafting(plan, strategy, costs or CostModel())
     by_rank: dict[int, list[Move]] = defaultdict(list)
     for move in plan.moves:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from restow.broker.layout import Box, DType, Shard
 from restow.broker.layout.span import volume
+from restow.broker.words import Worded
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Worded):
     """Where a box begins inside a page, and how it is strided there."""
 
     region: str

@@ -104,11 +104,13 @@ def check_same_model(source: Layout, destination: Layout) -> None:
     Of the inputs only those that both list must be the same.
     """
     ours, theirs = source.model, destination.model
-    if ours.name != theirs.name:
+    if ours.identity != theirs.identity:
         raise ModelMismatchError(
-            f"P serves model {ours.name!r}, D serves {theirs.name!r}: no state can be handed over",
-            source=ours.name,
-            destination=theirs.name,
+            f"P serves model {ours.identity}, D serves {theirs.identity}: the state of one is no "
+            f"state of the other, whatever their shapes. Run both from one checkpoint; if they do, "
+            f"have both name it by one revision",
+            source=ours.identity,
+            destination=theirs.identity,
         )
     mine = {field.name: field for field in ours.fields}
     other = {field.name: field for field in theirs.fields}

@@ -74,7 +74,9 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         hub = self._hub
         # One more than there should be is enough to be refused for.
         regions = [
-            RegionMemory(r.name, r.base_address, r.page_count, r.memory, r.device_id)
+            RegionMemory(
+                r.name, r.base_address, r.page_count, r.page_stride_bytes, r.memory, r.device_id
+            )
             for r in islice(hello.regions, len(engine.rank_layout(hello.rank).regions) + 1)
         ]
         for one in regions:

@@ -23,6 +23,7 @@ from restow.broker.server import orders
 from restow.broker.server.expected import Expected
 from restow.broker.server.outbox import Outbox
 from restow.broker.server.status import cut
+from restow.broker.words import member
 from restow.v1 import agent_link_pb2, broker_pb2
 
 TICK_S = 0.02
@@ -51,9 +52,9 @@ class Hub:
         """Start with an empty directory and a new epoch; without ``costs`` they are measured."""
         # Numbers of another life must not be taken for one of this: an agent may still report them.
         first_us = secrets.randbits(49)
-        measures = strategy is Strategy.AUTO and costs is None
+        self.strategy = member(Strategy, strategy, "strategy")
+        measures = self.strategy is Strategy.AUTO and costs is None
         self.directory = Directory(limits, first_us, measures, digests)
-        self.strategy = strategy
         self.costs = costs or CostModel()
         self.measures = measures
         self.allow_narrowing = allow_narrowing

@@ -53,12 +53,12 @@ def fill_peer(order: link.AgentOrder, record: AgentRecord) -> None:
     peer.rank = record.key.rank
     peer.nixl_metadata = record.nixl_metadata
     peer.host_memory = record.host_memory
-    peer.page_stride_bytes.extend(record.page_strides_bytes)
     for memory in record.regions:
         peer.regions.add(
             name=memory.name,
             base_address=memory.base_address,
             page_count=memory.page_count,
+            page_stride_bytes=memory.page_stride_bytes,
             memory=link.MemoryKind.ValueType(memory.memory),
             device_id=memory.device_id,
         )

@@ -6,6 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from restow.broker.errors import WordUnknownError
+from restow.broker.words import Worded
+
 ANY_ENGINE = "*"
 MAX_NAME_LENGTH = 256
 
@@ -23,7 +26,7 @@ class IdentityInvalidError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class Right(Worded):
     """One role; of an engine or agent also for which engine id: one, or `ANY_ENGINE`."""
 
     role: Role
@@ -31,6 +34,10 @@ class Right:
 
     def __post_init__(self) -> None:
         """Raise `IdentityInvalidError` for an engine that is missing, too long or of no use."""
+        try:
+            Worded.__post_init__(self)
+        except WordUnknownError as error:
+            raise IdentityInvalidError(error.message) from None
         if self.role is Role.OPERATOR:
             if self.engine:
                 raise IdentityInvalidError("an operator has no engine")

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,8 @@ from typing import Self
 from torch import Tensor
 from transformers import DynamicCache, NemotronHForCausalLM
 
-from restow.agents.engines.transformers.blocks import BlockPool
+from restow.agents.engines.common.checkpoint import checkpoint_revision
+from restow.agents.engines.transformers.blocks import NULL_BLOCK, BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
 from restow.agents.engines.transformers.mixer_inputs import check_exact, conv_weights, kept_inputs
 from restow.agents.engines.transformers.model_state import export_state, import_state
@@ -65,7 +66,8 @@ class EngineOptions:
 
     ``homes`` says where each rank's agent lives: a nursery forks a worker process that embeds it, a
     path is the socket of a daemon. ``capacity_tokens`` and ``capacity_requests`` size the memory.
-    ``stored`` are the types of what lies in it.
+    ``stored`` are the types of what lies in it. ``revision`` is a word for the model's weights;
+    empty: a fingerprint of the checkpoint that it was loaded from, if it was.
     """
 
     engine_id: str
@@ -75,6 +77,7 @@ class EngineOptions:
     capacity_tokens: int = 4096
     capacity_requests: int = 32
     stored: StoredTypes = AS_COMPUTED
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,9 @@ class Engine:
             check_exact(model)
         stored = options.stored
         spec = model_from_hf_config(model.config.to_dict(), stored.kv, stored.conv, stored.ssm)
+        spec = replace(spec, revision=options.revision or _revision(model))
         self._recurrent = spec.recurrent
-        self.layout = build_layout(spec, options.settings)
+        self.layout = build_layout(spec, replace(options.settings, null_block=NULL_BLOCK))
         self._announced = announce(self.layout)
         self._stack = ExitStack()
         settings = options.settings
@@ -292,3 +296,9 @@ class Engine:
     def _give_back(self, blocks: Mapping[str, list[int]]) -> None:
         for group, ids in blocks.items():
             self._pools[group].give_back(ids)
+
+
+def _revision(model: NemotronHForCausalLM) -> str:
+    """Of the folder that the model was loaded from; "" if it was made otherwise."""
+    name = model.name_or_path
+    return checkpoint_revision(Path(name)) if name and Path(name).is_dir() else ""

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, NemotronHConfig
 
 from restow.broker.layout import DType
+from restow.broker.words import Worded
 
 TORCH_TYPES: Final = {
     DType.FLOAT32: torch.float32,
@@ -31,7 +32,7 @@ TORCH_TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTypes:
+class StoredTypes(Worded):
     """One type each for keys and values, conv windows and SSM states."""
 
     kv: DType = DType.FLOAT32
@@ -40,6 +41,7 @@ class StoredTypes:
 
     def __post_init__(self) -> None:
         """Refuse types in which this engine stores nothing."""
+        Worded.__post_init__(self)
         for dtype in (self.kv, self.conv, self.ssm):
             if dtype not in TORCH_TYPES:
                 known = ", ".join(one.label for one in TORCH_TYPES)

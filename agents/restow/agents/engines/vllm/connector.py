@@ -6,7 +6,7 @@ Contract: vLLM 0.32.0 `distributed/kv_transfer/kv_connector/v1/base.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -33,6 +33,7 @@ from restow.agents.engines.vllm.caches import (
     windows_of,
 )
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
+from restow.agents.engines.vllm.identity import weights_revision
 from restow.agents.engines.vllm.metrics import RestowPromMetrics, RestowStats
 from restow.agents.engines.vllm.rank_pages import RankShape, rank_pages
 from restow.agents.engines.vllm.registration import registered
@@ -85,8 +86,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._engine_id, self._incarnation = transfer.engine_id, vllm_config.instance_id
         _check_engine(vllm_config)
         check_groups(kv_cache_config)
-        self._model: ModelSpec = model_spec(
-            vllm_config.model_config.hf_text_config.to_dict(), kv_cache_config
+        model = vllm_config.model_config
+        self._model: ModelSpec = replace(
+            model_spec(model.hf_text_config.to_dict(), kv_cache_config),
+            quantisation=model.quantization or "",
         )
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
@@ -201,7 +204,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
         """
         ranks = sorted((one.layout for one in metadata.values()), key=lambda one: one.rank)
-        layout = Layout(self._model.model(), tuple(ranks))
+        revision = weights_revision(self._vllm_config, self._settings.model_revision)
+        layout = Layout(replace(self._model, revision=revision).model(), tuple(ranks))
         session = registered(self._engine_id, self._incarnation, layout, self._settings, self._log)
         transfer = self._vllm_config.kv_transfer_config
         self._session = session

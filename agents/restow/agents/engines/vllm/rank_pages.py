@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from restow.agents.engines.vllm.errors import CacheUnknownError
-from restow.agents.engines.vllm.groups import group_name
+from restow.agents.engines.vllm.groups import NULL_BLOCK, group_name
 from restow.agents.memory import MemoryKind, RegionMemory
 from restow.broker.families import (
     ConvLayout,
@@ -25,10 +25,11 @@ from restow.broker.families import (
 )
 from restow.broker.families.pages import Pages, layer_pages
 from restow.broker.layout import DType, RankLayout, Scratch
+from restow.broker.words import Worded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerCache:
+class LayerCache(Worded):
     """One layer's cache as vLLM registered it.
 
     Attention: ``tensor`` ``[pages, heads, tokens, content]``, whose block has ``pages_per_block``
@@ -65,7 +66,7 @@ class LayerCache:
 
 
 @dataclass(frozen=True, slots=True)
-class RankShape:
+class RankShape(Worded):
     """Where a rank stands, and how its engine keeps conv windows."""
 
     tp: int
@@ -145,6 +146,7 @@ def _laid(spec: LayerSpec, shape: RankShape, cache: LayerCache) -> tuple[Pages, 
         page_stride_bytes=stride,
         page_tokens=page_tokens,
         pages_per_block=cache.pages_per_block,
+        null_block=NULL_BLOCK,
     )
     device = cache.tensor.device
     memory = RegionMemory(

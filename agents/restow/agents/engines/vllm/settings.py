@@ -25,6 +25,9 @@ class ConnectorSettings:
     """How long D waits for a state, P's prefill included."""
     staging_mb: int = 64
     """Size of each of an agent's two staging pools."""
+    model_revision: str = ""
+    """A word for the model's weights, equal on P and D exactly when those are; empty: a fingerprint
+    of the checkpoint."""
     tls_ca: str = ""
     """File of authorities for the broker's certificate; empty, as the three below: RESTOW_TLS_CA,
     ..., RESTOW_TOKEN_FILE."""

@@ -1,0 +1,1 @@
+"""What any engine's adapter needs."""

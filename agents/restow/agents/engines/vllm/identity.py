@@ -1,0 +1,59 @@
+"""Which model an engine of vLLM serves, for the layout (vLLM 0.32 `config/model.py`, `load.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+from huggingface_hub import snapshot_download
+
+from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
+
+if TYPE_CHECKING:
+    from vllm.config import LoadConfig, ModelConfig, VllmConfig
+
+DUMMY_SEED = 1234
+"""vLLM's own, whatever the engine's (`weight_utils.initialize_single_dummy_weight`)."""
+
+
+def weights_revision(config: VllmConfig, named: str = "") -> str:
+    """A word for the weights: the one that the operator has ``named``, or a fingerprint.
+
+    Dummy weights are drawn anew for every parameter of a rank, by the shape that it has there and
+    on the kind of device that it lies on: so those of another TP are others. "" where nothing can
+    be said, as of a checkpoint that is nowhere on this host.
+    """
+    model, load = config.model_config, config.load_config
+    if named:
+        return named
+    if load.load_format == "dummy":
+        parallel, kind = config.parallel_config, config.device_config.device_type
+        dtype = str(model.dtype).removeprefix("torch.")
+        return f"dummy-{DUMMY_SEED}-tp{parallel.tensor_parallel_size}-{dtype}-{kind}"
+    try:
+        return checkpoint_revision(_weights(model, load))
+    except CheckpointInvalidError as error:
+        structlog.get_logger("restow.vllm").warning(
+            "nothing tells the model's weights from others: set model_revision",
+            model=model.model,
+            detail=error.message,
+        )
+        return ""
+
+
+def _weights(model: ModelConfig, load: LoadConfig) -> Path:
+    """Where the checkpoint lies. Raises `CheckpointInvalidError`."""
+    name = getattr(model, "model_weights", "") or model.model
+    path = Path(name)
+    if path.exists():
+        return path
+    try:
+        folder = snapshot_download(
+            name, revision=model.revision, cache_dir=load.download_dir, local_files_only=True
+        )
+    except (OSError, ValueError):
+        raise CheckpointInvalidError(
+            f"checkpoint {name} is no folder, and not in the cache of this host", path=name
+        ) from None
+    return Path(folder)

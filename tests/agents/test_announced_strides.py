@@ -1,0 +1,79 @@
+"""What an agent announces of its pages must be what its engine's layout says of them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_harness.world import RankMemory, make_case
+from restow.agents import DaemonAgent, SharedMemory, SharedRegion
+from restow.agents.async_agent import AsyncAgent
+from restow.agents.daemon import AgentDaemon
+from restow.agents.memory import RegionMemory
+from restow.broker.client import EngineSession
+from restow.broker.client.errors import BrokerCallError
+from restow.broker.server.serve import running_broker
+from restow.broker.server.settings import BrokerSettings
+
+CASE = make_case("wide")
+RANK = CASE.destination.ranks[0]
+LAST = RANK.regions[-1]
+
+
+def relaid(region: RegionMemory, stride_bytes: int) -> RegionMemory:
+    """The same bytes, cut into pages of another stride."""
+    pages = region.length_bytes // stride_bytes
+    return replace(region, page_count=pages, page_stride_bytes=stride_bytes)
+
+
+@pytest.mark.parametrize("times", [0.5, 2], ids=["pages without their padding", "twice the size"])
+async def test_an_agent_with_other_strides_is_refused(times: float) -> None:
+    memory = RankMemory(RANK, CASE.dst_ids)
+    stride = int(LAST.page_stride_bytes * times)
+    *others, last = memory.regions
+    agent_regions = [*others, relaid(last, stride)]
+    async with (
+        running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker,
+        EngineSession("D", "life-1", CASE.destination, broker.address),
+    ):
+        agent = AsyncAgent(broker.address, "D", "life-1", RANK.rank, agent_regions)
+        try:
+            with pytest.raises(BrokerCallError) as caught:
+                await agent.start()
+        finally:
+            await agent.close()
+    assert caught.value.reason == "AGENT_REGIONS_MISMATCH"
+    words = f"region {last.name}: the agent's pages follow each other after {stride} bytes, and "
+    assert words + f"the layout's after {LAST.page_stride_bytes}" in caught.value.message
+
+
+async def test_a_rank_of_a_daemon_with_other_strides_is_refused(tmp_path: Path) -> None:
+    memory = RankMemory(RANK, CASE.dst_ids)
+    with SharedMemory.create(memory.size_bytes) as shared:
+        regions = [
+            SharedRegion(
+                region.name,
+                shared.name,
+                memory.offsets[region.name],
+                memory.page_counts[region.name],
+                region.page_stride_bytes,
+            )
+            for region in RANK.regions
+        ]
+        last = regions[-1]
+        regions[-1] = replace(last, page_count=1, page_stride_bytes=2 * last.page_stride_bytes)
+        async with (
+            running_broker(BrokerSettings(listen="127.0.0.1:0")) as broker,
+            EngineSession("D", "life-1", CASE.destination, broker.address),
+        ):
+            daemon = AgentDaemon(broker.address, tmp_path / "agent.sock")
+            await daemon.start()
+            agent = DaemonAgent(tmp_path / "agent.sock", "D", "life-1", RANK.rank, regions)
+            try:
+                with pytest.raises(BrokerCallError, match="the agent's pages follow each other"):
+                    await asyncio.to_thread(agent.start)
+            finally:
+                await daemon.close()

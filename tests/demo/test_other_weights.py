@@ -1,0 +1,63 @@
+"""Two checkpoints of one architecture: nothing is handed over between engines that serve them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import NemotronHForCausalLM
+
+from restow.agents.demo.options import SEED, side
+from restow.agents.demo.processes import running_broker_process
+from restow.agents.engines.common.checkpoint import checkpoint_revision
+from restow.agents.engines.recall.model import checkpoint_folder, load_model
+from restow.agents.engines.recall.task import make_prompts
+from restow.agents.engines.transformers import Engine, EngineOptions
+from restow.agents.engines.transformers.engine import HandoffFailedError
+from restow.agents.nursery import Nursery
+from restow.broker.families import ConvLayout
+from restow.broker.planner import Strategy
+
+
+def trained_on(folder: Path) -> NemotronHForCausalLM:
+    """The recall model with other weights, loaded from a checkpoint of its own."""
+    model = load_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.full_like(parameter, 1e-3))
+    model.save_pretrained(folder)
+    return NemotronHForCausalLM.from_pretrained(folder, dtype="float32").eval()
+
+
+def test_other_weights_of_the_same_shapes_are_refused(tmp_path: Path) -> None:
+    (prompt,) = make_prompts(1, SEED)
+    with ExitStack() as stack:
+        nursery = stack.enter_context(Nursery())
+        broker = stack.enter_context(running_broker_process(Strategy.AUTO))
+
+        def engine(model: NemotronHForCausalLM, name: str, revision: str = "") -> Engine:
+            options = EngineOptions(
+                name, broker, side(1, ConvLayout.SD, 16), (nursery,), revision=revision
+            )
+            return stack.enter_context(Engine(model, options))
+
+        other = trained_on(tmp_path / "other")
+        p, d = engine(other, "P"), engine(load_model(), "D")
+        ours, theirs = p.layout.model, d.layout.model
+        assert ours.fields == theirs.fields
+        assert ours.name == theirs.name
+        assert theirs.revision == checkpoint_revision(checkpoint_folder())
+        asked = d.ask("h", prompt.token_ids)
+        p.prefill("h", prompt.token_ids)
+        with pytest.raises(HandoffFailedError) as caught:
+            d.decode(asked, 2)
+        assert caught.value.subject["handoff_reason"] == "MODEL_MISMATCH"
+        assert ours.revision in caught.value.message
+        assert theirs.revision in caught.value.message
+        # Whoever knows better can say so: then it is on them.
+        named = engine(other, "P-named", theirs.revision)
+        asked = d.ask("named", prompt.token_ids)
+        named.prefill("named", prompt.token_ids)
+        assert len(d.decode(asked, 2).token_ids) == 2
