@@ -195,6 +195,7 @@ def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
         "patience_s",
         "transfer_s",
         "strategies",
+        "content",
     ]
     assert (good["strategies"], waits["strategies"]) == (["slices"], [])
     assert 0 < good["transfer_s"] < 60

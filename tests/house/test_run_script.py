@@ -28,8 +28,8 @@ def test_a_check_that_fails_ends_it(fails: str | None, tmp_path: Path) -> None:
         path.write_text(f"#!/bin/sh\necho {tool} ran\nexit {int(tool == fails)}\n")
         path.chmod(0o755)
     done = subprocess.run(
-        [ROOT / "run", "test"],
-        env={**os.environ, "RESTOW_VENV": str(tmp_path), "RESTOW_CONTAINERS": "0"},
+        [ROOT / "run", "test", "--", "tests"],
+        env={**os.environ, "RESTOW_VENV": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,

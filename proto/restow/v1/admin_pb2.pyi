@@ -360,6 +360,7 @@ class HandoffInfo(google.protobuf.message.Message):
     PATIENCE_S_FIELD_NUMBER: builtins.int
     TRANSFER_S_FIELD_NUMBER: builtins.int
     STRATEGIES_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -388,6 +389,10 @@ class HandoffInfo(google.protobuf.message.Message):
     """Seconds that D's patience has left. Unset: nobody has asked yet, or it has ended."""
     transfer_s: builtins.float
     """Seconds from the grant to the end. Unset: it was not granted, or has not ended."""
+    content: builtins.str
+    """What is known of the content: "compared" (both sides named it), "named by P alone", "named by D alone",
+    "not named".
+    """
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which its pieces travel: slices, whole, pack, interleave, recompute. Empty: it was
@@ -412,9 +417,10 @@ class HandoffInfo(google.protobuf.message.Message):
         patience_s: builtins.float | None = ...,
         transfer_s: builtins.float | None = ...,
         strategies: collections.abc.Iterable[builtins.str] | None = ...,
+        content: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "destination_engine", b"destination_engine", "detail", b"detail", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_lease_s", b"_lease_s"]) -> typing.Literal["lease_s"] | None: ...
     @typing.overload

@@ -160,4 +160,5 @@ def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
         "patience_s": round(info.patience_s, 3) if info.HasField("patience_s") else None,
         "transfer_s": round(info.transfer_s, 6) if info.HasField("transfer_s") else None,
         "strategies": list(info.strategies),
+        "content": info.content,
     }

@@ -241,6 +241,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             detail=failure.detail if failure else "",
             age_s=now_s - handoff.born_s,
             strategies=handoff.strategies,
+            content=handoff.content,
         )
         if handoff.ended:
             if handoff.granted_s:
