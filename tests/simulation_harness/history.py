@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
@@ -43,6 +43,10 @@ BUSY_S = 40.0
 """In which prompts come and things go wrong."""
 SETTLE_S = 20.0
 """In which those that were killed last start again, and streams that are dead are noticed."""
+USED_AGAIN = 0.3
+"""Of how many handoffs the id is used a second time, for another prompt."""
+ASKED_WRONG = 0.1
+"""For how many D asks for another prompt under P's id, beside the right one."""
 LAST = 2
 """Handoffs after all has healed: one of them may meet a slow network."""
 LATE_S = 22.0
@@ -153,7 +157,13 @@ class History:
         if self.faults is not None:
             self.faults.plan(BUSY_S)
         for number in range(self.rng.randint(2, 6)):
-            self._plan_prompt(self._prompt(f"h{number}"))
+            prompt = self._prompt(f"h{number}")
+            self._plan_prompt(prompt)
+            if self.rng.random() < USED_AGAIN:
+                self._plan_prompt(self._prompt(f"h{number}#again"), "PD", BUSY_S / 2)
+            if self.rng.random() < ASKED_WRONG:
+                # As long as the right one: the position alone does not tell them apart.
+                self._plan_prompt(replace(prompt, name=f"h{number}#other"), "D")
         await self._pass(BUSY_S)
         self.fabric.spoiled = 0.0
         if self.faults is not None:
@@ -286,9 +296,9 @@ class History:
             uses_s=rng.uniform(0.0, 5.0),
         )
 
-    def _plan_prompt(self, prompt: Prompt) -> None:
-        at_s = self.rng.uniform(0.0, BUSY_S / 2)
-        for side in "PD":
+    def _plan_prompt(self, prompt: Prompt, sides: str = "PD", first_s: float = 0.0) -> None:
+        at_s = first_s + self.rng.uniform(0.0, BUSY_S / 2)
+        for side in sides:
             # Some prompts lie ready for a while before D asks.
             wait_s = self.rng.uniform(0.0, self.rng.choice((1.0, 1.0, 6.0)))
             self.loop.call_later(at_s + wait_s, self._begin, side, prompt)

@@ -12,6 +12,7 @@ from restow.agents.reader import Reader
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
 from restow.broker.core.events import Settlement
+from restow.broker.core.handoff import Handoff
 from restow.broker.core.roster import AgentRecord, EngineRecord
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History
@@ -85,6 +86,20 @@ def no_deadline_at_d(history: History) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def no_content(history: History) -> Iterator[None]:
+    """Nobody compares what P computed with what D asks for."""
+    with patch.object(Handoff, "check_content", lambda *words: None):
+        yield
+
+
+@contextlib.contextmanager
+def ids_used_again(history: History) -> Iterator[None]:
+    """Whoever asks for a handoff that has ended is told how it ended."""
+    with patch.object(Handoff, "check_asked_before", lambda *words: None):
+        yield
+
+
+@contextlib.contextmanager
 def wire_that_spoils(history: History) -> Iterator[None]:
     """Of what is read a byte may be another than was sent, until all heals."""
     history.fabric.spoiled = 0.02
@@ -97,5 +112,7 @@ MUTATIONS: dict[str, Mutation] = {
     "quarantine": no_quarantine,
     "deadline": no_deadline_at_d,
     "wire": wire_that_spoils,
+    "content": no_content,
+    "reuse": ids_used_again,
     **MISPLACED,
 }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from restow.broker.client import Delivery, EngineSession
-from restow.broker.errors import RestowError
+from restow.broker.errors import HandoffConflictError, RestowError
 from stamped.memory import HostMemory, Ids
 from stamped.pages import Pages
 from stamped.stamps import Stamps
@@ -23,6 +24,7 @@ class Prompt:
     """What is handed over, and how the two sides behave."""
 
     name: str
+    """What it is of. ``id#word`` is another prompt than ``id``, under the same handoff's id."""
     position_tokens: int
     compute_s: float
     lease_ms: int
@@ -33,6 +35,16 @@ class Prompt:
     d_cancels_s: float = 0.0
     uses_s: float = 0.0
     """How long D keeps what it got."""
+
+    @property
+    def handoff_id(self) -> str:
+        """Under which it is handed over."""
+        return self.name.split("#")[0]
+
+    @property
+    def content(self) -> bytes:
+        """Names what it is of."""
+        return hashlib.sha256(self.name.encode()).digest()
 
 
 class Requests:
@@ -65,19 +77,25 @@ class Requests:
 
         def publish() -> asyncio.Future[Any]:
             return session.publish(
-                prompt.name,
+                prompt.handoff_id,
                 ids,
                 prompt.position_tokens,
                 lease_ms=prompt.lease_ms,
                 hold_ms=prompt.hold_ms,
+                content=prompt.content,
             )
 
-        ended = publish() if early else None
-        await asyncio.sleep(prompt.compute_s)
-        if ended is None or not ended.done():
-            computed(prompt.name, self.pages.write(ids))
-            ended = ended or publish()
-            fence(prompt.name)
+        try:
+            ended = publish() if early else None
+            await asyncio.sleep(prompt.compute_s)
+            if ended is None or not ended.done():
+                computed(prompt.name, self.pages.write(ids))
+                ended = ended or publish()
+                fence(prompt.handoff_id)
+        except HandoffConflictError as error:
+            # The id was used before: nobody can ask for this under it.
+            self._end(prompt, "REFUSED", error.reason)
+            return self.pages.give(ids)
         due_s = asyncio.get_running_loop().time() + prompt.hold_ms / 1000
         await self._await_end(prompt, session, ended, prompt.p_cancels_s, due_s)
         self.pages.give(ids)
@@ -90,7 +108,11 @@ class Requests:
         self.pages.lend(ids)
         due_s = asyncio.get_running_loop().time() + prompt.timeout_ms / 1000
         ended = session.request(
-            prompt.name, ids, position_tokens=prompt.position_tokens, timeout_ms=prompt.timeout_ms
+            prompt.handoff_id,
+            ids,
+            position_tokens=prompt.position_tokens,
+            timeout_ms=prompt.timeout_ms,
+            content=prompt.content,
         )
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
         await ended.pages_free
@@ -123,7 +145,7 @@ class Requests:
         if cancels_s and isinstance(ended, Delivery) and self._rng.random() < 0.5:
             loop.call_later(cancels_s, ended.cancel)
         elif cancels_s:
-            loop.call_later(cancels_s, session.cancel, prompt.name)
+            loop.call_later(cancels_s, session.cancel, prompt.handoff_id)
         try:
             told = await asyncio.shield(ended)
         except asyncio.CancelledError:

@@ -251,6 +251,7 @@ def show_handoff(value: dict[str, Any]) -> None:
         f"first heard of {duration_text(value['age_s'])} ago",
         soft_wrap=True,
     )
+    console.print(f"content {value['content']}")
     if value["waits_for"]:
         console.print(Text(f"waits: {value['waits_for']}", style="yellow"))
     if value["reason"]:
