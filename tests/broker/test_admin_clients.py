@@ -42,7 +42,7 @@ async def test_both_say_the_same() -> None:
         def blocking() -> list[object]:
             with AdminClient(running.address) as client:
                 return [
-                    client.engines(),
+                    [one.incarnation for one in client.engines()],
                     client.agents(),
                     client.handoff("one").timeline,
                     client.handoffs("DONE").handoffs[0].handoff_id,
