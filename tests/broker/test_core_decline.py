@@ -79,6 +79,6 @@ def test_another_position_is_another_demand() -> None:
     world = World()
     d = world.engine("d")
     world.request(d, position=40)
-    assert world.request(d, position=40) == []
+    assert world.request(d, position=40, repeated=True) == []
     with pytest.raises(HandoffConflictError):
-        world.request(d, position=39)
+        world.request(d, position=39, repeated=True)

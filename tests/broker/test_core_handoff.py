@@ -105,7 +105,7 @@ def test_repeated_words_change_nothing() -> None:
         assert world.publish(p) == []
         assert world.fence(p) == []
     assert kinds(world.request(d))[-1] == "SendExecute"
-    for again in (world.request(d), world.publish(p), world.fence(p)):
+    for again in (world.request(d, repeated=True), world.publish(p), world.fence(p)):
         assert again == []
     number = world.find().number
     assert kinds(world.settle(d, number)) == ["TellEnded", "TellEnded"]
@@ -205,10 +205,12 @@ def test_a_demand_with_other_blocks_is_a_conflict() -> None:
     d = world.engine("d")
     world.request(d)
     with pytest.raises(HandoffConflictError):
-        world.request(d, blocks={"kv": [11, 12, 15], "state": [14]})
+        world.request(d, blocks={"kv": [11, 12, 15], "state": [14]}, repeated=True)
     with pytest.raises(HandoffConflictError):
-        world.request(d, held=16)
-    assert world.request(d) == []
+        world.request(d, held=16, repeated=True)
+    with pytest.raises(HandoffConflictError, match="already"):
+        world.request(d)
+    assert world.request(d, repeated=True) == []
 
 
 def test_only_p_renews() -> None:

@@ -139,6 +139,8 @@ def test_engines_without_agents_stand_out(shown: Shown) -> None:
         ("p", 2, 2),
     ]
     assert all(one["session"] for one in by_id.values())
+    assert {one["revision"] for one in by_id.values()} == {"v1"}
+    assert all("revision" in shown.texts[f"engines {columns}"] for columns in (80, 200))
     assert "0 of 1" in shown.texts["engines 80"]
     digest = by_id["p"]["layout_digest"]
     assert digest not in shown.texts["engines 80"]

@@ -60,6 +60,28 @@ def test_from_config_takes_scales(config: Path, run: Run) -> None:
         assert layout_from_json(json.loads(out)) == build_layout(model, EngineSettings())
 
 
+def test_check_diff_and_plan_say_which_model(layout_file: LayoutFile, run: Run, fail: Fail) -> None:
+    words = ("--revision", "v1", "--adapter", "a", "--quantisation", "fp8", "--name", "m")
+    one, none = layout_file("one", *words), layout_file("none")
+    other = layout_file("other", *words, "--adapter", "b")
+    said = "model 'm' (revision 'v1', adapter 'a', quantisation 'fp8')"
+    identity = {"name": "m", "revision": "v1", "adapter": "a", "quantisation": "fp8"}
+    assert said in run("layout", "check", one)
+    checked = json.loads(run("layout", "check", one, "--json"))
+    assert {"model": "m", **dict(list(identity.items())[1:])}.items() <= checked.items()
+    outcome = fail("layout", "diff", one, other, "--json")
+    assert outcome.json["differences"] == [
+        {"subject": "model", "aspect": "adapter", "left": "a", "right": "b"}
+    ]
+    outcome = fail("layout", "diff", one, none, "--json")
+    assert {one["aspect"] for one in outcome.json["differences"]} == set(identity)
+    assert said in run("plan", one, one, "--explain")
+    assert json.loads(run("plan", one, one, "--json"))["model"] == identity
+    for pair in ((one, other), (one, none), (none, other)):
+        outcome = fail("plan", *pair, "--json")
+        assert outcome.json["error"]["reason"] == "MODEL_MISMATCH"
+
+
 def test_check_and_diff_say_the_scales(layout_file: LayoutFile, run: Run, fail: Fail) -> None:
     static = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "static", "--kv-scales-fingerprint")
     left, right = layout_file("left", *static, "v1"), layout_file("right", *static, "v2")
@@ -88,7 +110,9 @@ def test_from_config_has_the_engines_defaults(config: Path, run: Run) -> None:
 def test_check_of_a_good_layout(layout_file: LayoutFile, run: Run) -> None:
     file = layout_file("good", "--tp", 2, "--page-align-bytes", 4096)
     out = run("layout", "check", file)
-    assert out.startswith("ok: model 'nemotron_h', 20 fields, 2 ranks")
+    assert out.startswith(
+        "ok: model 'nemotron_h' (no revision, no adapter, no quantisation), 20 fields, 2 ranks"
+    )
     assert "padding" in out
     data = json.loads(run("layout", "check", file, "--json"))
     assert data["ok"] is True

@@ -26,6 +26,7 @@ OF_ENDS = (DECLINED, SILENT, "SESSION_CLOSED")
 """What an engine is told by its own session, or tells itself."""
 NOT_TO_ENGINES = {
     "COSTS_INVALID": "said to who gives costs",
+    "WORD_UNKNOWN": "said to who makes a value",
     "LISTEN_FAILED": "said to who starts a broker",
     "TOKENS_FILE_INVALID": "said to who starts a broker",
     "EXTRA_MISSING": "said to who types a command",

@@ -14,6 +14,8 @@ from rich.text import Text
 from restow.broker.cli.output import size_text
 
 WIDE = 120
+SHORT = 12
+"""Letters of a digest or a revision in a narrower terminal."""
 GAP = 2
 COLORS = {"DONE": "green", "FAILED": "red", "EXPIRED": "yellow", "CANCELLED": "yellow"}
 
@@ -136,15 +138,16 @@ def show_engines(engines: Sequence[dict[str, Any]]) -> None:
         console.print("No engine is registered.")
         return
     table = _table("engine", "model", "revision", "agents", "session", "layout", "incarnation")
+    wide = console.width >= WIDE
     for one in engines:
         missing = one["agents"] < one["ranks"]
         table.add_row(
             one["engine_id"],
             _with_weights(one),
-            one["revision"] or Text("none", style="yellow"),
+            one["revision"][: None if wide else SHORT] or Text("none", style="yellow"),
             Text(f"{one['agents']} of {one['ranks']}", style="red" if missing else ""),
             Text("open" if one["session"] else "none", style="" if one["session"] else "yellow"),
-            one["layout_digest"] if console.width >= WIDE else one["layout_digest"][:12],
+            one["layout_digest"] if wide else one["layout_digest"][:SHORT],
             one["incarnation"],
         )
     console.print(table)

@@ -81,7 +81,7 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Pict
     console.print(table)
     _show_costs(console, ranks)
     if picture:
-        console.print(f"model {plan.source.model.identity}", soft_wrap=True, markup=False)
+        console.print(f"\nmodel {plan.source.model.identity}", markup=False)
         for panel in picture.panels:
             console.print(f"\n{panel.title}", markup=False, style="bold")
             for remark in panel.remarks:

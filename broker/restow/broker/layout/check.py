@@ -21,8 +21,8 @@ MAX_RANK_NUMBER = 2**31 - 1
 MAX_SHARDS = 1 << 18
 """Of all ranks; and as many fields, and as many regions."""
 MAX_GROUPS = 1024
-MAX_NAME_LENGTH = 256
-"""Of a model's name, and of each other part of its identity."""
+MAX_WORD_LENGTH = 256
+"""Of each part of a model's identity beside its name: errors give them whole."""
 MAX_AXIS_SIZE = MAX_PAGE_BYTES * MAX_RANKS
 
 
@@ -66,11 +66,11 @@ def check_counts(ranks: int, fields: int = 0, regions: int = 0, shards: int = 0)
 
 
 def _check_size(layout: Layout) -> None:
-    for part in ("name", *IDENTITY_PARTS):
+    for part in IDENTITY_PARTS:
         length = len(getattr(layout.model, part))
-        if length > MAX_NAME_LENGTH:
+        if length > MAX_WORD_LENGTH:
             raise LayoutFormError(
-                f"the model's {part} has {length} characters; at most {MAX_NAME_LENGTH} are allowed"
+                f"the model's {part} has {length} characters; at most {MAX_WORD_LENGTH} are allowed"
             )
     if not layout.model.fields:
         raise LayoutFormError("the model has no fields: there is no state to hand over")

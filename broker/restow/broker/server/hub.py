@@ -106,7 +106,8 @@ class Hub:
         ledger = self.directory.ledger
         ledger.figures.refuse(error.reason)
         known = ledger.look_up(engine, handoff_id)
-        if known is not None:
+        # Those who have no part in it can't write into it.
+        if known is not None and engine in (known.source, known.destination):
             words = (error.reason, engine.key.engine_id, cut(error.message))
             known.note(self.now_s(), "refused", words)
 
