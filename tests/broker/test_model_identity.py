@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,8 @@ PARTS = ("name", *IDENTITY_PARTS)
 
 
 def other(part: str, value: str = "other", layout: Layout = HERE) -> Layout:
-    return replace(layout, model=replace(layout.model, **{part: value}))
+    changed: Any = {part: value}
+    return replace(layout, model=replace(layout.model, **changed))
 
 
 @pytest.mark.parametrize("part", PARTS)
