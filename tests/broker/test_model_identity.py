@@ -24,8 +24,8 @@ PARTS = ("name", *IDENTITY_PARTS)
 
 
 def other(part: str, value: str = "other", layout: Layout = HERE) -> Layout:
-    words: dict[str, Any] = {part: value}
-    return replace(layout, model=replace(layout.model, **words))
+    changed: Any = {part: value}
+    return replace(layout, model=replace(layout.model, **changed))
 
 
 @pytest.mark.parametrize("part", PARTS)

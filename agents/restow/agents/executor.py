@@ -258,7 +258,10 @@ class Executor:
                 for copies in arrivals.copies(self._memory, place.device)
             ]
             await self._reader.read(reads, deadline_s)
-            await follow(followed, self._reader, self._copier, deadline_s)
+            try:
+                await follow(followed, self._reader, self._copier, deadline_s)
+            except ReadNotBegunError:
+                raise late() from None  # others of its reads were
             if order.hashed:
                 # After the grant P may use its pages: then they differ for no fault of anybody's.
                 if self._clock() > deadline_s:

@@ -79,7 +79,7 @@ class Directory:
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_published_before(engine, chunk)
-            return self._told_again(known, engine)
+            return [told(known, engine)]
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:
             handoff.publish(engine, chunk, now_s)
@@ -122,7 +122,7 @@ class Directory:
             known.demand = wish.demand
             if wish.repeated:
                 self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
-            return self._told_again(known, engine, wish.demand)
+            return self._told_again(known, engine)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         try:
             first = handoff.ask(engine, wish, now_s)
@@ -152,7 +152,7 @@ class Directory:
                 side="source",
             )
         if handoff.ended:
-            return self._told_again(handoff, engine)
+            return [told(handoff, engine)]
         handoff.lease_until_s = max(handoff.lease_until_s, now_s + lease_s)
         handoff.note(now_s, "renewed", lease_s)
         return []
@@ -165,10 +165,8 @@ class Directory:
             raise engine.departed()
         handoff = self.ledger.find_of(engine, handoff_id)
         if handoff.ended:
-            actions = self._told_again(handoff, engine) if engine is handoff.source else []
-            if engine is handoff.destination:
-                actions += self._told_again(handoff, engine, handoff.demand)
-            return actions
+            source: list[Action] = [told(handoff, engine)] if engine is handoff.source else []
+            return source + self._told_again(handoff, engine)
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
 
@@ -187,7 +185,8 @@ class Directory:
         if known is not None:
             known.check_destination(engine)
             if known.ended:
-                return self._told_again(known, engine, demand)
+                known.demand = demand
+                return self._told_again(known, engine)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         if handoff.destination is None:
             handoff.destination, handoff.demand = engine, demand
@@ -208,10 +207,12 @@ class Directory:
             return []
         return self._go_on(set(self.ledger.by_number), now_s)
 
-    def _told_again(self, handoff: Handoff, engine: EngineRecord, demand: int = 0) -> list[Action]:
-        """How an ended handoff ended, for P; or for D's demand, unless D must not know yet."""
-        held = demand and handoff.number in engine.quarantined
-        return [] if held else [told(handoff, engine, demand)]
+    def _told_again(self, handoff: Handoff, engine: EngineRecord) -> list[Action]:
+        """How an ended handoff ended, for who is D or asks for it late, unless D must not know yet."""
+        if engine is not handoff.destination and handoff.destination is not None:
+            return []
+        held = handoff.number in engine.quarantined
+        return [] if held else [told(handoff, engine, handoff.demand)]
 
     # -- words of agents --------------------------------------------------------------------------
 
