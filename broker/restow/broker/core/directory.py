@@ -208,7 +208,7 @@ class Directory:
         return self._go_on(set(self.ledger.by_number), now_s)
 
     def _told_again(self, handoff: Handoff, engine: EngineRecord) -> list[Action]:
-        """How an ended handoff ended, for who is D or asks for it late, unless D must not know yet."""
+        """How an ended handoff ended, for D or who asks late, unless D must not know yet."""
         if engine is not handoff.destination and handoff.destination is not None:
             return []
         held = handoff.number in engine.quarantined
