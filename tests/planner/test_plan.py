@@ -68,11 +68,7 @@ def snapshot(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, pag
 
 def test_another_model() -> None:
     other = build_layout(replace(MODEL, name="n"), EngineSettings())
-<<<<<<< HEAD
-    with pytest.raises(ModelMismatchError, match=r"P serves model 'm'.*, D serves 'n'"):
-=======
     with pytest.raises(ModelMismatchError, match=r"P serves model 'm' \(.*, D serves 'n' \("):
->>>>>>> wip-layout
         make_plan(ONE, other)
 
 
