@@ -75,6 +75,19 @@ def test_an_agent_of_p_lost_after_its_fence_fails_the_handoff() -> None:
     assert ends(p) == [("FAILED", "AGENT_LOST")]
 
 
+def test_an_agent_of_p_lost_between_its_fence_and_the_publication_fails_the_handoff() -> None:
+    """What it fenced may be gone with it: the next agent's memory is another."""
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.fence(p)
+    world.disconnect(p, 0)
+    world.connect(p, 0)
+    world.publish(p)
+    world.request(d)
+    assert not world.orders(act.SendExecute)
+    assert {end for side in (p, d) for end in ends(side)} == {("FAILED", "AGENT_LOST")}
+
+
 def test_an_agent_of_d_lost_before_the_grant_costs_nothing() -> None:
     world = World()
     p, d = world.engine("p"), world.engine("d")

@@ -31,10 +31,13 @@ LIMITS = Limits(max_live=50, max_ended=20, settle_grace_s=0.5)
 Blocks = dict[str, list[int]]
 
 
-def layout(ranks: int) -> Layout:
-    """An engine's layout as far as the core looks into it: its ranks and their regions."""
+def layout(ranks: int, pages_per_block: int = 1) -> Layout:
+    """An engine's layout as far as the core looks into it: its ranks and their regions.
+
+    A block holds as many tokens however many pages it has.
+    """
     regions = (
-        Region("kv", "kv", 4096, BLOCK_TOKENS),
+        Region("kv", "kv", 4096, BLOCK_TOKENS // pages_per_block, pages_per_block),
         Region("state", "state", 8192, None),
     )
     return Layout(Model("m", ()), tuple(RankLayout(rank, regions, ()) for rank in range(ranks)))
@@ -116,15 +119,22 @@ class World:
     # -- who is there -----------------------------------------------------------------------------
 
     def engine(
-        self, name: str, ranks: int = 1, *, tenant: str = "t", agents: bool = True, host: str = ""
+        self,
+        name: str,
+        ranks: int = 1,
+        *,
+        tenant: str = "t",
+        agents: bool = True,
+        host: str = "",
+        pages_per_block: int = 1,
     ) -> Side:
         """Register a new life of an engine, and connect all its agents."""
         self._lives += 1
         key = act.EngineKey(tenant, name)
-        shape = layout(ranks)
+        shape = layout(ranks, pages_per_block)
         self.run(
             lambda now_s: self.directory.members.register(
-                key, f"life{self._lives}", shape, f"digest{ranks}", now_s
+                key, f"life{self._lives}", shape, f"digest{ranks}/{pages_per_block}", now_s
             )
         )
         side = self.sides[key] = Side(self.directory.members.engines[key])
