@@ -107,6 +107,29 @@ def test_pages_are_checked_again_when_a_smaller_agent_has_come_since() -> None:
     assert not world.orders(act.SendExecute)
 
 
+def test_ps_pages_are_checked_again_when_a_smaller_agent_has_come_since() -> None:
+    world = World()
+    p, d = world.engine("p", 2, agents=False), world.engine("d")
+    world.connect(p, 0)
+    world.publish(p, blocks={"kv": [1, 2, 99], "state": [4]})
+    world.request(d)
+    world.connect(p, 1, pages=50)
+    world.fence_all(p)
+    assert ends(p) == ends(d) == [("FAILED", "PAGE_OUT_OF_RANGE")]
+    assert not world.orders(act.SendExecute)
+
+
+def test_ids_count_blocks_and_not_the_pages_in_them() -> None:
+    """A hundred pages are twenty-five blocks of four, each of them sixteen tokens."""
+    world = World()
+    p = world.engine("p", pages_per_block=4)
+    world.publish(p, blocks={"kv": [22, 23, 24], "state": [4]})
+    with pytest.raises(PageRangeError, match=r"block 25 .* \[0, 25\)"):
+        world.publish(p, "more", blocks={"kv": [23, 24, 25], "state": [4]})
+    with pytest.raises(PageCountError, match="2 blocks of 16 tokens"):
+        world.publish(p, "fewer", blocks={"kv": [23, 24], "state": [4]})
+
+
 def test_a_group_twice_in_a_demand_is_refused() -> None:
     world = World()
     d = world.engine("d")

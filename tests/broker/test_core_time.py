@@ -74,6 +74,17 @@ def test_a_renewed_lease_lasts_longer_and_never_shorter() -> None:
     assert kinds(world.renew(p)) == ["TellEnded"]
 
 
+def test_a_publication_that_is_repeated_makes_no_lease_shorter() -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p, lease_s=10.0)
+    world.publish(p, lease_s=1.0)
+    world.fence(p)
+    assert world.wait(9.9) == []
+    world.wait(0.2)
+    assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
+
+
 def test_a_fence_before_the_publication_makes_no_lease_longer() -> None:
     world = World()
     p, d = world.engine("p"), world.engine("d")

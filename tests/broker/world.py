@@ -31,16 +31,20 @@ LIMITS = Limits(max_live=50, max_ended=20, settle_grace_s=0.5)
 Blocks = dict[str, list[int]]
 
 
-REGIONS = (
-    Region("kv", "kv", 4096, BLOCK_TOKENS, null_block=0),
-    Region("state", "state", 8192, None, null_block=0),
-)
 KV, STATE = PageForm("kv", BLOCK_TOKENS, 1), PageForm("state", 0, 1)
 
 
-def layout(ranks: int) -> Layout:
-    """An engine's layout as far as the core looks into it: its ranks and their regions."""
-    return Layout(Model("m", ()), tuple(RankLayout(rank, REGIONS, ()) for rank in range(ranks)))
+def layout(ranks: int, pages_per_block: int = 1) -> Layout:
+    """An engine's layout as far as the core looks into it: its ranks and their regions.
+
+    A block holds as many tokens however many pages it has.
+    """
+    page_tokens = BLOCK_TOKENS // pages_per_block
+    regions = (
+        Region("kv", "kv", 4096, page_tokens, pages_per_block, null_block=0),
+        Region("state", "state", 8192, None, null_block=0),
+    )
+    return Layout(Model("m", ()), tuple(RankLayout(rank, regions, ()) for rank in range(ranks)))
 
 
 def packed(ids: Sequence[int]) -> bytes:
@@ -120,15 +124,22 @@ class World:
     # -- who is there -----------------------------------------------------------------------------
 
     def engine(
-        self, name: str, ranks: int = 1, *, tenant: str = "t", agents: bool = True, host: str = ""
+        self,
+        name: str,
+        ranks: int = 1,
+        *,
+        tenant: str = "t",
+        agents: bool = True,
+        host: str = "",
+        pages_per_block: int = 1,
     ) -> Side:
         """Register a new life of an engine, and connect all its agents."""
         self._lives += 1
         key = act.EngineKey(tenant, name)
-        shape = layout(ranks)
+        shape = layout(ranks, pages_per_block)
         self.run(
             lambda now_s: self.directory.members.register(
-                key, f"life{self._lives}", shape, f"digest{ranks}", now_s
+                key, f"life{self._lives}", shape, f"digest{ranks}/{pages_per_block}", now_s
             )
         )
         side = self.sides[key] = Side(self.directory.members.engines[key])
@@ -151,7 +162,8 @@ class World:
         self._agents += 1
         name = name or f"agent{self._agents}"
         regions = [
-            RegionMemory(one.name, 1 << 20, pages, one.page_stride_bytes, 1, 0) for one in REGIONS
+            RegionMemory(one.name, 1 << 20, pages, one.page_stride_bytes, 1, 0)
+            for one in layout(1).ranks[0].regions
         ]
         agent, actions = self.directory.members.admit(
             side.record, rank, name, b"meta", regions, 1 << 20, self.now_s, host, b"", follows

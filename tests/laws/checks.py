@@ -10,7 +10,7 @@ import numpy as np
 from laws.executor import Arena
 from laws.strategies import Case
 from laws.transfers import Traffic, served, transfer
-from laws.world import Engine, group_windows
+from laws.world import Engine
 from restow.agents.binding import Tokens
 from restow.broker.layout import Box, Kind, Layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
@@ -89,14 +89,19 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
 
 
 def bytes_of_pages(layout: Layout, tokens: Tokens) -> dict[int, int]:
-    """Length of all the pages that hold something of ``tokens``, by rank."""
-    windows = group_windows(layout)
+    """Length of all the pages that hold something of ``tokens``, by rank.
+
+    Fields of one region that have windows of their own are read each for itself.
+    """
+    windows = {field.name: field.window_tokens for field in layout.model.fields}
     found = {}
     for rank in layout.ranks:
+        held = {(shard.region, windows[shard.field]) for shard in rank.shards}
         total = 0
-        for region in rank.regions:
+        for name, window in held:
+            region = rank.region(name)
             size = region.page_tokens
-            first = max(tokens.start, tokens.stop - windows.get(region.group, tokens.stop))
+            first = max(tokens.start, tokens.stop - (window or tokens.stop))
             pages = -(-tokens.stop // size) - first // size if size else 1
             total += max(pages, 0) * region.page_stride_bytes
         found[rank.rank] = total

@@ -1,11 +1,13 @@
 """The reference executor: what READ, GATHER and SCATTER mean, over one poisoned arena.
 
 Independent of the product's executors on purpose. Every access must lie inside one registered
-piece of memory, and every byte counts how often it was read and written.
+piece of memory, an element at a multiple of its size, as devices load nothing else; and every byte
+counts how often it was read and written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -95,6 +97,7 @@ class Arena:
     ) -> Int64s:
         """Offsets of the bytes of a box, ``[*sizes, item]``."""
         item = dtype.itemsize_bytes
+        _check_straight(address, sizes, steps, item)
         reach = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) + item
         start = self._offsets(np.array([address]), np.array([reach]))
         outer, inner = (np.arange(n) * step for n, step in zip(sizes, steps, strict=True))
@@ -111,6 +114,7 @@ class Arena:
     def _elements(self, address: int, count: int, step: int, item: int) -> Int64s:
         assert count > 0, "a copy of no elements"
         assert count == 1 or step >= item, f"step {step} folds elements of {item} bytes"
+        _check_straight(address, (count,), (step,), item)
         reach = np.array([(count - 1) * step + item])
         start = self._offsets(np.array([address]), reach)
         return start[:, None] + step * np.arange(count)[:, None] + np.arange(item)
@@ -132,6 +136,13 @@ class Arena:
     @staticmethod
     def _count(counters: npt.NDArray[np.uint8], index: Int64s) -> None:
         np.add.at(counters, index, 1)
+
+
+def _check_straight(address: int, sizes: Sequence[int], steps: Sequence[int], item: int) -> None:
+    used = [step for size, step in zip(sizes, steps, strict=True) if size > 1]
+    assert not any(place % item for place in (address, *used)), (
+        f"elements of {item} bytes at {address}, steps {used}: not at multiples of their size"
+    )
 
 
 def rows_of(copies: Copies) -> list[list[int]]:

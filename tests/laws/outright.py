@@ -28,6 +28,7 @@ from restow.broker.layout import (
 )
 
 _AXES = ("head", "dim", "tap")
+_WINDOWS = (0, 0, 1, 3, 6)
 _FIELD_COUNTS = st.integers(1, 4)
 _RANK_COUNTS = st.integers(1, 4)
 _SEEDS = st.integers(0, 2**16)
@@ -64,7 +65,9 @@ def _model(rng: random.Random, field_count: int) -> Model:
     for index in range(field_count):
         shape = tuple(rng.randint(1, 5) for _ in range(rng.randint(0, 3)))
         kind = rng.choice(list(Kind))
-        fields.append(Field(f"field{index}", kind, _AXES[: len(shape)], shape))
+        # Whatever their windows are, fields share lists of pages here.
+        window = rng.choice(_WINDOWS) if kind is Kind.PER_TOKEN else 0
+        fields.append(Field(f"field{index}", kind, _AXES[: len(shape)], shape, window))
     return Model("outright", tuple(fields))
 
 

@@ -58,6 +58,17 @@ def test_elements_that_lie_askew_are_cleared_one_by_one() -> None:
     assert set(rows[:, Column.DST_DTYPE]) == {DType.UINT8}
 
 
+def test_elements_are_cleared_one_by_one_where_pages_begin_askew() -> None:
+    """Page 0 lies straight, and page 1 does not."""
+    (rank,) = build_layout(MODEL, EngineSettings()).ranks
+    state = replace(rank.regions[0], page_stride_bytes=rank.regions[0].page_stride_bytes + 1)
+    straight = Scratch(state.name, DType.BFLOAT16, 2, (5,), (6,))
+    askew = replace(rank, regions=(state, *rank.regions[1:]), scratch=(straight,))
+    rows = cleared_rows(askew, (STATES,))
+    assert rows[:, Column.DST_OFFSET_BYTES].tolist() == [2, 8, 14, 20, 26]
+    assert set(rows[:, Column.DST_DTYPE]) == {DType.UINT8}
+
+
 def test_where_no_state_arrives_nothing_is_cleared() -> None:
     (rank,) = build_layout(MODEL, EngineSettings(conv_rows_extra=1)).ranks
     assert len(cleared_rows(rank, (STATES,))) == 2

@@ -20,7 +20,12 @@ from restow.broker.families import (
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.interleave import INTERLEAVED_TO, chunk_bytes, whole_moves
+from restow.broker.planner.interleave import (
+    INTERLEAVED_TO,
+    chunk_bytes,
+    chunk_places,
+    whole_moves,
+)
 from restow.broker.planner.program import Column
 from restow.broker.planner.table import Table
 
@@ -49,6 +54,16 @@ def columns(program: Program, channels: int) -> list[str]:
             tap, column = divmod(src, channels)
             chunk[dst] = names[column] + "'" * tap if tap < 2 else "s"
     return chunk
+
+
+@pytest.mark.parametrize("ssm", [BF16, DType.FLOAT32])
+def test_every_field_of_a_chunk_begins_where_any_element_may_lie(ssm: DType) -> None:
+    """Three channels with one tap are six bytes: what follows them must not begin there."""
+    odd = Mamba2Spec(0, 3, 1, 3, 1, 2, BF16, ssm)
+    moves = make_plan(layout(1, ConvLayout.SD, odd), layout(1, ConvLayout.DS, odd)).moves
+    places = chunk_places(moves)
+    assert [place.offset_bytes for place in places] == [0, 16, 32, 48]
+    assert any(np.prod([span.size for span in move.box]) * 2 % 16 for move in moves)
 
 
 def test_a_chunk_is_one_readers_channels_each_with_its_taps() -> None:

@@ -40,6 +40,7 @@ def test_spans(
 ) -> None:
     spans = Spans.of(rows, PAIRS, max_gap_bytes)
     needed: dict[int, set[int]] = {number: set() for number in range(len(spans.table))}
+    runs: dict[int, list[tuple[int, int]]] = {number: [] for number in needed}
     for row, number in zip(rows, spans.span_of, strict=True):
         span = spans.table[number]
         for column in (Column.SRC_RANK, Column.GROUP_PAIR, Column.SRC_REGION):
@@ -48,6 +49,8 @@ def test_spans(
         last = row[Column.SRC_OFFSET_BYTES] + (tokens - 1) * row[Column.SRC_TOKEN_STRIDE_BYTES]
         last += (row[Column.COUNT] - 1) * row[Column.SRC_STEP_BYTES] + 4
         needed[int(number)] |= {int(row[Column.SRC_OFFSET_BYTES]), int(last)}
+        begin = int(row[Column.SRC_OFFSET_BYTES]) // SPAN_ALIGN_BYTES * SPAN_ALIGN_BYTES
+        runs[int(number)].append((begin, int(last)))
     pages: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for number, span in enumerate(spans.table):
         begin = int(span[SpanColumn.OFFSET_BYTES])
@@ -56,6 +59,12 @@ def test_spans(
         assert begin == min(needed[number]) // SPAN_ALIGN_BYTES * SPAN_ALIGN_BYTES
         assert end == max(needed[number])
         pages.setdefault(tuple(span[:3]), []).append((begin, end))
+    for inside in runs.values():
+        reached = min(begin for begin, _ in inside)
+        for begin, last in sorted(inside):
+            # Wherever the gap is too long the span should have ended, whatever lies in other pages.
+            assert max_gap_bytes is None or begin - reached <= max_gap_bytes
+            reached = max(reached, last)
     for found in pages.values():
         assert max_gap_bytes is not None or len(found) == 1
         for (_, end), (begin, _) in pairwise(found):
