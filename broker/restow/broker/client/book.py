@@ -23,8 +23,8 @@ SILENT = "BROKER_SILENT"
 SILENCE_S = 45.0
 """How much longer than P's or D's own patience an agent may be at work on a handoff, and some more.
 
-The broker counts patience and leases from when it hears of them, and a word may be on its way for as
-long as two keepalives take to notice a dead wire (15 s each); grants end before both, and agents
+The broker counts patience and leases from when it hears of them, and a word may be on its way for
+as long as two keepalives take to notice a dead wire (15 s each); grants end before both, and agents
 settle within `AgentSettings.quarantine_s` (6 s).
 """
 MAX_PUBLISHED = 1 << 16
