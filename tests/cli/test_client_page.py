@@ -20,7 +20,7 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) == 4
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_an_example_prints_what_it_says(number: int) -> None:
     expected = re.findall(r"print\(.*\)  # (.+)$", EXAMPLES[number], re.MULTILINE)
     with broker_process() as address:
