@@ -299,3 +299,14 @@ def test_plans_are_bounded() -> None:
             world.settle(d, world.find(name).number, rank)
         assert ends(d) == [("DONE", "")]
     assert len(world.directory.pairs) == 2
+
+
+def test_who_cancels_what_has_ended_is_told_once() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.cancel(p)
+    assert kinds(world.cancel(p)) == ["TellEnded"]
+    world.request(d, "asked")
+    world.cancel(d, "asked")
+    assert kinds(world.cancel(d, "asked")) == ["TellEnded"]

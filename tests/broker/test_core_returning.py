@@ -109,6 +109,16 @@ def test_what_can_not_be_given_anew_in_time_fails() -> None:
     assert ends(d) == [("FAILED", "AGENT_LOST")]
 
 
+def test_a_reader_that_is_away_is_sent_nothing() -> None:
+    world = World()
+    p, d, number = reading(world)
+    for rank in (0, 1):
+        world.settle(d, number, rank)
+    world.disconnect(d, 1)
+    world.connect(p, 0)
+    assert [one.agent.rank for one in world.orders(act.SendForget)] == [0]  # type: ignore[union-attr]
+
+
 # -- D's streams ----------------------------------------------------------------------------------
 
 

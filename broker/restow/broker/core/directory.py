@@ -165,8 +165,10 @@ class Directory:
             raise engine.departed()
         handoff = self.ledger.find_of(engine, handoff_id)
         if handoff.ended:
-            source: list[Action] = [told(handoff, engine)] if engine is handoff.source else []
-            return source + self._told_again(handoff, engine)
+            actions: list[Action] = [told(handoff, engine)] if engine is handoff.source else []
+            if engine is handoff.destination:
+                actions += self._told_again(handoff, engine)
+            return actions
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
 

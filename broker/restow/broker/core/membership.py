@@ -288,7 +288,8 @@ class Membership:
         for reader in self.names.values():
             if agent.agent_name in reader.peers and reader.tenant == agent.tenant:
                 reader.peers.discard(agent.agent_name)
-                actions.append(SendForget(reader.key, agent.agent_name))
+                if not reader.gone:  # one that is away begins anew when it is back
+                    actions.append(SendForget(reader.key, agent.agent_name))
         rank = agent.key.rank
         for number in sorted(engine.handoffs):
             handoff = self._ledger.by_number[number]
