@@ -144,7 +144,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert known == action.state.value, "two ends"
         for reader in self.model.readers:
             if reader.number == number:
-                is_d = reader.side.record.key == action.engine
+                is_d = action.demand != 0
                 assert not is_d or reader.side.record.gone, "free while a rank may be writing"
         if action.state is act.State.DONE:
             left = [one for one in self.model.readers if one.number == number]

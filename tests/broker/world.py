@@ -5,6 +5,7 @@ Checks after every event what must always hold, and notes what every side was to
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -120,6 +121,7 @@ class World:
         self.asked_plans: list[act.MakePlan] = []
         self._lives = 0
         self._agents = 0
+        self._demands: Counter[act.EngineKey] = Counter()
 
     # -- who is there -----------------------------------------------------------------------------
 
@@ -217,7 +219,8 @@ class World:
     ) -> list[act.Action]:
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
-        wish = Wish(listed, held, timeout_s, position, repeated, "", content)
+        number = self._number(side)
+        wish = Wish(listed, held, timeout_s, position, repeated, "", content, number)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
@@ -232,7 +235,13 @@ class World:
         return self.run(lambda now_s: self.directory.renew(side.record, name, lease_s, now_s))
 
     def decline(self, side: Side, name: str = "h") -> list[act.Action]:
-        return self.run(lambda now_s: self.directory.decline(side.record, name, "", now_s))
+        number = self._number(side)
+        return self.run(lambda now_s: self.directory.decline(side.record, name, "", now_s, number))
+
+    def _number(self, side: Side) -> int:
+        """The number of its session's next message."""
+        self._demands[side.record.key] += 1
+        return self._demands[side.record.key]
 
     def cancel(self, side: Side, name: str = "h") -> list[act.Action]:
         return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s))
