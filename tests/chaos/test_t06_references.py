@@ -27,8 +27,13 @@ def blocks(ids: dict[str, list[int]]) -> list[pb.BlockList]:
     ]
 
 
-def demand(name: str, ids: dict[str, list[int]] = PAGES, timeout_ms: int = 500) -> pb.Demand:
-    return pb.Demand(handoff_id=name, blocks=blocks(ids), timeout_ms=timeout_ms)
+def demand(
+    name: str,
+    ids: dict[str, list[int]] = PAGES,
+    timeout_ms: int = 500,
+    repeated: bool = False,
+) -> pb.Demand:
+    return pb.Demand(handoff_id=name, blocks=blocks(ids), timeout_ms=timeout_ms, repeated=repeated)
 
 
 class Raw:
@@ -89,12 +94,16 @@ async def test_t6_every_bad_reference_is_refused_by_name() -> None:
         await world.heals()
 
 
-async def test_t6_pages_that_do_not_fit_the_position_are_an_error_for_both() -> None:
+async def test_t6_pages_that_do_not_fit_are_an_error_for_who_names_them() -> None:
+    """P's state stays for a demand that fits."""
     async with scene() as world, raw(world) as calls:
-        world.cluster.prefill(prompt("few", pages=4))
+        few = prompt("few", pages=4)
+        world.cluster.prefill(few)
         state, reason = await calls.request(demand("few", {"attention": [0], "state": [0]}, 5000))
         assert (state, reason) == ("FAILED", "PAGE_COUNT")
-        assert (await world.ends("few", "P"))[0] == "FAILED"
+        world.cluster.decode(few)
+        assert await world.ends("few") == ("DONE", "")
+        assert await world.ends("few", "P") == ("DONE", "")
         await world.heals()
 
 
@@ -102,12 +111,13 @@ async def test_t8_words_said_twice_change_nothing() -> None:
     """Publications and demands, before and after the end; on the session, and beside it."""
     async with scene() as world, raw(world) as calls:
         await world.ready(prompt("a"))
-        twice = [asyncio.create_task(calls.request(demand("b", timeout_ms=2000))) for _ in "12"]
+        said = demand("b", timeout_ms=2000, repeated=True)
+        twice = [asyncio.create_task(calls.request(said)) for _ in "12"]
         assert [await one for one in twice] == [("EXPIRED", "NOT_PUBLISHED")] * 2
         world.cluster.decode(prompt("a"))
         assert await world.ends("a") == ("DONE", "")
         publication = pb.Publication(
-            handoff_id="a", blocks=blocks(PAGES), position_tokens=32, final=True
+            handoff_id="a", blocks=blocks(PAGES), position_tokens=32, final=True, repeated=True
         )
         for _ in "12":
             assert await calls.publish(publication) == ("DONE", "")

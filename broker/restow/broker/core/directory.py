@@ -119,7 +119,7 @@ class Directory:
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
-            known.demand = wish.demand
+            known.number_demand(wish.demand)
             if wish.repeated:
                 self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
             return self._told_again(known, engine)
@@ -365,7 +365,8 @@ class Directory:
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """A handoff has run out of time. That D's agents are missing is no fault of P's."""
         failure = why_late(handoff, now_s)
-        if failure.reason == "AGENT_MISSING" and handoff.source and handoff.source.complete:
+        waited = failure.reason in ("AGENT_MISSING", "AGENT_LOST") and not handoff.granted
+        if waited and handoff.source and handoff.source.complete:
             return self.ledger.dismiss(handoff, failure, now_s)
         return self.ledger.stop(handoff, failure, now_s)
 

@@ -237,7 +237,7 @@ class Handoff:
             said = blocks, wish.held_tokens, wish.position_tokens, wish.content
             if said != before or not wish.repeated:
                 raise self.asked_before(engine)
-            self.demand = wish.demand
+            self.number_demand(wish.demand)
             return False
         if self.final:
             self.check_content(wish.position_tokens, wish.content)
@@ -253,6 +253,15 @@ class Handoff:
         self.trace_parent = self.trace_parent or wish.trace_parent
         self.note(now_s, "requested", wish.held_tokens)
         return True
+
+    def number_demand(self, demand: int) -> None:
+        """Keep the number of D's demand that was said again.
+
+        A session keeps its own where the repetition came as a call (negative): calls are told the
+        end whatever its number is.
+        """
+        if demand >= 0 or self.demand <= 0:
+            self.demand = demand
 
     def check_content(self, position_tokens: int, content: bytes) -> None:
         """Raise `ContentMismatchError` if D names other content than P. Needs a final publication.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class Hub:
         self.max_queue = max_queue
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
-        self._waiting: dict[tuple[act.EngineKey, str, int], asyncio.Future[Ended]] = {}
+        self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
         self._calls = 0
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members)
@@ -130,7 +131,7 @@ class Hub:
             engine_outbox.close()
         for agent_outbox in self.agents.values():
             agent_outbox.close()
-        for future in list(self._waiting.values()):
+        for future in itertools.chain(*list(self._waiting.values())):
             future.cancel()
         for examined in self._examined.values():
             examined.cancel()
@@ -150,10 +151,17 @@ class Hub:
         """
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._calls -= 1
-        key = (engine, handoff_id, self._calls)
-        self._waiting[key] = future
-        future.add_done_callback(lambda _: self._waiting.pop(key, None))
+        key = (engine, handoff_id)
+        self._waiting.setdefault(key, []).append(future)
+        future.add_done_callback(lambda _: self._wait_no_longer(key, future))
         return self._calls, future
+
+    def _wait_no_longer(
+        self, key: tuple[act.EngineKey, str], future: asyncio.Future[Ended]
+    ) -> None:
+        self._waiting[key].remove(future)
+        if not self._waiting[key]:
+            del self._waiting[key]
 
     async def examine(self, source: act.EngineKey, destination: act.EngineKey) -> act.TellExamined:
         """Have D's agent read from P's once. Raises `EngineUnknownError`, and as
@@ -176,16 +184,21 @@ class Hub:
             future.set_result(action)
 
     def _tell_ended(self, action: act.TellEnded) -> None:
+        if action.demand:
+            self._tell_calls(action)
         if action.demand < 0:
-            future = self._waiting.get((action.engine, action.handoff_id, action.demand))
-            if future is not None and not future.done():
-                ended = broker_pb2.Ended()
-                orders.fill_ended(ended, action)
-                future.set_result(ended)
             return
         outbox = self.engines.get(action.engine)
         if outbox is not None:
             orders.fill_ended(outbox.open().events.add().ended, action)
+
+    def _tell_calls(self, action: act.TellEnded) -> None:
+        """A demand that was refused waits no longer: whatever waits said the same demand."""
+        for future in self._waiting.get((action.engine, action.handoff_id), ()):
+            if not future.done():
+                ended = broker_pb2.Ended()
+                orders.fill_ended(ended, action)
+                future.set_result(ended)
 
     def _order(self, key: act.AgentKey, size_bytes: int = 0) -> agent_link_pb2.AgentOrder | None:
         """An empty order on its way to an agent; None if its stream is gone."""
@@ -241,8 +254,9 @@ class Hub:
         if outbox is not None:
             outbox.close(action.error)
         # A handoff that ended, but not yet for this engine, never will: nobody is left to be told.
-        for (engine, _, _), future in list(self._waiting.items()):
-            if engine == action.engine and not future.done():
+        calls = [calls for (engine, _), calls in self._waiting.items() if engine == action.engine]
+        for future in itertools.chain(*calls):
+            if not future.done():
                 future.set_exception(action.error)
 
     def _close_agent(self, action: act.CloseAgent) -> None:
