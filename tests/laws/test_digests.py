@@ -109,7 +109,7 @@ def test_rows_cut_by_the_pages_of_one_side(monkeypatch: pytest.MonkeyPatch) -> N
     for module in (extents, comparing):
         change_function(monkeypatch, module, "direct_extents", of_side)
     change_function(monkeypatch, extents, "cut", by_own_pages)
-    bites(law(Strategy.SLICES), any_cases())
+    bites(law(Strategy.SLICES), any_cases(), tries=3000)
 
 
 def test_in_the_order_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
