@@ -44,7 +44,8 @@ def test_it_says_what_an_engine_alone_says(p_tp: int, d_tp: int) -> None:
         p, d = begin("prefill", p_tp, broker, PROMPT), begin("decode", d_tp, broker, PROMPT)
         said, _ = d.communicate(timeout=60)
         freed, _ = p.communicate(timeout=60)
-    *_, tokens = said.splitlines()  # NIXL, too, writes there
+    # NIXL and the agents' log write there too, as late as they like.
+    (tokens,) = [line for line in said.splitlines() if line.startswith("[")]
     assert json.loads(tokens) == alone(PROMPT, 8)
     assert "DONE" in freed
 

@@ -314,6 +314,9 @@ class AsyncAgent:
         self, answer: pb.Staged | pb.Settled | pb.Probed, error: RestowError, handoff: int
     ) -> None:
         answer.reason, answer.detail = error.reason, error.message
+        if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
+            self._log.info("measuring failed", reason=error.reason, detail=error.message)
+            return
         log = self._log.warning if isinstance(error, AgentError) else self._log.error
         log("order failed", handoff=handoff, reason=error.reason, detail=error.message)
 
