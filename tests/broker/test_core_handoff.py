@@ -310,3 +310,18 @@ def test_who_cancels_what_has_ended_is_told_once() -> None:
     world.request(d, "asked")
     world.cancel(d, "asked")
     assert kinds(world.cancel(d, "asked")) == ["TellEnded"]
+
+
+def test_who_gives_a_demand_up_that_was_refused_leaves_the_first() -> None:
+    """D's client may cancel its second demand of one id before it hears of the refusal."""
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d)
+    with pytest.raises(HandoffConflictError):
+        world.request(d, blocks={"kv": [21, 22, 23], "state": [24]})
+    assert world.cancel(d, demand=2) == []
+    assert not world.find().ended
+    world.publish(p)
+    assert world.cancel(p, demand=1) == []
+    assert kinds(world.cancel(d, demand=1)) == ["TellEnded", "TellEnded"]
+    assert ends(d) == [("CANCELLED", "CANCELLED")]

@@ -39,7 +39,7 @@ class Notes:
         message = pb.EngineMessage(publish=publication)
         return self.book.publish(name, message, sent=True, hold_ms=7000)
 
-    def late(self, connected: bool = False) -> list[str]:
+    def late(self, connected: bool = False) -> list[tuple[str, int]]:
         return list(self.book.give_up_late(connected))
 
 
@@ -75,6 +75,7 @@ async def test_a_demand_that_is_given_up_has_its_pages_when_it_has_ended() -> No
     assert notes.given_up == [asked]
     cancellation = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="h"))
     assert notes.book.give_up("h", asked, cancellation)
+    assert cancellation.cancel.demand == 1
     assert not asked.pages_free.done()
     notes.book.finish(HandoffEnded("h", "CANCELLED", "CANCELLED", "", 0, 0), 1)
     assert asked.pages_free.result() is None
@@ -98,6 +99,18 @@ async def test_what_was_given_up_is_not_said_again() -> None:
     assert [one.WhichOneof("body") for one in notes.book.everything()] == ["cancel"]
 
 
+async def test_of_two_demands_that_are_given_up_each_is_cancelled_by_its_number() -> None:
+    notes = Notes()
+    one, two, three = notes.ask(), notes.ask(), notes.ask()
+    for asked in (one, two):
+        asked.cancel()
+        notes.book.give_up("h", asked, pb.EngineMessage(cancel=pb.Cancellation(handoff_id="h")))
+    said = list(notes.book.everything())
+    assert [message.cancel.demand for message in said] == [1, 2, 0]
+    assert said[2].WhichOneof("body") == "request"
+    assert not three.done()
+
+
 async def test_without_a_broker_d_waits_no_longer_than_its_patience() -> None:
     notes = Notes()
     asked = notes.ask()
@@ -110,7 +123,7 @@ async def test_without_a_broker_d_waits_no_longer_than_its_patience() -> None:
     assert not asked.pages_free.done(), "a rank may still write"
     assert list(notes.book.everything()) == []
     notes.now_s += SILENCE_S
-    assert notes.late() == ["h"]
+    assert notes.late() == [("h", 1)]
     assert asked.pages_free.result() is None
     assert notes.book.empty
 
@@ -122,10 +135,10 @@ async def test_a_broker_that_is_there_is_given_time_to_say_how_it_ended() -> Non
     assert notes.late(connected=True) == []
     assert not asked.done()
     notes.now_s += 0.2
-    assert notes.late(connected=True) == ["h"]
+    assert notes.late(connected=True) == [("h", 1)]
     assert asked.result().reason == "BROKER_SILENT"
     notes.now_s += DEFAULT_TIMEOUT_S
-    assert notes.late(connected=True) == ["i"]
+    assert notes.late(connected=True) == [("i", 2)]
     assert default.pages_free.done()
 
 
@@ -135,7 +148,7 @@ async def test_p_has_its_pages_back_when_the_last_lease_has_run_out() -> None:
     notes.now_s += 10 + SILENCE_S - 0.1
     assert notes.late() == []
     notes.now_s += 0.2
-    assert notes.late() == ["h"]
+    assert notes.late() == [("h", 0)]
     assert published.result().reason == "BROKER_SILENT"
 
 

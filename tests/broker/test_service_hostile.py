@@ -167,6 +167,28 @@ async def test_a_name_that_is_too_long_is_refused_on_a_session() -> None:
         await both.hand_over("next")
 
 
+async def test_a_session_has_no_number_of_a_call() -> None:
+    """Negative ones are the broker's own, for demands outside of sessions."""
+    async with broker() as running, pair(running.address) as both:
+        stub, ref = (
+            broker_pb2_grpc.BrokerStub(both.channel),
+            pb.EngineRef(engine_id="e", incarnation="1"),
+        )
+        layout = wire.layout_to_proto(model_layout(1))
+        await stub.RegisterEngine(pb.RegisterEngineRequest(engine=ref, layout=layout))
+        said = pb.EngineMessage(message_id=-1, request=pb.Demand(handoff_id="h"))
+        stream = stub.Session()
+        await stream.write(pb.SessionRequest(engine=ref, messages=[said]))
+        refused = pb.Refused()
+        while not refused.reason:
+            answer = await stream.read()
+            assert isinstance(answer, pb.SessionResponse)
+            refused = next((event.refused for event in answer.events), refused)
+        assert (refused.reason, refused.message_id) == ("ARGUMENT_INVALID", -1)
+        stream.cancel()
+        await both.hand_over("next")
+
+
 async def test_lists_of_blocks_that_no_engine_has_groups_for() -> None:
     async with broker() as running, pair(running.address) as both:
         stub = broker_pb2_grpc.BrokerStub(both.channel)

@@ -235,6 +235,18 @@ async def test_d_asks_twice() -> None:
             assert caught.value.reason == "HANDOFF_CONFLICT"
 
 
+async def test_a_second_demand_that_is_left_at_once_leaves_the_first() -> None:
+    async with broker() as running, pair(running.address) as both:
+        one = both.d.request("h", D_BLOCKS)
+        two = both.d.request("h", {"attention": [21, 22, 23], "state": [24]})
+        two.cancel()
+        await two.pages_free
+        both.p.publish("h", P_BLOCKS, POSITION)
+        for agent in both.p_agents:
+            await agent.fence("h")
+        assert (await one).done
+
+
 async def test_another_engine_may_not_take_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker() as running, pair(running.address) as both:
         address = running.address

@@ -243,8 +243,8 @@ class World:
         self._demands[side.record.key] += 1
         return self._demands[side.record.key]
 
-    def cancel(self, side: Side, name: str = "h") -> list[act.Action]:
-        return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s))
+    def cancel(self, side: Side, name: str = "h", demand: int = 0) -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.cancel(side.record, name, "", now_s, demand))
 
     def release(self, handoff: Handoff) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.release(handoff, now_s))

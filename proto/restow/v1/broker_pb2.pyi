@@ -341,17 +341,23 @@ class Cancellation(google.protobuf.message.Message):
 
     HANDOFF_ID_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    DEMAND_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id."""
     detail: builtins.str
     """Why, for the timeline and the other side. May be empty."""
+    demand: builtins.int
+    """The demand (its message_id) that is given up. Nothing is where the sender's demand for the
+    handoff is another one. 0: the sender's side of the handoff, whatever it asked.
+    """
     def __init__(
         self,
         *,
         handoff_id: builtins.str = ...,
         detail: builtins.str = ...,
+        demand: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "handoff_id", b"handoff_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["demand", b"demand", "detail", b"detail", "handoff_id", b"handoff_id"]) -> None: ...
 
 Global___Cancellation: typing_extensions.TypeAlias = Cancellation
 

@@ -41,6 +41,8 @@ class _Said:
     """Whether it may have been sent."""
     patient_until_s: float
     """When D, or P's last lease, waits no longer."""
+    cancellation: pb.EngineMessage | None = None
+    """Of this demand, if it was given up."""
 
     @property
     def by_d(self) -> bool:
@@ -164,7 +166,10 @@ class Book:
         return True
 
     def give_up(self, handoff_id: str, delivery: Delivery, message: pb.EngineMessage) -> bool:
-        """Note that the caller of one demand gave it up; False if nobody need be told."""
+        """Note that the caller of one demand gave it up; False if nobody need be told.
+
+        Names the demand in ``message``: another one of the same handoff goes on.
+        """
         known = self._open.get(handoff_id)
         said = next((s for s in known.said if s.end is delivery) if known else iter(()), None)
         if known is None or said is None:
@@ -173,7 +178,10 @@ class Book:
             self._drop(handoff_id, known, said)
             delivery.free()
             return False
-        return self.cancel(handoff_id, message)
+        self._number(message)
+        message.cancel.demand = said.message.message_id
+        said.cancellation = message
+        return True
 
     def _drop(self, handoff_id: str, known: _Open, said: _Said) -> None:
         known.said.remove(said)
@@ -195,6 +203,8 @@ class Book:
                 if not (said.by_d and said.end.done()):
                     said.begin_again(now_s)
                     yield said.message
+                if said.cancellation is not None:
+                    yield said.cancellation
             if known.cancellation is not None:
                 yield known.cancellation
 
@@ -222,8 +232,10 @@ class Book:
                 renewal = pb.Renewal(handoff_id=handoff_id, lease_ms=known.lease_ms)
                 yield pb.EngineMessage(renew=renewal)
 
-    def give_up_late(self, connected: bool) -> Iterator[str]:
-        """End waits that the broker has not ended in time; the handoffs to be cancelled.
+    def give_up_late(self, connected: bool) -> Iterator[tuple[str, int]]:
+        """End waits that the broker has not ended in time; what is to be cancelled.
+
+        That is a handoff and the number of D's demand; 0: of P's side.
 
         A D that can't reach the broker waits no longer than its patience. Pages are free when no
         agent can be at work on them.
@@ -236,7 +248,7 @@ class Book:
                 if late_s >= SILENCE_S:
                     self._drop(handoff_id, known, said)
                     said.finish(ended)
-                    yield handoff_id
+                    yield handoff_id, said.message.message_id if said.by_d else 0
                 elif late_s >= 0 and not connected and isinstance(said.end, Delivery):
                     said.end.end(ended)
                     if not said.sent:

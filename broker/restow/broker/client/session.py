@@ -374,12 +374,14 @@ class EngineSession:
             if connected:
                 for renewal in self._book.renewals():
                     self._send(renewal)
-            for handoff_id in self._book.give_up_late(connected):
-                self._send(_cancellation(handoff_id, "the broker has not ended it in time"))
+            for handoff_id, number in self._book.give_up_late(connected):
+                late = "the broker has not ended it in time"
+                self._send(_cancellation(handoff_id, late, number))
 
 
-def _cancellation(handoff_id: str, detail: str) -> pb.EngineMessage:
-    return pb.EngineMessage(cancel=pb.Cancellation(handoff_id=handoff_id, detail=detail))
+def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
+    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=detail, demand=demand)
+    return pb.EngineMessage(cancel=cancellation)
 
 
 def _may_be_mended(error: RestowError) -> bool:

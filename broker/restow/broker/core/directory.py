@@ -158,12 +158,17 @@ class Directory:
         return []
 
     def cancel(
-        self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float
+        self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float, demand: int = 0
     ) -> list[Action]:
-        """A side gives up. Raises `HandoffUnknownError`."""
+        """A side gives up; D this ``demand`` of its own, if it names one, and no other.
+
+        Raises `HandoffUnknownError`.
+        """
         if engine.gone:
             raise engine.departed()
         handoff = self.ledger.find_of(engine, handoff_id)
+        if demand and (engine is not handoff.destination or demand != handoff.demand):
+            return []  # it was refused, or told its end
         if handoff.ended:
             actions: list[Action] = [told(handoff, engine)] if engine is handoff.source else []
             if engine is handoff.destination:

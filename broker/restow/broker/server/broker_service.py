@@ -141,6 +141,10 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     ) -> list[act.Action]:
         directory = self._hub.directory
         body = message.WhichOneof("body")
+        if message.message_id < 0:
+            raise RequestError(
+                f"message_id {message.message_id} must not be negative", field="message_id"
+            )
         if body == "publish":
             publication = message.publish
             return directory.publish(
@@ -155,7 +159,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
         if body == "cancel":
             cancel = message.cancel
-            return directory.cancel(engine, cancel.handoff_id, cancel.detail, now_s)
+            return directory.cancel(engine, cancel.handoff_id, cancel.detail, now_s, cancel.demand)
         if body == "decline":
             decline = message.decline
             return directory.decline(
@@ -200,7 +204,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub = self._hub
         engine = self._engine(request.engine, context)
         cancel = request.cancellation
-        hub.perform(hub.directory.cancel(engine, cancel.handoff_id, cancel.detail, hub.now_s()))
+        hub.perform(
+            hub.directory.cancel(
+                engine, cancel.handoff_id, cancel.detail, hub.now_s(), cancel.demand
+            )
+        )
         state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state
         return pb.CancelResponse(state=STATE_NUMBERS[state])
 
