@@ -29,7 +29,7 @@ from restow.broker.families import (
     ModelSpec,
     build_layout,
 )
-from restow.broker.layout import DType
+from restow.broker.layout import DType, Layout
 
 RATE_PER_S = 200
 TOKENS = 256
@@ -99,15 +99,20 @@ def run(put: Yield, repeats: int) -> None:
         put(compared("killed", name, seconds, reference, [GOAL_S], goal=1.0, note=note))
 
 
-async def _killed(number: int) -> Killed:
-    broker, address = serve("127.0.0.1:0")
+def small_layout() -> Layout:
+    """Of a hybrid model, two ranks, 16 tokens in a page."""
     dtype = DType.BFLOAT16
     layers = (Mamba2Spec(0, 8, 16, 16, 2, 4, dtype, DType.FLOAT32), AttentionSpec(1, 2, 16, dtype))
-    layout = build_layout(ModelSpec("load", layers), EngineSettings(tp=RANKS, page_tokens=16))
+    return build_layout(ModelSpec("load", layers), EngineSettings(tp=RANKS, page_tokens=16))
+
+
+async def _killed(number: int) -> Killed:
+    broker, address = serve("127.0.0.1:0")
+    layout = small_layout()
     try:
         kinds = {KIND: Engines((layout, layout), address, 1)}
         async with scene(f"killed{number}", kinds, TOKENS) as made:
-            await _whole(address)
+            await whole(address)
             handoffs: list[Handoff] = []
             tasks: set[asyncio.Task[None]] = set()
             load = asyncio.create_task(_load(made, handoffs, tasks))
@@ -117,7 +122,7 @@ async def _killed(number: int) -> Killed:
             broker.wait()
             broker, _ = await asyncio.to_thread(serve, address)
             back_s = time.monotonic()
-            whole_s = await _whole(address)
+            whole_s = await whole(address)
             await asyncio.sleep(max(0.0, back_s + AFTER_S - time.monotonic()))
             load.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -152,13 +157,13 @@ async def _hand_over(made: Scene, number: int, one: Handoff, rng: np.random.Gene
     one.ended_s = time.monotonic()
 
 
-async def _whole(address: str) -> float:
+async def whole(address: str, ranks: int = RANKS) -> float:
     """When the broker knows every engine and agent."""
     with AdminClient(address, timeout_s=5.0) as admin:
         async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(RestowError):
                     status = await asyncio.to_thread(admin.status)
-                    if (status.engines, status.agents) == (2, 2 * RANKS):
+                    if (status.engines, status.agents) == (2, 2 * ranks):
                         return time.monotonic()
                 await asyncio.sleep(0.02)

@@ -24,6 +24,7 @@ class Suite(StrEnum):
     COPIES = "copies"
     RESTARTS = "restarts"
     KILLED = "killed"
+    OUTAGES = "outages"
     DIGESTS = "digests"
     VLLM = "vllm"
 
@@ -37,11 +38,12 @@ MODULES = {
     Suite.COPIES: ("copies", "run"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
+    Suite.OUTAGES: ("outages", "run"),
     Suite.DIGESTS: ("digests", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
-NAMED_ONLY = (Suite.VLLM,)
-"""Measured only where it is asked for by name, because it has to be installed first."""
+NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)
+"""Measured only where asked for by name: one has to be installed first, one takes minutes."""
 BY_CASE = (Suite.PIECES, Suite.MODELS)
 """Of these single cases can be measured."""
 

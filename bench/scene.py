@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from restow.broker.client import AdminClient, EngineSession
-from restow.broker.client.delivery import HandoffEnded
+from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.layout import (
     DType,
     Field,
@@ -96,12 +96,23 @@ class Scene:
 
     async def asked(self, kind: str, name: str, rng: np.random.Generator) -> HandoffEnded:
         """One handoff, however it ends."""
-        handoff_id = f"{kind}-{self.name}-{name}"
-        blocks = [self.blocks(layout, rng) for layout in self.layouts[kind]]
+        self.publish(kind, name, rng)
+        return await self.ask(kind, name, rng)
+
+    def publish(self, kind: str, name: str, rng: np.random.Generator) -> None:
+        """P has a state."""
+        handoff_id, layout = f"{kind}-{self.name}-{name}", self.layouts[kind][0]
         for worker in self.workers["P"]:
             _say(worker, {"engine_id": f"P{kind}{self.name}", "fence": handoff_id})
-        self.sessions["P", kind].publish(handoff_id, blocks[0], self.tokens)
-        return await self.sessions["D", kind].request(handoff_id, blocks[1])
+        self.sessions["P", kind].publish(handoff_id, self.blocks(layout, rng), self.tokens)
+
+    def ask(
+        self, kind: str, name: str, rng: np.random.Generator, timeout_ms: int = 30_000
+    ) -> Delivery:
+        """D asks for it."""
+        handoff_id, layout = f"{kind}-{self.name}-{name}", self.layouts[kind][1]
+        blocks = self.blocks(layout, rng)
+        return self.sessions["D", kind].request(handoff_id, blocks, timeout_ms=timeout_ms)
 
     async def strategies(self, kind: str, name: str) -> list[str]:
         """In which ways a handoff that was done went."""

@@ -55,9 +55,9 @@ class FakeAgent:
 
     def __init__(self, session: EngineSession, layout: Layout, rank: int, pages: int) -> None:
         self.hello = link.Hello(
-            engine=session._ref,
+            engine=session.ref,
             rank=rank,
-            agent_name=f"{session._ref.engine_id}/{rank}/{secrets.token_hex(4)}",
+            agent_name=f"{session.ref.engine_id}/{rank}/{secrets.token_hex(4)}",
             nixl_metadata=b"metadata",
             regions=[
                 link.RegionMemory(

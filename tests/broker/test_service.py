@@ -100,16 +100,16 @@ async def test_calls_outside_of_a_session() -> None:
             position_tokens=POSITION,
             final=True,
         )
-        request = pb.PublishRequest(engine=both.p._ref, publication=publication)
+        request = pb.PublishRequest(engine=both.p.ref, publication=publication)
         assert (await stub.Publish(request)).state == pb.HANDOFF_STATE_WAITING
         for agent in both.p_agents:
             await agent.fence("h")
         demand = pb.Demand(handoff_id="h", blocks=wire.block_lists(D_BLOCKS))
-        asked = pb.RequestRequest(engine=both.d._ref, demand=demand)
+        asked = pb.RequestRequest(engine=both.d.ref, demand=demand)
         for _ in range(2):
             assert (await stub.Request(asked)).ended.state == pb.HANDOFF_STATE_DONE
             asked.demand.repeated = True
-        cancel = pb.CancelRequest(engine=both.p._ref, cancellation=pb.Cancellation(handoff_id="h"))
+        cancel = pb.CancelRequest(engine=both.p.ref, cancellation=pb.Cancellation(handoff_id="h"))
         assert (await stub.Cancel(cancel)).state == pb.HANDOFF_STATE_DONE
 
 

@@ -144,12 +144,12 @@ async def test_who_waits_for_an_end_is_answered_when_its_engine_goes(
         stub = broker_pb2_grpc.BrokerStub(both.channel)
         demand = pb.Demand(handoff_id="h", blocks=wire.block_lists(D_BLOCKS))
         waiting = asyncio.ensure_future(
-            stub.Request(pb.RequestRequest(engine=both.d._ref, demand=demand))
+            stub.Request(pb.RequestRequest(engine=both.d.ref, demand=demand))
         )
         await asked.get()
         assert (await released).reason == "READ_DEADLINE"
         assert not waiting.done()
-        await stub.UnregisterEngine(pb.UnregisterEngineRequest(engine=both.d._ref))
+        await stub.UnregisterEngine(pb.UnregisterEngineRequest(engine=both.d.ref))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await waiting
         assert from_rpc_error(caught.value, running.address).reason == "ENGINE_UNKNOWN"
@@ -192,7 +192,7 @@ async def test_a_session_has_no_number_of_a_call() -> None:
 async def test_lists_of_blocks_that_no_engine_has_groups_for() -> None:
     async with broker() as running, pair(running.address) as both:
         stub = broker_pb2_grpc.BrokerStub(both.channel)
-        ref = both.p._ref
+        ref = both.p.ref
         one = wire.block_list("attention", [1])
         many = [one] * (MAX_GROUPS + 1)
         whole = pb.Publication(handoff_id="h", blocks=many)

@@ -108,7 +108,7 @@ async def test_a_session_whose_older_stream_arrives_after_it_goes_on() -> None:
     async with broker() as running, pair(running.address) as both:
         stub = broker_pb2_grpc.BrokerStub(both.channel)
         late = stub.Session()
-        await late.write(pb.SessionRequest(engine=both.p._ref))
+        await late.write(pb.SessionRequest(engine=both.p.ref))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in late:
                 pass

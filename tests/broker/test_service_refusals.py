@@ -181,12 +181,12 @@ async def test_unary_refusals_carry_their_subject() -> None:
         demand = pb.Demand(handoff_id="h", blocks=[wire.block_list("attention", [1], 1)])
         long_lease = pb.Publication(handoff_id="h", lease_ms=10**9)
         cases = [
-            (stub.Publish, pb.PublishRequest(engine=both.p._ref, publication=publication)),
+            (stub.Publish, pb.PublishRequest(engine=both.p.ref, publication=publication)),
             (stub.Publish, pb.PublishRequest(engine=stranger, publication=publication)),
             (stub.Publish, pb.PublishRequest(engine=stale, publication=publication)),
-            (stub.Publish, pb.PublishRequest(engine=both.p._ref, publication=long_lease)),
-            (stub.Request, pb.RequestRequest(engine=both.d._ref, demand=demand)),
-            (stub.Cancel, pb.CancelRequest(engine=both.d._ref)),
+            (stub.Publish, pb.PublishRequest(engine=both.p.ref, publication=long_lease)),
+            (stub.Request, pb.RequestRequest(engine=both.d.ref, demand=demand)),
+            (stub.Cancel, pb.CancelRequest(engine=both.d.ref)),
         ]
         heard = []
         for method, request in cases:

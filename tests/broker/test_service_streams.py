@@ -144,7 +144,7 @@ async def test_empty_batches_mean_nothing() -> None:
         session = broker_pb2_grpc.BrokerStub(both.channel).Session
         assert await end_of(session(batches())) is None
         async with engine(running.address, "x", agents=False) as (x, _):
-            empty = batches(pb.SessionRequest(engine=x._ref), pb.SessionRequest())
+            empty = batches(pb.SessionRequest(engine=x.ref), pb.SessionRequest())
             assert await end_of(session(empty)) is None
         await both.hand_over("next")
 
@@ -162,7 +162,7 @@ async def test_words_without_a_body_are_refused_by_number() -> None:
     async with broker() as running, engine(running.address, "p", agents=False) as (p, _):
         async with open_channel(running.address) as channel:
             request = pb.SessionRequest(
-                engine=p._ref, messages=[pb.EngineMessage(message_id=7), pb.EngineMessage()]
+                engine=p.ref, messages=[pb.EngineMessage(message_id=7), pb.EngineMessage()]
             )
             refused = [
                 event.refused
@@ -202,7 +202,7 @@ async def test_bytes_that_are_no_message(
 async def test_a_message_over_the_limit() -> None:
     async with broker() as running, pair(running.address) as both:
         big = pb.PublishRequest(
-            engine=both.p._ref,
+            engine=both.p.ref,
             publication=pb.Publication(
                 handoff_id="h", blocks=[pb.BlockList(group="kv", block_ids=bytes(17 << 20))]
             ),
@@ -305,7 +305,7 @@ async def test_a_stream_that_is_dropped_midway(monkeypatch: pytest.MonkeyPatch) 
             closed = called(members, "session_closed", monkeypatch)
             async with open_channel(running.address) as channel:
                 call = broker_pb2_grpc.BrokerStub(channel).Session()
-                await call.write(pb.SessionRequest(engine=x._ref))
+                await call.write(pb.SessionRequest(engine=x.ref))
                 await call.read()
                 both.d.request("h", D_BLOCKS)
                 call.cancel()

@@ -132,7 +132,7 @@ async def test_what_is_refused_is_counted_and_the_handoff_is_not_counted_with_it
     }
     assert found[key("handoffs_ended_total", state="DONE", reason="")] == 1
     said = [one.detail.partition(": ")[0] for one in told.timeline if one.event == "refused"]
-    name = both.d._ref.engine_id
+    name = both.d.ref.engine_id
     assert said == [f"HANDOFF_CONFLICT to {name}"] * 2 + [f"HANDOFF_OWNED to {name}"]
 
 

@@ -129,7 +129,7 @@ async def test_an_engine_that_leaves_is_not_taken_for_its_namesake(authority: Au
         engine(running.address, "p", credentials=of_tenant(authority, "a")) as (p, agents),
         engine(running.address, "p", credentials=of_tenant(authority, "b")) as (q, _),
     ):
-        assert p._ref != q._ref
+        assert p.ref != q.ref
         own = [key for key in running.hub.directory.members.engines if key.tenant == "a"]
         await q.close()
         assert [key for key in running.hub.directory.members.engines if key.tenant == "a"] == own

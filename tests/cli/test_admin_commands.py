@@ -119,7 +119,7 @@ def test_an_engine_that_replaced_another_names_both_lives(address: str) -> None:
             engine(address, "twin", layout=model_layout(1), agents=False) as (older, _),
             engine(address, "twin", layout=model_layout(1), agents=False) as (newer, _),
         ):
-            lives = [one._ref.incarnation for one in (newer, older)]
+            lives = [one.ref.incarnation for one in (newer, older)]
             text = await asyncio.to_thread(invoke, "engines", "--broker", address)
             return text, (lives, json.loads(invoke("engines", "--json", "--broker", address)))
 

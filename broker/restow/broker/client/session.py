@@ -63,9 +63,10 @@ class EngineSession:
         self.address = broker_address(broker)
         self._credentials = credentials or Credentials.of()
         self._line = Line(self.address, self._credentials, open_channel)
-        self._ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
+        self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
+        """This life of the engine, as calls beside the session name it."""
         self._registration = pb.RegisterEngineRequest(
-            engine=self._ref, layout=wire.layout_to_proto(layout)
+            engine=self.ref, layout=wire.layout_to_proto(layout)
         )
         self._book = Book()
         self._outbox: deque[pb.EngineMessage] = deque()
@@ -144,7 +145,7 @@ class EngineSession:
                     await task
         stub, self._stub = self._stub, None
         if stub is not None and self.layout_digest:
-            request = pb.UnregisterEngineRequest(engine=self._ref)
+            request = pb.UnregisterEngineRequest(engine=self.ref)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
         await self._line.close()
@@ -328,7 +329,7 @@ class EngineSession:
 
     async def _stream(self, stub: broker_pb2_grpc.BrokerAsyncStub) -> None:
         call = stub.Session()
-        await call.write(pb.SessionRequest(engine=self._ref))
+        await call.write(pb.SessionRequest(engine=self.ref))
         writer: asyncio.Task[None] | None = None
         try:
             async for response in call:
