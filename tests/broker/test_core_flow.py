@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +63,34 @@ def test_a_slow_way_has_the_least_window() -> None:
     assert flow.begin(D, 2, MIB + 1, 0.0) is False
     flow.forget(D)
     assert flow.next(D) is None
+
+
+def most_under_way(per_s: float, size_bytes: int) -> int:
+    """Of 6,000 that are asked for at once at a D that reads so many a second, one after another.
+
+    What is under way at last, when the rate is known.
+    """
+    flow, reading, now_s = Flow(), deque[int](), 0.0
+    reading.extend(n for n in range(6000) if flow.begin(D, n, size_bytes, now_s))
+    at_first, most = len(reading), 0
+    for ended in range(6000):
+        now_s += 1 / per_s
+        flow.leave(D, reading.popleft(), now_s, done=True)
+        while (number := flow.next(D)) is not None:
+            assert flow.begin(D, number, size_bytes, now_s)
+            reading.append(number)
+        most = max(most, len(reading)) if ended > 2 * at_first else 0
+    assert not reading
+    return most
+
+
+@pytest.mark.parametrize("size_bytes", [16, 40_000, SMALL_BYTES])
+@pytest.mark.parametrize("per_s", [5.0, 300.0, 4000.0])
+def test_small_ones_are_read_as_many_at_once_as_take_a_second(
+    per_s: float, size_bytes: int
+) -> None:
+    least = flows.LEAST_SMALL_READS
+    assert most_under_way(per_s, size_bytes) <= max(least, 1.1 * per_s * flows.UNDER_WAY_S)
 
 
 @settings(deadline=None)

@@ -2,7 +2,8 @@
 
 Orders that queue at an agent use up their grants there. What waits here keeps its lease and D's
 patience alone, in the order in which it could have begun; small states do not wait behind large
-ones, and large ones not for ever: what small ones may take beside the queue is bounded too.
+ones, and large ones not for ever: what small ones may take beside the queue is bounded too. A small
+one costs more than its bytes, so their number follows a measured rate of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ FIRST_WINDOW_BYTES = 256 << 20
 LEAST_WINDOW_BYTES = 32 << 20
 SMALL_BYTES = 1 << 20
 SMALL_WINDOW_BYTES = 16 << 20
+FIRST_SMALL_READS, LEAST_SMALL_READS = 256, 32
 UNDER_WAY_S = 1.0
 """How long what is under way should take: well inside a grant, and long beside a tick."""
 LEARNING = 0.2
@@ -29,6 +31,8 @@ class _Read:
     size_bytes: int
     with_it_bytes: int
     """All that was under way when it began, itself included."""
+    with_it_reads: int
+    """Small ones among them."""
     began_s: float
 
 
@@ -44,7 +48,9 @@ class _Inbound:
     """Those whose turn it is."""
     under_way_bytes: int = 0
     small_bytes: int = 0
+    small_reads: int = 0
     bytes_per_s: float = 0.0
+    small_reads_per_s: float = 0.0
     """0: not known yet."""
 
     @property
@@ -53,13 +59,40 @@ class _Inbound:
             return FIRST_WINDOW_BYTES
         return max(LEAST_WINDOW_BYTES, self.bytes_per_s * UNDER_WAY_S)
 
+    @property
+    def window_small_reads(self) -> float:
+        if not self.small_reads_per_s:
+            return FIRST_SMALL_READS
+        return max(LEAST_SMALL_READS, self.small_reads_per_s * UNDER_WAY_S)
+
+    def count(self, size_bytes: int, sign: int) -> None:
+        """One more is under way, or (-1) one less."""
+        self.under_way_bytes += sign * size_bytes
+        if size_bytes <= SMALL_BYTES:
+            self.small_bytes += sign * size_bytes
+            self.small_reads += sign
+
+    def learn(self, read: _Read, now_s: float) -> None:
+        """How fast it was read."""
+        took_s = max(now_s - read.began_s, 1e-4)
+        self.bytes_per_s = _learned(self.bytes_per_s, read.with_it_bytes / took_s)
+        if read.size_bytes <= SMALL_BYTES:
+            self.small_reads_per_s = _learned(self.small_reads_per_s, read.with_it_reads / took_s)
+
     def queue_of(self, size_bytes: int) -> OrderedDict[int, int]:
         return self.small_waiting if size_bytes <= SMALL_BYTES else self.waiting
 
     def has_room(self, size_bytes: int) -> bool:
-        if size_bytes <= SMALL_BYTES and self.small_bytes + size_bytes <= SMALL_WINDOW_BYTES:
-            return True
+        if size_bytes <= SMALL_BYTES:
+            if self.small_reads >= self.window_small_reads:
+                return False
+            if self.small_bytes + size_bytes <= SMALL_WINDOW_BYTES:
+                return True
         return not self.reads or self.under_way_bytes + size_bytes <= self.window_bytes
+
+
+def _learned(before: float, newest: float) -> float:
+    return before + LEARNING * (newest - before) if before else newest
 
 
 class Flow:
@@ -78,9 +111,8 @@ class Flow:
         if not (first and one.has_room(size_bytes)):
             queue.setdefault(number, size_bytes)
             return False
-        one.under_way_bytes += size_bytes
-        one.small_bytes += size_bytes if size_bytes <= SMALL_BYTES else 0
-        one.reads[number] = _Read(size_bytes, one.under_way_bytes, now_s)
+        one.count(size_bytes, 1)
+        one.reads[number] = _Read(size_bytes, one.under_way_bytes, one.small_reads, now_s)
         return True
 
     def leave(self, engine: EngineKey, number: int, now_s: float, done: bool = False) -> None:
@@ -93,12 +125,9 @@ class Flow:
         one.small_waiting.pop(number, None)
         read = one.reads.pop(number, None)
         if read is not None:
-            one.under_way_bytes -= read.size_bytes
-            one.small_bytes -= read.size_bytes if read.size_bytes <= SMALL_BYTES else 0
+            one.count(read.size_bytes, -1)
             if done and read.size_bytes:
-                rate = read.with_it_bytes / max(now_s - read.began_s, 1e-4)
-                before = one.bytes_per_s or rate
-                one.bytes_per_s = before + LEARNING * (rate - before)
+                one.learn(read, now_s)
 
     def next(self, engine: EngineKey) -> int | None:
         """Call the handoff whose turn it is, if there is room for it."""
