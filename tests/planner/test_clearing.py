@@ -58,6 +58,14 @@ def test_elements_that_lie_askew_are_cleared_one_by_one() -> None:
     assert set(rows[:, Column.DST_DTYPE]) == {DType.UINT8}
 
 
+def test_two_elements_apart_are_no_run_of_bytes() -> None:
+    (rank,) = build_layout(MODEL, EngineSettings()).ranks
+    apart = Scratch(rank.regions[0].name, DType.BFLOAT16, 2, (2,), (6,))
+    (row,) = cleared_rows(replace(rank, scratch=(apart,)), (STATES,))
+    assert (row[Column.COUNT], row[Column.DST_STEP_BYTES]) == (2, 6)
+    assert row[Column.DST_DTYPE] == DType.BFLOAT16
+
+
 def test_elements_are_cleared_one_by_one_where_pages_begin_askew() -> None:
     """Page 0 lies straight, and page 1 does not."""
     (rank,) = build_layout(MODEL, EngineSettings()).ranks
