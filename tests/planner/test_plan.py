@@ -85,7 +85,7 @@ def test_another_model() -> None:
         (
             (MAMBA, replace(ATTENTION, window_tokens=16)),
             "layers.1.k",
-            "D has .* a window of 16 tok",
+            "D has .* window of 16",
         ),
     ],
 )
