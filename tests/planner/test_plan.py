@@ -82,11 +82,7 @@ def test_another_model() -> None:
             "layers.1.k",
             "P has per_token, head 4, dim 8, D has per_token, head 8, dim 8",
         ),
-        (
-            (MAMBA, replace(ATTENTION, window_tokens=16)),
-            "layers.1.k",
-            "D has .* window of 16",
-        ),
+        ((MAMBA, replace(ATTENTION, window_tokens=16)), "layers.1.k", "D has .* window of 16"),
     ],
 )
 def test_another_shape_of_the_model(
