@@ -7,6 +7,7 @@ import pytest
 from broker.world import PAGES, World, ends
 from restow.broker.core import actions as act
 from restow.broker.core.events import Wish
+from restow.broker.core.roster import MAX_BLOCKS
 from restow.broker.errors import (
     HandoffUnknownError,
     PageCountError,
@@ -117,6 +118,26 @@ def test_ps_pages_are_checked_again_when_a_smaller_agent_has_come_since() -> Non
     world.fence_all(p)
     assert ends(p) == ends(d) == [("FAILED", "PAGE_OUT_OF_RANGE")]
     assert not world.orders(act.SendExecute)
+
+
+def test_pages_of_an_earlier_chunk_are_checked_again_too() -> None:
+    world = World()
+    p, d = world.engine("p", 2, agents=False), world.engine("d")
+    world.connect(p, 0)
+    world.publish(p, blocks={"kv": [99], "state": [4]}, final=False)
+    world.connect(p, 1, pages=50)
+    world.publish(p, blocks={"kv": [2, 3]}, first=1)
+    world.request(d)
+    world.fence_all(p)
+    assert ends(p) == ends(d) == [("FAILED", "PAGE_OUT_OF_RANGE")]
+
+
+def test_blocks_of_all_chunks_together_are_bounded() -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p, blocks={"kv": [0] * MAX_BLOCKS}, final=False)
+    with pytest.raises(PageCountError, match=f"more than {MAX_BLOCKS} blocks"):
+        world.publish(p, blocks={"kv": [0]}, first=MAX_BLOCKS, final=False)
 
 
 def test_ids_count_blocks_and_not_the_pages_in_them() -> None:

@@ -1,0 +1,189 @@
+"""What READY states outlive, and whether a burst is handed over whole.
+
+Real sessions, real agents and NIXL in a process for each rank. Each row counts how many handoffs
+were DONE, and is the time that all took beside that of as many without the trouble.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import uvloop
+from killed import small_layout, whole
+from restarts import serve
+from rows import Yield, compared
+from scene import Engines, Scene, scene
+
+from restow.broker.errors import RestowError
+from restow.broker.layout import DType, Field, Kind, Layout, Model, RankLayout, Region, Shard, Span
+
+KIND = "outage"
+TOKENS = 256
+READY_RESET = 200
+READY_RESTART = 6000
+READY_FOR_S = 70.0
+BURST, BURST_BYTES = 600, 64 << 20
+PATIENCE_MS = 300_000
+TCP = {"UCX_TLS": "tcp"}
+
+
+def run(put: Yield, repeats: int) -> None:
+    """Each once, whatever ``repeats`` is: they take minutes."""
+    uvloop.run(_reset(put))
+    uvloop.run(_restart(put))
+    uvloop.run(_burst(put))
+
+
+@dataclass
+class Wire:
+    """Carries bytes between engines and a broker, until all its connections are reset."""
+
+    target: str
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        host, port = self.target.rsplit(":", 1)
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        self.writers += [writer, there_writer]
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+
+    def reset(self) -> None:
+        """Every connection is cut off without a word."""
+        for writer in self.writers:
+            writer.transport.abort()
+        self.writers.clear()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+@contextlib.asynccontextmanager
+async def _wire(target: str) -> AsyncIterator[tuple[Wire, str]]:
+    wire = Wire(target)
+    async with await asyncio.start_server(wire.carry, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield wire, f"{host}:{port}"
+        wire.reset()
+
+
+async def _reset(put: Yield) -> None:
+    broker, address = serve("127.0.0.1:0")
+    try:
+        async with _wire(address) as (wire, through):
+            kinds = {KIND: Engines((small_layout(),) * 2, through, 1)}
+            async with scene("reset", kinds, TOKENS) as made:
+                await whole(address)
+                await _ask(made, await _ready(made, "first", 20))
+                undisturbed = await _ready(made, "a", READY_RESET)
+                before_s, _ = await _ask(made, undisturbed)
+                ready = await _ready(made, "b", READY_RESET)
+                wire.reset()
+                after_s, ends = await _ask(made, ready)
+                _put(put, f"{READY_RESET} READY, all connections reset", after_s, before_s, ends)
+    finally:
+        broker.kill()
+        broker.wait()
+
+
+async def _restart(put: Yield) -> None:
+    broker, address = serve("127.0.0.1:0")
+    try:
+        kinds = {KIND: Engines((small_layout(),) * 2, address, 1)}
+        async with scene("restart", kinds, TOKENS) as made:
+            await whole(address)
+            await _ask(made, await _ready(made, "first", 20))
+            undisturbed = await _ready(made, "a", READY_RESTART)
+            before_s, _ = await _ask(made, undisturbed)
+            ready = await _ready(made, "b", READY_RESTART)
+            await asyncio.sleep(READY_FOR_S)
+            broker.kill()
+            broker.wait()
+            broker, _ = await asyncio.to_thread(serve, address)
+            await whole(address)
+            after_s, ends = await _ask(made, ready)
+            case = f"{READY_RESTART} READY for {READY_FOR_S:g} s, the broker killed and started"
+            _put(put, case, after_s, before_s, ends)
+    finally:
+        broker.kill()
+        broker.wait()
+
+
+async def _burst(put: Yield) -> None:
+    """All at once, and then one after another."""
+    broker, address = serve("127.0.0.1:0")
+    try:
+        kinds = {KIND: Engines((_run_layout(),) * 2, address, 1, host_reads=False)}
+        async with scene("burst", kinds, 1, environment=TCP) as made:
+            await whole(address, ranks=1)
+            await _ask(made, await _ready(made, "first", 2))
+            ready = await _ready(made, "a", BURST)
+            burst_s, ends = await _ask(made, ready)
+            few = await _ready(made, "b", BURST // 10)
+            began_s = time.monotonic()
+            for name in few:
+                await _ask(made, [name])
+            each_s = (time.monotonic() - began_s) / len(few)
+            case = f"{BURST} of {BURST_BYTES >> 20} MiB at once over TCP"
+            _put(put, case, burst_s, each_s * BURST, ends, "one after another")
+    finally:
+        broker.kill()
+        broker.wait()
+
+
+async def _ready(made: Scene, name: str, count: int) -> list[str]:
+    """So many handoffs that P has published."""
+    rng = np.random.default_rng(0)
+    names = [f"{name}{number}" for number in range(count)]
+    for number, one in enumerate(names):
+        made.publish(KIND, one, rng)
+        if number % 100 == 0:
+            await asyncio.sleep(0)
+    await asyncio.sleep(2.0)
+    return names
+
+
+async def _ask(made: Scene, names: list[str]) -> tuple[float, Counter[str]]:
+    """Seconds until all have ended, and how."""
+    rng = np.random.default_rng(1)
+    began_s = time.monotonic()
+    asked = [made.ask(KIND, name, rng, PATIENCE_MS) for name in names]
+    ends: Counter[str] = Counter()
+    for ended in asyncio.as_completed(asked):
+        try:
+            end = await ended
+            ends[end.reason or end.state] += 1
+        except RestowError as error:
+            ends[error.reason] += 1
+    return time.monotonic() - began_s, ends
+
+
+def _put(
+    put: Yield,
+    case: str,
+    seconds: float,
+    reference_s: float,
+    ends: Counter[str],
+    reference: str = "as many without",
+) -> None:
+    note = ", ".join(f"{count} {end}" for end, count in ends.most_common())
+    put(compared("outages", case, [seconds], reference, [reference_s], note=note))
+
+
+def _run_layout() -> Layout:
+    """One rank, one run of bytes."""
+    shard = Shard("run", (Span(0, BURST_BYTES),), DType.UINT8, "run", 0, (1,))
+    rank = RankLayout(0, (Region("run", "state", BURST_BYTES, None),), (shard,))
+    fields = (Field("run", Kind.SNAPSHOT, ("byte",), (BURST_BYTES,)),)
+    return Layout(Model("run", fields), (rank,))
