@@ -25,6 +25,7 @@ class Suite(StrEnum):
     RESTARTS = "restarts"
     KILLED = "killed"
     OUTAGES = "outages"
+    CONTENT = "content"
     DIGESTS = "digests"
     VLLM = "vllm"
 
@@ -39,6 +40,7 @@ MODULES = {
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
     Suite.OUTAGES: ("outages", "run"),
+    Suite.CONTENT: ("contents", "run"),
     Suite.DIGESTS: ("digests", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }

@@ -99,20 +99,32 @@ class Scene:
         self.publish(kind, name, rng)
         return await self.ask(kind, name, rng)
 
-    def publish(self, kind: str, name: str, rng: np.random.Generator) -> None:
+    def publish(self, kind: str, name: str, rng: np.random.Generator, content: bytes = b"") -> None:
         """P has a state."""
         handoff_id, layout = f"{kind}-{self.name}-{name}", self.layouts[kind][0]
         for worker in self.workers["P"]:
             _say(worker, {"engine_id": f"P{kind}{self.name}", "fence": handoff_id})
-        self.sessions["P", kind].publish(handoff_id, self.blocks(layout, rng), self.tokens)
+        blocks = self.blocks(layout, rng)
+        self.sessions["P", kind].publish(handoff_id, blocks, self.tokens, content=content)
 
     def ask(
-        self, kind: str, name: str, rng: np.random.Generator, timeout_ms: int = 30_000
+        self,
+        kind: str,
+        name: str,
+        rng: np.random.Generator,
+        timeout_ms: int = 30_000,
+        content: bytes = b"",
     ) -> Delivery:
         """D asks for it."""
         handoff_id, layout = f"{kind}-{self.name}-{name}", self.layouts[kind][1]
         blocks = self.blocks(layout, rng)
-        return self.sessions["D", kind].request(handoff_id, blocks, timeout_ms=timeout_ms)
+        return self.sessions["D", kind].request(
+            handoff_id,
+            blocks,
+            position_tokens=self.tokens,
+            timeout_ms=timeout_ms,
+            content=content,
+        )
 
     async def strategies(self, kind: str, name: str) -> list[str]:
         """In which ways a handoff that was done went."""
