@@ -19,7 +19,9 @@ def why_late(handoff: Handoff, now_s: float) -> Failure:
     if 0 < handoff.agents_until_s <= now_s:
         engines = [one for one in (handoff.source, handoff.destination) if one is not None]
         lost = any(one.away.keys() & set(one.missing_ranks) for one in engines)
-        return Failure(State.FAILED, "AGENT_LOST" if lost else "AGENT_MISSING", words)
+        if lost:
+            return Failure(State.FAILED, "AGENT_LOST", f"{words}, and did not come back")
+        return Failure(State.FAILED, "AGENT_MISSING", words)
     if 0 < handoff.patience_until_s <= now_s and handoff.queued:
         return Failure(State.EXPIRED, "READS_QUEUED", f"D's patience ran out: {words}")
     if 0 < handoff.patience_until_s <= now_s:
