@@ -57,6 +57,8 @@ class Killed:
     back_s: float
     whole_s: float
     handoffs: list[Handoff]
+    left: int
+    """Handoffs that the broker still knows as live when all of them have ended."""
 
     def of(self, wanted: Callable[[Handoff], bool]) -> list[Handoff]:
         """Some of the handoffs."""
@@ -83,7 +85,8 @@ def run(put: Yield, repeats: int) -> None:
                 max(h.ended_s for h in one.of(lambda h, k=one: h.begun_s < k.back_s)) - one.back_s  # type: ignore[misc]
                 for one in found
             ],
-            f"{asked} handoffs at {RATE_PER_S} a second, not DONE: {others}; "
+            f"{asked} handoffs at {RATE_PER_S} a second, not DONE: {others}; live when all had "
+            f"ended: {sum(one.left for one in found)}; "
             f"{min(at_work)} to {max(at_work)} at work when it was killed",
         ),
         (
@@ -129,7 +132,9 @@ async def _killed(number: int) -> Killed:
                 await load
             async with asyncio.timeout(60):
                 await asyncio.gather(*tasks)
-            return Killed(killed_s, back_s, whole_s, handoffs)
+            with AdminClient(address, timeout_s=5.0) as admin:
+                left = (await asyncio.to_thread(admin.status)).handoffs_live
+            return Killed(killed_s, back_s, whole_s, handoffs, left)
     finally:
         broker.kill()
         broker.wait()
