@@ -25,6 +25,7 @@ from broker.fakes import (
 from restow.broker import wire
 from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
 from restow.broker.client.errors import from_rpc_error
+from restow.broker.core import flow
 from restow.broker.errors import RestowError
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
@@ -274,6 +275,8 @@ async def test_who_writes_for_ever_and_reads_nothing_is_not_served_for_ever(
 
 
 async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As it is, so many are not under way that the queue of one agent could be full.
+    monkeypatch.setattr(flow, "FIRST_SMALL_READS", 1 << 20)
     async with broker(max_queue=512) as running, pair(running.address, 1, 1) as both:
         lost = called(running.hub.directory.members, "break_off", monkeypatch)
         await both.d_agents[0].drop()
@@ -283,17 +286,17 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
             region.page_count = 4096
         await slow.write(agent_batch(hello=both.d_agents[0].hello))
         blocks = {"attention": range(4096), "state": [14]}
-        asked = 0
+        published = []
         while lost.empty():
-            name = f"h{asked}"
-            both.p.publish(name, P_BLOCKS, POSITION)
+            name = f"h{len(published)}"
+            published.append(both.p.publish(name, P_BLOCKS, POSITION))
             await both.p_agents[0].fence(name)
             both.d.request(name, blocks)
-            asked += 1
             await asyncio.sleep(0)
         slow.cancel()
-        for index in range(asked):  # or all of them would be granted anew
+        for index in range(len(published)):  # or all of them would be granted anew
             both.d.cancel(f"h{index}")
+        await asyncio.gather(*published)
         await both.d_agents[0].connect()
         await both.hand_over("next")
 
