@@ -24,6 +24,7 @@ from broker.fakes import (
 )
 from restow.broker import wire
 from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
+from restow.broker.client.delivery import HandoffEnded
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.core import flow
 from restow.broker.errors import RestowError
@@ -286,7 +287,7 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
             region.page_count = 4096
         await slow.write(agent_batch(hello=both.d_agents[0].hello))
         blocks = {"attention": range(4096), "state": [14]}
-        published = []
+        published: list[asyncio.Future[HandoffEnded]] = []
         while lost.empty():
             name = f"h{len(published)}"
             published.append(both.p.publish(name, P_BLOCKS, POSITION))
