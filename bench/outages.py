@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,17 +81,13 @@ async def _wire(target: str) -> AsyncIterator[tuple[Wire, str]]:
 async def _reset(put: Yield) -> None:
     broker, address = serve("127.0.0.1:0")
     try:
-        async with _wire(address) as (wire, through):
-            kinds = {KIND: Engines((small_layout(),) * 2, through, 1)}
-            async with scene("reset", kinds, TOKENS) as made:
-                await whole(address)
-                await _ask(made, await _ready(made, "first", 20))
-                undisturbed = await _ready(made, "a", READY_RESET)
-                before_s, _ = await _ask(made, undisturbed)
-                ready = await _ready(made, "b", READY_RESET)
+        async with _wire(address) as (wire, through), _small("reset", through) as made:
+
+            async def trouble() -> None:
                 wire.reset()
-                after_s, ends = await _ask(made, ready)
-                _put(put, f"{READY_RESET} READY, all connections reset", after_s, before_s, ends)
+
+            case = f"{READY_RESET} READY, all connections reset"
+            await _outlived(put, case, made, READY_RESET, trouble)
     finally:
         broker.kill()
         broker.wait()
@@ -100,24 +96,42 @@ async def _reset(put: Yield) -> None:
 async def _restart(put: Yield) -> None:
     broker, address = serve("127.0.0.1:0")
     try:
-        kinds = {KIND: Engines((small_layout(),) * 2, address, 1)}
-        async with scene("restart", kinds, TOKENS) as made:
-            await whole(address)
-            await _ask(made, await _ready(made, "first", 20))
-            undisturbed = await _ready(made, "a", READY_RESTART)
-            before_s, _ = await _ask(made, undisturbed)
-            ready = await _ready(made, "b", READY_RESTART)
-            await asyncio.sleep(READY_FOR_S)
-            broker.kill()
-            broker.wait()
-            broker, _ = await asyncio.to_thread(serve, address)
-            await whole(address)
-            after_s, ends = await _ask(made, ready)
+        async with _small("restart", address) as made:
+
+            async def trouble() -> None:
+                nonlocal broker
+                await asyncio.sleep(READY_FOR_S)
+                broker.kill()
+                broker.wait()
+                broker, _ = await asyncio.to_thread(serve, address)
+                await whole(address)
+
             case = f"{READY_RESTART} READY for {READY_FOR_S:g} s, the broker killed and started"
-            _put(put, case, after_s, before_s, ends)
+            await _outlived(put, case, made, READY_RESTART, trouble)
     finally:
         broker.kill()
         broker.wait()
+
+
+@contextlib.asynccontextmanager
+async def _small(name: str, address: str) -> AsyncIterator[Scene]:
+    """Engines of small states, once the broker knows them and what reading costs."""
+    kinds = {KIND: Engines((small_layout(),) * 2, address, 1)}
+    async with scene(name, kinds, TOKENS) as made:
+        await whole(address)
+        await _ask(made, await _ready(made, "first", 20))
+        yield made
+
+
+async def _outlived(
+    put: Yield, case: str, made: Scene, count: int, trouble: Callable[[], Awaitable[None]]
+) -> None:
+    """What D gets of so many READY states after a trouble, beside as many without."""
+    before_s, _ = await _ask(made, await _ready(made, "a", count))
+    ready = await _ready(made, "b", count)
+    await trouble()
+    after_s, ends = await _ask(made, ready)
+    _put(put, case, after_s, before_s, ends)
 
 
 async def _burst(put: Yield) -> None:
