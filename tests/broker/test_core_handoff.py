@@ -325,3 +325,14 @@ def test_who_gives_a_demand_up_that_was_refused_leaves_the_first() -> None:
     assert world.cancel(p, demand=1) == []
     assert kinds(world.cancel(d, demand=1)) == ["TellEnded", "TellEnded"]
     assert ends(d) == [("CANCELLED", "CANCELLED")]
+
+
+def test_a_call_that_says_a_sessions_demand_again_leaves_its_number() -> None:
+    """The session is told the end by it; a call is told whatever the number is."""
+    world = World()
+    d = world.engine("d")
+    world.request(d)
+    handoff = world.find()
+    for said, kept in ((-1, 1), (4, 4), (-2, 4)):
+        handoff.number_demand(said)
+        assert handoff.demand == kept

@@ -18,8 +18,8 @@ def why_late(handoff: Handoff, now_s: float) -> Failure:
     words = lacks(handoff)
     if 0 < handoff.agents_until_s <= now_s:
         engines = [one for one in (handoff.source, handoff.destination) if one is not None]
-        lost = any(one.away.keys() & set(one.missing_ranks) for one in engines)
-        if lost:
+        lacking = next((one for one in engines if not one.complete), None)
+        if lacking is not None and lacking.away.keys() & set(lacking.missing_ranks):
             return Failure(State.FAILED, "AGENT_LOST", f"{words}, and did not come back")
         return Failure(State.FAILED, "AGENT_MISSING", words)
     if 0 < handoff.patience_until_s <= now_s and handoff.queued:
