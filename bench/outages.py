@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 import uvloop
@@ -20,6 +19,7 @@ from restarts import serve
 from rows import Yield, compared
 from scene import Engines, Scene, scene
 
+from agent_harness.relay import relayed
 from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Field, Kind, Layout, Model, RankLayout, Region, Shard, Span
 
@@ -40,51 +40,13 @@ def run(put: Yield, repeats: int) -> None:
     uvloop.run(_burst(put))
 
 
-@dataclass
-class Wire:
-    """Carries bytes between engines and a broker, until all its connections are reset."""
-
-    target: str
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)
-
-    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        host, port = self.target.rsplit(":", 1)
-        there_reader, there_writer = await asyncio.open_connection(host, int(port))
-        self.writers += [writer, there_writer]
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-            await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
-
-    def reset(self) -> None:
-        """Every connection is cut off without a word."""
-        for writer in self.writers:
-            writer.transport.abort()
-        self.writers.clear()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(1 << 16):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
-
-
-@contextlib.asynccontextmanager
-async def _wire(target: str) -> AsyncIterator[tuple[Wire, str]]:
-    wire = Wire(target)
-    async with await asyncio.start_server(wire.carry, "127.0.0.1", 0) as server:
-        host, port = server.sockets[0].getsockname()
-        yield wire, f"{host}:{port}"
-        wire.reset()
-
-
 async def _reset(put: Yield) -> None:
     broker, address = serve("127.0.0.1:0")
     try:
-        async with _wire(address) as (wire, through), _small("reset", through) as made:
+        async with relayed(address) as relay, _small("reset", relay.address) as made:
 
             async def trouble() -> None:
-                wire.reset()
+                relay.reset()
 
             case = f"{READY_RESET} READY, all connections reset"
             await _outlived(put, case, made, READY_RESET, trouble)

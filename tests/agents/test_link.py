@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agent_harness.fake_broker import AgentStream, FakeBroker
+from agent_harness.relay import relayed
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent
 from restow.agents.async_agent import AsyncAgent
@@ -27,6 +28,7 @@ from restow.broker.errors import (
     EngineReplacedError,
     EngineUnknownError,
 )
+from restow.broker.pings import PING_EVERY_S
 from restow.v1 import agent_link_pb2 as pb
 
 MEMORY = np.zeros(4096, np.uint8)
@@ -93,6 +95,21 @@ async def test_a_call_that_breaks_before_the_welcome_is_made_again(code: str) ->
         async with _served(fake) as (agent, _):
             assert agent.refusal is None
         assert not fake.breaks
+
+
+async def test_an_idle_agent_comes_back_from_a_wire_that_died_without_a_word() -> None:
+    async with FakeBroker() as fake, relayed(fake.address) as relay:
+        agent = _agent(relay.address)
+        await agent.start(WAIT_S)
+        try:
+            old = await fake.agent("E", 3)
+            await asyncio.sleep(3.5 * PING_EVERY_S)
+            relay.swallow()
+            async with asyncio.timeout(WAIT_S):
+                await old.over.wait()
+            await until(lambda: fake.streams["E", 3] is not old)
+        finally:
+            await agent.close()
 
 
 async def test_programs_of_an_old_stream_are_forgotten() -> None:

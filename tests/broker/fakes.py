@@ -53,7 +53,10 @@ async def broker(listen: str = "127.0.0.1:0", **more: Any) -> AsyncIterator[Runn
 class FakeAgent:
     """One rank's agent. Keeps the orders; settles at once unless told otherwise."""
 
-    def __init__(self, session: EngineSession, layout: Layout, rank: int, pages: int) -> None:
+    def __init__(
+        self, session: EngineSession, layout: Layout, rank: int, pages: int, address: str = ""
+    ) -> None:
+        """``address``: of the broker, if the session reaches it by another."""
         self.hello = link.Hello(
             engine=session.ref,
             rank=rank,
@@ -73,7 +76,7 @@ class FakeAgent:
             staging_bytes=1 << 20,
             follows=True,
         )
-        self.address = session.address
+        self.address = address or session.address
         self._line = Line(self.address, session._credentials)
         self.answers: Callable[[link.AgentOrder], list[link.AgentMessage]] = answer_at_once
         self.orders: list[link.AgentOrder] = []

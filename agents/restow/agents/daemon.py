@@ -17,6 +17,7 @@ from restow.agents.settings import AgentSettings
 from restow.agents.shared_regions import OpenedRegions
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RequestError, RestowError
+from restow.broker.pings import SERVER_PINGS
 from restow.broker.server.parsing import ParsingInterceptor
 from restow.broker.server.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
@@ -24,10 +25,6 @@ from restow.v1 import daemon_pb2_grpc
 
 WELCOME_S = 30.0
 STOP_GRACE_S = 1.0
-_SERVER_OPTIONS = (
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
 
 
 class SocketInUseError(AgentError):
@@ -164,7 +161,7 @@ class AgentDaemon:
         """Listen. Raises `SocketInUseError`."""
         await self._take_path()
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
-        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=interceptors)
+        server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(
             _Servicer(
                 self._broker, self._settings, self._credentials, self._stopping, self._on_lost

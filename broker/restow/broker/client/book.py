@@ -20,12 +20,12 @@ DEFAULT_TIMEOUT_S = 30.0
 """What a demand without a timeout waits (`Limits.timeout_s`)."""
 SILENT = "BROKER_SILENT"
 """The reason where the broker said nothing in time."""
-SILENCE_S = 45.0
+SILENCE_S = 30.0
 """How much longer than P's or D's own patience an agent may be at work on a handoff, and some more.
 
 The broker counts patience and leases from when it hears of them, and a word may be on its way for
-as long as two keepalives take to notice a dead wire (15 s each); grants end before both, and agents
-settle within `AgentSettings.quarantine_s` (6 s).
+as long as two dead connections take to be noticed (`pings.NOTICED_S`, 9 s each); grants end before
+both, and agents settle within `AgentSettings.quarantine_s` (6 s).
 """
 MAX_PUBLISHED = 1 << 16
 """Ids of ended publications that are remembered."""

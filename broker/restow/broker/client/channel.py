@@ -10,6 +10,7 @@ from collections.abc import Callable
 import grpc
 
 from restow.broker.client.credentials import Credentials
+from restow.broker.pings import CLIENT_PINGS
 from restow.broker.trust.reloaded import Stamp
 
 DEFAULT_BROKER = "127.0.0.1:7350"
@@ -18,9 +19,7 @@ CONNECT_S = 5.0
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 16 << 20),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *CLIENT_PINGS,
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's own pauses would grow to two minutes; whoever calls pauses by itself.
     ("grpc.initial_reconnect_backoff_ms", 200),

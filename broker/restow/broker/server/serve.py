@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from restow.broker.errors import ExtraMissingError, ListenError
+from restow.broker.pings import SERVER_PINGS
 from restow.broker.server.admin_service import AdminService
 from restow.broker.server.agent_service import AgentLinkService
 from restow.broker.server.broker_service import BrokerService
@@ -42,10 +43,7 @@ SERVICES = (
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *SERVER_PINGS,
     ("grpc.so_reuseport", 0),
 )
 

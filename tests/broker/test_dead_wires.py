@@ -1,0 +1,55 @@
+"""A connection that dies without a word: both ends notice, and what was ready is not lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agent_harness.relay import relayed
+from agent_harness.waiting import until
+from broker.fakes import (
+    D_BLOCKS,
+    P_BLOCKS,
+    PAGES,
+    POSITION,
+    FakeAgent,
+    broker,
+    engine,
+    model_layout,
+)
+from restow.broker.pings import NOTICED_S, PING_EVERY_S
+
+
+async def test_a_lease_outlives_a_wire_that_swallows_what_it_is_given() -> None:
+    lease_ms = int((NOTICED_S + 3) * 1000)
+    async with (
+        broker() as running,
+        relayed(running.address) as relay,
+        engine(relay.address, "p", agents=False) as (p, _),
+        engine(running.address, "d") as (d, _),
+    ):
+        agent = await FakeAgent(p, model_layout(), 0, PAGES, running.address).connect()
+        published = p.publish("h", P_BLOCKS, POSITION, lease_ms=lease_ms)
+        await agent.fence("h")
+        before = relay.connections
+        relay.swallow()
+        await until(lambda: relay.connections > before)
+        await asyncio.sleep(lease_ms / 1000 - NOTICED_S)
+        ended = await d.request("h", D_BLOCKS, position_tokens=POSITION)
+        assert ended.done, ended
+        assert await published == ended
+        await agent.drop()
+
+
+async def test_an_idle_session_comes_back_from_a_dead_wire() -> None:
+    """It says nothing by itself, so nothing but pings can tell it; and those have no end."""
+    async with (
+        broker() as running,
+        relayed(running.address) as relay,
+        engine(relay.address, "p", agents=False),
+    ):
+        before = relay.connections
+        # A client sends two pings by default, and no third.
+        await asyncio.sleep(3.5 * PING_EVERY_S)
+        assert relay.longest_idle_s < 2 * PING_EVERY_S
+        relay.swallow()
+        await until(lambda: relay.connections > before)
