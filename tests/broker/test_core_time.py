@@ -205,6 +205,22 @@ def test_agents_that_stay_away_are_named() -> None:
     assert "engine d: no agent is connected for ranks [0, 2]" in d.told[0].detail
 
 
+@pytest.mark.parametrize("was_there", [True, False])
+def test_an_agent_that_was_there_and_stays_away_is_lost(was_there: bool) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d", 2, agents=False)
+    ready(world)
+    world.connect(d, 1)
+    if was_there:
+        world.connect(d, 0)
+        world.disconnect(d, 0)
+    world.request(d)
+    world.wait(world.directory.limits.agent_wait_s + 0.1)
+    assert ends(d) == [("FAILED", "AGENT_LOST" if was_there else "AGENT_MISSING")]
+    assert ("did not come back" in d.told[0].detail) == was_there
+    assert ends(p) == []
+
+
 def test_a_plan_that_is_never_made_keeps_nobody() -> None:
     world = World()
     world.plans_at_once = False

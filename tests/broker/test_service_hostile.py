@@ -176,15 +176,17 @@ async def test_a_session_has_no_number_of_a_call() -> None:
         )
         layout = wire.layout_to_proto(model_layout(1))
         await stub.RegisterEngine(pb.RegisterEngineRequest(engine=ref, layout=layout))
-        said = pb.EngineMessage(message_id=-1, request=pb.Demand(handoff_id="h"))
+        demand = pb.Demand(handoff_id="h", timeout_ms=200)
+        said = pb.EngineMessage(message_id=-1, request=demand)
         stream = stub.Session()
         await stream.write(pb.SessionRequest(engine=ref, messages=[said]))
-        refused = pb.Refused()
-        while not refused.reason:
+        heard: list[pb.EngineEvent] = []
+        while len(heard) < 2:
             answer = await stream.read()
             assert isinstance(answer, pb.SessionResponse)
-            refused = next((event.refused for event in answer.events), refused)
-        assert (refused.reason, refused.message_id) == ("ARGUMENT_INVALID", -1)
+            heard += answer.events
+        refused = heard[1].refused
+        assert (refused.reason, refused.message_id) == ("ARGUMENT_INVALID", -1), heard
         stream.cancel()
         await both.hand_over("next")
 
