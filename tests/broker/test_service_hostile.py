@@ -181,10 +181,11 @@ async def test_a_session_has_no_number_of_a_call() -> None:
         stream = stub.Session()
         await stream.write(pb.SessionRequest(engine=ref, messages=[said]))
         heard: list[pb.EngineEvent] = []
-        while len(heard) < 2:
-            answer = await stream.read()
-            assert isinstance(answer, pb.SessionResponse)
-            heard += answer.events
+        async with asyncio.timeout(5):
+            while len(heard) < 2:
+                answer = await stream.read()
+                assert isinstance(answer, pb.SessionResponse)
+                heard += answer.events
         refused = heard[1].refused
         assert (refused.reason, refused.message_id) == ("ARGUMENT_INVALID", -1), heard
         stream.cancel()
