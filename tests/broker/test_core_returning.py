@@ -227,6 +227,25 @@ def test_states_that_no_engine_is_there_to_ask_for_are_not_kept_long() -> None:
     assert ends(p) == [("EXPIRED", "NOT_ASKED_FOR")]
 
 
+@pytest.mark.parametrize("other", ["publishes", "asks", "has done neither"])
+def test_an_engine_that_only_publishes_is_no_d_to_wait_for(other: str) -> None:
+    world = World()
+    p, second, d = world.engine("p"), world.engine("second"), world.engine("d")
+    if other == "asks":
+        world.publish(d, "asked for")
+        world.fence_all(d, "asked for")
+        world.request(second, "asked for")
+    if other != "has done neither":
+        world.publish(second, "another")
+    world.publish(p, lease_s=300.0)
+    world.fence(p)
+    world.disconnect(d, 0)
+    world.wait(1.1)
+    world.wait(world.directory.limits.unasked_s + 1)
+    alone = [("EXPIRED", "NOT_ASKED_FOR")]
+    assert ends(p) == (alone if other == "publishes" else [])
+
+
 def test_a_demand_ends_that_wait() -> None:
     world = World()
     p = world.engine("p")

@@ -88,6 +88,7 @@ class Directory:
                 self.ledger.unmake(handoff)
             raise
         engine.handoffs.add(handoff.number)
+        engine.publishes = True
         for rank in sorted(engine.early_fences.take(handoff_id)):
             handoff.fence(rank, now_s)
         return self._advance(handoff, now_s)
@@ -135,6 +136,7 @@ class Directory:
         if not first:
             return []
         engine.handoffs.add(handoff.number)
+        engine.asks = True
         return self._advance(handoff, now_s)
 
     def renew(

@@ -333,13 +333,11 @@ class Membership:
 
     def _look_for_lone(self, now_s: float) -> None:
         """Handoffs of engines that no other engine of their model is there to ask are kept less."""
-        present: Counter[tuple[str, ModelIdentity]] = Counter()
+        asking: Counter[tuple[str, ModelIdentity]] = Counter()
         for engine in self.engines.values():
-            if engine.has_session or engine.agents:
-                present[engine.key.tenant, engine.layout.model.identity] += 1
+            asking[engine.key.tenant, engine.layout.model.identity] += engine.may_ask
         for engine in self.engines.values():
-            others = present[engine.key.tenant, engine.layout.model.identity]
-            others -= bool(engine.has_session or engine.agents)
+            others = asking[engine.key.tenant, engine.layout.model.identity] - engine.may_ask
             for number in () if others else engine.handoffs:
                 self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)
 

@@ -115,6 +115,9 @@ class EngineRecord(BlockLists):
     heard_ranks: set[int] = field(default_factory=set)
     """Ranks whose agent has ever said Hello here."""
     has_session: bool = False
+    publishes: bool = False
+    asks: bool = False
+    """What it has done so far."""
     gone: bool = False
     former: tuple[str, ...] = ()
     """The latest incarnations before this one; those that had unregistered are none."""
@@ -153,6 +156,11 @@ class EngineRecord(BlockLists):
     def ranks(self) -> int:
         """How many ranks its layout has."""
         return len(self.layout.ranks)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether it is there, and no P alone, as far as anybody knows."""
+        return (self.has_session or bool(self.agents)) and (self.asks or not self.publishes)
 
     @property
     def complete(self) -> bool:
