@@ -17,6 +17,8 @@ PLACES = 1024
 """In such a file, from its beginning to its end."""
 MAX_HEADER_BYTES = 100_000_000
 """As safetensors itself allows."""
+CONFIGS = ("config.json", "adapter_config.json")
+"""Files that say how weights are used; an adapter's strength stands in the second."""
 OPAQUE = (".bin", ".pt", ".pth", ".gguf")
 
 
@@ -30,9 +32,10 @@ class CheckpointInvalidError(RestowError):
 def checkpoint_revision(path: Path) -> str:
     """A word for the weights of a checkpoint's folder, or file: where it lies does not matter.
 
-    It is made of the names of its files, of ``config.json``, and of the headers of safetensors with
-    the first and the last bytes of each tensor; of other weights, of bytes all over the file. So it
-    tells checkpoints of equal shapes apart that were trained on, and takes as long as seeking does.
+    It is made of the names of its files, of ``config.json`` (an adapter's ``adapter_config.json``),
+    and of the headers of safetensors with the first and the last bytes of each tensor; of other
+    weights, of bytes all over the file. So it tells checkpoints of equal shapes apart that were
+    trained on, and takes as long as seeking does.
     It finds accidents: who wishes to can make two checkpoints look alike. Raises
     `CheckpointInvalidError` where there are no weights, or none that can be read.
     """
@@ -40,7 +43,7 @@ def checkpoint_revision(path: Path) -> str:
     found = False
     try:
         for file in _files(path):
-            found = found or file.name != "config.json"
+            found = found or file.name not in CONFIGS
             hasher.update(f"{file.name}\n".encode())
             for part in _parts(file):
                 hasher.update(struct.pack("<q", len(part)) + part)
@@ -58,14 +61,14 @@ def _files(path: Path) -> list[Path]:
         (
             one
             for one in path.iterdir()
-            if one.name == "config.json" or one.suffix in (".safetensors", *OPAQUE)
+            if one.name in CONFIGS or one.suffix in (".safetensors", *OPAQUE)
         ),
         key=lambda one: one.name,
     )
 
 
 def _parts(file: Path) -> Iterator[bytes]:
-    if file.name == "config.json":
+    if file.name in CONFIGS:
         yield file.read_bytes()
         return
     with file.open("rb") as opened:

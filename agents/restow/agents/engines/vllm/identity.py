@@ -11,7 +11,7 @@ from huggingface_hub import snapshot_download
 from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
 
 if TYPE_CHECKING:
-    from vllm.config import LoadConfig, ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
 
 DUMMY_SEED = 1234
 """vLLM's own, whatever the engine's (`weight_utils.initialize_single_dummy_weight`)."""
@@ -32,7 +32,8 @@ def weights_revision(config: VllmConfig, named: str = "") -> str:
         dtype = str(model.dtype).removeprefix("torch.")
         return f"dummy-{DUMMY_SEED}-tp{parallel.tensor_parallel_size}-{dtype}-{kind}"
     try:
-        return checkpoint_revision(_weights(model, load))
+        name = getattr(model, "model_weights", "") or model.model
+        return checkpoint_revision(checkpoint_folder(name, model.revision, load.download_dir))
     except CheckpointInvalidError as error:
         structlog.get_logger("restow.vllm").warning(
             "nothing tells the model's weights from others: set model_revision",
@@ -42,15 +43,17 @@ def weights_revision(config: VllmConfig, named: str = "") -> str:
         return ""
 
 
-def _weights(model: ModelConfig, load: LoadConfig) -> Path:
-    """Where the checkpoint lies. Raises `CheckpointInvalidError`."""
-    name = getattr(model, "model_weights", "") or model.model
-    path = Path(name)
+def checkpoint_folder(name: str, revision: str | None = None, cache_dir: str | None = None) -> Path:
+    """Where a checkpoint lies, whether it is named by its path or as on the hub.
+
+    Raises `CheckpointInvalidError`.
+    """
+    path = Path(name).expanduser()
     if path.exists():
         return path
     try:
         folder = snapshot_download(
-            name, revision=model.revision, cache_dir=load.download_dir, local_files_only=True
+            name, revision=revision, cache_dir=cache_dir, local_files_only=True
         )
     except (OSError, ValueError):
         raise CheckpointInvalidError(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from restow.agents.engines.vllm.adapters import LoraRequest
 from restow.agents.engines.vllm.parameters import TRUNCATED
 from restow.broker.client import content_of
 
@@ -27,7 +28,7 @@ class Request(Protocol):
     prompt_token_ids: list[int] | None
     prompt_embeds: Any
     mm_features: list[Any]
-    lora_request: Any
+    lora_request: LoraRequest | None
     cache_salt: str | None
     _all_token_ids: list[int]
 
@@ -39,15 +40,17 @@ class Request(Protocol):
         """Whether all of the prompt must be computed here, as for prompt logprobs."""
 
 
-def content(request: Request, position: int) -> bytes:
-    """Name what the state at ``position`` is computed from, for P and D alike."""
+def content(request: Request, position: int, adapter: str) -> bytes:
+    """Name what the state at ``position`` is computed from, for P and D alike.
+
+    ``adapter`` is the word of the request's (`Adapters`).
+    """
     attachments = [
         (feature.mm_position.offset, feature.identifier.encode()) for feature in request.mm_features
     ]
     if request.prompt_embeds is not None:
         rows = request.prompt_embeds[:position].contiguous().view(-1).view(torch.uint8)
         attachments.append((0, hashlib.sha256(rows.cpu().numpy().tobytes()).digest()))
-    adapter = request.lora_request.lora_name if request.lora_request is not None else ""
     return content_of(
         request._all_token_ids[:position],
         position,

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from restow.agents.engines.vllm.adapters import Adapters
 from restow.agents.engines.vllm.decode import DecodeSide, Requester
 from restow.agents.engines.vllm.errors import BlocksError, ParametersError
 from restow.agents.engines.vllm.groups import Group, handoff_blocks
@@ -54,6 +55,7 @@ class SchedulerSide:
         self._backoff = backoff_tokens(self._recurrent, lookahead_tokens)
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
+        self._adapters = Adapters()
         self._parts: dict[str, Part] = {}
         self._refused: set[str] = set()
         """Requests whose parameters are no use, before vLLM has heard that."""
@@ -131,7 +133,7 @@ class SchedulerSide:
             self._step.received = {**self._step.received, request_id: False}
             return
         position = self._decode.position_tokens(request_id)
-        self._decode.load(request_id, named, external_tokens, content(request, position))
+        self._decode.load(request_id, named, external_tokens, self._content(request, position))
         held = position - external_tokens
         holes = unwritten(self._groups, self._windows, named, held, position)
         self._step.loading.append(holes)
@@ -164,10 +166,13 @@ class SchedulerSide:
             self._log.error("no state can be published", request=request_id, detail=error.message)
             self._prefill.give_up(request_id, error.message)
             return None
-        of = content(request, position)
+        of = self._content(request, position)
         if not self._prefill.finish(request_id, named, position, of):
             return None
         return answer(part, self._engine_id, request_id, position)
+
+    def _content(self, request: Request, position: int) -> bytes:
+        return content(request, position, self._adapters.word(request.lora_request))
 
     # -- a step -----------------------------------------------------------------------------------
 

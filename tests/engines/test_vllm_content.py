@@ -1,0 +1,100 @@
+"""What names the content of a vLLM request's state: all that it is computed from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engines.test_vllm_parameters import Request
+from restow.agents.engines.vllm.adapters import Adapters
+from restow.agents.engines.vllm.prompt import content
+
+TOKENS = [5, 6, 7, 8]
+
+
+@dataclass
+class Lora:
+    lora_path: str
+    lora_name: str = "a"
+    lora_int_id: int = 1
+    load_inplace: bool = False
+
+
+def adapter(folder: Path, seed: int = 0, alpha: int = 16) -> str:
+    """An adapter as PEFT stores one."""
+    folder.mkdir(exist_ok=True)
+    weights = torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+    save_file({"base.q_proj.lora_A.weight": weights}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": alpha}))
+    return str(folder)
+
+
+def image(offset: int, identifier: str) -> Any:
+    return SimpleNamespace(mm_position=SimpleNamespace(offset=offset), identifier=identifier)
+
+
+def named(position: int = 3, **more: Any) -> bytes:
+    request = Request(list(TOKENS), None, **more)
+    return content(request, position, Adapters().word(request.lora_request))
+
+
+def test_what_follows_the_position_does_not_count() -> None:
+    longer = Request([*TOKENS[:3], 9, 9], None, mm_features=[image(3, "cat")])
+    assert content(longer, 3, "") == named() != named(4)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"cache_salt": "s"},
+        {"mm_features": [image(1, "cat")]},
+        {"mm_features": [image(1, "dog")]},
+        {"mm_features": [image(2, "cat")]},
+        {"prompt_embeds": torch.ones(4, 8)},
+        {"prompt_embeds": torch.zeros(4, 8)},
+    ],
+    ids=str,
+)
+def test_whatever_else_a_state_is_computed_from_counts(more: dict[str, Any]) -> None:
+    assert named(**more) != named()
+    assert named(**more) == named(**more)
+
+
+def test_embeddings_differ_where_one_element_does() -> None:
+    ones, other = torch.ones(4, 8), torch.ones(4, 8)
+    other[2, 7] = 2
+    assert named(prompt_embeds=ones) != named(prompt_embeds=other)
+    other = torch.ones(4, 8)
+    other[3, 7] = 2
+    assert named(prompt_embeds=ones) == named(prompt_embeds=other), "behind the position"
+
+
+def test_adapters_count_by_their_weights_and_not_by_their_name(tmp_path: Path) -> None:
+    one = Lora(adapter(tmp_path / "p", seed=1))
+    same = Lora(adapter(tmp_path / "d", seed=1), "called otherwise", 7)
+    other = Lora(adapter(tmp_path / "other", seed=2))
+    stronger = Lora(adapter(tmp_path / "stronger", seed=1, alpha=32))
+    assert named(lora_request=one) == named(lora_request=same)
+    assert len({named(lora_request=x) for x in (None, one, other, stronger)}) == 4
+
+
+def test_an_adapter_that_can_not_be_read_counts_by_its_name(tmp_path: Path) -> None:
+    lost = Lora(str(tmp_path / "nowhere"))
+    assert named(lora_request=lost) == named(lora_request=replace(lost, lora_path="elsewhere"))
+    assert named(lora_request=lost) != named(lora_request=replace(lost, lora_name="b"))
+
+
+def test_what_vllm_loads_anew_is_looked_at_anew(tmp_path: Path) -> None:
+    adapters = Adapters()
+    kept = Lora(adapter(tmp_path / "a", seed=1))
+    before = adapters.word(kept)
+    adapter(tmp_path / "a", seed=2)
+    assert adapters.word(kept) == before, "the weights in memory are those of before"
+    assert adapters.word(replace(kept, load_inplace=True)) != before
