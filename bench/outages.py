@@ -1,4 +1,4 @@
-"""What READY states outlive, and whether a burst is handed over whole.
+"""What READY states outlive, whether a burst is handed over whole, and what a dead D costs P.
 
 Real sessions, real agents and NIXL in a process for each rank. Each row counts how many handoffs
 were DONE, and is the time that all took beside that of as many without the trouble.
@@ -20,6 +20,8 @@ from rows import Yield, compared
 from scene import Engines, Scene, scene
 
 from agent_harness.relay import relayed
+from chaos.scene import PATIENT, prompt
+from chaos.scene import scene as chaos
 from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Field, Kind, Layout, Model, RankLayout, Region, Shard, Span
 
@@ -31,6 +33,8 @@ READY_FOR_S = 70.0
 BURST, BURST_BYTES = 600, 64 << 20
 PATIENCE_MS = 300_000
 TCP = {"UCX_TLS": "tcp"}
+KILLS = 5
+FREE_WITHIN_S = 3.0
 
 
 def run(put: Yield, repeats: int) -> None:
@@ -38,6 +42,7 @@ def run(put: Yield, repeats: int) -> None:
     uvloop.run(_reset(put))
     uvloop.run(_restart(put))
     uvloop.run(_burst(put))
+    uvloop.run(_dead_reader(put))
 
 
 async def _reset(put: Yield) -> None:
@@ -116,6 +121,25 @@ async def _burst(put: Yield) -> None:
     finally:
         broker.kill()
         broker.wait()
+
+
+async def _dead_reader(put: Yield) -> None:
+    """All processes of D are killed while a rank of P, which is stopped, has it wait in a read."""
+    seconds, ends = [], Counter[str]()
+    for _ in range(KILLS):
+        async with chaos(options=PATIENT) as world:
+            await world.hand_over(prompt("before"))
+            await world.reading(prompt("read"))
+            world.cluster.end_engine("D")
+            began_s = time.monotonic()
+            ends[str((await world.ends("read", "P"))[1])] += 1
+            seconds.append(time.monotonic() - began_s)
+    note = ", ".join(f"{count} {end}" for end, count in ends.most_common())
+    case, budget = (
+        "P's pages are free after D was killed in a read",
+        f"budget of {FREE_WITHIN_S:g} s",
+    )
+    put(compared("outages", case, seconds, budget, [FREE_WITHIN_S], goal=1.0, note=note))
 
 
 async def _ready(made: Scene, name: str, count: int) -> list[str]:
