@@ -298,3 +298,24 @@ async def test_staging_waits_in_line_and_is_given_back() -> None:
         served = await source.next()
         assert served.handoff == fits + 2
         assert served.reason == ""
+
+
+async def test_a_read_does_not_begin_when_its_grant_has_nearly_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would fail in its midst, where one that has not begun is granted anew."""
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    async with on_stage("big", tls="tcp,self") as stage_:
+        case, fake = stage_.case, stage_.fake
+        program = programs(case, Strategy.PACK)[0]
+        await stage_.enter(0)
+        staged = await stage(fake, case, program, 1)
+        fits = (8 << 20) // min(run.bytes for run in staged.values())
+        stage_.source.freeze()
+        late = fits + 2
+        for handoff in range(2, late):
+            await send_execute(fake, case, program, handoff, grant_ms=60_000, staged=staged)
+        destination = await send_execute(fake, case, program, late, grant_ms=2_000, staged=staged)
+        settled = await destination.next()
+        assert (settled.handoff, settled.reason) == (late, "READ_NOT_BEGUN")
+        assert settled.elapsed_us < 2_000_000

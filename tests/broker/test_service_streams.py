@@ -277,7 +277,7 @@ async def test_who_writes_for_ever_and_reads_nothing_is_not_served_for_ever(
 
 async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     # As it is, so many are not under way that the queue of one agent could be full.
-    monkeypatch.setattr(flow, "FIRST_SMALL_READS", 1 << 20)
+    monkeypatch.setattr(flow, "LEAST_SMALL_READS", 1 << 20)
     async with broker(max_queue=512) as running, pair(running.address, 1, 1) as both:
         lost = called(running.hub.directory.members, "break_off", monkeypatch)
         await both.d_agents[0].drop()

@@ -47,6 +47,9 @@ from restow.broker.planner.program import Column, Program
 
 PROBE_S = 2.0
 """How long the reads of a measurement may take."""
+BEGIN_WITHIN = 0.8
+"""The part of a grant within which staging may come free: a read that begins later ends too late,
+and fails the handoff, where one that has not begun is granted anew."""
 EXAMINED_BYTES = 1 << 20
 
 
@@ -204,7 +207,8 @@ class Executor:
         program = self._program(order.program_id)
         program.check_destination(self._strides, self._constant)
         try:
-            bytes_read = await self._fill(program, order, deadline_s)
+            begin_until_s = began_s + BEGIN_WITHIN * order.grant_s
+            bytes_read = await self._fill(program, order, begin_until_s, deadline_s)
             ended_s = self._clock()
             if ended_s > deadline_s:
                 raise late()
@@ -223,7 +227,13 @@ class Executor:
             raise program
         return program
 
-    async def _fill(self, program: CheckedProgram, order: ExecuteOrder, deadline_s: float) -> int:
+    async def _fill(
+        self,
+        program: CheckedProgram,
+        order: ExecuteOrder,
+        begin_until_s: float,
+        deadline_s: float,
+    ) -> int:
         """READ, then SCATTER, then PROJECT. Returns the bytes read."""
         whole = program.program
         missing = program.src_ranks - {source.src_rank for source in order.sources}
@@ -236,7 +246,7 @@ class Executor:
         program.check_size(order.tokens)
         place = one_place(self._places, program.staged_regions)
         arrivals = Arrivals(self._laid.arriving(whole), order)
-        run = await self._acquire(arrivals.length_bytes, deadline_s)
+        run = await self._acquire(arrivals.length_bytes, begin_until_s)
         if run is not None:
             arrivals.put_at(self._scatter_staging.address + run.offset_bytes)
         # The run may be given back whatever happens: nothing lands after the end of a read. Only a
@@ -278,15 +288,15 @@ class Executor:
         followed_bytes = sum(one.parts.length_bytes for one in followed)
         return followed_bytes + sum(read.descriptors.size_bytes for read in reads)
 
-    async def _acquire(self, length_bytes: int, deadline_s: float) -> Run | None:
+    async def _acquire(self, length_bytes: int, begin_until_s: float) -> Run | None:
         if not length_bytes:
             return None
         try:
-            async with asyncio.timeout(deadline_s - self._clock()):
+            async with asyncio.timeout(begin_until_s - self._clock()):
                 return await self._scatter_pool.acquire(length_bytes)
         except TimeoutError:
             raise ReadNotBegunError(
-                f"no {length_bytes} bytes of staging were free before the grant ended"
+                f"no {length_bytes} bytes of staging were free until the grant had nearly ended"
             ) from None
 
     def _peer(self, agent_name: str) -> Peer:

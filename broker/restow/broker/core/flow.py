@@ -17,7 +17,7 @@ FIRST_WINDOW_BYTES = 256 << 20
 LEAST_WINDOW_BYTES = 32 << 20
 SMALL_BYTES = 1 << 20
 SMALL_WINDOW_BYTES = 16 << 20
-FIRST_SMALL_READS, LEAST_SMALL_READS = 256, 32
+LEAST_SMALL_READS = 32
 UNDER_WAY_S = 1.0
 """How long what is under way should take: well inside a grant, and long beside a tick."""
 LEARNING = 0.2
@@ -61,8 +61,6 @@ class _Inbound:
 
     @property
     def window_small_reads(self) -> float:
-        if not self.small_reads_per_s:
-            return FIRST_SMALL_READS
         return max(LEAST_SMALL_READS, self.small_reads_per_s * UNDER_WAY_S)
 
     def count(self, size_bytes: int, sign: int) -> None:
