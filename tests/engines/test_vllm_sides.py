@@ -29,6 +29,9 @@ class Session:
     patience_ms: list[int] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
+    asked: list[BlockingDelivery] = field(default_factory=list)
+    given_up: list[int] = field(default_factory=list)
+    """Which of those that were asked for."""
 
     def publish(
         self,
@@ -82,12 +85,18 @@ class Session:
         said, self.said = self.said, []
         return said
 
+    def cancelled(self, number: int, handoff_id: str) -> None:
+        self.given_up.append(number)
+        self.said.append(("cancel", handoff_id))
+
     def _end(self, handoff_id: str) -> Future[HandoffEnded]:
         self.ends[handoff_id] = Future()
         return self.ends[handoff_id]
 
     def _delivery(self, handoff_id: str) -> BlockingDelivery:
-        delivery = BlockingDelivery(lambda: None)
+        number = len(self.asked)
+        delivery = BlockingDelivery(lambda: self.cancelled(number, handoff_id))
+        self.asked.append(delivery)
         self.ends[handoff_id] = delivery
         return delivery
 
@@ -257,6 +266,17 @@ def test_d_that_is_never_scheduled_frees_p_at_once() -> None:
     d.new_request(request)
     d.finished(request, ([], []), computed=False)
     assert session.take() == [("decline", "h")]
+
+
+def test_an_abort_gives_up_the_requests_own_demand_and_no_other_of_that_handoff() -> None:
+    session = Session()
+    d, requests = side(session), [decode(), decode()]
+    for number, request in enumerate(requests):
+        request.request_id = f"r{number}"
+        d.new_request(request)
+        d.allocated(request, BLOCKS, 9)
+    d.finished(requests[1], BLOCKS, computed=False)
+    assert session.given_up == [1]
 
 
 def test_d_that_is_aborted_while_it_loads_frees_its_blocks_when_the_read_has_ended() -> None:

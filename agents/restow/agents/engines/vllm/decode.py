@@ -34,9 +34,6 @@ class Requester(Protocol):
     def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
         """Go on without a state that was not asked for."""
 
-    def cancel(self, handoff_id: str, detail: str = "") -> None:
-        """Give a handoff up that was asked for."""
-
 
 class _Stage(Enum):
     NEW = auto()
@@ -53,6 +50,8 @@ class _Wait:
     timeout_ms: int
     trace_parent: str
     stage: _Stage = _Stage.NEW
+    delivery: BlockingDelivery | None = None
+    """Once it is asked for."""
 
 
 @dataclass(slots=True)
@@ -104,7 +103,7 @@ class DecodeSide:
         held_tokens = wait.position_tokens - external_tokens
         wait.stage = _Stage.LOADING
         self._loading.add(request_id)
-        delivery = self.session.request(
+        wait.delivery = self.session.request(
             wait.handoff_id,
             blocks,
             held_tokens=held_tokens,
@@ -113,7 +112,9 @@ class DecodeSide:
             trace_parent=wait.trace_parent,
             content=content,
         )
-        self.ends.watch(request_id, wait.handoff_id, delivery, delivery.pages_free, external_tokens)
+        self.ends.watch(
+            request_id, wait.handoff_id, wait.delivery, wait.delivery.pages_free, external_tokens
+        )
 
     def do_without(self, request_id: str, why: str) -> None:
         """D computes the prompt itself: P's pages are free at once."""
@@ -129,8 +130,8 @@ class DecodeSide:
             return
         if wait.stage is _Stage.NEW:
             self.session.decline(wait.handoff_id, "its request ended before it was scheduled")
-        elif wait.stage is _Stage.LOADING:
-            self.session.cancel(wait.handoff_id, "its request ended before the state was there")
+        elif wait.stage is _Stage.LOADING and wait.delivery is not None:
+            wait.delivery.cancel()  # its own demand: another request may have the same handoff
 
     def received(self) -> list[End]:
         """Requests that need not wait any longer, since the last call. Pages are D's own again."""

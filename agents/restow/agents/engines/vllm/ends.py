@@ -82,7 +82,8 @@ def _end(request_id: str, handoff_id: str, future: Future[HandoffEnded]) -> End:
     try:
         ended = future.result()
     except CancelledError:
-        return End(request_id, handoff_id, "SESSION_CLOSED", "the session is closed")
+        words = "its request ended before the state was there"
+        return End(request_id, handoff_id, "CANCELLED", words)
     except RestowError as error:
         return End(request_id, handoff_id, error.reason, error.message)
     reason = "" if ended.done else ended.reason or ended.state
