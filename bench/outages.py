@@ -22,12 +22,14 @@ from scene import Engines, Scene, scene
 from agent_harness.relay import relayed
 from chaos.scene import PATIENT, prompt
 from chaos.scene import scene as chaos
+from restow.broker.client import Delivery
 from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Field, Kind, Layout, Model, RankLayout, Region, Shard, Span
 
 KIND = "outage"
 TOKENS = 256
 READY_RESET = 200
+RESETS_HANDOFFS, RESETS_EVERY_S, LOAD_PER_S = 400, 2.0, 20
 READY_RESTART = 6000
 READY_FOR_S = 70.0
 BURST, BURST_BYTES = 600, 64 << 20
@@ -40,6 +42,7 @@ FREE_WITHIN_S = 3.0
 def run(put: Yield, repeats: int) -> None:
     """Each once, whatever ``repeats`` is: they take minutes."""
     uvloop.run(_reset(put))
+    uvloop.run(_resets(put))
     uvloop.run(_restart(put))
     uvloop.run(_burst(put))
     uvloop.run(_dead_reader(put))
@@ -55,6 +58,30 @@ async def _reset(put: Yield) -> None:
 
             case = f"{READY_RESET} READY, all connections reset"
             await _outlived(put, case, made, READY_RESET, trouble)
+    finally:
+        broker.kill()
+        broker.wait()
+
+
+async def _resets(put: Yield) -> None:
+    """A steady load, without resets and with."""
+    broker, address = serve("127.0.0.1:0")
+    try:
+        async with relayed(address) as relay, _small("resets", relay.address) as made:
+
+            async def reset_often() -> None:
+                while True:
+                    await asyncio.sleep(RESETS_EVERY_S)
+                    relay.reset()
+
+            quiet_s, _ = await _load(made, "a")
+            resetting = asyncio.create_task(reset_often())
+            try:
+                seconds, ends = await _load(made, "b")
+            finally:
+                resetting.cancel()
+            case = f"{RESETS_HANDOFFS} under load, all connections reset every {RESETS_EVERY_S:g} s"
+            _put(put, case, seconds, quiet_s, ends)
     finally:
         broker.kill()
         broker.wait()
@@ -154,11 +181,29 @@ async def _ready(made: Scene, name: str, count: int) -> list[str]:
     return names
 
 
+async def _load(made: Scene, name: str) -> tuple[float, Counter[str]]:
+    """Seconds until all handoffs of a steady load have ended, and how."""
+    rng = np.random.default_rng(2)
+    began_s = time.monotonic()
+    asked = []
+    for number in range(RESETS_HANDOFFS):
+        made.publish(KIND, f"{name}{number}", rng)
+        asked.append(made.ask(KIND, f"{name}{number}", rng, PATIENCE_MS))
+        await asyncio.sleep(1 / LOAD_PER_S)
+    ends = await _ends(asked)
+    return time.monotonic() - began_s, ends
+
+
 async def _ask(made: Scene, names: list[str]) -> tuple[float, Counter[str]]:
     """Seconds until all have ended, and how."""
     rng = np.random.default_rng(1)
     began_s = time.monotonic()
-    asked = [made.ask(KIND, name, rng, PATIENCE_MS) for name in names]
+    ends = await _ends([made.ask(KIND, name, rng, PATIENCE_MS) for name in names])
+    return time.monotonic() - began_s, ends
+
+
+async def _ends(asked: list[Delivery]) -> Counter[str]:
+    """How they ended, once they all have."""
     ends: Counter[str] = Counter()
     for ended in asyncio.as_completed(asked):
         try:
@@ -166,7 +211,7 @@ async def _ask(made: Scene, names: list[str]) -> tuple[float, Counter[str]]:
             ends[end.reason or end.state] += 1
         except RestowError as error:
             ends[error.reason] += 1
-    return time.monotonic() - began_s, ends
+    return ends
 
 
 def _put(
