@@ -15,6 +15,7 @@ def revision(
     config: Any = SimpleNamespace(
         model_config=SimpleNamespace(
             **{"model": model, "revision": None, "dtype": "torch.bfloat16", "hf_overrides": {}}
+            | {"hf_text_config": SimpleNamespace(), "max_model_len": 8192}
             | more
         ),
         load_config=SimpleNamespace(load_format=load_format, download_dir=None),
@@ -31,6 +32,14 @@ def test_what_overrides_a_checkpoints_config_makes_another_model_of_it() -> None
     assert len({revision(hf_overrides=one) for one in ({}, theta, other, len)}) == 4
     assert revision(hf_overrides=theta) == revision(hf_overrides=turned)
     assert revision(load_format="dummy") != revision(load_format="dummy", hf_overrides=theta)
+
+
+def test_long_rope_turns_otherwise_where_longer_prompts_may_come() -> None:
+    phi = SimpleNamespace(original_max_position_embeddings=4096)
+    short, other, long = (
+        revision(hf_text_config=phi, max_model_len=tokens) for tokens in (2048, 4096, 4097)
+    )
+    assert short == other != long
 
 
 def test_the_operators_word_stands_for_all_of_it() -> None:

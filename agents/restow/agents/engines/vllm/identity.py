@@ -22,11 +22,11 @@ DUMMY_SEED = 1234
 def weights_revision(config: VllmConfig, named: str = "") -> str:
     """A word for the weights: the one that the operator has ``named``, or a fingerprint.
 
-    What overrides the checkpoint's config (``--hf-overrides``) is told apart as well: states of
-    other positions or norms are of no use. Dummy weights are drawn anew for every parameter of a
-    rank, by the shape that it has there and on the kind of device that it lies on: so those of
-    another TP are others. "" where nothing can be said, as of a checkpoint that is nowhere on this
-    host.
+    What settings change of it (``--hf-overrides``, the length that LongRoPE goes by) is told apart
+    as well: states of other positions or norms are of no use. Dummy weights are drawn anew for
+    every parameter of a rank, by the shape that it has there and on the kind of device that it lies
+    on: so those of another TP are others. "" where nothing can be said, as of a checkpoint that is
+    nowhere on this host.
     """
     return named or _found(config)
 
@@ -37,11 +37,11 @@ def _found(config: VllmConfig) -> str:
         parallel, kind = config.parallel_config, config.device_config.device_type
         dtype = str(model.dtype).removeprefix("torch.")
         drawn = f"dummy-{DUMMY_SEED}-tp{parallel.tensor_parallel_size}-{dtype}-{kind}"
-        return drawn + _overridden(model)
+        return drawn + _by_settings(model)
     try:
         name = getattr(model, "model_weights", "") or model.model
         folder = checkpoint_folder(name, model.revision, load.download_dir)
-        return checkpoint_revision(folder) + _overridden(model)
+        return checkpoint_revision(folder) + _by_settings(model)
     except CheckpointInvalidError as error:
         structlog.get_logger("restow.vllm").warning(
             "nothing tells the model's weights from others: set model_revision",
@@ -51,15 +51,18 @@ def _found(config: VllmConfig) -> str:
         return ""
 
 
-def _overridden(model: ModelConfig) -> str:
-    overrides = model.hf_overrides
-    if not overrides:
-        return ""
-    if callable(overrides):
-        text = getattr(overrides, "__qualname__", repr(overrides))
-    else:
-        text = json.dumps(overrides, sort_keys=True, default=str)
-    return f"+{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+def _by_settings(model: ModelConfig) -> str:
+    """What settings of the engine change of that which its states are computed with."""
+    said: list[str] = []
+    if callable(model.hf_overrides):
+        said.append(getattr(model.hf_overrides, "__qualname__", repr(model.hf_overrides)))
+    elif model.hf_overrides:
+        said.append(json.dumps(model.hf_overrides, sort_keys=True, default=str))
+    # LongRoPE turns by other factors where longer prompts may come (`phi3_long_rope_scaled_rope`).
+    short_tokens = getattr(model.hf_text_config, "original_max_position_embeddings", None)
+    if isinstance(short_tokens, int) and model.max_model_len > short_tokens:
+        said.append("long")
+    return f"+{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]}" if said else ""
 
 
 def checkpoint_folder(name: str, revision: str | None = None, cache_dir: str | None = None) -> Path:
