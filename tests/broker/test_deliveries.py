@@ -35,9 +35,11 @@ class Notes:
         return self.book.ask(name, message, sent=sent, give_up=self.given_up.append)
 
     def publish(self, name: str = "h", final: bool = True) -> asyncio.Future[HandoffEnded]:
-        publication = pb.Publication(handoff_id=name, final=final, lease_ms=3000)
+        return self.publish_this(pb.Publication(handoff_id=name, final=final, lease_ms=3000))
+
+    def publish_this(self, publication: pb.Publication) -> asyncio.Future[HandoffEnded]:
         message = pb.EngineMessage(publish=publication)
-        return self.book.publish(name, message, sent=True, hold_ms=7000)
+        return self.book.publish(publication.handoff_id, message, sent=True, hold_ms=7000)
 
     def late(self, connected: bool = False) -> list[tuple[str, int]]:
         return list(self.book.give_up_late(connected))
@@ -181,6 +183,30 @@ async def test_an_id_is_published_once_in_a_session() -> None:
     with pytest.raises(HandoffConflictError, match="use a new one"):
         notes.publish()
     notes.publish("other")
+
+
+@pytest.mark.parametrize("what", ["position_tokens", "content", "blocks", "final"])
+async def test_another_state_under_an_id_that_is_published_whole_is_never_said(what: str) -> None:
+    """Its caller would fence it, and with that the first one, whose bytes may not be there yet."""
+    notes = Notes()
+    first = notes.publish()
+    again = pb.Publication(handoff_id="h", final=True, lease_ms=9)
+    assert not notes.publish_this(again).done(), "the same, said once more"
+    if what == "blocks":
+        again.blocks.add(group="attention", block_ids=bytes(4))
+    else:
+        setattr(again, what, {"position_tokens": 7, "content": bytes(16), "final": False}[what])
+    with pytest.raises(HandoffConflictError, match="use a new one"):
+        notes.publish_this(again)
+    assert not first.done()
+
+
+async def test_chunks_may_follow_one_another_until_the_last() -> None:
+    notes = Notes()
+    for number in range(3):
+        chunk = pb.Publication(handoff_id="h", final=number == 2, lease_ms=3000)
+        chunk.blocks.add(group="attention", first_block=number, block_ids=bytes(4))
+        notes.publish_this(chunk)
 
 
 # -- with a broker --------------------------------------------------------------------------------

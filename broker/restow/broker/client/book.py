@@ -107,12 +107,12 @@ class Book:
         """Note a publication, ``sent`` if a stream is open; its future is the end.
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
-        published before, and that has ended.
+        published before, and that has ended; or that it has published whole, as another state:
+        whoever fences that next would fence the first, which may not be computed yet.
         """
-        if handoff_id in self._published:
+        if handoff_id in self._published or self._is_another(handoff_id, message.publish):
             raise HandoffConflictError(
-                f"handoff {handoff_id} was published before, and has ended: an id names one state, "
-                f"use a new one",
+                f"handoff {handoff_id} was published before: an id names one state, use a new one",
                 handoff=handoff_id,
             )
         future: asyncio.Future[HandoffEnded] = asyncio.get_running_loop().create_future()
@@ -126,6 +126,15 @@ class Book:
             known.renew_at_s = now_s + lease_ms / 1000 / RENEWALS_PER_LEASE
             known.hold_until_s = now_s + hold_ms / 1000
         return future
+
+    def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:
+        known = self._open.get(handoff_id)
+        whole = [
+            said.message.publish
+            for said in (known.said if known is not None else ())
+            if not said.by_d and said.message.publish.final
+        ]
+        return bool(whole) and not any(_is_same(publication, one) for one in whole)
 
     def ask(
         self,
@@ -328,6 +337,15 @@ class Book:
                 else:
                     said.finish(ended)
         self._closed = self._closed or BrokerCallError("CANCELLED", reason, detail)
+
+
+def _is_same(one: pb.Publication, other: pb.Publication) -> bool:
+    return (
+        one.final == other.final
+        and one.position_tokens == other.position_tokens
+        and one.content == other.content
+        and list(one.blocks) == list(other.blocks)
+    )
 
 
 def _silence(late_s: float) -> str:
