@@ -277,16 +277,31 @@ def test_d_hears_of_a_publication_that_is_refused(asked_before: bool) -> None:
     assert "PAGE_OUT_OF_RANGE" in d.told[0].detail
 
 
-def test_a_refusal_leaves_what_was_published_whole_and_what_is_anothers() -> None:
+def test_a_refusal_leaves_what_was_published_and_fenced_and_what_is_anothers() -> None:
     world = World()
     p, q, d = world.engine("p"), world.engine("q"), world.engine("d")
     world.publish(p)
+    world.fence(p)
     for side, position in ((p, 41), (q, 40)):
         with pytest.raises(RestowError) as caught:
             world.publish(side, position=position)
         refused = world.directory.publication_refused
         assert refused(side.record, "h", caught.value, world.now_s) == []
-    world.fence(p)
     world.request(d)
     world.settle(d, world.find().number)
     assert ends(p) == ends(d) == [("DONE", "")]
+
+
+def test_of_two_publications_under_an_id_nobody_knows_whose_fence_comes() -> None:
+    world = World()
+    p, d = world.engine("p", 2), world.engine("d")
+    world.publish(p)
+    world.fence(p, 0)
+    world.request(d)
+    with pytest.raises(RestowError) as caught:
+        world.publish(p, position=41)
+    error = caught.value
+    world.run(lambda now_s: world.directory.publication_refused(p.record, "h", error, now_s))
+    world.fence(p, 1)
+    assert ends(p) == ends(d) == [("FAILED", "PUBLICATION_REFUSED")]
+    assert not executes(world)

@@ -98,7 +98,8 @@ class Directory:
     ) -> list[Action]:
         """A publication was refused: who waits for the state, or will ask for it, hears why.
 
-        What was published whole before stays as it was, and what another engine publishes.
+        What was published and fenced before stays as it was, and what another engine publishes.
+        Where a fence is still to come nobody could say which of the two publications it is of.
         """
         known = self.ledger.look_up(engine, handoff_id)
         if known is None:
@@ -106,7 +107,7 @@ class Directory:
                 known = self.ledger.make(engine, handoff_id, now_s)
             except RestowError:
                 return []
-        if engine.gone or known.ended or known.final or known.source not in (None, engine):
+        if engine.gone or known.ended or known.complete or known.source not in (None, engine):
             return []
         words = f"P's publication was refused with {error.reason}: {error.message}"
         return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)
