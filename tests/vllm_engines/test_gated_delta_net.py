@@ -21,8 +21,6 @@ from vllm_harness.pair import vllm_pair
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 12
-BLOCK_TOKENS = 384
-"""As vLLM chooses it for this model at both TP sizes, so that a state fits into a block of keys."""
 
 
 def prompts() -> list[list[int]]:
@@ -76,8 +74,11 @@ async def test_prefix_caching(
             assert assert_alike(answers, expected) > len(asked) * STEPS / 2
         cached = [(d.cached, p.cached) for d, p in one_by_one]
         print("not computed by D and by P:", cached)
-        # The second is like the first: P has its first block. D asked P for all but one token.
-        assert cached[:2] == [(399, 0), (399, BLOCK_TOKENS)]
+        # D asked P for all but one token. What P had is told by vLLM's blocks, which it chooses by
+        # the processor (256 tokens, or 384), and it may keep none of its first request.
+        assert [d for d, _ in cached] == [len(ids) - 1 for ids in asked]
+        assert sum(p > 0 for _, p in cached) >= 4
+        assert cached[0][1] == cached[-1][1] == 0
         ended = pair.broker.hub.directory.ledger.ended
         reasons = {name: one.failure and one.failure.reason for (_, name), one in ended.items()}
         assert {reason for reason in reasons.values() if reason} <= {"DECLINED"}
