@@ -106,6 +106,17 @@ def returns(rows: Rows) -> list[str]:
     return lines
 
 
+def outages(rows: Rows) -> list[str]:
+    """A line a trouble: how handoffs ended."""
+    lines = _head("what", "s", "beside", "s", "ends")
+    for row in rows:
+        lines.append(
+            f"| {row['case']} | {row['seconds']:.2f} | {row['reference']} "
+            f"| {row['reference_seconds']:.2f} | {row['note']} |"
+        )
+    return lines
+
+
 def digests(rows: Rows) -> list[str]:
     """A line a case: all handoffs checked, and none."""
     lines = _head("case", "MB", "all checked, ms", "none, ms", "ratio")
@@ -165,6 +176,7 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "copies.json": (copies,),
     "vllm.json": (engines,),
     "returns.json": (returns,),
+    "outages.json": (outages,),
     "digests.json": (digests,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
