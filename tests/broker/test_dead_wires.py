@@ -30,10 +30,11 @@ async def test_a_lease_outlives_a_wire_that_swallows_what_it_is_given() -> None:
         agent = await FakeAgent(p, model_layout(), 0, PAGES, running.address).connect()
         published = p.publish("h", P_BLOCKS, POSITION, lease_ms=lease_ms)
         await agent.fence("h")
+        first_lease_s = asyncio.get_running_loop().time() + lease_ms / 1000
         before = relay.connections
         relay.swallow()
         await until(lambda: relay.connections > before)
-        await asyncio.sleep(lease_ms / 1000 - NOTICED_S)
+        await until(lambda: asyncio.get_running_loop().time() > first_lease_s)
         ended = await d.request("h", D_BLOCKS, position_tokens=POSITION)
         assert ended.done, ended
         assert await published == ended

@@ -4,7 +4,6 @@
 # pauses, cuts off and restarts what is in it (test_serving.py).
 # Ends with 0 (passed), 1 (failed), or 77 (skipped: says why).
 # With --transcript: prints what an operator sees who asks for the cause of a failure instead.
-# With --prepare: installs and builds only, and leaves it in RESTOW_CONTAINERS_DIR for a later run.
 #
 # Uses the Docker engine that answers; where none does, and this is root on Debian, it installs one,
 # runs it on a socket and a data folder of its own, and removes them afterwards.
@@ -16,10 +15,8 @@
 #   PIP_CERT, PIP_FIND_LINKS, PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_TRUSTED_HOST   as for pip;
 #                          pip's configuration on this host counts too
 set -euo pipefail
-mode=${1:-}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export COMPOSE_PROJECT_NAME=restow-test-$$ RESTOW_TAG=test-$$ UCX_LOG_LEVEL=info
-if [ "$mode" = --prepare ]; then RESTOW_TAG=prepared; fi
 export DOCKER_CLI_HINTS=false
 started=$SECONDS
 kept=${RESTOW_CONTAINERS_DIR:-}
@@ -29,9 +26,7 @@ mkdir -p "$folder"
 sockets=$(mktemp -d /tmp/restow-engine.XXXXXX)
 log=$folder/log
 : >"$log"
-engine_pid='' our_base='' prompts=0 compose_command=() staged=()
-# What an earlier run has prepared goes with the rest.
-tagged=(restow-broker:prepared restow-agent:prepared)
+engine_pid='' our_base='' prompts=0 compose_command=() staged=() tagged=()
 
 say() { printf '== %s\n' "$*"; }
 
@@ -60,7 +55,7 @@ tear_down() {
   set +e
   exec 2>>"$log"
   if [ ${#compose_command[@]} -gt 0 ]; then compose down -v --remove-orphans -t 5 >>"$log" 2>&1; fi
-  if [ "$mode" != --prepare ]; then docker rmi "${tagged[@]}" >>"$log" 2>&1; fi
+  if [ ${#tagged[@]} -gt 0 ]; then docker rmi "${tagged[@]}" >>"$log" 2>&1; fi
   if [ ${#staged[@]} -gt 0 ]; then rm -f "${staged[@]}"; fi
   if [ -n "$engine_pid" ]; then
     kill "$engine_pid"
@@ -268,8 +263,7 @@ build broker
 build agent
 check_image broker
 check_image agent
-if [ "$mode" = --prepare ]; then exit; fi
-if [ "$mode" = --transcript ]; then
+if [ "${1:-}" = --transcript ]; then
   write_transcript
   exit
 fi

@@ -10,8 +10,8 @@ from vllm_harness.engine import Answer
 MAX_DIFFERENCE = 1.0
 MAX_MEAN = 0.1
 """Logprobs between 0 and 5, in bfloat16: two engines of other ranks, each alone, were seen to
-differ by up to 0.16, and by 0.26 where one had the other's state; by 0.04 in the mean. That was on
-an Intel Xeon; on an AMD EPYC two that were alone differed by up to 0.29, and said another token
+differ by up to 0.16, and by 0.26 where one had the other's state; by 0.04 in the mean. On
+an AMD EPYC two that were alone differed by up to 0.29, and said another token
 where one preferred its own by 0.69."""
 
 

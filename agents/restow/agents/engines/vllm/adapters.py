@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
-from restow.agents.engines.vllm.identity import checkpoint_folder
+from restow.agents.engines.vllm.identity import local_checkpoint
 
 MAX_ADAPTERS = 4096
 """Adapters whose word is kept."""
@@ -49,7 +49,7 @@ class Adapters:
 
     def _found(self, adapter: LoraRequest) -> str:
         try:
-            return checkpoint_revision(checkpoint_folder(adapter.lora_path))
+            return checkpoint_revision(local_checkpoint(adapter.lora_path))
         except CheckpointInvalidError as error:
             self._log.warning(
                 "an adapter is told from others by its name alone",

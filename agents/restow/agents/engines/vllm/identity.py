@@ -40,7 +40,7 @@ def _found(config: VllmConfig) -> str:
         return drawn + _by_settings(model)
     try:
         name = getattr(model, "model_weights", "") or model.model
-        folder = checkpoint_folder(name, model.revision, load.download_dir)
+        folder = local_checkpoint(name, model.revision, load.download_dir)
         return checkpoint_revision(folder) + _by_settings(model)
     except CheckpointInvalidError as error:
         structlog.get_logger("restow.vllm").warning(
@@ -65,7 +65,7 @@ def _by_settings(model: ModelConfig) -> str:
     return f"+{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]}" if said else ""
 
 
-def checkpoint_folder(name: str, revision: str | None = None, cache_dir: str | None = None) -> Path:
+def local_checkpoint(name: str, revision: str | None = None, cache_dir: str | None = None) -> Path:
     """Where a checkpoint lies, whether it is named by its path or as on the hub.
 
     Raises `CheckpointInvalidError`.
