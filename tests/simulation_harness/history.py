@@ -47,6 +47,8 @@ USED_AGAIN = 0.3
 """Of how many handoffs the id is used a second time, for another prompt."""
 ASKED_WRONG = 0.1
 """For how many D asks for another prompt under P's id, beside the right one."""
+COMPUTED_AT_ONCE = 0.2
+"""For how many P computes another prompt under the same id at the same time."""
 LAST = 2
 """Handoffs after all has healed: one of them may meet a slow network."""
 LATE_S = 22.0
@@ -157,13 +159,17 @@ class History:
         if self.faults is not None:
             self.faults.plan(BUSY_S)
         for number in range(self.rng.randint(2, 6)):
-            prompt = self._prompt(f"h{number}")
-            self._plan_prompt(prompt)
+            prompt, at_s = self._prompt(f"h{number}"), self.rng.uniform(0.0, BUSY_S / 2)
+            self._plan_prompt(prompt, at_s)
+            if self.rng.random() < COMPUTED_AT_ONCE:
+                self._plan_prompt(self._prompt(f"h{number}#twin"), at_s, "P")
             if self.rng.random() < USED_AGAIN:
-                self._plan_prompt(self._prompt(f"h{number}#again"), "PD", BUSY_S / 2)
+                again_s = self.rng.uniform(BUSY_S / 2, BUSY_S)
+                self._plan_prompt(self._prompt(f"h{number}#again"), again_s)
             if self.rng.random() < ASKED_WRONG:
                 # As long as the right one: the position alone does not tell them apart.
-                self._plan_prompt(replace(prompt, name=f"h{number}#other"), "D")
+                other = replace(prompt, name=f"h{number}#other")
+                self._plan_prompt(other, self.rng.uniform(0.0, BUSY_S / 2), "D")
         await self._pass(BUSY_S)
         self.fabric.spoiled = 0.0
         if self.faults is not None:
@@ -296,8 +302,7 @@ class History:
             uses_s=rng.uniform(0.0, 5.0),
         )
 
-    def _plan_prompt(self, prompt: Prompt, sides: str = "PD", first_s: float = 0.0) -> None:
-        at_s = first_s + self.rng.uniform(0.0, BUSY_S / 2)
+    def _plan_prompt(self, prompt: Prompt, at_s: float, sides: str = "PD") -> None:
         for side in sides:
             # Some prompts lie ready for a while before D asks.
             wait_s = self.rng.uniform(0.0, self.rng.choice((1.0, 1.0, 6.0)))

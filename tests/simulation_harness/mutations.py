@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from restow.agents import orders
 from restow.agents.reader import Reader
+from restow.broker.client.book import Book
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
 from restow.broker.core.events import Settlement
@@ -100,6 +101,25 @@ def ids_used_again(history: History) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def two_states_at_once(history: History) -> Iterator[None]:
+    """P says a second state under an id that it has published whole, and fences it."""
+    # Where it matters: chance alone brings this about once in some thousand histories.
+    often = patch("simulation_harness.history.COMPUTED_AT_ONCE", 1.0)
+    with often, patch.object(Book, "_is_another", lambda *words: False):
+        yield
+
+
+@contextlib.contextmanager
+def two_states_of_any_client(history: History) -> Iterator[None]:
+    """The same of a client that has no book; the broker goes on with what it was told first."""
+    with (
+        two_states_at_once(history),
+        patch.object(Directory, "publication_refused", lambda *words: []),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def wire_that_spoils(history: History) -> Iterator[None]:
     """Of what is read a byte may be another than was sent, until all heals."""
     history.fabric.spoiled = 0.02
@@ -114,5 +134,7 @@ MUTATIONS: dict[str, Mutation] = {
     "wire": wire_that_spoils,
     "content": no_content,
     "reuse": ids_used_again,
+    "twin": two_states_at_once,
+    "twins": two_states_of_any_client,
     **MISPLACED,
 }

@@ -204,7 +204,9 @@ Global___HostMemory: typing_extensions.TypeAlias = HostMemory
 
 @typing.final
 class Fenced(google.protobuf.message.Message):
-    """The rank's part of a handoff is complete in memory."""
+    """The rank's part of a handoff is complete in memory. It names the handoff by its id alone: an
+    engine that has two states under one id never fences one while the other is published.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
