@@ -190,6 +190,10 @@ def test_a_killed_p_is_named(house: Served) -> None:
     prompt, lost = PROMPTS[4], {"do_remote_decode": True, "handoff_id": "lost"}
     status, first = ask(house.p, prompt=prompt.text, kv_transfer_params=lost)
     assert status == 200
+    # P answers when it has said that the state is there, which the broker may hear a moment later.
+    with AdminClient(house.broker) as client:
+        while "lost" not in [one.handoff_id for one in client.handoffs("READY").handoffs]:
+            time.sleep(0.05)
     house.processes["p"].kill()
     house.processes["p"].wait()
     status, body = ask(house.d, prompt=prompt.text, kv_transfer_params=first["kv_transfer_params"])
