@@ -21,7 +21,6 @@ class Suite(StrEnum):
     PLANNING = "planning"
     PIECES = "pieces"
     MODELS = "models"
-    COPIES = "copies"
     RESTARTS = "restarts"
     KILLED = "killed"
     OUTAGES = "outages"
@@ -36,7 +35,6 @@ MODULES = {
     Suite.PLANNING: ("planning", "run"),
     Suite.PIECES: ("choice", "run_pieces"),
     Suite.MODELS: ("choice", "run_models"),
-    Suite.COPIES: ("copies", "run"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
     Suite.OUTAGES: ("outages", "run"),

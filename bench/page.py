@@ -128,18 +128,6 @@ def digests(rows: Rows) -> list[str]:
     return lines
 
 
-def copies(rows: Rows) -> list[str]:
-    """A line a size: what packing takes at least, and what of it is the READ."""
-    lines = _head("case", "MB", "part by part, ms", "one after the other, ms", "the READ alone, ms")
-    for case, by in _by_case(rows, "copies").items():
-        own = next(iter(by.values()))
-        lines.append(
-            f"| {case} | {own['bytes'] / 1e6:.0f} | {own['seconds'] * 1e3:.1f} "
-            f"| {_ms(by['one after the other'])} | {_ms(by['the READ alone'])} |"
-        )
-    return lines
-
-
 def planning(rows: Rows) -> list[str]:
     """A line a geometry and a step."""
     lines = _head("case", "ms", "budget, ms")
@@ -173,7 +161,6 @@ def _goal(row: dict[str, Any]) -> str:
 TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "benchmarks.json": (data, control),
     "ways.json": (pieces, models, planning),
-    "copies.json": (copies,),
     "vllm.json": (engines,),
     "returns.json": (returns,),
     "outages.json": (outages,),

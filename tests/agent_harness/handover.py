@@ -47,12 +47,8 @@ async def stage(
     handoff: int,
     engine_id: str = "P",
     hashed: bool = False,
-    followed: bool = False,
 ) -> dict[int, pb.Staged]:
-    """Have every source that packs gather for the program's rank; if ``hashed``, all hash.
-
-    ``followed``: large runs are read while they are gathered.
-    """
+    """Have every source that packs gather for the program's rank; if ``hashed``, all hash."""
     staged = {}
     for src_rank in program.src_ranks if hashed else program.staging_ranks:
         source = await fake.agent(engine_id, src_rank)
@@ -66,7 +62,6 @@ async def stage(
                     src_blocks=wire.block_lists(case.src_ids),
                     stop_token=case.tokens,
                     digest=KINDS[hashed],
-                    followed=followed,
                 )
             )
         )
@@ -97,7 +92,6 @@ async def send_execute(
                 staged_address=run.address if run else 0,
                 staged_bytes=run.bytes if run else 0,
                 digest=run.digest if run else b"",
-                progress=run.progress if run and run.HasField("progress") else None,
             )
         )
     destination.send(pb.AgentOrder(program=wire_program.program_to_proto(program)))
@@ -126,9 +120,8 @@ async def hand_over(
     handoff: int,
     grant_ms: int = 10_000,
     hashed: bool = False,
-    followed: bool = False,
 ) -> pb.Settled:
-    staged = await stage(fake, case, program, handoff, hashed=hashed, followed=followed)
+    staged = await stage(fake, case, program, handoff, hashed=hashed)
     assert not [run.reason for run in staged.values() if run.reason]
     destination = await send_execute(fake, case, program, handoff, grant_ms, staged, hashed)
     settled: pb.Settled = await destination.next()

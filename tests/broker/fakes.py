@@ -29,7 +29,6 @@ from restow.broker.server.settings import BrokerSettings
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc
 
-COUNT_ADDRESS = 8192
 PAGES = 64
 POSITION = 40
 P_BLOCKS = {"attention": [1, 2, 3], "state": [4]}
@@ -74,7 +73,6 @@ class FakeAgent:
                 for r in one.regions
             ],
             staging_bytes=1 << 20,
-            follows=True,
         )
         self.address = address or session.address
         self._line = Line(self.address, session._credentials)
@@ -169,7 +167,6 @@ def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
         return [link.AgentMessage(probed=probed)]
     number = order.stage.handoff
     digest = bytes(16) if order.stage.digest else b""
-    progress = link.Progress(address=COUNT_ADDRESS, part_bytes=64) if order.stage.followed else None
     return [
         link.AgentMessage(
             staged=link.Staged(
@@ -178,7 +175,6 @@ def answer_at_once(order: link.AgentOrder) -> list[link.AgentMessage]:
                 address=4096,
                 bytes=64,
                 digest=digest,
-                progress=progress,
             )
         )
         for part in order.stage.parts

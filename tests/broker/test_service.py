@@ -10,7 +10,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from agent_harness.waiting import until
 from broker.fakes import (
-    COUNT_ADDRESS,
     D_BLOCKS,
     P_BLOCKS,
     POSITION,
@@ -47,24 +46,6 @@ async def test_a_whole_handoff(strategy: Strategy) -> None:
         assert peers == {source.agent_name for source in execute.sources}
         if strategy is Strategy.PACK:
             assert (await both.p_agents[0].order("unstage")).handoff == execute.handoff
-
-
-@pytest.mark.parametrize("follows", [True, False])
-async def test_a_run_is_followed_by_who_can(follows: bool) -> None:
-    hosts = "here", "here"
-    async with (
-        broker(strategy=Strategy.PACK) as running,
-        pair(running.address, hosts=hosts) as both,
-    ):
-        (reader,) = both.d_agents
-        await reader.drop()
-        reader.hello.follows = follows
-        reader.ended.clear()
-        await reader.connect()
-        await both.hand_over("h")
-        assert (await both.p_agents[0].order("stage")).followed == follows
-        found = [source.progress.address for source in (await reader.order("execute")).sources]
-        assert set(found) == {COUNT_ADDRESS if follows else 0}
 
 
 async def test_many_handoffs_at_once_all_end() -> None:

@@ -158,7 +158,6 @@ class World:
         *,
         host: str = "",
         name: str = "",
-        follows: bool = False,
     ) -> AgentRecord:
         """Connect the agent of a rank anew."""
         self._agents += 1
@@ -168,7 +167,7 @@ class World:
             for one in layout(1).ranks[0].regions
         ]
         agent, actions = self.directory.members.admit(
-            side.record, rank, name, b"meta", regions, 1 << 20, self.now_s, host, b"", follows
+            side.record, rank, name, b"meta", regions, 1 << 20, self.now_s, host
         )
         self.hear(actions)
         self.connected.add(agent.key)
@@ -276,12 +275,11 @@ class World:
         reason: str = "",
         *,
         digest: bytes | None = None,
-        progress: act.Progress | None = None,
     ) -> list[act.Action]:
         agent = side.agents[rank]
         failure = Failure(act.State.FAILED, reason, "words") if reason else None
         digest = digest_of(rank, dst_rank) if digest is None else digest
-        run = StagedRun(4096 * (1 + rank), 128, digest, progress)
+        run = StagedRun(4096 * (1 + rank), 128, digest)
         return self.run(
             lambda now_s: self.directory.staged(
                 side.record, agent, number, dst_rank, run, failure, now_s

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -26,7 +25,6 @@ from restow.agents.errors import PeerLostError
 from restow.agents.extents import Extents
 from restow.agents.memory import Place
 from restow.agents.orders import region_to_proto
-from restow.agents.parts import Parts
 from restow.agents.pieces import Copies, Descriptors
 from restow.agents.settings import AgentSettings
 from restow.agents.transport import Flight
@@ -41,8 +39,6 @@ from simulation_harness.virtual_loop import VirtualLoop
 STAGING_BYTES = 4 << 20
 CASES = ("wide", "cast", "recompute")
 PEER_ADDRESS = 1 << 40
-COUNT_ADDRESS = 1 << 41
-PART_BYTES = 256
 HANDOFF = 77
 
 case = cache(make_case)
@@ -121,7 +117,6 @@ class CheckedTransport:
     def __init__(self, fence: Fence) -> None:
         self.name = "me"
         self._fence = fence
-        self._count = 0
 
     def register(self, address: int, length_bytes: int, place: Place) -> None:
         self._fence.ranges.append((address, address + length_bytes))
@@ -140,16 +135,13 @@ class CheckedTransport:
         """Nothing is kept."""
 
     def read(self, peer: str, descriptors: Descriptors, src: Place, dst: Place) -> Flight:
-        """A count of parts grows by one with each look."""
+        """Nothing is moved."""
         transport._rows(descriptors.src_address, descriptors, src)
         transport._rows(descriptors.dst_address, descriptors, dst)
         self._fence.holds(descriptors.dst_address, descriptors.length_bytes, "read to")
         there, size = descriptors.src_address, descriptors.length_bytes
         if (there < 1).any() or (there > 2**63 - 1 - size).any():
             raise Violation(f"read from {there.min()}")
-        if size.tolist() == [1] and there[0] == COUNT_ADDRESS:
-            self._count += 1
-            ctypes.c_uint8.from_address(int(descriptors.dst_address[0])).value = self._count
         return Flight(peer, None, True)
 
     def poll(self, flight: Flight) -> bool:
@@ -215,15 +207,6 @@ class AgentHouse:
             project(rows, device)
 
         digest = Hasher._digest
-        gather, scatter = Parts.prepared_gather, Parts.prepared_scatter
-
-        def gather_checked(parts: Parts, copies: Any, device: Any) -> Any:
-            self.fence.check_copies(Copies.joined(copies), reads=True)
-            return gather(parts, copies, device)
-
-        def scatter_checked(parts: Parts, copies: Any, device: Any) -> Any:
-            self.fence.check_copies(Copies.joined(copies), reads=True)
-            return scatter(parts, copies, device)
 
         def digest_checked(hasher: Hasher, extents: Extents) -> bytes:
             self.fence.holds(extents.address, extents.length_bytes, "hashed")
@@ -234,11 +217,6 @@ class AgentHouse:
             patch("restow.agents.copier.prepared_copies", prepare_checked),
             patch("restow.agents.copying.run_copies", fill_checked),
             patch("restow.agents.copier.run_projections", project_checked),
-            patch.object(Parts, "prepared_gather", gather_checked),
-            patch.object(Parts, "prepared_scatter", scatter_checked),
-            patch("restow.agents.parts.PART_BYTES", PART_BYTES),
-            patch("restow.agents.gathering.WORTHWHILE_BYTES", 1),
-            patch("restow.agents.following.SPIN_S", 0.0),
         ):
             try:
                 yield self
@@ -305,10 +283,8 @@ def execute(
     program: Program,
     lengths: dict[int, int],
     hashed: bool = False,
-    followed: bool = False,
 ) -> pb.AgentOrder:
     """The order to read; ``lengths`` are those of staged runs, by source rank."""
-    progress = pb.Progress(address=COUNT_ADDRESS, part_bytes=PART_BYTES)
     return pb.AgentOrder(
         execute=pb.Execute(
             handoff=HANDOFF,
@@ -324,7 +300,6 @@ def execute(
                     staged_address=PEER_ADDRESS if lengths.get(rank) else 0,
                     staged_bytes=lengths.get(rank, 0),
                     digest=bytes(DIGEST_BYTES) if hashed else b"",
-                    progress=progress if followed and lengths.get(rank) else None,
                 )
                 for rank in program.src_ranks
             ],
@@ -334,9 +309,7 @@ def execute(
     )
 
 
-def stage(
-    of: Case, program: Program, rank: int, hashed: bool = False, followed: bool = False
-) -> pb.AgentOrder:
+def stage(of: Case, program: Program, rank: int, hashed: bool = False) -> pb.AgentOrder:
     """The order to gather, and to hash."""
     return pb.AgentOrder(
         stage=pb.Stage(
@@ -345,7 +318,6 @@ def stage(
             src_blocks=wire.block_lists(of.src_ids),
             stop_token=of.tokens,
             digest=KINDS[hashed],
-            followed=followed,
         )
     )
 

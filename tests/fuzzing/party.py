@@ -97,10 +97,6 @@ def check_order(order: link.AgentOrder) -> None:
     """What the broker hands on of one agent's words to another one is sound."""
     runs = [(one.staged_address, one.staged_bytes) for one in order.execute.sources]
     runs.append((order.probe.address, order.probe.bytes if order.probe.agent_name else 0))
-    for source in order.execute.sources:
-        progress = source.progress
-        if source.HasField("progress") and not progress.part_bytes > 0 < progress.address:
-            raise Violation(f"a run in parts that can't be: {source}")
     for one in order.peer.regions:
         runs += [(one.base_address, one.page_count)]
         if one.device_id < 0 or one.memory not in link.MemoryKind.values():

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import structlog
 
-from restow.agents import following, gathering, parts, reader, spreading, ticker
+from restow.agents import reader, spreading, ticker
 from restow.agents.executor import Executor
 from restow.agents.reader import Reader
 from restow.broker.client.backoff import Backoff
@@ -44,11 +44,6 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (secrets, "randbits", rng.getrandbits),
             (reader, "SPIN_S", 0.0),
             (reader, "POLL_S", 0.05),
-            (following, "SPIN_S", 0.0),
-            (following, "POLL_S", 0.05),
-            # Two parts or so: each read may take seconds here, and a grant has ten.
-            (parts, "PART_BYTES", 192),
-            (gathering, "WORTHWHILE_BYTES", 1),
             (spreading, "SHORT_S", float("inf")),
             (hubs, "TICK_S", 0.25),
             (hubs, "plan_pair", plan_once),

@@ -14,11 +14,9 @@ from restow.agents.copying import PreparedCopies
 from restow.agents.errors import OrderInvalidError
 from restow.agents.extents import Extents, one_extent, staged_span_extents
 from restow.agents.extraction import Extraction
-from restow.agents.following import Following
 from restow.agents.lane import Read
-from restow.agents.memory import HOST, Place
+from restow.agents.memory import Place
 from restow.agents.orders import ExecuteOrder, Peer, Source, is_memory
-from restow.agents.parts import Parts
 from restow.agents.pieces import Copies, Descriptors
 from restow.agents.projecting import bind_projections
 from restow.agents.spans import SpanReads, StagedSpans
@@ -71,47 +69,15 @@ class Arrivals:
         for rank, size in self._lengths.items():
             self._begins[rank] = length
             length += _aligned(size)
-        self._counts: dict[int, int] = {}
-        """Where the counts of runs that are still gathered are read to."""
-        for source in order.sources:
-            if self.is_followed(source):
-                self._counts[source.src_rank] = length
-                length += ALIGN_BYTES
         self._spans, size = rows.spans.at(order.tokens, length)
         self.length_bytes = length + size
 
     def put_at(self, address: int) -> None:
         """Say where the run is."""
         self._begins = {rank: begin + address for rank, begin in self._begins.items()}
-        self._counts = {rank: begin + address for rank, begin in self._counts.items()}
         spans = self._spans
         base = spans.base_address + address
         self._spans = RegionTable(base, spans.page_stride_bytes, spans.page_count)
-
-    def is_followed(self, source: Source) -> bool:
-        """Whether what the source stages is read while it is gathered."""
-        return source.progress is not None and self._lengths.get(source.src_rank, 0) > 0
-
-    def following(self, source: Source, peer: Peer, memory: RegionTable, place: Place) -> Following:
-        """What is read from one such source while it is gathered, into the run at ``place``.
-
-        Raises `OrderInvalidError` if it can't be.
-        """
-        length, rank = self._lengths[source.src_rank], source.src_rank
-        begin = self._begins[rank]
-        _check_staged(source, length)
-        in_host_memory = place == HOST == peer.staging_place
-        if source.progress is None or self._order.hashed or not in_host_memory:
-            raise OrderInvalidError(f"what rank {rank} still gathers can't be followed", rank=rank)
-        address, part_bytes = source.progress.address, source.progress.part_bytes
-        return Following(
-            peer.agent_name,
-            source.staged_address,
-            address,
-            Parts(begin, length, part_bytes),
-            list(self._staged_copies(rank, memory)),
-            self._counts[rank],
-        )
 
     def reads(
         self,
@@ -122,7 +88,7 @@ class Arrivals:
     ) -> Iterator[Read]:
         """What is read from one source, its ``spans`` too, into the run, which is at ``place``."""
         length = self._lengths.get(source.src_rank, 0)
-        if length and not self.is_followed(source):
+        if length:
             yield _staged_read(source, peer, self._begins[source.src_rank], length, place)
         for src, laid in spans:
             descriptors = laid.bind(self._spans, self._order.src_blocks, self._order.tokens)
@@ -142,8 +108,7 @@ class Arrivals:
         """What is copied from the run to own pages when all was read, all on ``device``."""
         order = self._order
         for rank in self._begins:
-            if rank not in self._counts:
-                yield from self._staged_copies(rank, memory)
+            yield from self._staged_copies(rank, memory)
         turning = self._rows.turning
         extracted = turning.bind(self._spans, order.dst_blocks, order.tokens, device)
         if len(extracted):

@@ -27,7 +27,6 @@ from restow.agents.host_memory import HostMark, HostRanges
 from restow.agents.interfaces import InterfaceWatch
 from restow.agents.link import Link
 from restow.agents.memory import (
-    HOST,
     Place,
     RegionMemory,
     Staging,
@@ -35,7 +34,6 @@ from restow.agents.memory import (
     staging_at,
     staging_place,
 )
-from restow.agents.orders import StagedRun
 from restow.agents.reader import Reader
 from restow.agents.settings import AgentSettings
 from restow.agents.ticker import Ticker
@@ -167,7 +165,6 @@ class AsyncAgent:
             staging_bytes=self._settings.staging_bytes,
             host=host_name(),
             host_memory=self._shown(),
-            follows=self._place == HOST,
         )
 
     def welcomed(self, broker_epoch: str) -> None:
@@ -245,22 +242,20 @@ class AsyncAgent:
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
 
     async def _stage(self, message: pb.Stage) -> None:
-        async def tell(runs: Sequence[StagedRun]) -> None:
-            for run in runs:
-                answer = orders.staged_to_proto(message.handoff, run)
-                self._link.send(pb.AgentMessage(staged=answer))
-            # A thread that copies, and holds the interpreter's lock now and then, can wait for it.
-            await self._link.flushed()
-
         self._ticker.expect_work()
         try:
             self._check_load()
-            await self._executor.stage(orders.stage_from_proto(message), tell)
+            runs = await self._executor.stage(orders.stage_from_proto(message))
+            answers = [orders.staged_to_proto(message.handoff, run) for run in runs]
         except RestowError as error:
-            for dst_rank in dict.fromkeys(part.dst_rank for part in message.parts):
-                answer = pb.Staged(handoff=message.handoff, dst_rank=dst_rank)
+            answers = [
+                pb.Staged(handoff=message.handoff, dst_rank=dst_rank)
+                for dst_rank in dict.fromkeys(part.dst_rank for part in message.parts)
+            ]
+            for answer in answers:
                 self._refuse(answer, error, message.handoff)
-                self._link.send(pb.AgentMessage(staged=answer))
+        for answer in answers:
+            self._link.send(pb.AgentMessage(staged=answer))
 
     async def _execute(self, message: pb.Execute) -> None:
         settled = pb.Settled(handoff=message.handoff)

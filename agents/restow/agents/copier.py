@@ -71,13 +71,9 @@ class Copier:
         else:
             await self.on_thread(lambda: run_projections(rows, device))
 
-    def begin(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Put work in the thread's line; the caller waits for its end."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, work)
-
     async def on_thread(self, work: Callable[[], T]) -> T:
         """Do the work there; it has ended when this returns, raises or is cancelled."""
-        done = self.begin(work)
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:

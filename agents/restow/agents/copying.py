@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ import torch
 
 from restow.agents.device import finished
 from restow.agents.errors import CopyFailedError, ProgramInvalidError
-from restow.agents.pieces import Copies, EqualRuns, Grid
+from restow.agents.pieces import Copies, Grid
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.table import ITEM_BYTES
@@ -85,26 +85,9 @@ def prepared_copies(copies: Copies, device: torch.device) -> PreparedCopies:
     with _refused(len(copies)):
         runs = copies.equal_runs() if device.type == "cpu" else None
         # Without a table it is half the work: 1 of 2 ms for 100,000 runs.
-        found = runs and prepare_runs(*runs, [len(copies)])
-        pieces = found[0] if found else prepare_pieces(piece_table(copies), device)
+        pieces = runs and prepare_runs(*runs)
+        pieces = pieces or prepare_pieces(piece_table(copies), device)
         return PreparedCopies(len(copies), device, pieces)
-
-
-def prepared_stretches(
-    runs: EqualRuns, stops: Sequence[int], device: torch.device
-) -> list[PreparedCopies] | None:
-    """The same of runs in host memory, apart for those before each of the rising ``stops``.
-
-    None: a table of each is the better way. Raises `CopyFailedError`.
-    """
-    with _refused(len(runs.src_address)):
-        found = prepare_runs(*runs, stops)
-    if found is None:
-        return None
-    counts = np.diff([0, *stops]).tolist()
-    return [
-        PreparedCopies(count, device, pieces) for count, pieces in zip(counts, found, strict=True)
-    ]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from restow.agents.copier import Copier
 from restow.agents.copying import zero_destinations
 from restow.agents.digests import Hasher
 from restow.agents.errors import OrderInvalidError, ProgramInvalidError, ReadNotBegunError
-from restow.agents.following import follow
 from restow.agents.gathering import Gathering
 from restow.agents.laid_rows import LaidRows, PeerRows
 from restow.agents.lane import Read, late
@@ -130,17 +129,15 @@ class Executor:
         self._programs.clear()
         self._laid.clear()
 
-    async def stage(
-        self, order: StageOrder, tell: Callable[[Sequence[StagedRun]], Awaitable[None]]
-    ) -> None:
-        """Gather and hash for some readers, and ``tell`` once where each one's run is.
+    async def stage(self, order: StageOrder) -> Sequence[StagedRun]:
+        """Gather and hash for some readers; returns where each one's run is.
 
         Repeating changes nothing. Raises what `Gathering.stage` does, and `OrderInvalidError`.
         """
         programs = [self._program(part.program_id) for part in order.parts]
         for program in programs:
             program.check_source(self._rank, self._strides, self._constant)
-        await self._gathering.stage(order, programs, tell)
+        return await self._gathering.stage(order, programs)
 
     def unstage(self, handoff: int) -> None:
         """Give a handoff's staged runs back. May be repeated."""
@@ -258,20 +255,11 @@ class Executor:
                 reads += _direct_reads(laid, order, peer)
                 reads += arrivals.reads(source, peer, laid.spans, place)
             reads = joined_reads(reads)
-            followed = [
-                arrivals.following(source, peer, self._memory, place)
-                for source, peer in zip(order.sources, peers, strict=True)
-                if arrivals.is_followed(source)
-            ]
             turns = [
                 self._copier.prepare(copies, place.device)
                 for copies in arrivals.copies(self._memory, place.device)
             ]
             await self._reader.read(reads, deadline_s)
-            try:
-                await follow(followed, self._reader, self._copier, deadline_s)
-            except ReadNotBegunError:
-                raise late() from None  # others of its reads were
             if order.hashed:
                 # After the grant P may use its pages: then they differ for no fault of anybody's.
                 if self._clock() > deadline_s:
@@ -285,8 +273,7 @@ class Executor:
         finally:
             if run is not None:
                 self._scatter_pool.release(run)
-        followed_bytes = sum(one.parts.length_bytes for one in followed)
-        return followed_bytes + sum(read.descriptors.size_bytes for read in reads)
+        return sum(read.descriptors.size_bytes for read in reads)
 
     async def _acquire(self, length_bytes: int, begin_until_s: float) -> Run | None:
         if not length_bytes:

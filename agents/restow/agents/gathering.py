@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -14,21 +13,11 @@ from restow.agents.chunks import bind_interleave
 from restow.agents.copier import Copier
 from restow.agents.digests import Hasher
 from restow.agents.extents import one_extent, source_extents
-from restow.agents.gradual import (
-    COUNT_BYTES,
-    COUNTS_IN_ORDER,
-    GAIN,
-    WORTHWHILE_BYTES,
-    CountedRun,
-    gather,
-)
-from restow.agents.memory import HOST, Place, Staging, one_place, staging_place
-from restow.agents.orders import Progress, StagedRun, StageOrder
-from restow.agents.parts import Parts
+from restow.agents.memory import Place, Staging, one_place, staging_place
+from restow.agents.orders import StagedRun, StageOrder
 from restow.agents.pieces import Copies
 from restow.agents.probing import check_room, measure_copying
 from restow.agents.program_check import CheckedProgram
-from restow.agents.spreading import Spreading
 from restow.agents.staging import Run, StagingPool
 from restow.broker.errors import RestowError
 from restow.broker.layout.rows import Int64s
@@ -96,10 +85,7 @@ class Gathering:
         self._pool = StagingPool(staging.size_bytes)
         self._runs: dict[int, list[Run]] = {}
         """By handoff; those of probes by their negative numbers."""
-        self._gathered: set[Run] = set()
-        """Those that are being gathered, and that nobody has given back."""
         self._held: dict[int, dict[int, StagedRun]] = {}
-        self._spreading = Spreading(GAIN)
 
     @property
     def free_bytes(self) -> int:
@@ -107,23 +93,16 @@ class Gathering:
         return self._pool.free_bytes
 
     async def stage(
-        self,
-        order: StageOrder,
-        programs: Sequence[CheckedProgram],
-        tell: Callable[[Sequence[StagedRun]], Awaitable[None]],
-    ) -> None:
+        self, order: StageOrder, programs: Sequence[CheckedProgram]
+    ) -> Sequence[StagedRun]:
         """Gather for all parts, and hash what is asked for; ``programs`` are theirs.
 
-        Who follows is ``tell``-ed where the runs are as soon as there is room for them, if they
-        are large; others when all is there. Repeating changes nothing.
-
-        Raises `OrderTooLargeError` and `StagingExhaustedError`; and, of who follows after having
-        told, `PagesError`, `ProgramInvalidError` and `CopyFailedError`.
+        Returns where the run of each is. Repeating changes nothing. Raises `OrderTooLargeError`,
+        `StagingExhaustedError`, `PagesError`, `ProgramInvalidError` and `CopyFailedError`.
         """
         held = self._held.get(order.handoff, {})
         if all(part.dst_rank in held for part in order.parts):
-            await tell([held[part.dst_rank] for part in order.parts])
-            return
+            return [held[part.dst_rank] for part in order.parts]
         shares = []
         for part, program in zip(order.parts, programs, strict=True):
             program.check_size(order.tokens, self._rank)
@@ -131,23 +110,19 @@ class Gathering:
         regions = [region for share in shares for region in share.regions]
         place = one_place(self._places, regions)
         size_bytes = sum(aligned(share.length_bytes) for share in shares)
-        followed = self._may_be_followed(order, place, size_bytes)
-        if followed:
-            size_bytes += COUNT_BYTES * len(shares)
         # What is only hashed needs no room: there may be none.
         run = await self._pool.acquire(size_bytes) if size_bytes else None
         address = self._staging.address + (run.offset_bytes if run is not None else 0)
-        if run is not None and followed:
-            await self._gather_followed(shares, order, run, address, tell)
-            return
         try:
             staged = await self._gather(shares, programs, order, address, place)
         except (RestowError, asyncio.CancelledError):
             if run is not None:
                 self._pool.release(run)
             raise
-        self._keep(order, run, staged)
-        await tell(staged)
+        if run is not None:
+            self._runs.setdefault(order.handoff, []).append(run)
+        self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
+        return staged
 
     async def _gather(
         self,
@@ -170,60 +145,6 @@ class Gathering:
                 for one, program in zip(staged, programs, strict=True)
             ]
         return staged
-
-    async def _gather_followed(
-        self,
-        shares: Sequence[Share],
-        order: StageOrder,
-        run: Run,
-        address: int,
-        tell: Callable[[Sequence[StagedRun]], Awaitable[None]],
-    ) -> None:
-        """Tell, and gather part by part. The run is kept even if that fails: it is being read."""
-        counted, staged = [], []
-        for share in shares:
-            parts = Parts.of(address + COUNT_BYTES, share.length_bytes)
-            one = StagedRun(share.dst_rank, parts.address, share.length_bytes)
-            if parts.count:
-                bind = partial(share.copies, self._memory, order, parts.address)
-                counted.append(CountedRun(parts, address, bind))
-                counted[-1].count(0)
-                one = replace(one, progress=Progress(address, parts.part_bytes))
-            staged.append(one)
-            address = parts.address + aligned(share.length_bytes)
-        self._keep(order, run, staged)
-        self._gathered.add(run)
-        try:
-            await tell(staged)
-            ran_s, took_s = await self._copier.on_thread(
-                lambda: gather(counted, HOST.device, lambda: run in self._gathered)
-            )
-            self._spreading.saw(ran_s, took_s)
-        finally:
-            for each in counted:
-                each.end()
-            if run in self._gathered:
-                self._gathered.remove(run)
-            else:
-                self._pool.release(run)
-
-    def _may_be_followed(self, order: StageOrder, place: Place, size_bytes: int) -> bool:
-        """Whether it may be, and is worth it: a digest is of complete runs, a launch is one."""
-        in_host_memory = place == HOST == staging_place(self._places)
-        return (
-            order.followed
-            and in_host_memory
-            and COUNTS_IN_ORDER
-            and not order.hashed
-            and size_bytes >= WORTHWHILE_BYTES
-            and size_bytes + COUNT_BYTES * len(order.parts) <= self._pool.size_bytes
-            and self._spreading.allows()
-        )
-
-    def _keep(self, order: StageOrder, run: Run | None, staged: Sequence[StagedRun]) -> None:
-        if run is not None:
-            self._runs.setdefault(order.handoff, []).append(run)
-        self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
 
     async def _digest(self, program: Program, staged: StagedRun, order: StageOrder) -> bytes:
         """Of all that is read here by the rank for which ``program`` is."""
@@ -257,10 +178,7 @@ class Gathering:
         """Give a handoff's runs back. May be repeated."""
         self._held.pop(handoff, None)
         for run in self._runs.pop(handoff, ()):
-            if run in self._gathered:
-                self._gathered.remove(run)  # who gathers gives it back: it is written to until then
-            else:
-                self._pool.release(run)
+            self._pool.release(run)
 
     def reset(self) -> None:
         """Give all runs back, and forget what was only hashed."""

@@ -59,8 +59,6 @@ class KeptStream(Generic[Message, Request, Response]):
         self._speaker = speaker
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
-        self._written = asyncio.Event()
-        self._written.set()
         self._open = asyncio.Event()
         self._connected = False
         self._was_open = False
@@ -112,12 +110,7 @@ class KeptStream(Generic[Message, Request, Response]):
         """Queue a message; it is lost if the stream is not open or breaks before it is written."""
         if self._open.is_set():
             self._outbox.append(message)
-            self._written.clear()
             self._wake.set()
-
-    async def flushed(self) -> None:
-        """Wait until all that was queued is written, or lost."""
-        await self._written.wait()
 
     def give_up(self, refusal: RestowError) -> None:
         """End the stream for good: there is no use in it any more."""
@@ -154,7 +147,6 @@ class KeptStream(Generic[Message, Request, Response]):
                 finally:
                     self._connected = False
                     self._open.clear()
-                    self._written.set()
                 if self._refusal is not None and self._is_final(self._refusal):
                     return
                 await asyncio.sleep(self._pause_s())
@@ -193,7 +185,6 @@ class KeptStream(Generic[Message, Request, Response]):
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         opening = await self._speaker.opening()
         self._outbox.clear()
-        self._written.set()
         call = self._speaker.call(channel)
         writer = asyncio.create_task(self._write(call, opening))
         try:
@@ -214,5 +205,3 @@ class KeptStream(Generic[Message, Request, Response]):
                 await self._wake.wait()
             count = min(len(self._outbox), MAX_BATCH)
             await call.write(self._speaker.batch([self._outbox.popleft() for _ in range(count)]))
-            if not self._outbox:
-                self._written.set()

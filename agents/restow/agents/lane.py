@@ -23,16 +23,12 @@ from restow.agents.transport import Flight, NixlTransport
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """Pieces to read from one peer, all from one place to one place.
-
-    ``here``: on the event loop, which is kept meanwhile, though the bytes are many.
-    """
+    """Pieces to read from one peer, all from one place to one place."""
 
     peer: str
     descriptors: Descriptors
     src: Place
     dst: Place
-    here: bool = False
 
 
 class Known(NamedTuple):

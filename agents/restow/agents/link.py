@@ -61,10 +61,6 @@ class Link:
         """Queue an answer; it is lost if the stream breaks before it is written."""
         self._stream.send(message)
 
-    async def flushed(self) -> None:
-        """Wait until all answers are written, or lost."""
-        await self._stream.flushed()
-
     def give_up(self, refusal: RestowError) -> None:
         """Leave the broker for good."""
         self._stream.give_up(refusal)

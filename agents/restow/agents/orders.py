@@ -11,7 +11,6 @@ from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
 from restow.agents.host_memory import HostMemory
 from restow.agents.memory import MemoryKind, Place, RegionMemory, are_at, staging_place
-from restow.agents.parts import MAX_PARTS
 from restow.broker import wire
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES
 from restow.broker.layout.rows import Bools, Int64s
@@ -67,17 +66,13 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class StageOrder:
-    """Gather what programs pack and interleave, in one launch; if ``hashed``, hash all reads.
-
-    ``followed``: the readers can read runs that are still being gathered.
-    """
+    """Gather what programs pack and interleave, in one launch; if ``hashed``, hash all reads."""
 
     handoff: int
     parts: tuple[StagePart, ...]
     src_blocks: Blocks
     tokens: Tokens
     hashed: bool = False
-    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +90,14 @@ class ProbeOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where the byte is that counts a run's complete parts, and how long those are."""
-
-    address: int
-    part_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Source:
-    """Whom to read from. ``staged_bytes`` 0: nothing is staged there. ``digest`` of all reads.
-
-    ``progress`` None: what is staged is complete.
-    """
+    """Whom to read from. ``staged_bytes`` 0: nothing is staged there. ``digest`` of all reads."""
 
     src_rank: int
     agent_name: str
     staged_address: int
     staged_bytes: int
     digest: bytes = b""
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,31 +119,23 @@ class ExecuteOrder:
 
 @dataclass(frozen=True, slots=True)
 class StagedRun:
-    """Where the share of one destination rank lies, and the digest of all that it reads here.
-
-    ``progress`` None: it is complete.
-    """
+    """Where the share of one destination rank lies, and the digest of all that it reads here."""
 
     dst_rank: int
     address: int
     length_bytes: int
     digest: bytes = b""
-    progress: Progress | None = None
 
 
 def staged_to_proto(handoff: int, run: StagedRun) -> pb.Staged:
     """A run as its agent announces it."""
-    message = pb.Staged(
+    return pb.Staged(
         handoff=handoff,
         dst_rank=run.dst_rank,
         address=run.address,
         bytes=run.length_bytes,
         digest=run.digest,
     )
-    if run.progress is not None:
-        message.progress.address = run.progress.address
-        message.progress.part_bytes = run.progress.part_bytes
-    return message
 
 
 def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
@@ -221,7 +196,6 @@ def stage_from_proto(message: pb.Stage) -> StageOrder:
         Blocks(wire.blocks_from_proto(message.src_blocks)),
         _tokens(message.first_token, message.stop_token),
         _hashed(message.digest),
-        message.followed,
     )
 
 
@@ -253,34 +227,12 @@ def execute_from_proto(message: pb.Execute) -> ExecuteOrder:
         Blocks(wire.blocks_from_proto(message.dst_blocks)),
         _tokens(message.first_token, message.stop_token),
         tuple(
-            Source(
-                s.src_rank,
-                s.agent_name,
-                s.staged_address,
-                s.staged_bytes,
-                s.digest,
-                _progress(s) if s.HasField("progress") else None,
-            )
+            Source(s.src_rank, s.agent_name, s.staged_address, s.staged_bytes, s.digest)
             for s in message.sources
         ),
         message.grant_ms / 1000,
         _hashed(message.digest),
     )
-
-
-def _progress(source: pb.Source) -> Progress:
-    progress = Progress(source.progress.address, source.progress.part_bytes)
-    if (
-        not is_memory(progress.address, 1)
-        or progress.part_bytes < 1
-        or -(-source.staged_bytes // progress.part_bytes) > MAX_PARTS
-    ):
-        raise OrderInvalidError(
-            f"agent {source.agent_name} gathers {source.staged_bytes} bytes in parts of "
-            f"{progress.part_bytes}, counted at {progress.address}, which can't be",
-            agent=source.agent_name,
-        )
-    return progress
 
 
 def _hashed(kind: pb.DigestKind.ValueType) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -125,43 +125,6 @@ class Grid:
         """Bytes that are written."""
         sizes = self.count * ITEM_BYTES[self.dst_dtype]
         return int(np.broadcast_to(sizes, self.src_address.shape).sum())
-
-    def between(self, first: int, stop: int) -> list[Grid]:
-        """Copies ``[first, stop)``, counted row by row: at most three boxes, which are views."""
-        if first >= stop:
-            return []
-        width = self.src_address.shape[-1]
-        (top, left), (bottom, right) = divmod(first, width), divmod(stop, width)
-        if top == bottom:
-            return [self._box(slice(top, top + 1), slice(left, right))]
-        boxes = [
-            (slice(top, top + 1), slice(left, width if left else 0)),
-            (slice(top + bool(left), bottom), slice(0, width)),
-            (slice(bottom, bottom + 1), slice(0, right)),
-        ]
-        return [
-            self._box(rows, columns)
-            for rows, columns in boxes
-            if rows.start < rows.stop and columns.start < columns.stop
-        ]
-
-    def _box(self, rows: slice, columns: slice) -> Grid:
-        def cut(values: Int64s) -> Int64s:
-            table = np.atleast_2d(values)
-            return table[
-                rows if len(table) > 1 else slice(None),
-                columns if table.shape[1] > 1 else slice(None),
-            ]
-
-        return self._each(cut)
-
-    def taken(self, order: Int64s) -> Grid:
-        """The copies of these numbers, counted row by row, as one row."""
-        shape = self.src_address.shape
-        return self._each(lambda values: np.broadcast_to(values, shape).ravel()[order])
-
-    def _each(self, change: Callable[[Int64s], Int64s]) -> Grid:
-        return Grid(*(change(getattr(self, one.name)) for one in fields(self)))
 
 
 class EqualRuns(NamedTuple):

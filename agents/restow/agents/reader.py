@@ -266,7 +266,7 @@ class Reader:
             raise not_begun()
         if self._closed:
             raise AgentClosedError("the agent was closed before a read")
-        large = not read.here and read.descriptors.size_bytes >= LARGE_BYTES
+        large = read.descriptors.size_bytes >= LARGE_BYTES
         if not large and not lane.busy:
             flight = lane.post(read, known, deadline_s, self._clock)
             await asyncio.sleep(0)

@@ -1,6 +1,4 @@
-"""Whether work is done on more threads, or processes, at once: only while there are cores for them.
-
-Large reads are shared out over threads, and large runs are read while they are gathered.
+"""Whether large reads are shared out over threads: only while there are cores for them.
 
 Two threads copy nearly twice as fast as one on idle cores. Where every core has work already (the
 ranks of an engine read at the same time), more threads only take turns, and cost more than one.
@@ -19,14 +17,10 @@ LAST_PAUSE_READS = 64
 
 
 class Spreading:
-    """Learns from every shared read; when some in a row gained nothing, pauses for a while.
+    """Learns from every shared read; when some in a row gained nothing, pauses for a while."""
 
-    Those gained whose threads ran for at least ``gain`` times as long as they took.
-    """
-
-    def __init__(self, gain: float = GAIN) -> None:
+    def __init__(self) -> None:
         """Nothing is known to speak against it."""
-        self._gain = gain
         self._pause_reads = FIRST_PAUSE_READS
         self._left_reads = 0
         self._busy_reads = 0
@@ -43,7 +37,7 @@ class Spreading:
         """A shared read took ``elapsed_s``; all its threads together ran for ``ran_s``."""
         if elapsed_s < SHORT_S or self._left_reads:
             return
-        if ran_s >= self._gain * elapsed_s:
+        if ran_s >= GAIN * elapsed_s:
             self._busy_reads, self._pause_reads = 0, FIRST_PAUSE_READS
             return
         self._busy_reads += 1

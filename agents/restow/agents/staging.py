@@ -75,11 +75,6 @@ class StagingPool:
         self._line: deque[tuple[int, asyncio.Future[Run]]] = deque()
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole pool."""
-        return self._allocator.size_bytes
-
-    @property
     def free_bytes(self) -> int:
         """Bytes in no run."""
         return self._allocator.free_bytes

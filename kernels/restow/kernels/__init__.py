@@ -5,7 +5,7 @@ Triton is imported when something first runs on a GPU, not before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,15 +83,13 @@ def prepare_pieces(table: PieceTable, device: torch.device) -> Callable[[], None
     return launch
 
 
-def prepare_runs(
-    src: Int64s, dst: Int64s, length_bytes: int, stops: Sequence[int]
-) -> list[Callable[[], None]] | None:
+def prepare_runs(src: Int64s, dst: Int64s, length_bytes: int) -> Callable[[], None] | None:
     """What `prepare_pieces` gives for runs of equally many bytes in host memory, without a table.
 
     ``src`` and ``dst`` are positive addresses ``[n]``. There is one for the runs before each of the
     rising ``stops``, the last of which is ``n``. None: a table of them is the better way.
     """
-    return naive.prepare_runs(src, dst, length_bytes, stops)
+    return naive.prepare_runs(src, dst, length_bytes)
 
 
 def upload_pieces(

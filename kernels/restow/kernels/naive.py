@@ -12,9 +12,8 @@ rows and over rows long enough to pay for it, never over short rows. What was me
   the cores are busy; so chunks stay below that, and only whole classes may fork.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -61,32 +60,22 @@ def prepare_pieces(table: PieceTable) -> Callable[[], None] | StridedRows:
     if lengths is not None and len(lengths):
         shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest == longest:
-            copies = prepare_runs(rows[:, 0], rows[:, 1], longest, [len(rows)])
-            if copies is not None:
-                return copies[0]
+            copy = prepare_runs(rows[:, 0], rows[:, 1], longest)
+            if copy is not None:
+                return copy
         elif len(lengths) <= FEW_ROWS and shortest >= FEW_ROWS_BYTES:
             return partial(memmove_rows, rows[:, 0], rows[:, 1], lengths)
     return partial(_copy_pieces, table)
 
 
-def prepare_runs(
-    src: Int64s, dst: Int64s, length_bytes: int, stops: Sequence[int]
-) -> list[Callable[[], None]] | None:
-    """What copies runs that all have as many bytes; None if a table of them is the better way.
-
-    Each of what is returned copies those up to one of the rising ``stops``, from the one before.
-    """
+def prepare_runs(src: Int64s, dst: Int64s, length_bytes: int) -> Callable[[], None] | None:
+    """What copies runs that all have as many bytes; None if a table of them is the better way."""
     if not len(src) or length_bytes < SHORT_BYTES:
         return None
     equal = length_bytes < MEMMOVE_BYTES
     if len(src) <= (FEW_EQUAL_ROWS if equal else FEW_ROWS) and length_bytes >= FEW_ROWS_BYTES:
-        return [
-            partial(memmove_rows, src[a:b], dst[a:b], np.full(b - a, length_bytes))
-            for a, b in pairwise([0, *stops])
-        ]
-    if not equal:
-        return None
-    return [partial(_call_all, copies) for copies in _run_copies(src, dst, length_bytes, stops)]
+        return partial(memmove_rows, src, dst, np.full(len(src), length_bytes))
+    return partial(_call_all, list(_run_copies(src, dst, length_bytes))) if equal else None
 
 
 def _copy_pieces(table: PieceTable) -> None:
@@ -102,9 +91,7 @@ def _copy_pieces(table: PieceTable) -> None:
     big = runs[:, Column.COUNT] >= MEMMOVE_BYTES
     memmove_rows(*runs[big, : Column.SRC_STEP_BYTES].T)
     for same in classes(runs[~big] if big.any() else runs):
-        length = int(same[0, Column.COUNT])
-        for copies in _run_copies(same[:, 0], same[:, 1], length, [len(same)]):
-            _call_all(copies)
+        _call_all(_run_copies(same[:, 0], same[:, 1], int(same[0, Column.COUNT])))
 
     count, src_step, dst_step, code = rest[:, Column.COUNT :].T
     strided = (src_step != SRC_BYTES[code]) | (dst_step != DST_BYTES[code])
@@ -160,43 +147,27 @@ def _call_all(copies: Iterable[Callable[[], object]]) -> None:
         copy()
 
 
-def _run_copies(
-    src: Int64s, dst: Int64s, length: int, stops: Sequence[int]
-) -> list[list[Callable[[], object]]]:
-    """Copies of scattered runs of equally many bytes; nothing is touched before they are called.
-
-    One list for those up to each of the rising ``stops``.
-    """
-    found: list[list[Callable[[], object]]] = [[] for _ in stops]
+def _run_copies(src: Int64s, dst: Int64s, length: int) -> Iterator[Callable[[], object]]:
+    """Copies of scattered runs of equally many bytes; nothing is touched before they are called."""
     size_bytes = len(src) * length
     dst_parts = _worthwhile(even_parts(dst), size_bytes)
     src_parts = _worthwhile(even_parts(src), size_bytes) if dst_parts is None else None
     if len(src) < 4 or (not dst_parts and not src_parts and length >= SCATTERED_MEMMOVE_BYTES):
-        for copies, (a, b) in zip(found, pairwise([0, *stops]), strict=True):
-            copies.append(partial(memmove_rows, src[a:b], dst[a:b], np.full(b - a, length)))
-        return found
+        yield partial(memmove_rows, src, dst, np.full(len(src), length))
+        return
     for part in dst_parts or src_parts or [slice(0, len(src))]:
-        source = Rows(src[part], length, 1, torch.uint8, even=src_parts is not None)
-        target = Rows(dst[part], length, 1, torch.uint8, even=dst_parts is not None)
-        pieces = 1
+        source = Rows(src[part], length, 1, torch.uint8)
+        target = Rows(dst[part], length, 1, torch.uint8)
         if length in SLOW_BYTES and (source.dense or target.dense):
-            pieces = length // QUICK_BYTES
-            source, target = source.cut(pieces), target.cut(pieces)
-        bounds = np.clip([0, *stops], part.start, part.stop) - part.start
-        for copies, (first, stop) in zip(found, pairwise((bounds * pieces).tolist()), strict=True):
-            if first < stop:
-                copies += _some_copies(source, target, slice(first, stop))
-    return found
-
-
-def _some_copies(source: Rows, target: Rows, some: slice) -> list[Callable[[], object]]:
-    if target.even:
-        windows, index = source.windows(), source.index()[some]
-        return [partial(torch.index_select, windows, 0, index, out=target.even_rows()[some])]
-    # numpy first copies an operand that may overlap the other: chunks keep that in cache.
-    whole = source.even and not source.meets(target)
-    size = source.n if whole else CHUNK_BYTES // source.span_bytes
-    return [partial(target.take, source, one) for one in _chunks(some.start, some.stop, size)]
+            source, target = (rows.cut(length // QUICK_BYTES) for rows in (source, target))
+        if target.even:
+            windows, index = source.windows(), source.index()
+            yield partial(torch.index_select, windows, 0, index, out=target.even_rows())
+            continue
+        # numpy first copies an operand that may overlap the other: chunks keep that in cache.
+        whole = source.even and not source.meets(target)
+        for chunk in _chunks(source.n, source.n if whole else CHUNK_BYTES // source.span_bytes):
+            yield partial(target.take, source, chunk)
 
 
 def _worthwhile(parts: list[slice] | None, size_bytes: int) -> list[slice] | None:
@@ -213,13 +184,13 @@ def _copy_strided(rows: Int64s) -> None:
     for part in even_parts(dst) or even_parts(src) or [slice(0, len(rows))]:
         source = Rows(src[part], count, src_step, DTYPES[code][0])
         target = Rows(dst[part], count, dst_step, DTYPES[code][1])
-        for chunk in _chunks(0, source.n, CHUNK_ELEMS // count):
+        for chunk in _chunks(source.n, CHUNK_ELEMS // count):
             target.write(chunk, source.read(chunk))
 
 
-def _chunks(first: int, stop: int, size: int) -> list[slice]:
+def _chunks(n: int, size: int) -> list[slice]:
     size = max(1, size)
-    return [slice(one, min(one + size, stop)) for one in range(first, stop, size)]
+    return [slice(first, min(first + size, n)) for first in range(0, n, size)]
 
 
 def _copy_long(src: int, dst: int, count: int, src_step: int, dst_step: int, code: int) -> None:

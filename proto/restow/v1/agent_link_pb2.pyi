@@ -117,7 +117,6 @@ class Hello(google.protobuf.message.Message):
     STAGING_BYTES_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     HOST_MEMORY_FIELD_NUMBER: builtins.int
-    FOLLOWS_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
@@ -133,10 +132,6 @@ class Hello(google.protobuf.message.Message):
     host_memory: builtins.bytes
     """How processes of its host read its memory themselves: an encoded HostMemory, which the broker
     hands on unread. Empty: they can't.
-    """
-    follows: builtins.bool
-    """Whether it can read runs that are still being gathered: if it can't, its sources are not told
-    that they may answer before a run is complete.
     """
     @property
     def engine(self) -> restow.v1.broker_pb2.EngineRef:
@@ -157,10 +152,9 @@ class Hello(google.protobuf.message.Message):
         staging_bytes: builtins.int = ...,
         host: builtins.str = ...,
         host_memory: builtins.bytes = ...,
-        follows: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "follows", b"follows", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 
@@ -223,35 +217,8 @@ class Fenced(google.protobuf.message.Message):
 Global___Fenced: typing_extensions.TypeAlias = Fenced
 
 @typing.final
-class Progress(google.protobuf.message.Message):
-    """How far a run is that is still being gathered."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ADDRESS_FIELD_NUMBER: builtins.int
-    PART_BYTES_FIELD_NUMBER: builtins.int
-    address: builtins.int
-    """Where the byte is, in the source's address space, that says how many parts of the run are
-    complete: 0 before the first. A byte, as more of them might be read half old and half new.
-    255: no further part will be.
-    """
-    part_bytes: builtins.int
-    """Bytes of each part but the last, which is what is left. A run has at most 254 parts."""
-    def __init__(
-        self,
-        *,
-        address: builtins.int = ...,
-        part_bytes: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "part_bytes", b"part_bytes"]) -> None: ...
-
-Global___Progress: typing_extensions.TypeAlias = Progress
-
-@typing.final
 class Staged(google.protobuf.message.Message):
-    """The rank's part of a handoff is gathered in staging, or hashed, or both. Said again with a reason
-    if a run whose progress was told could not be gathered to its end.
-    """
+    """The rank's part of a handoff is gathered in staging, or hashed, or both."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -262,7 +229,6 @@ class Staged(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
-    PROGRESS_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
     dst_rank: builtins.int
@@ -277,10 +243,6 @@ class Staged(google.protobuf.message.Message):
     """The reason in words."""
     digest: builtins.bytes
     """Digest of all bytes that the destination rank reads here. Empty: none was asked for."""
-    @property
-    def progress(self) -> Global___Progress:
-        """How far the run is. Unset: it is complete."""
-
     def __init__(
         self,
         *,
@@ -291,10 +253,8 @@ class Staged(google.protobuf.message.Message):
         reason: builtins.str = ...,
         detail: builtins.str = ...,
         digest: builtins.bytes = ...,
-        progress: Global___Progress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "bytes", b"bytes", "detail", b"detail", "digest", b"digest", "dst_rank", b"dst_rank", "handoff", b"handoff", "progress", b"progress", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "bytes", b"bytes", "detail", b"detail", "digest", b"digest", "dst_rank", b"dst_rank", "handoff", b"handoff", "reason", b"reason"]) -> None: ...
 
 Global___Staged: typing_extensions.TypeAlias = Staged
 
@@ -625,7 +585,6 @@ class Stage(google.protobuf.message.Message):
     STOP_TOKEN_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
-    FOLLOWED_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
     first_token: builtins.int
@@ -636,10 +595,6 @@ class Stage(google.protobuf.message.Message):
     """Hash for each part all bytes that its destination rank reads here: those of direct rows, row by
     row inside a stretch of tokens that leaves no page of either side; then the gathered run; then
     those of spans, page by page. Unspecified: hash nothing.
-    """
-    followed: builtins.bool
-    """Whether all who will read can follow runs that are still being gathered: then Staged may be
-    answered as soon as there is room for them.
     """
     @property
     def src_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[restow.v1.broker_pb2.BlockList]:
@@ -658,9 +613,8 @@ class Stage(google.protobuf.message.Message):
         stop_token: builtins.int = ...,
         parts: collections.abc.Iterable[Global___StagePart] | None = ...,
         digest: Global___DigestKind.ValueType = ...,
-        followed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "first_token", b"first_token", "followed", b"followed", "handoff", b"handoff", "parts", b"parts", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "first_token", b"first_token", "handoff", b"handoff", "parts", b"parts", "src_blocks", b"src_blocks", "stop_token", b"stop_token"]) -> None: ...
 
 Global___Stage: typing_extensions.TypeAlias = Stage
 
@@ -675,7 +629,6 @@ class Source(google.protobuf.message.Message):
     STAGED_ADDRESS_FIELD_NUMBER: builtins.int
     STAGED_BYTES_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
-    PROGRESS_FIELD_NUMBER: builtins.int
     src_rank: builtins.int
     """The rank in the program's rows."""
     agent_name: builtins.str
@@ -686,10 +639,6 @@ class Source(google.protobuf.message.Message):
     """Length of that run in bytes."""
     digest: builtins.bytes
     """What it answered as the digest of all bytes that are read from it. Empty: it hashed nothing."""
-    @property
-    def progress(self) -> Global___Progress:
-        """How far the run is, as it answered. Unset: it is complete."""
-
     def __init__(
         self,
         *,
@@ -698,10 +647,8 @@ class Source(google.protobuf.message.Message):
         staged_address: builtins.int = ...,
         staged_bytes: builtins.int = ...,
         digest: builtins.bytes = ...,
-        progress: Global___Progress | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "digest", b"digest", "progress", b"progress", "src_rank", b"src_rank", "staged_address", b"staged_address", "staged_bytes", b"staged_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "digest", b"digest", "src_rank", b"src_rank", "staged_address", b"staged_address", "staged_bytes", b"staged_bytes"]) -> None: ...
 
 Global___Source: typing_extensions.TypeAlias = Source
 

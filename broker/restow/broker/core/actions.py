@@ -123,18 +123,8 @@ class StagePart(NamedTuple):
     dst_rank: int
 
 
-class Progress(NamedTuple):
-    """Where the byte is that counts a run's complete parts, and how long those are."""
-
-    address: int
-    part_bytes: int
-
-
 class SendStage(NamedTuple):
-    """Have a source's agent gather, and hash, for some destination ranks, all in one launch.
-
-    ``followed``: all of those can read runs that are still being gathered.
-    """
+    """Have a source's agent gather, and hash, for some destination ranks, all in one launch."""
 
     agent: AgentKey
     handoff: int
@@ -143,21 +133,16 @@ class SendStage(NamedTuple):
     first_token: int
     stop_token: int
     hashed: bool = False
-    followed: bool = False
 
 
 class SourceRun(NamedTuple):
-    """Whom to read from, the run staged there (0: none), and the digest of all that is read.
-
-    ``progress`` None: the run is complete.
-    """
+    """Whom to read from, the run staged there (0: none), and the digest of all that is read."""
 
     src_rank: int
     agent_name: str
     staged_address: int
     staged_bytes: int
     digest: bytes = b""
-    progress: Progress | None = None
 
 
 class SendExecute(NamedTuple):

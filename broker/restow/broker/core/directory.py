@@ -272,14 +272,12 @@ class Directory:
         staging = handoff.pair.staging
         if rank not in staging.get(dst_rank, ()):
             return []
-        if (known := handoff.staged.get((dst_rank, rank))) is not None:
-            if failure is None or known.progress is None:
-                return []
-            return self.ledger.stop(handoff, failure, now_s)
+        if (dst_rank, rank) in handoff.staged:
+            return []
         if failure is not None:
             return self.ledger.stop(handoff, failure, now_s)
         # Whatever is wrong with it from here on: the agent holds a run, which must be given back.
-        failure = unreadable(handoff, handoff.pair, run, agent, dst_rank)
+        failure = unreadable(run, agent)
         if failure is None and handoff.pair.hashed:
             failure = not_hashed(run, rank)
         handoff.staged[dst_rank, rank] = run.kept(handoff.pair.hashed and failure is None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from restow.broker.core.actions import GroupIds, Progress, State
+from restow.broker.core.actions import GroupIds, State
 from restow.broker.planner import CopyCosts, ReadCosts
 
 
@@ -44,15 +44,11 @@ class Wish(NamedTuple):
 
 
 class StagedRun(NamedTuple):
-    """What a source's agent gathered, and the digest of all that is read there, if it made one.
-
-    ``progress`` None: the run is complete.
-    """
+    """What a source's agent gathered, and the digest of all that is read there, if it made one."""
 
     address: int
     size_bytes: int
     digest: bytes = b""
-    progress: Progress | None = None
 
     def kept(self, hashed: bool) -> StagedRun:
         """What is kept of it: a digest only where one was asked for."""

@@ -133,41 +133,17 @@ def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gathe
             handoff.held_tokens,
             handoff.position_tokens,
             pair.hashed,
-            all(_follows(handoff, pair, agent, dst_rank) for dst_rank in gather.dst_ranks),
         )
     )
     return actions
 
 
-def _follows(handoff: Handoff, pair: PairPlan, source: AgentRecord, dst_rank: int) -> bool:
-    """Whether the rank can read a run of ``source`` that is not complete, and gains by it.
-
-    What is hashed is complete. Between hosts nobody has measured a gain; over TCP there was none.
-    """
-    if handoff.destination is None or pair.hashed:
-        return False
-    agent = handoff.destination.memory_of(dst_rank)
-    return agent.follows and bool(agent.host) and agent.host == source.host
-
-
-def unreadable(
-    handoff: Handoff, pair: PairPlan, run: StagedRun, source: AgentRecord, dst_rank: int
-) -> Failure | None:
-    """Why ``dst_rank`` can't be told to read what ``source`` says that it has gathered."""
-    words = ""
-    if not is_memory(run.address, run.size_bytes):
-        words = f"{run.size_bytes} bytes at {run.address}"
-    elif run.progress is not None:
-        address, part_bytes = run.progress
-        if not (run.size_bytes and part_bytes > 0 and is_memory(address, 1)):
-            words = f"{run.size_bytes} bytes in parts of {part_bytes}, counted at {address}"
-        elif not _follows(handoff, pair, source, dst_rank):
-            words = f"a run for rank {dst_rank} of D in parts, which that can't follow"
-    if not words:
+def unreadable(run: StagedRun, source: AgentRecord) -> Failure | None:
+    """Why nobody can be told to read what ``source`` says that it has gathered."""
+    if is_memory(run.address, run.size_bytes):
         return None
-    return Failure(
-        State.FAILED, "ARGUMENT_INVALID", f"rank {source.key.rank} says that it gathered {words}"
-    )
+    words = f"rank {source.key.rank} says that it gathered {run.size_bytes} bytes at {run.address}"
+    return Failure(State.FAILED, "ARGUMENT_INVALID", words)
 
 
 def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> list[Action]:

@@ -171,7 +171,6 @@ class Membership:
         now_s: float,
         host: str = "",
         host_memory: bytes = b"",
-        follows: bool = False,
     ) -> tuple[AgentRecord, list[Action]]:
         """Take an agent in, in place of an older one of its rank.
 
@@ -201,7 +200,7 @@ class Membership:
             )
         # A Hello that is refused must not cost the rank the agent that it has.
         agent = engine.admit(
-            rank, agent_name, nixl_metadata, regions, staging_bytes, host, host_memory, follows
+            rank, agent_name, nixl_metadata, regions, staging_bytes, host, host_memory
         )
         actions: list[Action] = []
         if old is not None:

@@ -58,8 +58,6 @@ class AgentRecord:
     """Empty: unknown."""
     host_memory: bytes = b""
     """What agents of its host read it by; theirs to understand."""
-    follows: bool = False
-    """Whether it can read runs that are still being gathered."""
     programs: set[str] = field(default_factory=set)
     peers: set[str] = field(default_factory=set)
     gone: bool = False
@@ -221,7 +219,6 @@ class EngineRecord(BlockLists):
         staging_bytes: int,
         host: str = "",
         host_memory: bytes = b"",
-        follows: bool = False,
     ) -> AgentRecord:
         """Take an agent in. Raises `AgentUnknownError` or `AgentMismatchError`."""
         layout = self.rank_layout(rank)
@@ -240,7 +237,6 @@ class EngineRecord(BlockLists):
             staging_bytes,
             host,
             host_memory,
-            follows,
         )
         self.agents[rank] = agent
         self.heard_ranks.add(rank)

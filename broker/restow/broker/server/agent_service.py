@@ -94,7 +94,6 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.now_s(),
             hello.host,
             hello.host_memory,
-            hello.follows,
         )
         hub.perform(actions)
         return agent
@@ -163,12 +162,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 if staged.reason
                 else None
             )
-            progress = (
-                act.Progress(staged.progress.address, staged.progress.part_bytes)
-                if staged.HasField("progress")
-                else None
-            )
-            run = StagedRun(staged.address, staged.bytes, staged.digest, progress)
+            run = StagedRun(staged.address, staged.bytes, staged.digest)
             return directory.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
             )

@@ -79,7 +79,6 @@ def fill_stage(order: link.AgentOrder, action: act.SendStage) -> None:
     for part in action.parts:
         stage.parts.add(program_id=part.program_id, dst_rank=part.dst_rank)
     stage.digest = _KINDS[action.hashed]
-    stage.followed = action.followed
 
 
 def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:
@@ -99,8 +98,6 @@ def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:
         if run.staged_bytes:
             source.staged_address = run.staged_address
             source.staged_bytes = run.staged_bytes
-        if run.progress is not None:
-            source.progress.address, source.progress.part_bytes = run.progress
         source.digest = run.digest
     execute.grant_ms = action.grant_ms
     execute.digest = _KINDS[action.hashed]
