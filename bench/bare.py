@@ -24,7 +24,7 @@ from touched import touched
 from restow.agents.binding import Blocks, RegionTable, Tokens
 from restow.agents.memory import HOST
 from restow.agents.pieces import Descriptors
-from restow.agents.reads import bind_reads
+from restow.agents.reads import Reads
 from restow.agents.spans import SpanReads, StagedSpans
 from restow.agents.transport import NixlTransport
 from restow.broker.layout import RankLayout
@@ -108,8 +108,8 @@ class Bare:
             mine = spans[:, SpanColumn.SRC_RANK] == src_rank
             both = Descriptors.joined(
                 [
-                    bind_reads(
-                        rows, pairs, source.memory, reader.memory, src_blocks, dst_blocks, tokens
+                    Reads.of(rows, pairs, source.memory, reader.memory).bind(
+                        src_blocks, dst_blocks, tokens
                     ),
                     SpanReads.of(spans, mine, pairs, source.memory).bind(
                         staged, src_blocks, tokens

@@ -33,7 +33,7 @@ from restow.agents.copying import run_copies, zero_destinations
 from restow.agents.extraction import Extraction
 from restow.agents.memory import HOST
 from restow.agents.pieces import Descriptors
-from restow.agents.reads import bind_reads
+from restow.agents.reads import Reads
 from restow.agents.spans import SpanReads, StagedSpans
 from restow.agents.transport import NixlTransport
 from restow.broker.errors import TpSizeError
@@ -191,7 +191,8 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
     for src_rank in program.src_ranks:
         there = source.regions(src_rank)
         rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
-        wire.read(bind_reads(rows, pairs, there, here, source.blocks, destination.blocks, tokens))
+        direct = Reads.of(rows, pairs, there, here)
+        wire.read(direct.bind(source.blocks, destination.blocks, tokens))
         interleaved, rows, restored = (
             table[table[:, Column.SRC_RANK] == src_rank]
             for table in (program.interleaved, program.packed, program.restored)

@@ -15,7 +15,7 @@ from restow.agents.binding import (
     staged_bytes,
 )
 from restow.agents.pieces import Descriptors
-from restow.agents.reads import Reads, bind_reads
+from restow.agents.reads import Reads
 from restow.broker.errors import PageCountError, PageRangeError
 from restow.broker.families import (
     AttentionSpec,
@@ -54,9 +54,8 @@ def bind(src_ids: tuple[int, ...], dst_ids: tuple[int, ...], tokens: Tokens) -> 
     layout = build_layout(KV, EngineSettings(page_tokens=PAGE))
     made = program(layout, layout)
     tables = memory(layout, 8), memory(layout, 8)
-    return bind_reads(
-        made.direct, made.group_pairs, *tables, blocks(*src_ids), blocks(*dst_ids), tokens
-    )
+    laid = Reads.of(made.direct, made.group_pairs, *tables)
+    return laid.bind(blocks(*src_ids), blocks(*dst_ids), tokens)
 
 
 def test_heads_of_a_page_and_pages_that_follow_are_one_read_in_each_region() -> None:
@@ -79,7 +78,8 @@ def test_a_read_never_goes_from_one_region_into_the_next() -> None:
     table = memory(layout, 1)
     sizes = table.page_stride_bytes
     assert (np.diff(table.base_address) == sizes[:-1]).all()
-    read = bind_reads(made.direct, made.group_pairs, table, table, blocks(), blocks(), Tokens(0, 1))
+    laid = Reads.of(made.direct, made.group_pairs, table, table)
+    read = laid.bind(blocks(), blocks(), Tokens(0, 1))
     assert read.length_bytes.tolist() == sizes.tolist()
 
 
@@ -88,9 +88,8 @@ def test_the_order_is_region_page_place() -> None:
     destination = build_layout(KV, EngineSettings(page_tokens=PAGE, kv_order=KvOrder.NHD))
     made = program(source, destination)
     tables = memory(source, 8), memory(destination, 8)
-    read = bind_reads(
-        made.direct, made.group_pairs, *tables, blocks(6, 2), blocks(1, 2), Tokens(0, 2 * PAGE)
-    )
+    laid = Reads.of(made.direct, made.group_pairs, *tables)
+    read = laid.bind(blocks(6, 2), blocks(1, 2), Tokens(0, 2 * PAGE))
     assert (np.diff(read.dst_address) > 0).all()
 
 
@@ -130,14 +129,13 @@ def test_a_snapshot_needs_exactly_one_block() -> None:
     layout = build_layout(spec, EngineSettings())
     made = program(layout, layout)
     table = memory(layout, 4)
+    laid = Reads.of(made.direct, made.group_pairs, table, table)
     for ids in ([], [1, 2]):
         some = Blocks({"state": np.array(ids, np.int64)})
         with pytest.raises(PageCountError, match="exactly one block"):
-            bind_reads(made.direct, made.group_pairs, table, table, some, some, Tokens(0, 1))
+            laid.bind(some, some, Tokens(0, 1))
     with pytest.raises(PageCountError, match="no blocks are given for group state"):
-        bind_reads(
-            made.direct, made.group_pairs, table, table, Blocks({}), Blocks({}), Tokens(0, 1)
-        )
+        laid.bind(Blocks({}), Blocks({}), Tokens(0, 1))
 
 
 def test_thousands_of_descriptors_are_bound_in_a_moment() -> None:

@@ -124,9 +124,6 @@ class CheckedTransport:
     def metadata(self) -> bytes:
         return b"metadata"
 
-    def knows(self, peer: str) -> bool:
-        return False
-
     def add_peer(self, peer: str, metadata: bytes) -> None:
         if not metadata:
             raise PeerLostError(f"agent {peer} can't be connected", agent=peer)

@@ -13,7 +13,7 @@ from restow.agents import binding, chunks, projecting
 from restow.agents.binding import Tokens
 from restow.agents.extraction import Extraction
 from restow.agents.pieces import Descriptors
-from restow.agents.reads import bind_reads
+from restow.agents.reads import Reads
 from restow.agents.spans import SpanReads, StagedSpans
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
@@ -84,15 +84,8 @@ def _read_direct(
     traffic: Traffic,
 ) -> None:
     rows = program.direct[program.direct[:, Column.SRC_RANK] == src.rank]
-    descriptors = bind_reads(
-        rows,
-        program.group_pairs,
-        source.regions(src),
-        destination.regions(dst),
-        source.blocks,
-        destination.blocks,
-        tokens,
-    )
+    laid = Reads.of(rows, program.group_pairs, source.regions(src), destination.regions(dst))
+    descriptors = laid.bind(source.blocks, destination.blocks, tokens)
     source.arena.read(descriptors)
     moved = int(descriptors.length_bytes.sum())
     traffic.read_bytes[src.rank, dst.rank] += moved

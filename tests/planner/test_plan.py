@@ -12,7 +12,7 @@ import pytest
 
 from laws.strategies import SENDING
 from restow.agents.binding import Blocks, RegionTable, Tokens
-from restow.agents.reads import bind_reads
+from restow.agents.reads import Reads
 from restow.broker.errors import (
     CastUnsupportedError,
     ModelMismatchError,
@@ -206,9 +206,8 @@ def test_heads_that_follow_each_other_in_a_page_are_one_descriptor(
     pages = np.arange(2 * -(-tokens // 16))[::2]  # none beside another
     memory = RegionTable(np.array([4096]), np.array([4096]), np.array([64]))
     blocks = Blocks({"attention": pages})
-    bound = bind_reads(
-        program.direct, program.group_pairs, memory, memory, blocks, blocks, Tokens(0, tokens)
-    )
+    laid = Reads.of(program.direct, program.group_pairs, memory, memory)
+    bound = laid.bind(blocks, blocks, Tokens(0, tokens))
     assert len(bound.length_bytes) == counts
 
 

@@ -104,19 +104,6 @@ class Reads:
         return Descriptors(*np.concatenate([np.empty((3, 0), np.int64), *tables], axis=1))
 
 
-def bind_reads(
-    rows: Int64s,
-    pairs: Sequence[GroupPair],
-    src: RegionTable,
-    dst: RegionTable,
-    src_blocks: Blocks,
-    dst_blocks: Blocks,
-    tokens: Tokens,
-) -> Descriptors:
-    """Descriptors of direct rows that all have one source rank: `Reads`, used once."""
-    return Reads.of(rows, pairs, src, dst).bind(src_blocks, dst_blocks, tokens)
-
-
 def by_region(rows: Int64s) -> Iterator[Int64s]:
     """The rows as ``[regions, rows, len(Column)]``, once for each number of rows in a region."""
     if not len(rows):

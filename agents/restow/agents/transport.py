@@ -102,10 +102,6 @@ class NixlTransport:
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
-    def knows(self, peer: str) -> bool:
-        """Whether a peer was added and not forgotten."""
-        return peer in self._peers
-
     def add_peer(self, peer: str, metadata: bytes) -> None:
         """Make a peer readable; a known one stays as it is. Raises `PeerLostError`."""
         if peer in self._peers:

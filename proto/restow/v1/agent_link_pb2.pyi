@@ -269,7 +269,6 @@ class Settled(google.protobuf.message.Message):
     ELAPSED_US_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
-    TRANSPORT_FIELD_NUMBER: builtins.int
     COMPARED_FIELD_NUMBER: builtins.int
     handoff: builtins.int
     """Number of the handoff."""
@@ -281,8 +280,6 @@ class Settled(google.protobuf.message.Message):
     """Stable reason of a failure. Empty: every byte is in place."""
     detail: builtins.str
     """The reason in words."""
-    transport: builtins.str
-    """UCX transport or "local". Empty: unknown."""
     compared: builtins.bool
     """Whether the digests of all sources were compared, and none differed. Counts if reason is empty."""
     def __init__(
@@ -293,10 +290,9 @@ class Settled(google.protobuf.message.Message):
         elapsed_us: builtins.int = ...,
         reason: builtins.str = ...,
         detail: builtins.str = ...,
-        transport: builtins.str = ...,
         compared: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "compared", b"compared", "detail", b"detail", "elapsed_us", b"elapsed_us", "handoff", b"handoff", "reason", b"reason", "transport", b"transport"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "compared", b"compared", "detail", b"detail", "elapsed_us", b"elapsed_us", "handoff", b"handoff", "reason", b"reason"]) -> None: ...
 
 Global___Settled: typing_extensions.TypeAlias = Settled
 
