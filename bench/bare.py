@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from touched import touched
 
-from restow.agents.binding import Blocks, RegionTable, Tokens
-from restow.agents.memory import HOST
-from restow.agents.pieces import Descriptors
-from restow.agents.reads import Reads
-from restow.agents.spans import SpanReads, StagedSpans
-from restow.agents.transport import NixlTransport
+from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.reads import Reads
+from restow.agents.binding.spans import SpanReads, StagedSpans
+from restow.agents.memory.regions import HOST
+from restow.agents.reading.nixl_transport import NixlTransport
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, compile_programs
 from restow.broker.planner.program import Column, SpanColumn

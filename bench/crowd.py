@@ -13,7 +13,7 @@ import sys
 import structlog
 import uvloop
 
-from restow.agents.link import Link
+from restow.agents.link.agent_link import Link
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.families import (

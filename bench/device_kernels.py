@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from geometry import geometries
 
-from restow.agents.binding import RegionTable, bind_gather, bind_scatter, staged_bytes
-from restow.agents.copying import piece_table
-from restow.agents.paging import Blocks, Tokens
-from restow.agents.pieces import Copies
+from restow.agents.binding.copies import RegionTable, bind_gather, bind_scatter, staged_bytes
+from restow.agents.binding.pages import Blocks, Tokens
+from restow.agents.binding.pieces import Copies
+from restow.agents.copying.prepared_copies import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan

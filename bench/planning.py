@@ -11,8 +11,8 @@ import numpy as np
 from geometry import fifty_two_layers, geometries
 from rows import Row, Yield, compared
 
-from restow.agents.paging import Blocks, RegionTable, Tokens
-from restow.agents.reads import Reads
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.reads import Reads
 from restow.broker.families import EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import Layout
 from restow.broker.planner import Strategy, compile_programs, make_plan

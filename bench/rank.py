@@ -16,7 +16,7 @@ import torch
 from touched import touched
 
 from restow.agents import Agent
-from restow.agents.memory import RegionMemory
+from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.logs import log_to_stderr
 

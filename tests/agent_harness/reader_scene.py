@@ -10,12 +10,12 @@ from typing import cast
 import numpy as np
 
 from agent_harness.waiting import until
+from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError
-from restow.agents.lane import Read
-from restow.agents.memory import HOST
-from restow.agents.pieces import Descriptors
-from restow.agents.reader import Reader
-from restow.agents.transport import Flight, NixlTransport
+from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Read
+from restow.agents.reading.nixl_transport import Flight, NixlTransport
+from restow.agents.reading.reader import Reader
 
 NOTHING = np.array([1], np.int64)
 QUARANTINE_S = 10.0

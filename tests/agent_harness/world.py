@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_harness import mixers
-from restow.agents.binding import Blocks
-from restow.agents.memory import RegionMemory
+from restow.agents.binding.copies import Blocks
+from restow.agents.memory.regions import RegionMemory
 from restow.broker.families import (
     AttentionSpec,
     ConvLayout,

@@ -11,8 +11,8 @@ import pytest
 from agent_harness.world import RankMemory, make_case
 from restow.agents import DaemonAgent, SharedMemory, SharedRegion
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.daemon import AgentDaemon
-from restow.agents.memory import RegionMemory
+from restow.agents.daemon.server import AgentDaemon
+from restow.agents.memory.regions import RegionMemory
 from restow.broker.client import EngineSession
 from restow.broker.client.errors import BrokerCallError
 from restow.broker.server.serve import running_broker

@@ -14,14 +14,14 @@ from agent_harness.processes import child
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
-from restow.agents.arrivals import Arrivals, ArrivingRows
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.binding import Blocks, RegionTable, Tokens
-from restow.agents.extraction import Extraction
-from restow.agents.gathering import Share
-from restow.agents.orders import ExecuteOrder, Source
+from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.extraction import Extraction
+from restow.agents.execute.arrivals import Arrivals, ArrivingRows
+from restow.agents.execute.gathering import Share
+from restow.agents.link.orders import ExecuteOrder, Source
+from restow.agents.memory.staging_pool import ALIGN_BYTES
 from restow.agents.settings import AgentSettings
-from restow.agents.staging import ALIGN_BYTES
 from restow.broker.client import EngineSession
 from restow.broker.core.actions import State
 from restow.broker.planner import Program, Strategy

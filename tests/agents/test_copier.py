@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from agent_harness.waiting import WAIT_S
-from restow.agents import copier
-from restow.agents.copier import LARGE_BYTES, Copier
-from restow.agents.copying import PreparedCopies, prepared_copies
-from restow.agents.pieces import Copies, Grid
+from restow.agents.binding.pieces import Copies, Grid
+from restow.agents.copying import copier
+from restow.agents.copying.copier import LARGE_BYTES, Copier
+from restow.agents.copying.prepared_copies import PreparedCopies, prepared_copies
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import no_projections

@@ -20,8 +20,8 @@ from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import POISON, RankMemory, make_case
 from laws.strategies import SENDING
 from restow.agents import DaemonAgent, SharedMemory, SharedRegion
-from restow.agents.cli import run_agent_daemon
-from restow.agents.daemon import AgentDaemon, SocketInUseError
+from restow.agents.daemon.cli import run_agent_daemon
+from restow.agents.daemon.server import AgentDaemon, SocketInUseError
 from restow.agents.errors import DaemonUnreachableError
 from restow.broker.client.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError

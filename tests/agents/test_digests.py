@@ -15,12 +15,12 @@ from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import destination_memory, hand_over, programs, send_execute, stage
 from agent_harness.world import POISON, Case, RankMemory, blocks, make_case
 from laws.strategies import SENDING
-from restow.agents import reader
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.digests import Hasher
-from restow.agents.extents import Extents, one_extent, source_extents
-from restow.agents.memory import region_table
-from restow.agents.paging import Tokens
+from restow.agents.binding.extents import Extents, one_extent, source_extents
+from restow.agents.binding.pages import Tokens
+from restow.agents.copying.hasher import Hasher
+from restow.agents.memory.regions import region_table
+from restow.agents.reading import reader
 from restow.agents.settings import AgentSettings
 from restow.broker import wire_program
 from restow.broker.layout import Field

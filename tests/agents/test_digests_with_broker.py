@@ -15,8 +15,8 @@ from agent_harness.waiting import WAIT_S
 from agent_harness.world import RankMemory, make_case
 from laws.strategies import SENDING
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.gathering import Gathering
-from restow.agents.orders import StagedRun
+from restow.agents.execute.gathering import Gathering
+from restow.agents.link.orders import StagedRun
 from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.client.admin import AdminClient

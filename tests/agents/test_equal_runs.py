@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.agents import copying
-from restow.agents.copying import piece_table, prepared_copies
+from restow.agents.binding.pieces import Copies, EqualRuns, Grid
+from restow.agents.copying import prepared_copies as preparing
+from restow.agents.copying.prepared_copies import piece_table, prepared_copies
 from restow.agents.errors import ProgramInvalidError
-from restow.agents.pieces import Copies, EqualRuns, Grid
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.table import ITEM_BYTES
@@ -50,7 +50,7 @@ def test_pages_of_one_size_need_no_table(
     wanted = torch.full((source.numel() + 128,), 0xA5, dtype=torch.uint8)
     got = wanted.clone()
     copies = pages(source.data_ptr(), got.data_ptr() + 64, size_bytes, rows, pages_each)
-    monkeypatch.setattr(copying, "piece_table", _no_table)
+    monkeypatch.setattr(preparing, "piece_table", _no_table)
     prepared_copies(copies, CPU)()
     (grid,) = copies.grids
     for src, dst in zip(grid.src_address.flat, grid.dst_address.flat, strict=True):

@@ -24,9 +24,9 @@ from agent_harness.source_main import serve_source
 from agent_harness.world import POISON, Case, RankMemory, make_case
 from laws.strategies import SENDING
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.memory import Place
+from restow.agents.memory.regions import Place
+from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.settings import AgentSettings
-from restow.agents.transport import NixlTransport
 from restow.broker import wire
 from restow.broker.layout import Field
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan

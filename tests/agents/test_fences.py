@@ -14,7 +14,7 @@ from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, MemoryKind, RegionMemory
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import CudaUnavailableError
-from restow.agents.fences import PendingFences
+from restow.agents.link.fences import PendingFences
 
 MEMORY = np.zeros(4096, np.uint8)
 REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]

@@ -20,7 +20,8 @@ from geometry import geometries
 
 from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
 from laws.strategies import SENDING
-from restow.agents.binding import (
+from restow.agents.binding.chunks import bind_interleave, bind_restore
+from restow.agents.binding.copies import (
     Blocks,
     RegionTable,
     Tokens,
@@ -28,14 +29,13 @@ from restow.agents.binding import (
     bind_scatter,
     staged_bytes,
 )
-from restow.agents.chunks import bind_interleave, bind_restore
-from restow.agents.copying import run_copies, zero_destinations
-from restow.agents.extraction import Extraction
-from restow.agents.memory import HOST
-from restow.agents.pieces import Descriptors
-from restow.agents.reads import Reads
-from restow.agents.spans import SpanReads, StagedSpans
-from restow.agents.transport import NixlTransport
+from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.reads import Reads
+from restow.agents.binding.spans import SpanReads, StagedSpans
+from restow.agents.copying.prepared_copies import run_copies, zero_destinations
+from restow.agents.memory.regions import HOST
+from restow.agents.reading.nixl_transport import NixlTransport
 from restow.broker.errors import TpSizeError
 from restow.broker.families import (
     AttentionSpec,

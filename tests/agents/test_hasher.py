@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from agent_harness.waiting import until
-from restow.agents.copier import Copier
-from restow.agents.digests import Hasher
-from restow.agents.extents import Extents, one_extent
-from restow.agents.memory import HOST, MemoryKind, Place
-from restow.agents.paging import RegionTable
+from restow.agents.binding.extents import Extents, one_extent
+from restow.agents.binding.pages import RegionTable
+from restow.agents.copying.copier import Copier
+from restow.agents.copying.hasher import Hasher
+from restow.agents.memory.regions import HOST, MemoryKind, Place
 
 
 def test_memory_of_several_kinds_is_hashed_in_the_order_of_the_program() -> None:

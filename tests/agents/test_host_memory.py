@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from restow.agents.async_agent import AsyncAgent
+from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError
-from restow.agents.host_memory import HostMemory, HostRanges
-from restow.agents.host_reads import HostPeer
-from restow.agents.memory import HOST, RegionMemory
-from restow.agents.orders import peer_from_proto
-from restow.agents.pieces import Descriptors
+from restow.agents.link.orders import peer_from_proto
+from restow.agents.memory.regions import HOST, RegionMemory
+from restow.agents.reading.host_memory import HostMemory, HostRanges
+from restow.agents.reading.same_host import HostPeer
 from restow.agents.settings import AgentSettings
 from restow.v1 import agent_link_pb2 as pb
 

@@ -15,14 +15,14 @@ import pytest
 
 from agent_harness.processes import READY, Child, child
 from agent_harness.reader_scene import FakeTransport
-from restow.agents import host_reads
+from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadDeadlineError, ReadFailedError
-from restow.agents.host_memory import HostMark, HostMemory, HostRanges
-from restow.agents.host_reads import HostPeer
-from restow.agents.lane import Read
-from restow.agents.memory import HOST, MemoryKind, Place, address_of
-from restow.agents.pieces import Descriptors
-from restow.agents.reader import Reader
+from restow.agents.memory.regions import HOST, MemoryKind, Place, address_of
+from restow.agents.reading import same_host
+from restow.agents.reading.host_memory import HostMark, HostMemory, HostRanges
+from restow.agents.reading.lane import Read
+from restow.agents.reading.reader import Reader
+from restow.agents.reading.same_host import HostPeer
 
 NAME = "P.0-abc"
 SIZE_BYTES = 4 << 20
@@ -106,8 +106,8 @@ async def scene() -> AsyncIterator[Scene]:
 async def test_pieces_arrive_and_what_lies_between_them_is_untouched(
     call_pieces: int, call_bytes: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_reads, "CALL_PIECES", call_pieces)
-    monkeypatch.setattr(host_reads, "CALL_BYTES", call_bytes)
+    monkeypatch.setattr(same_host, "CALL_PIECES", call_pieces)
+    monkeypatch.setattr(same_host, "CALL_BYTES", call_bytes)
     for count in (1, 2, 1023, 1024, 1025, 5000):
         scene.data[:] = POISON
         where = scene.some(count)
@@ -119,7 +119,7 @@ async def test_pieces_arrive_and_what_lies_between_them_is_untouched(
 async def test_pieces_that_touch_arrive_wherever_they_go(
     call_pieces: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_reads, "CALL_PIECES", call_pieces)
+    monkeypatch.setattr(same_host, "CALL_PIECES", call_pieces)
     rng = np.random.default_rng(call_pieces)
     for count in (2, 50, 3000):
         # Some of the bounds are equal: pieces of no bytes.
@@ -139,14 +139,14 @@ async def test_the_kernel_sees_pieces_that_touch_as_one_run_and_all_in_order(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[tuple[int, int]] = []
-    readv = host_reads._readv
+    readv = same_host._readv
 
     def call(pid: int, here: int, parts: int, there: int, count: int, flags: int) -> int:
         entries = (ctypes.c_uint64 * (2 * count)).from_address(there)
         runs.extend(zip(entries[::2], entries[1::2], strict=True))
         return int(readv(pid, here, parts, there, count, flags))
 
-    monkeypatch.setattr(host_reads, "_readv", call)
+    monkeypatch.setattr(same_host, "_readv", call)
     # Pages of two pieces: the pieces of a page touch, pages do not.
     page = 3000 * np.random.default_rng(1).permutation(100)
     src = np.concatenate([page, page + 1000])
@@ -167,11 +167,11 @@ async def test_calls_stay_as_small_as_they_are_meant_to(
         one_call(self, entries, begin, end, wanted_bytes)
 
     monkeypatch.setattr(HostPeer, "_call", call)
-    monkeypatch.setattr(host_reads, "CALL_BYTES", 1 << 20)
+    monkeypatch.setattr(same_host, "CALL_BYTES", 1 << 20)
     scene.peer.read(scene.pieces(*scene.some(5000)), _nothing)
     whole = np.array([0]), np.array([0]), np.array([SIZE_BYTES])
     scene.peer.read(scene.pieces(*whole), _nothing)
-    assert max(pieces for pieces, _ in calls) <= host_reads.CALL_PIECES
+    assert max(pieces for pieces, _ in calls) <= same_host.CALL_PIECES
     assert max(size_bytes for _, size_bytes in calls) <= 1 << 20
     assert (scene.data == scene.expected(*whole)).all()
 
@@ -187,7 +187,7 @@ async def test_what_lies_outside_is_refused_on_both_sides(scene: Scene) -> None:
 async def test_a_mark_that_was_wiped_before_the_last_byte_spoils_the_read(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_reads, "CALL_PIECES", 50)
+    monkeypatch.setattr(same_host, "CALL_PIECES", 50)
     calls = 0
 
     def wipe_in_the_middle() -> None:
@@ -215,7 +215,7 @@ async def test_a_killed_process_is_lost(scene: Scene) -> None:
 async def test_memory_that_is_gone_fails_the_read(
     there: int, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_reads, "CALL_PIECES", 3)
+    monkeypatch.setattr(same_host, "CALL_PIECES", 3)
     await scene.tell("unmap")
     src = 16 * np.arange(6)
     src[there:] += SIZE_BYTES // 2  # the call that has the mark can be read whole
@@ -244,7 +244,7 @@ async def test_nobody_can_show_the_memory_of_another_agent(scene: Scene) -> None
 async def test_a_read_ends_between_two_calls_when_it_is_late(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_reads, "CALL_PIECES", 50)
+    monkeypatch.setattr(same_host, "CALL_PIECES", 50)
     src, dst, length = scene.some(200)
     order = np.argsort(src)
     where = src[order], dst[order], length[order]
@@ -309,7 +309,7 @@ async def test_a_peer_that_can_not_be_reached_is_read_by_nixl(scene: Scene) -> N
 async def test_large_reads_are_shared_out_and_all_arrives(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("restow.agents.reader.SHARE_BYTES", 1 << 18)
+    monkeypatch.setattr("restow.agents.reading.reader.SHARE_BYTES", 1 << 18)
     transports: list[FakeTransport] = []
 
     def open_transport() -> FakeTransport:

@@ -14,9 +14,9 @@ import pytest
 from agent_harness.processes import READY, child
 from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, DaemonAgent, SharedMemory, SharedRegion
-from restow.agents.cli import run_agent_daemon
+from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.errors import TransportFailedError
-from restow.agents.interfaces import Interfaces, InterfaceWatch, uses_tcp
+from restow.agents.reading.interfaces import Interfaces, InterfaceWatch, uses_tcp
 from restow.agents.settings import AgentSettings
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.errors import RestowError

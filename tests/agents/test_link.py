@@ -16,8 +16,8 @@ from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError
-from restow.agents.link import Link
-from restow.agents.memory import RegionMemory
+from restow.agents.link.agent_link import Link
+from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.backoff import LAST_S, LONGEST_S
 from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError

@@ -10,7 +10,12 @@ import pytest
 
 from forked.server import start
 from restow.agents.errors import RegionInvalidError
-from restow.agents.memory import SHARED_MEMORY_FOLDER, RegionMemory, SharedMemory, SharedRegion
+from restow.agents.memory.regions import (
+    SHARED_MEMORY_FOLDER,
+    RegionMemory,
+    SharedMemory,
+    SharedRegion,
+)
 
 
 def _write(name: str) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from restow.agents import paging
-from restow.agents.copying import run_copies
+from restow.agents.binding.pages import MAX_PAGES, Blocks, Tokens
+from restow.agents.binding.pieces import Copies, Grid
+from restow.agents.copying.prepared_copies import run_copies
 from restow.agents.errors import CopyFailedError, OrderInvalidError, ProgramInvalidError
-from restow.agents.memory import HOST
-from restow.agents.orders import is_memory, peer_from_proto, probe_from_proto
-from restow.agents.paging import Blocks, Tokens
-from restow.agents.pieces import Copies, Grid
-from restow.agents.program_check import CheckedProgram
+from restow.agents.execute.program_check import CheckedProgram
+from restow.agents.link.orders import is_memory, peer_from_proto, probe_from_proto
+from restow.agents.memory.regions import HOST
 from restow.broker.errors import PageCountError
 from restow.broker.layout import DType
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
@@ -130,7 +129,7 @@ def test_blocks_of_a_million_pages_cost_as_much_as_the_tokens_in_them() -> None:
     pages = blocks.pages(form, Tokens(0, 3))
     first = (2**31 - 1) * MAX_PAGES_PER_BLOCK
     assert pages.tolist() == [first, first + 1, first + 2]
-    assert len(blocks.pages(form, Tokens(0, paging.MAX_PAGES))) == paging.MAX_PAGES
+    assert len(blocks.pages(form, Tokens(0, MAX_PAGES))) == MAX_PAGES
     with pytest.raises(PageCountError, match="more than"):
         blocks.pages(form, Tokens(2**31 - 2, 2**31 - 1))
 

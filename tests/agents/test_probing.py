@@ -12,11 +12,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from restow.agents.lane import Read
-from restow.agents.memory import HOST
-from restow.agents.pieces import Copies, Descriptors
-from restow.agents.probing import LEAST_BYTES, ROWS, measure_copying, measure_reading
-from restow.agents.reader import Reader
+from restow.agents.binding.pieces import Copies, Descriptors
+from restow.agents.memory.regions import HOST
+from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, measure_reading
+from restow.agents.reading.lane import Read
+from restow.agents.reading.reader import Reader
 from restow.broker.planner import ReadCosts
 from restow.kernels.host_memory import memmove_rows
 
@@ -133,9 +133,9 @@ async def test_what_else_the_machine_does_makes_copies_no_cheaper(
 ) -> None:
     for seed in range(50):
         machine = Machine(2e-7, 2e-10, seed, busy_s=0.01, lucky=0.02)
-        monkeypatch.setattr("restow.agents.probing.run_copies", machine.copy)
+        monkeypatch.setattr("restow.agents.probing.costs.run_copies", machine.copy)
         memory = np.empty(0, np.uint8)
-        monkeypatch.setattr("restow.agents.probing.ctypes.memset", lambda *_: None)
+        monkeypatch.setattr("restow.agents.probing.costs.ctypes.memset", lambda *_: None)
         found = await measure_copying(memory.ctypes.data, 32 << 20, HOST, clock=machine.clock)
         assert found.seconds_per_launch == pytest.approx(1e-4, rel=0.3)
         assert found.seconds_per_copy == pytest.approx(2e-7, rel=0.3)
@@ -162,7 +162,7 @@ async def test_pieces_are_copied_both_ways_and_are_in_no_cache(
 ) -> None:
     """As where a state is gathered, and where it is scattered; nobody has just touched it there."""
     machine, memory = Machine(2e-7, 2e-10, 0), np.zeros(STAGING_BYTES, np.uint8)
-    monkeypatch.setattr("restow.agents.probing.run_copies", machine.copy)
+    monkeypatch.setattr("restow.agents.probing.costs.run_copies", machine.copy)
     await measure_copying(memory.ctypes.data, len(memory), HOST, clock=machine.clock)
     grids = [grid for copies in machine.copies for grid in copies.grids]
     touched_bytes, last, ways = 0, dict[int, int](), set[bool]()

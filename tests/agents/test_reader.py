@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agent_harness.reader_scene import NOTHING, QUARANTINE_S, Scene
+from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import (
     AgentClosedError,
     PeerLostError,
@@ -14,14 +15,13 @@ from restow.agents.errors import (
     ReadFailedError,
     ReadNotBegunError,
 )
-from restow.agents.lane import Read
-from restow.agents.memory import HOST
-from restow.agents.pieces import Descriptors
+from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Read
 
 
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
-    monkeypatch.setattr("restow.agents.reader.POLL_S", 0.0)
+    monkeypatch.setattr("restow.agents.reading.reader.POLL_S", 0.0)
     return Scene()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from agent_harness.reader_scene import QUARANTINE_S, Scene
 from agent_harness.waiting import until
+from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import (
     AgentClosedError,
     PeerLostError,
@@ -19,17 +20,16 @@ from restow.agents.errors import (
     ReadNotBegunError,
     TransportFailedError,
 )
-from restow.agents.lane import Read
-from restow.agents.memory import HOST
-from restow.agents.pieces import Descriptors
-from restow.agents.reader import LARGE_BYTES, SHARE_BYTES, Reader
+from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Read
+from restow.agents.reading.reader import LARGE_BYTES, SHARE_BYTES, Reader
 
 LONG_S = 1000.0
 
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("restow.agents.reader.POLL_S", 0.0)
+    monkeypatch.setattr("restow.agents.reading.reader.POLL_S", 0.0)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.agents.memory import HOST, MemoryKind, Place, RegionMemory, registrations
+from restow.agents.memory.regions import HOST, MemoryKind, Place, RegionMemory, registrations
 
 SPANS = st.lists(
     st.tuples(st.integers(1, 60), st.integers(1, 12), st.sampled_from([0, 1]), st.booleans()),

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from restow.agents.spreading import BUSY_READS, FIRST_PAUSE_READS, LAST_PAUSE_READS, Spreading
+from restow.agents.reading.spreading import (
+    BUSY_READS,
+    FIRST_PAUSE_READS,
+    LAST_PAUSE_READS,
+    Spreading,
+)
 
 GAINED, WAITED, SHORT = (0.018, 0.010), (0.010, 0.010), (0.0001, 0.001)
 """How long the threads of a read ran together, and how long it took."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_harness.waiting import until
 from restow.agents.errors import StagingExhaustedError
-from restow.agents.staging import ALIGN_BYTES, Run, StagingAllocator, StagingPool
+from restow.agents.memory.staging_pool import ALIGN_BYTES, Run, StagingAllocator, StagingPool
 
 POOL_BYTES = 64 * ALIGN_BYTES
 

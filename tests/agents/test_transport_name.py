@@ -15,11 +15,11 @@ from agent_harness.source_main import serve_source
 from agent_harness.world import make_case
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import ReadFailedError
-from restow.agents.memory import HOST
+from restow.agents.memory.regions import HOST
+from restow.agents.probing.transport_name import find_transport
+from restow.agents.probing.transport_probe import OneRead
+from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.settings import AgentSettings
-from restow.agents.transport import NixlTransport
-from restow.agents.transport_name import find_transport
-from restow.agents.transport_probe import OneRead
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.client.errors import BrokerCallError
 from restow.broker.server.serve import running_broker

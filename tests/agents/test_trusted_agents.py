@@ -19,8 +19,8 @@ from agent_harness.world import POISON, make_case
 from broker.certificates import DOMAIN, P_AND_D, Authority
 from restow.agents import Agent, DaemonAgent, SharedMemory, SharedRegion
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.cli import run_agent_daemon
-from restow.agents.daemon import AgentDaemon
+from restow.agents.daemon.cli import run_agent_daemon
+from restow.agents.daemon.server import AgentDaemon
 from restow.agents.settings import AgentSettings
 from restow.broker.client import Credentials, EngineSession
 from restow.broker.client.errors import BrokerCallError

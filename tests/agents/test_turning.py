@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from restow.agents.binding import Blocks, RegionTable, Tokens
-from restow.agents.copying import PreparedCopies, run_copies
-from restow.agents.extraction import Extraction
-from restow.agents.pieces import Copies
-from restow.agents.spans import StagedSpans
-from restow.agents.turning import Turning
+from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.pieces import Copies
+from restow.agents.binding.spans import StagedSpans
+from restow.agents.copying.prepared_copies import PreparedCopies, run_copies
+from restow.agents.execute.turning import Turning
 from restow.broker.errors import PageRangeError
 from restow.broker.families import (
     AttentionSpec,

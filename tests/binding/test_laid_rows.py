@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from restow.agents.binding import Blocks, RegionTable, Tokens
-from restow.agents.laid_rows import LaidRows
-from restow.agents.memory import HOST
-from restow.agents.orders import Peer
+from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.execute.laid_rows import LaidRows
+from restow.agents.link.orders import Peer
+from restow.agents.memory.regions import HOST
 from restow.broker.errors import PageRangeError
 from restow.broker.families import ConvLayout, EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import DType, Layout

@@ -7,15 +7,15 @@ import time
 import numpy as np
 import pytest
 
-from restow.agents.binding import (
+from restow.agents.binding.copies import (
     Blocks,
     RegionTable,
     Tokens,
     bind_gather,
     staged_bytes,
 )
-from restow.agents.pieces import Descriptors
-from restow.agents.reads import Reads
+from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.reads import Reads
 from restow.broker.errors import PageCountError, PageRangeError
 from restow.broker.families import (
     AttentionSpec,

@@ -319,7 +319,7 @@ def test_version() -> None:
 def test_an_agent_without_its_extra(
     monkeypatch: pytest.MonkeyPatch, fail: Callable[..., Any]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "restow.agents.cli", None)
+    monkeypatch.setitem(sys.modules, "restow.agents.daemon.cli", None)
     outcome = fail("agent", "--socket", "agent.sock")
     assert outcome.code == 1
     assert "EXTRA_MISSING" in outcome.err

@@ -20,11 +20,11 @@ from restow.agents.demo.answers import Answer, answer_prompts
 from restow.agents.demo.options import SEED, side
 from restow.agents.demo.processes import running_broker_process, running_daemon
 from restow.agents.demo.sabotage import Sabotage, swap_b_and_c
+from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
 from restow.agents.engines.transformers.decode import Decoded
-from restow.agents.nursery import Nursery
 from restow.broker.families import ConvLayout
 from restow.broker.planner import Strategy
 
@@ -63,7 +63,7 @@ class House:
 
     reference: Reference
     broker: str
-    homes: dict[str, Nursery | Path]
+    homes: dict[str, ForkServer | Path]
     stack: ExitStack
     engines: dict[object, Engine]
 
@@ -103,7 +103,7 @@ def house(
     strategy, where = request.param
     with ExitStack() as stack:
         broker = stack.enter_context(running_broker_process(strategy))
-        homes: dict[str, Nursery | Path] = dict.fromkeys("PD", stack.enter_context(Nursery()))
+        homes: dict[str, ForkServer | Path] = dict.fromkeys("PD", stack.enter_context(ForkServer()))
         if where == "daemon":
             folder = tmp_path_factory.mktemp("sockets")
             homes = {

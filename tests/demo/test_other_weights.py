@@ -12,11 +12,11 @@ from transformers import NemotronHForCausalLM
 from restow.agents.demo.options import SEED, side
 from restow.agents.demo.processes import running_broker_process
 from restow.agents.engines.common.checkpoint import checkpoint_revision
+from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import checkpoint_folder, load_model
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
 from restow.agents.engines.transformers.engine import HandoffFailedError
-from restow.agents.nursery import Nursery
 from restow.broker.families import ConvLayout
 from restow.broker.planner import Strategy
 
@@ -34,12 +34,12 @@ def trained_on(folder: Path) -> NemotronHForCausalLM:
 def test_other_weights_of_the_same_shapes_are_refused(tmp_path: Path) -> None:
     (prompt,) = make_prompts(1, SEED)
     with ExitStack() as stack:
-        nursery = stack.enter_context(Nursery())
+        forks = stack.enter_context(ForkServer())
         broker = stack.enter_context(running_broker_process(Strategy.AUTO))
 
         def engine(model: NemotronHForCausalLM, name: str, revision: str = "") -> Engine:
             options = EngineOptions(
-                name, broker, side(1, ConvLayout.SD, 16), (nursery,), revision=revision
+                name, broker, side(1, ConvLayout.SD, 16), (forks,), revision=revision
             )
             return stack.enter_context(Engine(model, options))
 

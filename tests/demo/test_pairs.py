@@ -20,10 +20,10 @@ from demo.covering import Row, covering_rows, every_pair
 from demo.poisoned import poison, with_state, wrong_regions
 from restow.agents.demo.answers import Answer
 from restow.agents.demo.processes import running_broker_process
+from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
-from restow.agents.nursery import Nursery
 from restow.broker.families import ConvLayout, EngineSettings, KvOrder
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
@@ -127,7 +127,7 @@ class House:
 
     model: NemotronHForCausalLM
     prompts: tuple[Prompt, ...]
-    nursery: Nursery
+    forks: ForkServer
     broker: Callable[[Strategy], str]
 
     def engine(self, name: str, row: Row, side: str, strategy: Strategy) -> Engine:
@@ -136,7 +136,7 @@ class House:
             name,
             self.broker(strategy),
             settings,
-            (self.nursery,) * settings.tp,
+            (self.forks,) * settings.tp,
             capacity_tokens=512,
             capacity_requests=4,
             stored=types_of(row, side),
@@ -150,7 +150,7 @@ def house() -> Iterator[House]:
     prompts = tuple(p for p in make_prompts(16, seed=3) if len(p.token_ids) >= SHORTEST_PROMPT)[:2]
     assert len(prompts) == 2
     with ExitStack() as stack:
-        nursery = stack.enter_context(Nursery())
+        forks = stack.enter_context(ForkServer())
         brokers: dict[Strategy, str] = {}
 
         def broker(strategy: Strategy) -> str:
@@ -160,7 +160,7 @@ def house() -> Iterator[House]:
                 brokers[strategy] = stack.enter_context(started)
             return brokers[strategy]
 
-        yield House(load_model(), prompts, nursery, broker)
+        yield House(load_model(), prompts, forks, broker)
 
 
 def test_every_pair_of_values_occurs() -> None:

@@ -17,6 +17,7 @@ from transformers import NemotronHForCausalLM
 
 from restow.agents.demo.options import SEED, side
 from restow.agents.demo.processes import running_broker_process, running_daemon
+from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
@@ -28,7 +29,6 @@ from restow.agents.engines.transformers.mixer_inputs import (
     kept_inputs,
 )
 from restow.agents.engines.transformers.state_io import lay_out_weights
-from restow.agents.nursery import Nursery
 from restow.broker.client.admin import AdminClient
 from restow.broker.families import ConvLayout
 from restow.broker.layout.span import volume
@@ -52,7 +52,7 @@ class House:
 
     model: NemotronHForCausalLM
     broker: str
-    home: Nursery | Path
+    home: ForkServer | Path
     stack: ExitStack
 
     def engine(self, name: str, tp: int, conv: ConvLayout) -> Engine:
@@ -69,9 +69,9 @@ def house(
     torch.set_num_threads(1)
     with ExitStack() as stack:
         broker = stack.enter_context(running_broker_process(Strategy.RECOMPUTE))
-        home: Nursery | Path
+        home: ForkServer | Path
         if request.param == "embedded":
-            home = stack.enter_context(Nursery())
+            home = stack.enter_context(ForkServer())
         else:
             socket = tmp_path_factory.mktemp("sockets") / "agents.sock"
             home = stack.enter_context(running_daemon(broker, socket))

@@ -176,9 +176,9 @@ def test_an_engine_ends_with_its_worker(house: Served) -> None:
 
 
 def workers(pid: int) -> list[int]:
-    """The processes that the engine's nursery has forked."""
-    (nursery,) = children(pid)
-    return children(nursery)
+    """The processes that the engine's fork server has forked."""
+    (server,) = children(pid)
+    return children(server)
 
 
 def children(pid: int) -> list[int]:

@@ -13,11 +13,11 @@ from transformers import NemotronHForCausalLM
 from restow.agents.demo.answers import Answer, answer_prompts
 from restow.agents.demo.options import side
 from restow.agents.demo.processes import running_broker_process
+from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
 from restow.agents.engines.transformers.engine import HandoffFailedError
-from restow.agents.nursery import Nursery
 from restow.broker.families import ConvLayout
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
@@ -37,7 +37,7 @@ class House:
     """A model, and a broker that lets states be rounded, or does not."""
 
     model: NemotronHForCausalLM
-    nursery: Nursery
+    forks: ForkServer
     stack: ExitStack
     strict: str
     lenient: str
@@ -45,9 +45,7 @@ class House:
     def engine(
         self, name: str, broker: str, tp: int, conv: ConvLayout, stored: StoredTypes
     ) -> Engine:
-        options = EngineOptions(
-            name, broker, side(tp, conv, 16), (self.nursery,) * tp, stored=stored
-        )
+        options = EngineOptions(name, broker, side(tp, conv, 16), (self.forks,) * tp, stored=stored)
         return self.stack.enter_context(Engine(self.model, options))
 
     def answers(
@@ -65,10 +63,10 @@ class House:
 def house() -> Iterator[House]:
     torch.set_num_threads(1)
     with ExitStack() as stack:
-        nursery = stack.enter_context(Nursery())
+        forks = stack.enter_context(ForkServer())
         strict = stack.enter_context(running_broker_process(Strategy.AUTO))
         lenient = stack.enter_context(running_broker_process(Strategy.AUTO, allow_narrowing=True))
-        yield House(load_model(), nursery, stack, strict, lenient)
+        yield House(load_model(), forks, stack, strict, lenient)
 
 
 def accuracy(right: list[bool]) -> float:

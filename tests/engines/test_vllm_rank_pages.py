@@ -9,7 +9,7 @@ import torch
 
 from restow.agents.engines.vllm.errors import CacheUnknownError
 from restow.agents.engines.vllm.rank_pages import LayerCache, RankShape, rank_pages
-from restow.agents.memory import registrations
+from restow.agents.memory.regions import registrations
 from restow.broker.families import (
     AttentionSpec,
     ConvLayout,

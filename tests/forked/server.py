@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_PRELOADED = ["restow.agents.agent", "restow.agents.daemon", "restow.broker.client"]
+_PRELOADED = ["restow.agents.agent", "restow.agents.daemon.server", "restow.broker.client"]
 
 
 def pipe() -> tuple[Connection, Connection]:

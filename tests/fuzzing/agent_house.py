@@ -18,16 +18,17 @@ import numpy as np
 from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
-from restow.agents import copying, projecting, transport
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.digests import DIGEST_BYTES, Hasher
+from restow.agents.binding.extents import Extents
+from restow.agents.binding.pieces import Copies, Descriptors
+from restow.agents.copying import prepared_copies, projecting
+from restow.agents.copying.hasher import DIGEST_BYTES, Hasher
 from restow.agents.errors import PeerLostError
-from restow.agents.extents import Extents
-from restow.agents.memory import Place
-from restow.agents.orders import region_to_proto
-from restow.agents.pieces import Copies, Descriptors
+from restow.agents.link.orders import region_to_proto
+from restow.agents.memory.regions import Place
+from restow.agents.reading import nixl_transport
+from restow.agents.reading.nixl_transport import Flight
 from restow.agents.settings import AgentSettings
-from restow.agents.transport import Flight
 from restow.broker import wire, wire_program
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
@@ -112,7 +113,7 @@ class Fence:
 
 
 class CheckedTransport:
-    """`restow.agents.transport.NixlTransport`, by its verbs; reads nothing."""
+    """`restow.agents.reading.nixl_transport.NixlTransport`, by its verbs; reads nothing."""
 
     def __init__(self, fence: Fence) -> None:
         self.name = "me"
@@ -133,8 +134,8 @@ class CheckedTransport:
 
     def read(self, peer: str, descriptors: Descriptors, src: Place, dst: Place) -> Flight:
         """Nothing is moved."""
-        transport._rows(descriptors.src_address, descriptors, src)
-        transport._rows(descriptors.dst_address, descriptors, dst)
+        nixl_transport._rows(descriptors.src_address, descriptors, src)
+        nixl_transport._rows(descriptors.dst_address, descriptors, dst)
         self._fence.holds(descriptors.dst_address, descriptors.length_bytes, "read to")
         there, size = descriptors.src_address, descriptors.length_bytes
         if (there < 1).any() or (there > 2**63 - 1 - size).any():
@@ -185,8 +186,8 @@ class AgentHouse:
     @contextlib.contextmanager
     def lives(self) -> Iterator[AgentHouse]:
         """Until the end of the ``with``, with all that it does looked at."""
-        run, project = copying.run_copies, projecting.run_projections
-        prepare = copying.prepared_copies
+        run, project = prepared_copies.run_copies, projecting.run_projections
+        prepare = prepared_copies.prepared_copies
 
         def prepare_checked(copies: Copies, device: Any) -> Callable[[], None]:
             self.fence.check_copies(copies, reads=True)
@@ -211,9 +212,9 @@ class AgentHouse:
 
         with (
             patch.object(Hasher, "_digest", digest_checked),
-            patch("restow.agents.copier.prepared_copies", prepare_checked),
-            patch("restow.agents.copying.run_copies", fill_checked),
-            patch("restow.agents.copier.run_projections", project_checked),
+            patch("restow.agents.copying.copier.prepared_copies", prepare_checked),
+            patch("restow.agents.prepared_copies.prepared_copies.run_copies", fill_checked),
+            patch("restow.agents.copying.copier.run_projections", project_checked),
         ):
             try:
                 yield self

@@ -12,15 +12,15 @@ from laws.executor import Arena, Int64s
 from laws.strategies import Case
 from laws.transfers import served
 from laws.world import Engine
-from restow.agents.arrivals import Arrivals, joined_reads
-from restow.agents.binding import RegionTable
-from restow.agents.comparing import arrived_extents
-from restow.agents.extents import Extents, one_extent, source_extents
-from restow.agents.gathering import Share
-from restow.agents.laid_rows import LaidRows
-from restow.agents.lane import Read
-from restow.agents.memory import HOST
-from restow.agents.orders import ExecuteOrder, Peer, Source, StageOrder, StagePart
+from restow.agents.binding.copies import RegionTable
+from restow.agents.binding.extents import Extents, one_extent, source_extents
+from restow.agents.execute.arrivals import Arrivals, joined_reads
+from restow.agents.execute.comparing import arrived_extents
+from restow.agents.execute.gathering import Share
+from restow.agents.execute.laid_rows import LaidRows
+from restow.agents.link.orders import ExecuteOrder, Peer, Source, StageOrder, StagePart
+from restow.agents.memory.regions import HOST
+from restow.agents.reading.lane import Read
 from restow.broker import wire_program
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 

@@ -20,11 +20,13 @@ from laws.rebuilding import rebuilding_cases
 from laws.rounds import tried
 from laws.strategies import CASTING, STRATEGIES, Case, any_cases, cast_cases
 from laws.test_laws_bite import bites, change_function
-from restow.agents import arrivals, comparing, digests, extents
-from restow.agents.copier import Copier
-from restow.agents.extents import Extents
-from restow.agents.memory import HOST
-from restow.agents.paging import RegionTable
+from restow.agents.binding import extents
+from restow.agents.binding.extents import Extents
+from restow.agents.binding.pages import RegionTable
+from restow.agents.copying import hasher as hashing
+from restow.agents.copying.copier import Copier
+from restow.agents.execute import arrivals, comparing
+from restow.agents.memory.regions import HOST
 from restow.broker.errors import StrategyRefusedError
 from restow.broker.planner import Strategy
 
@@ -58,10 +60,10 @@ NOWHERE = RegionTable(*np.zeros((3, 0), np.int64))
 def test_a_digest_is_that_of_the_bytes_in_order(
     monkeypatch: pytest.MonkeyPatch, in_place: int, chunk_bytes: int
 ) -> None:
-    monkeypatch.setattr(digests, "CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(digests, "IN_PLACE_PIECES", in_place)
+    monkeypatch.setattr(hashing, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(hashing, "IN_PLACE_PIECES", in_place)
     data = np.random.default_rng(1).integers(0, 256, 5000, np.uint8)
-    hasher = digests.Hasher(NOWHERE, (), Copier())
+    hasher = hashing.Hasher(NOWHERE, (), Copier())
     for begins, lengths in (
         ([], []),
         ([7], [3]),
@@ -78,7 +80,7 @@ def test_a_digest_is_that_of_the_bytes_in_order(
 
 def test_what_lies_in_many_pieces_is_hashed_like_one() -> None:
     """The digests themselves, of a case of each way."""
-    hasher = digests.Hasher(NOWHERE, (HOST,), Copier())
+    hasher = hashing.Hasher(NOWHERE, (HOST,), Copier())
 
     @given(any_cases(), STRATEGIES)
     @tried("digests, casts")

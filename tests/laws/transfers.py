@@ -9,12 +9,13 @@ import numpy as np
 
 from laws.executor import bytes_read_by
 from laws.world import Engine
-from restow.agents import binding, chunks, projecting
-from restow.agents.binding import Tokens
-from restow.agents.extraction import Extraction
-from restow.agents.pieces import Descriptors
-from restow.agents.reads import Reads
-from restow.agents.spans import SpanReads, StagedSpans
+from restow.agents.binding import chunks, copies
+from restow.agents.binding.copies import Tokens
+from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.reads import Reads
+from restow.agents.binding.spans import SpanReads, StagedSpans
+from restow.agents.copying import projecting
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.interleave import INTERLEAVED_TO, chunk_bytes
@@ -55,7 +56,7 @@ def transfer(
             if src_rank in program.staging_ranks:
                 _read_packed(program, source, src, destination, rank, tokens, traffic)
         _read_spans(program, source, destination, rank, tokens, traffic)
-        cleared = binding.bind_scatter(
+        cleared = copies.bind_scatter(
             program.cleared,
             program.group_pairs,
             destination.regions(rank),
@@ -113,14 +114,14 @@ def _read_packed(
     )
     chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
     assert chunk == chunk_bytes(restored), "the two sides see chunks of other lengths"
-    size = chunk + binding.staged_bytes(packed, pairs, tokens)
+    size = chunk + copies.staged_bytes(packed, pairs, tokens)
     if size == 0:
         return
     there, here = (arena.address(arena.allocate(size, 16)) for _ in range(2))
     regions, blocks = source.regions(src), source.blocks
     gathers = (
         chunks.bind_interleave(interleaved, pairs, regions, blocks, there),
-        binding.bind_gather(packed, pairs, regions, blocks, tokens, there + chunk),
+        copies.bind_gather(packed, pairs, regions, blocks, tokens, there + chunk),
     )
     for gather in gathers:
         arena.copy(gather)
@@ -129,7 +130,7 @@ def _read_packed(
     arena.read(Descriptors(*run))
     regions, blocks = destination.regions(dst), destination.blocks
     arena.copy(chunks.bind_restore(restored, pairs, regions, blocks, here))
-    arena.copy(binding.bind_scatter(packed, pairs, regions, blocks, tokens, here + chunk))
+    arena.copy(copies.bind_scatter(packed, pairs, regions, blocks, tokens, here + chunk))
     traffic.wire_bytes[src.rank, dst.rank] += size
     traffic.reads += 1
     traffic.launches += 2

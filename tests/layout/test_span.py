@@ -22,7 +22,7 @@ MODULES = [
     "restow.broker.layout.difference",
     "restow.broker.layout.names",
     "restow.broker.families.stages",
-    "restow.agents.paging",
+    "restow.agents.binding.pages",
 ]
 SPANS = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(lambda p: Span(p[0], p[0] + p[1]))
 

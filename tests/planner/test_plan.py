@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from laws.strategies import SENDING
-from restow.agents.binding import Blocks, RegionTable, Tokens
-from restow.agents.reads import Reads
+from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.reads import Reads
 from restow.broker.errors import (
     CastUnsupportedError,
     ModelMismatchError,

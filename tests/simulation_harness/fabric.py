@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError
-from restow.agents.memory import Place
-from restow.agents.pieces import Descriptors
-from restow.agents.transport import TransportSettings
+from restow.agents.memory.regions import Place
+from restow.agents.reading.nixl_transport import TransportSettings
 from simulation_harness.network import Network
 from simulation_harness.virtual_loop import CURRENT, Process
 
@@ -58,7 +58,7 @@ class Flight:
 
 
 class SimulatedTransport:
-    """`restow.agents.transport.NixlTransport`, by its verbs."""
+    """`restow.agents.reading.nixl_transport.NixlTransport`, by its verbs."""
 
     def __init__(self, fabric: Fabric, label: str) -> None:
         process = CURRENT.get()

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
 
-from restow.agents import orders
-from restow.agents.binding import Blocks
+from restow.agents.binding.copies import Blocks
+from restow.agents.link import orders
 from restow.broker.core.pair import PairOutcome
 from restow.broker.layout import Layout
 from restow.broker.planner import Move, Plan, make_plan

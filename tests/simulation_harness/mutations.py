@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest.mock import patch
 
-from restow.agents import orders
-from restow.agents.reader import Reader
+from restow.agents.link import orders
+from restow.agents.reading.reader import Reader
 from restow.broker.client.book import Book
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory

@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 import structlog
 
-from restow.agents import reader, spreading, ticker
-from restow.agents.executor import Executor
-from restow.agents.reader import Reader
+from restow.agents.execute.executor import Executor
+from restow.agents.reading import reader, spreading, ticker
+from restow.agents.reading.reader import Reader
 from restow.broker.client.backoff import Backoff
 from restow.broker.server import hub as hubs
 from restow.broker.server.checked_layouts import CheckedLayouts
@@ -52,13 +52,13 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             stack.enter_context(patch.object(target, name, value))
         for where, stand_in in (
             ("restow.broker.client.session.open_channel", network.open_channel),
-            ("restow.agents.kept_stream.open_channel", network.open_channel),
+            ("restow.agents.link.kept_stream.open_channel", network.open_channel),
             ("restow.agents.async_agent.NixlTransport", fabric.transport),
             ("restow.broker.server.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
             ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),
-            ("restow.agents.kept_stream.Backoff", partial(Backoff, clock=clock)),
+            ("restow.agents.link.kept_stream.Backoff", partial(Backoff, clock=clock)),
             ("restow.broker.client.session.Backoff", partial(Backoff, clock=clock)),
         ):
             stack.enter_context(patch(where, stand_in))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.memory import RegionMemory
+from restow.agents.memory.regions import RegionMemory
 from restow.broker.layout import Layout
 from stamped.keys import WORD_BYTES, Bools, Keys, Words, keys_of
 

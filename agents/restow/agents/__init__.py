@@ -1,7 +1,7 @@
 """Agents that sit beside the engines and move their state.
 
 The names below are loaded when they are first used: whoever needs only a submodule such as
-`restow.agents.binding` does not wait for torch and NIXL.
+`restow.agents.binding.copies` does not wait for torch and NIXL.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from restow.agents.agent import Agent
-    from restow.agents.cuda_ipc import CudaRegion
-    from restow.agents.daemon_client import DaemonAgent
-    from restow.agents.memory import MemoryKind, RegionMemory, SharedMemory, SharedRegion
+    from restow.agents.daemon.client import DaemonAgent
+    from restow.agents.memory.cuda_ipc import CudaRegion
+    from restow.agents.memory.regions import MemoryKind, RegionMemory, SharedMemory, SharedRegion
 
 __all__ = [
     "Agent",
@@ -27,10 +27,11 @@ __all__ = [
 
 _HOMES = {
     "Agent": "restow.agents.agent",
-    "CudaRegion": "restow.agents.cuda_ipc",
-    "DaemonAgent": "restow.agents.daemon_client",
+    "CudaRegion": "restow.agents.memory.cuda_ipc",
+    "DaemonAgent": "restow.agents.daemon.client",
     **dict.fromkeys(
-        ("MemoryKind", "RegionMemory", "SharedMemory", "SharedRegion"), "restow.agents.memory"
+        ("MemoryKind", "RegionMemory", "SharedMemory", "SharedRegion"),
+        "restow.agents.memory.regions",
     ),
 }
 

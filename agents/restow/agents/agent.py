@@ -8,9 +8,9 @@ from typing import Self
 
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError
-from restow.agents.fences import DeviceEvent
-from restow.agents.loop_thread import LoopThread
-from restow.agents.memory import RegionMemory
+from restow.agents.link.fences import DeviceEvent
+from restow.agents.link.loop_thread import LoopThread
+from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError

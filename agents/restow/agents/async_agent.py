@@ -13,20 +13,19 @@ from typing import Any
 
 import structlog
 
-from restow.agents import device, orders
-from restow.agents.copier import Copier
+from restow.agents.copying.copier import Copier
 from restow.agents.errors import (
     AgentBusyError,
     AgentError,
     OrderInvalidError,
     TransportFailedError,
 )
-from restow.agents.executor import Executor
-from restow.agents.fences import DeviceEvent, KeptFences, PendingFences
-from restow.agents.host_memory import HostMark, HostRanges
-from restow.agents.interfaces import InterfaceWatch
-from restow.agents.link import Link
-from restow.agents.memory import (
+from restow.agents.execute.executor import Executor
+from restow.agents.link import orders
+from restow.agents.link.agent_link import Link
+from restow.agents.link.fences import DeviceEvent, KeptFences, PendingFences
+from restow.agents.memory import device
+from restow.agents.memory.regions import (
     Place,
     RegionMemory,
     Staging,
@@ -34,10 +33,12 @@ from restow.agents.memory import (
     staging_at,
     staging_place,
 )
-from restow.agents.reader import Reader
+from restow.agents.reading.host_memory import HostMark, HostRanges
+from restow.agents.reading.interfaces import InterfaceWatch
+from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.reading.reader import Reader
+from restow.agents.reading.ticker import Ticker
 from restow.agents.settings import AgentSettings
-from restow.agents.ticker import Ticker
-from restow.agents.transport import NixlTransport
 from restow.broker import wire_program
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials

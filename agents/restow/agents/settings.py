@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from restow.agents.host_reads import ucx_reads_processes
-from restow.agents.transport import TransportSettings
+from restow.agents.reading.nixl_transport import TransportSettings
+from restow.agents.reading.same_host import ucx_reads_processes
 
 
 def _read_threads() -> int:

@@ -15,11 +15,11 @@ from restow.agents.demo.answers import Answer, Progress, answer_prompts
 from restow.agents.demo.options import DemoOptions
 from restow.agents.demo.processes import running_broker_process, running_daemon
 from restow.agents.demo.sabotage import Sabotage, swap_b_and_c
+from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
 from restow.agents.engines.transformers.decode import Decoded
-from restow.agents.nursery import Nursery
 from restow.broker.families import EngineSettings
 from restow.broker.layout import Layout
 
@@ -48,17 +48,17 @@ class Experiment:
         torch.set_num_threads(1)
         options = self._options
         with (
-            Nursery() as nursery,
+            ForkServer() as forks,
             running_broker_process(options.strategy, options.allow_narrowing) as broker,
             ExitStack() as stack,
         ):
             model = load_model()
             prompts = make_prompts(options.prompts, options.seed)
             p = stack.enter_context(
-                self._engine(model, "P", options.p, options.p_stored, broker, nursery)
+                self._engine(model, "P", options.p, options.p_stored, broker, forks)
             )
             d = stack.enter_context(
-                self._engine(model, "D", options.d, options.d_stored, broker, nursery)
+                self._engine(model, "D", options.d, options.d_stored, broker, forks)
             )
             alone = []
             for index, prompt in enumerate(prompts):
@@ -72,7 +72,7 @@ class Experiment:
                     sabotaged[sabotage] = self._answer(p, d, prompts, alone, sabotage)
                 else:
                     with self._engine(
-                        model, "P-lies", options.p, options.p_stored, broker, nursery, lie
+                        model, "P-lies", options.p, options.p_stored, broker, forks, lie
                     ) as liar:
                         sabotaged[sabotage] = self._answer(liar, d, prompts, alone, sabotage)
             return Outcome(answers, sabotaged, p.layout, d.layout)
@@ -104,12 +104,12 @@ class Experiment:
         settings: EngineSettings,
         stored: StoredTypes,
         broker: str,
-        nursery: Nursery,
+        forks: ForkServer,
         announce: Callable[[Layout], Layout] | None = None,
     ) -> Iterator[Engine]:
         """An engine with a worker process, or a daemon, for each of its ranks."""
         with ExitStack() as stack:
-            homes: tuple[Nursery | Path, ...] = (nursery,) * settings.tp
+            homes: tuple[ForkServer | Path, ...] = (forks,) * settings.tp
             if self._options.daemon:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="restow-")))
                 self._progress(f"starting daemons of {name}", 0, settings.tp)

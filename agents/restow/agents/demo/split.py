@@ -18,11 +18,11 @@ import typer
 
 from restow.agents.demo.answers import Answer
 from restow.agents.demo.options import SEED, side
+from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import decode as words
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
-from restow.agents.nursery import Nursery
 from restow.broker.client.channel import broker_address
 from restow.broker.errors import RestowError
 from restow.broker.families import ConvLayout
@@ -119,7 +119,7 @@ def running_engine(
     """The recall model in an engine of its own; without sockets each rank is a worker process."""
     torch.set_num_threads(1)
     with ExitStack() as stack:
-        homes = tuple(sockets or ()) or (stack.enter_context(Nursery()),) * tp
+        homes = tuple(sockets or ()) or (stack.enter_context(ForkServer()),) * tp
         settings = side(tp, conv_layout, page_tokens)
         options = EngineOptions(name, broker_address(broker), settings, homes)
         yield stack.enter_context(Engine(load_model(), options))

@@ -50,7 +50,7 @@ def agent(
 ) -> None:
     """Run an agent as a daemon of this host until SIGTERM or SIGINT."""
     try:
-        from restow.agents.cli import run_agent_daemon
+        from restow.agents.daemon.cli import run_agent_daemon
     except ModuleNotFoundError as error:
         raise ExtraMissingError(
             f"an agent needs module {error.name}, which is not installed: "

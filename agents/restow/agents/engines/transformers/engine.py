@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache, NemotronHForCausalLM
 
 from restow.agents.engines.common.checkpoint import checkpoint_revision
+from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.transformers.blocks import NULL_BLOCK, BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
 from restow.agents.engines.transformers.mixer_inputs import check_exact, conv_weights, kept_inputs
@@ -35,7 +36,6 @@ from restow.agents.engines.transformers.state_io import (
     lay_out_weights,
 )
 from restow.agents.engines.transformers.stored import AS_COMPUTED, StoredTypes, round_cache
-from restow.agents.nursery import Nursery
 from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
 from restow.broker.errors import RestowError
 from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
@@ -64,7 +64,7 @@ class HandoffFailedError(RestowError):
 class EngineOptions:
     """How an engine is run.
 
-    ``homes`` says where each rank's agent lives: a nursery forks a worker process that embeds it, a
+    ``homes`` says where each rank's agent lives: a fork server starts a process that embeds it, a
     path is the socket of a daemon. ``capacity_tokens`` and ``capacity_requests`` size the memory.
     ``stored`` are the types of what lies in it. ``revision`` is a word for the model's weights;
     empty: a fingerprint of the checkpoint that it was loaded from, if it was.
@@ -73,7 +73,7 @@ class EngineOptions:
     engine_id: str
     broker: str
     settings: EngineSettings
-    homes: tuple[Nursery | Path, ...]
+    homes: tuple[ForkServer | Path, ...]
     capacity_tokens: int = 4096
     capacity_requests: int = 32
     stored: StoredTypes = AS_COMPUTED

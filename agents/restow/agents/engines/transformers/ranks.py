@@ -12,11 +12,11 @@ from typing import Protocol
 
 import torch
 
-from restow.agents.daemon_client import DaemonAgent
+from restow.agents.daemon.client import DaemonAgent
+from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.engines.common.rank_worker import READY_WORD
 from restow.agents.engines.transformers.state_io import RankPages
-from restow.agents.memory import SharedMemory, SharedRegion
-from restow.agents.nursery import Nursery
-from restow.agents.worker import READY_WORD
+from restow.agents.memory.regions import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
 from restow.broker.layout import RankLayout
 
@@ -94,11 +94,11 @@ class WorkerAgent:
     """A rank's worker process that embeds its agent, as an engine's own worker would."""
 
     def __init__(
-        self, nursery: Nursery, identity: Identity, regions: Sequence[SharedRegion]
+        self, forks: ForkServer, identity: Identity, regions: Sequence[SharedRegion]
     ) -> None:
         """Fork the process; `start` waits for it."""
         self._identity = identity
-        self._socket = nursery.fork_worker()
+        self._socket = forks.fork_worker()
         self._lines = self._socket.makefile("rw")
         self._say({**asdict(identity), "regions": [asdict(region) for region in regions]})
 
@@ -147,9 +147,9 @@ class WorkerAgent:
 
 
 def serve_rank(
-    identity: Identity, regions: Sequence[SharedRegion], home: Nursery | Path
+    identity: Identity, regions: Sequence[SharedRegion], home: ForkServer | Path
 ) -> RankAgent:
-    """An agent for a rank: in a worker of a nursery, or in the daemon behind a socket."""
-    if isinstance(home, Nursery):
+    """An agent for a rank: in a worker of a fork server, or in the daemon behind a socket."""
+    if isinstance(home, ForkServer):
         return WorkerAgent(home, identity, regions)
     return DaemonAgent(home, identity.engine_id, identity.incarnation, identity.rank, regions)

@@ -14,7 +14,7 @@ import torch
 
 from restow.agents.engines.vllm.errors import CacheUnknownError
 from restow.agents.engines.vllm.groups import NULL_BLOCK, group_name
-from restow.agents.memory import MemoryKind, RegionMemory
+from restow.agents.memory.regions import MemoryKind, RegionMemory
 from restow.broker.families import (
     ConvLayout,
     EngineSettings,

@@ -1,0 +1,1 @@
+"""From rows, tokens and page ids to addresses, with numpy alone."""

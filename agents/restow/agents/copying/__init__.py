@@ -1,0 +1,1 @@
+"""Bytes of this agent copied, multiplied and hashed, by the kernels."""

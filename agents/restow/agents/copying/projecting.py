@@ -1,0 +1,107 @@
+"""PROJECT: conv windows rebuilt from inputs in staging and from weights in constant regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from restow.agents.binding.addresses import DST, pages_of
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens, check_pages
+from restow.agents.errors import ProgramInvalidError
+from restow.agents.memory.device import finished
+from restow.broker.layout import DType
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner.program import Column, GroupPair, ProjectColumn
+from restow.kernels import FloatCode, ProjectTable, ProjectTableError, project_windows
+
+
+def bind_projections(
+    projected: Int64s,
+    pairs: Sequence[GroupPair],
+    staged: RegionTable,
+    memory: RegionTable,
+    dst_blocks: Blocks,
+    tokens: Tokens,
+) -> Int64s:
+    """The kernels' table of projected rows, whose spans are the regions of ``staged``.
+
+    Raises `PageCountError` and `PageRangeError`.
+    """
+    page = np.zeros(len(projected), np.int64)
+    for number in np.unique(projected[:, ProjectColumn.GROUP_PAIR]).tolist():
+        mine = projected[:, ProjectColumn.GROUP_PAIR] == number
+        ids = pages_of(pairs[number], DST, dst_blocks, tokens)
+        region = projected[mine, ProjectColumn.DST_REGION]
+        check_pages(ids, int(memory.page_count[region].min()), DST.name)
+        page[mine] = ids[0]
+    span, weights, dst = (
+        projected[:, column]
+        for column in (ProjectColumn.SPAN, ProjectColumn.WEIGHT_REGION, ProjectColumn.DST_REGION)
+    )
+    src_address = staged.base_address[span] + projected[:, ProjectColumn.SRC_OFFSET_BYTES]
+    weight_address = memory.base_address[weights] + projected[:, ProjectColumn.WEIGHT_OFFSET_BYTES]
+    dst_address = memory.base_address[dst] + projected[:, ProjectColumn.DST_OFFSET_BYTES]
+    dst_address += memory.page_stride_bytes[dst] * page
+    return np.column_stack(
+        [
+            src_address,
+            projected[:, ProjectColumn.SRC_TAP_STRIDE_BYTES],
+            projected[:, ProjectColumn.TAPS],
+            projected[:, ProjectColumn.HIDDEN],
+            weight_address,
+            projected[:, ProjectColumn.WEIGHT_STRIDE_BYTES],
+            projected[:, ProjectColumn.CHANNELS],
+            dst_address,
+            projected[:, ProjectColumn.DST_STRIDE_BYTES],
+            projected[:, ProjectColumn.DST_TAP_STRIDE_BYTES],
+            _CODES[projected[:, ProjectColumn.DTYPE]],
+            _CODES[projected[:, ProjectColumn.DST_DTYPE]],
+        ]
+    )
+
+
+def run_projections(rows: Int64s, device: torch.device) -> None:
+    """Make the products, and return when the last one is stored.
+
+    Raises `ProgramInvalidError` for numbers that do not lie at multiples of their size.
+    """
+    try:
+        table = ProjectTable.checked(rows)
+    except ProjectTableError as error:
+        raise ProgramInvalidError(f"a product that no kernel makes: {error}") from None
+    with finished(device):
+        project_windows(table, device)
+
+
+def window_rows(projected: Int64s) -> Int64s:
+    """What projected rows write, as rows whose destinations can be zeroed: one for each tap."""
+    taps = projected[:, ProjectColumn.TAPS]
+    each = np.repeat(projected, taps, axis=0)
+    tap = np.arange(len(each)) - np.repeat(np.cumsum(taps) - taps, taps)
+    rows = np.zeros((len(each), len(Column)), np.int64)
+    for column, name in (
+        (Column.GROUP_PAIR, ProjectColumn.GROUP_PAIR),
+        (Column.DST_REGION, ProjectColumn.DST_REGION),
+        (Column.DST_OFFSET_BYTES, ProjectColumn.DST_OFFSET_BYTES),
+        (Column.COUNT, ProjectColumn.CHANNELS),
+        (Column.DST_STEP_BYTES, ProjectColumn.DST_STRIDE_BYTES),
+        (Column.SRC_DTYPE, ProjectColumn.DST_DTYPE),
+        (Column.DST_DTYPE, ProjectColumn.DST_DTYPE),
+    ):
+        rows[:, column] = each[:, name]
+    rows[:, Column.DST_OFFSET_BYTES] += tap * each[:, ProjectColumn.DST_TAP_STRIDE_BYTES]
+    rows[:, Column.SRC_STEP_BYTES] = rows[:, Column.DST_STEP_BYTES]
+    return rows
+
+
+def _code_table() -> Int64s:
+    table = np.full(max(DType) + 1, -1, np.int64)
+    for code in FloatCode:
+        table[DType[code.name]] = code
+    return table
+
+
+_CODES = _code_table()
+"""`FloatCode` by `DType` number; -1 for types that are not multiplied."""

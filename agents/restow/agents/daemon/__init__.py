@@ -1,0 +1,1 @@
+"""Ranks that are served for other processes, which share their memory."""

@@ -1,0 +1,68 @@
+"""What the command `restow agent` runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from restow.agents.daemon.server import AgentDaemon
+from restow.agents.settings import AgentSettings
+from restow.broker.client.channel import broker_address
+from restow.broker.client.credentials import Credentials
+from restow.broker.errors import RestowError
+
+
+def run_agent_daemon(
+    broker: str | None,
+    socket_path: str | Path,
+    read_threads: int | None = None,
+    host_reads: bool | None = None,
+    credentials: Credentials | None = None,
+) -> None:
+    """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
+
+    ``credentials`` None: those of the environment. Raises `SocketInUseError`, a `TrustError`
+    for credentials that can't be used, `TransportFailedError` when the host's interfaces are gone.
+    """
+    credentials = credentials or Credentials.of()
+    if credentials.secure:
+        credentials.for_channel()  # Engines come later: what is wrong with files is told now.
+    settings = AgentSettings()
+    if read_threads is not None:
+        settings = replace(settings, read_threads=read_threads)
+    if host_reads is not None:
+        settings = replace(settings, host_reads=host_reads)
+    uvloop.run(_serve(broker, Path(socket_path), settings, credentials))
+
+
+async def _serve(
+    broker: str | None, socket_path: Path, settings: AgentSettings, credentials: Credentials
+) -> None:
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    log = structlog.get_logger("restow.daemon")
+    losses: list[RestowError] = []
+
+    def lose(error: RestowError) -> None:
+        losses.append(error)
+        over.set()
+
+    daemon = AgentDaemon(broker, socket_path, settings, credentials, lose)
+    await daemon.start()
+    try:
+        log.info(
+            "daemon ready", socket=str(socket_path), broker=broker_address(broker), pid=os.getpid()
+        )
+        await over.wait()
+    finally:
+        await daemon.close()
+    log.info("daemon ended")
+    if losses:
+        raise losses[0]

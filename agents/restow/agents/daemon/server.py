@@ -1,0 +1,204 @@
+"""The daemon: serves the ranks of engines on its host whose memory it shares."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import grpc
+import structlog
+
+from restow.agents.async_agent import AsyncAgent
+from restow.agents.errors import AgentClosedError, AgentError
+from restow.agents.memory.shared_regions import OpenedRegions
+from restow.agents.settings import AgentSettings
+from restow.broker.client.credentials import Credentials
+from restow.broker.errors import RequestError, RestowError
+from restow.broker.pings import SERVER_PINGS
+from restow.broker.server.parsing import ParsingInterceptor
+from restow.broker.server.status import ErrorInterceptor
+from restow.v1 import daemon_pb2 as pb
+from restow.v1 import daemon_pb2_grpc
+
+WELCOME_S = 30.0
+STOP_GRACE_S = 1.0
+
+
+class SocketInUseError(AgentError):
+    """Another daemon listens on the socket, or something that is no socket has its name."""
+
+    status = "ALREADY_EXISTS"
+    reason = "SOCKET_IN_USE"
+
+
+class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
+    """One stream a rank: translates, and leaves the rest to `AsyncAgent`."""
+
+    def __init__(
+        self,
+        broker: str | None,
+        settings: AgentSettings,
+        credentials: Credentials,
+        stopping: asyncio.Event,
+        on_lost: Callable[[RestowError], object],
+    ) -> None:
+        """Serve ranks at ``broker``."""
+        self._on_lost = on_lost
+        self._broker = broker
+        self._credentials = credentials
+        self._settings = settings
+        self._stopping = stopping
+
+    async def Serve(
+        self,
+        request_iterator: AsyncIterator[pb.ServeRequest],
+        context: grpc.aio.ServicerContext[pb.ServeRequest, pb.ServeResponse],
+    ) -> AsyncIterator[pb.ServeResponse]:
+        """Serve a rank until its stream ends, or the daemon does."""
+        first = await anext(request_iterator, pb.ServeRequest())
+        if not first.messages or first.messages[0].WhichOneof("body") != "attach":
+            raise RequestError("the first message of a rank must be Attach")
+        attach = first.messages[0].attach
+        unfenced: asyncio.Queue[str] = asyncio.Queue()
+        with OpenedRegions(attach.regions) as regions:
+            agent = AsyncAgent(
+                self._broker,
+                attach.engine.engine_id,
+                attach.engine.incarnation,
+                attach.rank,
+                regions,
+                self._settings,
+                self._credentials,
+                self._on_lost,
+                unfenced.put_nowait,
+            )
+            try:
+                await agent.start(WELCOME_S)
+                _take(agent, first.messages[1:])
+                yield pb.ServeResponse(attached=pb.Attached(agent_name=agent.name))
+                over = asyncio.create_task(self._until_over(agent, request_iterator))
+                async for response in _unfenced(unfenced, over):
+                    yield response
+                await over
+            finally:
+                await agent.close()
+        if self._stopping.is_set():
+            raise AgentClosedError("the daemon ends")
+
+    async def _until_over(
+        self, agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]
+    ) -> None:
+        listening = asyncio.create_task(_listen(agent, requests))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                listening.result()
+        finally:
+            listening.cancel()
+            stopping.cancel()
+            await asyncio.gather(listening, stopping, return_exceptions=True)
+
+
+async def _unfenced(
+    queue: asyncio.Queue[str], over: asyncio.Task[None]
+) -> AsyncIterator[pb.ServeResponse]:
+    """What the engine's side need not say again, until all is over."""
+    while not over.done():
+        waiting = asyncio.create_task(queue.get())
+        try:
+            await asyncio.wait({waiting, over}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                handoffs = [waiting.result()]
+                while not queue.empty():
+                    handoffs.append(queue.get_nowait())
+                yield pb.ServeResponse(unfenced=handoffs)
+        finally:
+            waiting.cancel()
+
+
+async def _listen(agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]) -> None:
+    async for request in requests:
+        _take(agent, request.messages)
+
+
+def _take(agent: AsyncAgent, messages: Sequence[pb.DaemonMessage]) -> None:
+    for message in messages:
+        if message.WhichOneof("body") != "fence":
+            raise RequestError("a rank that is served may send nothing but Fence")
+        agent.fence(message.fence.handoff_id)
+
+
+class AgentDaemon:
+    """Listens on a Unix socket that only its own user may open."""
+
+    def __init__(
+        self,
+        broker: str | None,
+        socket_path: str | Path,
+        settings: AgentSettings | None = None,
+        credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], object] = lambda _: None,
+    ) -> None:
+        """Prepare; `start` listens. ``credentials`` None: those of the environment.
+
+        ``on_lost`` hears why memory can be read no more as long as this process lives. Raises a
+        `TrustError` of theirs.
+        """
+        self._broker = broker
+        self._path = Path(socket_path)
+        self._settings = settings or AgentSettings()
+        self._credentials = credentials or Credentials.of()
+        self._on_lost = on_lost
+        self._stopping = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+        self._log = structlog.get_logger("restow.daemon")
+
+    async def start(self) -> None:
+        """Listen. Raises `SocketInUseError`."""
+        await self._take_path()
+        interceptors = [ErrorInterceptor(), ParsingInterceptor()]
+        server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
+        daemon_pb2_grpc.add_AgentDaemonServicer_to_server(
+            _Servicer(
+                self._broker, self._settings, self._credentials, self._stopping, self._on_lost
+            ),
+            server,
+        )
+        # The socket's mode is all its protection, so there is no moment with another one.
+        before = os.umask(0o177)
+        try:
+            server.add_insecure_port(f"unix:{self._path}")
+            await server.start()
+        finally:
+            os.umask(before)
+        self._server = server
+
+    async def close(self) -> None:
+        """Let all ranks go, and stop listening. May be repeated."""
+        self._stopping.set()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(STOP_GRACE_S)
+            self._path.unlink(missing_ok=True)
+
+    async def _take_path(self) -> None:
+        """Remove the socket of a daemon that is no more."""
+        try:
+            is_socket = stat.S_ISSOCK(self._path.lstat().st_mode)
+        except FileNotFoundError:
+            return
+        if is_socket:
+            try:
+                _, writer = await asyncio.open_unix_connection(self._path)
+            except ConnectionRefusedError:
+                self._path.unlink(missing_ok=True)
+                return
+            writer.close()
+        raise SocketInUseError(
+            f"{self._path} is {'served by another daemon' if is_socket else 'no socket'}",
+            socket=self._path,
+        )

@@ -1,0 +1,186 @@
+"""What a source's agent gathers for readers, and holds until the broker gives it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from restow.agents.binding.chunks import bind_interleave
+from restow.agents.binding.copies import RegionTable, Tokens, bind_gather, staged_bytes
+from restow.agents.binding.extents import one_extent, source_extents
+from restow.agents.binding.pieces import Copies
+from restow.agents.copying.copier import Copier
+from restow.agents.copying.hasher import Hasher
+from restow.agents.execute.program_check import CheckedProgram
+from restow.agents.link.orders import StagedRun, StageOrder
+from restow.agents.memory.regions import Place, Staging, one_place, staging_place
+from restow.agents.memory.staging_pool import Run, StagingPool
+from restow.agents.probing.costs import check_room, measure_copying
+from restow.broker.errors import RestowError
+from restow.broker.layout.rows import Int64s
+from restow.broker.planner import CopyCosts
+from restow.broker.planner.interleave import INTERLEAVED_TO, aligned, chunk_bytes
+from restow.broker.planner.program import Column, GroupPair, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What goes into the run of one destination rank: first its chunk, then its packed rows."""
+
+    dst_rank: int
+    pairs: Sequence[GroupPair]
+    interleaved: Int64s
+    packed: Int64s
+    chunk_bytes: int
+    length_bytes: int
+
+    @classmethod
+    def of(cls, program: Program, rank: int, dst_rank: int, tokens: Tokens) -> Share:
+        """The rows of source ``rank`` in the program of ``dst_rank``."""
+        interleaved, packed = (
+            rows[rows[:, Column.SRC_RANK] == rank] for rows in (program.interleaved, program.packed)
+        )
+        chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
+        length = chunk + staged_bytes(packed, program.group_pairs, tokens)
+        return cls(dst_rank, program.group_pairs, interleaved, packed, chunk, length)
+
+    @property
+    def regions(self) -> list[int]:
+        """Own regions that are copied from."""
+        rows = np.concatenate([self.interleaved, self.packed])
+        regions: list[int] = np.unique(rows[:, Column.SRC_REGION]).tolist()
+        return regions
+
+    def copies(self, memory: RegionTable, order: StageOrder, address: int) -> list[Copies]:
+        """From own pages to the run at ``address``."""
+        behind = address + self.chunk_bytes
+        blocks, pairs = order.src_blocks, self.pairs
+        return [
+            bind_interleave(self.interleaved, pairs, memory, blocks, address),
+            bind_gather(self.packed, pairs, memory, blocks, order.tokens, behind),
+        ]
+
+
+class Gathering:
+    """Gathers for readers of one rank's pages into a pool. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        rank: int,
+        memory: RegionTable,
+        places: Sequence[Place],
+        staging: Staging,
+        copier: Copier,
+    ) -> None:
+        """Nothing is held yet."""
+        self._rank = rank
+        self._memory = memory
+        self._places = places
+        self._staging = staging
+        self._copier = copier
+        self._hasher = Hasher(memory, places, copier)
+        self._pool = StagingPool(staging.size_bytes)
+        self._runs: dict[int, list[Run]] = {}
+        """By handoff; those of probes by their negative numbers."""
+        self._held: dict[int, dict[int, StagedRun]] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the pool in no run."""
+        return self._pool.free_bytes
+
+    async def stage(
+        self, order: StageOrder, programs: Sequence[CheckedProgram]
+    ) -> Sequence[StagedRun]:
+        """Gather for all parts, and hash what is asked for; ``programs`` are theirs.
+
+        Returns where the run of each is. Repeating changes nothing. Raises `OrderTooLargeError`,
+        `StagingExhaustedError`, `PagesError`, `ProgramInvalidError` and `CopyFailedError`.
+        """
+        held = self._held.get(order.handoff, {})
+        if all(part.dst_rank in held for part in order.parts):
+            return [held[part.dst_rank] for part in order.parts]
+        shares = []
+        for part, program in zip(order.parts, programs, strict=True):
+            program.check_size(order.tokens, self._rank)
+            shares.append(Share.of(program.program, self._rank, part.dst_rank, order.tokens))
+        regions = [region for share in shares for region in share.regions]
+        place = one_place(self._places, regions)
+        size_bytes = sum(aligned(share.length_bytes) for share in shares)
+        # What is only hashed needs no room: there may be none.
+        run = await self._pool.acquire(size_bytes) if size_bytes else None
+        address = self._staging.address + (run.offset_bytes if run is not None else 0)
+        try:
+            staged = await self._gather(shares, programs, order, address, place)
+        except (RestowError, asyncio.CancelledError):
+            if run is not None:
+                self._pool.release(run)
+            raise
+        if run is not None:
+            self._runs.setdefault(order.handoff, []).append(run)
+        self._held.setdefault(order.handoff, {}).update({one.dst_rank: one for one in staged})
+        return staged
+
+    async def _gather(
+        self,
+        shares: Sequence[Share],
+        programs: Sequence[CheckedProgram],
+        order: StageOrder,
+        address: int,
+        place: Place,
+    ) -> list[StagedRun]:
+        """All into runs from ``address`` on, in one launch, and hashed."""
+        copies, staged = [], []
+        for share in shares:
+            copies += share.copies(self._memory, order, address)
+            staged.append(StagedRun(share.dst_rank, address, share.length_bytes))
+            address += aligned(share.length_bytes)
+        await self._copier.run(Copies.joined(copies), place.device)
+        if order.hashed:
+            staged = [
+                replace(one, digest=await self._digest(program.program, one, order))
+                for one, program in zip(staged, programs, strict=True)
+            ]
+        return staged
+
+    async def _digest(self, program: Program, staged: StagedRun, order: StageOrder) -> bytes:
+        """Of all that is read here by the rank for which ``program`` is."""
+        run = one_extent(staged.address, staged.length_bytes)
+        where = program, self._rank, self._memory
+        read = source_extents(*where, order.src_blocks, order.tokens, run)
+        return await self._hasher.digest(read)
+
+    async def hold(self, probe: int, size_bytes: int) -> tuple[int, int, CopyCosts]:
+        """Hold memory for a reader who measures; its address and length, and what copying costs.
+
+        Raises `StagingExhaustedError`.
+        """
+        size_bytes = min(size_bytes, self._staging.size_bytes // 2)
+        check_room(size_bytes)
+        run = await self._pool.acquire(size_bytes)
+        try:
+            address = self._staging.address + run.offset_bytes
+            costs = await measure_copying(address, size_bytes, staging_place(self._places))
+        except (RestowError, asyncio.CancelledError):
+            self._pool.release(run)
+            raise
+        self._runs.setdefault(-probe, []).append(run)
+        return address, size_bytes, costs
+
+    def let_go(self, probe: int) -> None:
+        """Give the memory of a probe back. May be repeated."""
+        self.unstage(-probe)
+
+    def unstage(self, handoff: int) -> None:
+        """Give a handoff's runs back. May be repeated."""
+        self._held.pop(handoff, None)
+        for run in self._runs.pop(handoff, ()):
+            self._pool.release(run)
+
+    def reset(self) -> None:
+        """Give all runs back, and forget what was only hashed."""
+        for handoff in {*self._runs, *self._held}:
+            self.unstage(handoff)

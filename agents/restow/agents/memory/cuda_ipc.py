@@ -1,0 +1,150 @@
+"""CUDA IPC: device memory of one process, opened in another.
+
+An allocation travels as the driver's handle and the device's UUID, both plain bytes, with the
+offset of the memory inside it: torch's allocator cuts large allocations into many tensors, and a
+handle always means the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from restow.agents.errors import CudaUnavailableError, RegionInvalidError
+from restow.agents.memory.regions import MemoryKind, RegionMemory
+
+HANDLE_BYTES = 64
+UUID_BYTES = 16
+
+
+class Driver(Protocol):
+    """What of the CUDA driver is needed. Raises `CudaUnavailableError`, `RegionInvalidError`."""
+
+    def device_uuids(self) -> list[bytes]:
+        """UUIDs of the devices that this process sees, in their order."""
+
+    def allocation(self, address: int, device_id: int) -> tuple[int, int]:
+        """Address and size of the allocation that holds an address."""
+
+    def export(self, address: int, device_id: int) -> bytes:
+        """Handle of the allocation at an address."""
+
+    def open(self, ipc_handle: bytes, device_id: int) -> int:
+        """Address at which another process's allocation appears here."""
+
+    def close(self, address: int, device_id: int) -> None:
+        """Undo one `open`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaHandle:
+    """An allocation of a device, for another process. Raises `RegionInvalidError` for odd sizes."""
+
+    ipc_handle: bytes
+    device_uuid: bytes
+
+    def __post_init__(self) -> None:
+        """Check: the driver is given nothing of another size."""
+        sizes = (len(self.ipc_handle), len(self.device_uuid))
+        if sizes != (HANDLE_BYTES, UUID_BYTES):
+            raise RegionInvalidError(
+                f"a CUDA allocation has a handle of {HANDLE_BYTES} bytes and a UUID of "
+                f"{UUID_BYTES}, not of {sizes[0]} and {sizes[1]}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRegion:
+    """The memory of one region inside an allocation of a device, page 0 at ``offset_bytes``.
+
+    ``private``: as of `RegionMemory`.
+    """
+
+    name: str
+    handle: CudaHandle
+    offset_bytes: int
+    page_count: int
+    page_stride_bytes: int
+    private: bool = False
+
+    @classmethod
+    def of(cls, region: RegionMemory, driver: Driver | None = None) -> CudaRegion:
+        """Export a region of this process; its memory must outlive everybody who opens it.
+
+        Raises `CudaUnavailableError`, and `RegionInvalidError` if the region is no device memory or
+        the driver does not share it.
+        """
+        if region.kind is not MemoryKind.CUDA:
+            raise RegionInvalidError(
+                f"region {region.name} lies in host memory, which is shared as a SharedRegion",
+                region=region.name,
+            )
+        driver = driver or the_driver()
+        base, size_bytes = driver.allocation(region.base_address, region.device_id)
+        uuids = driver.device_uuids()
+        if not 0 <= region.device_id < len(uuids):
+            raise CudaUnavailableError(f"there is no CUDA device {region.device_id} here")
+        handle = CudaHandle(driver.export(base, region.device_id), uuids[region.device_id])
+        offset = region.base_address - base
+        pages = region.page_count, region.page_stride_bytes
+        shared = cls(region.name, handle, offset, *pages, region.private)
+        shared._check(size_bytes)
+        return shared
+
+    def memory(self, opened: OpenedAllocation) -> RegionMemory:
+        """The region here. Raises `RegionInvalidError` if it leaves the allocation."""
+        self._check(opened.size_bytes)
+        return RegionMemory(
+            self.name,
+            opened.address + self.offset_bytes,
+            self.page_count,
+            self.page_stride_bytes,
+            MemoryKind.CUDA,
+            opened.device_id,
+            self.private,
+        )
+
+    def _check(self, size_bytes: int) -> None:
+        end = self.offset_bytes + self.page_count * self.page_stride_bytes
+        if self.offset_bytes < 0 or end > size_bytes:
+            raise RegionInvalidError(
+                f"region {self.name}: bytes [{self.offset_bytes}, {end}) lie outside of a CUDA "
+                f"allocation of {size_bytes} bytes",
+                region=self.name,
+            )
+
+
+class OpenedAllocation:
+    """Another process's allocation, until `close`. Its size is the driver's word, no peer's."""
+
+    def __init__(self, handle: CudaHandle, driver: Driver | None = None) -> None:
+        """Open. Raises `CudaUnavailableError` and `RegionInvalidError`."""
+        self._driver = driver or the_driver()
+        uuids = self._driver.device_uuids()
+        if handle.device_uuid not in uuids:
+            raise CudaUnavailableError(
+                f"the memory lies on CUDA device {handle.device_uuid.hex()}, which is none of the "
+                f"{len(uuids)} devices here: check CUDA_VISIBLE_DEVICES"
+            )
+        self.device_id = uuids.index(handle.device_uuid)
+        self.address = self._driver.open(handle.ipc_handle, self.device_id)
+        self._open = True
+        try:
+            base, size_bytes = self._driver.allocation(self.address, self.device_id)
+        except RegionInvalidError:
+            self.close()
+            raise
+        self.size_bytes = base + size_bytes - self.address
+
+    def close(self) -> None:
+        """Close. May be repeated."""
+        if self._open:
+            self._open = False
+            self._driver.close(self.address, self.device_id)
+
+
+def the_driver() -> Driver:
+    """The machine's driver. Raises `CudaUnavailableError` if there is none."""
+    from restow.agents.memory.cuda_driver import CudaDriver  # loads the library
+
+    return CudaDriver()

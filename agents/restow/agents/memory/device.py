@@ -1,0 +1,50 @@
+"""A CUDA device, as far as an agent needs it: its stream, and its context on a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from restow.agents.errors import CudaUnavailableError
+from restow.agents.memory.regions import MemoryKind, Place
+
+
+def require(place: Place) -> None:
+    """Raise `CudaUnavailableError` where this process has no such device."""
+    count = torch.cuda.device_count()
+    if place.kind is MemoryKind.CUDA and not 0 <= place.device_id < count:
+        raise CudaUnavailableError(
+            f"memory lies on CUDA device {place.device_id}, but this process sees {count} devices: "
+            f"check the driver, CUDA_VISIBLE_DEVICES, and that torch is a CUDA build",
+            device=place.device_id,
+        )
+
+
+def bind_thread(place: Place) -> None:
+    """Make the device's context this thread's, for NIXL and the driver work in the current one."""
+    if place.kind is MemoryKind.CUDA:
+        torch.cuda.set_device(place.device)
+        torch.cuda.current_stream(place.device).query()  # only a call of the runtime binds it
+
+
+@contextlib.contextmanager
+def finished(device: torch.device) -> Iterator[None]:
+    """Run what is queued inside on a stream of the agent's own, and wait for its end.
+
+    On the default stream it would wait for the engine's kernels, and they for it.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = _own_stream(device)
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
+
+
+@functools.cache
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,0 +1,94 @@
+"""Which transport UCX reads a peer's memory over: found by reading it once, in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import NamedTuple
+
+from restow.agents.errors import ReadFailedError
+from restow.agents.probing.transport_probe import OneRead
+
+START_S = 30.0
+"""For a process to import NIXL, where the machine is busy."""
+_ROW = re.compile(r"\|\s*([^|]*?)\s*\|\s*([^|]*?)\s*\|\s*([^|]*?)\s*\|\s*$")
+_READS = "remote memory read by ucp_get"
+_TITLE = re.compile(r"\| (?P<own>\S+ self )?.*cfg#\d+")
+
+
+class TransportName(NamedTuple):
+    """What UCX said."""
+
+    transport: str
+    """Its transport and device, as ``cma/memory`` or ``rc_mlx5/mlx5_0:1``."""
+    method: str
+    """How it reads over it, as ``zero-copy`` or ``software emulation``."""
+
+
+def find_transport(one: OneRead, metadata: bytes) -> TransportName:
+    """Blocks. Raises what the read raises, and `ReadFailedError` where UCX does not say."""
+    environment = {**os.environ, "UCX_PROTO_INFO": "y"}
+    environment.pop("UCX_LOG_FILE", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "restow.agents.probing.transport_probe"],
+            input=one.as_line() + metadata,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=START_S + one.within_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ReadFailedError(f"no process could read from agent {one.peer} in time") from None
+    log = done.stdout.decode(errors="replace")
+    if done.returncode:
+        raise ReadFailedError(_why(log, one.peer, done.returncode))
+    found = transport_in(log)
+    if found is None:
+        raise ReadFailedError(f"UCX does not say how it read from agent {one.peer}")
+    return found
+
+
+def transport_in(log: str) -> TransportName | None:
+    """The last choice for long reads of another process's memory in a log of UCX_PROTO_INFO.
+
+    >>> transport_in('''
+    ... | examiner intra-node cfg#1                               |
+    ... | remote memory read by ucp_get*(multi) into host memory  |
+    ... +--------+--------------------+---------------------------+
+    ... | Range  |    Description     |          Config           |
+    ... +--------+--------------------+---------------------------+
+    ... | 0..256 | short              | tcp/lo                    |
+    ... | 257..inf | software emulation | tcp/eth0                |
+    ... +--------+--------------------+---------------------------+
+    ... | examiner self cfg#0                                     |
+    ... | remote memory read by ucp_get*(multi) into host memory  |
+    ... +--------+--------------------+---------------------------+
+    ... | 0..inf | zero-copy          | cma/memory                |
+    ... +--------+--------------------+---------------------------+
+    ... ''')
+    TransportName(transport='tcp/eth0', method='software emulation')
+    """
+    found, other, reads = None, False, False
+    for line in log.splitlines():
+        title = _TITLE.search(line)
+        if title is not None:
+            other, reads = title["own"] is None, False
+        elif "|" in line and _READS in line:
+            reads = other
+        elif reads and (row := _ROW.search(line)) and row[1].endswith("..inf"):
+            found, reads = TransportName(row[3], row[2]), False
+    return found
+
+
+def _why(log: str, peer: str, status: int) -> str:
+    """What the process said last."""
+    try:
+        reason, words = json.loads(log.splitlines()[-1])
+    except (IndexError, ValueError):
+        return f"the process that was to read from agent {peer} ended with {status}"
+    return f"{reason}: {words}"

@@ -1,0 +1,104 @@
+"""Read a peer's memory once, in a process of its own that UCX tells how it reads.
+
+UCX says over what it reads only in its log, and only as it chooses: never to NIXL, and never again
+in a process that has read already. Run as a program: how to read comes as a line of JSON on stdin,
+then the peer's metadata; UCX's words and, last, an error as a line of JSON go to stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from restow.agents.binding.pieces import Descriptors
+from restow.agents.errors import AgentError, ReadDeadlineError
+from restow.agents.memory.regions import MemoryKind, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+POLL_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class OneRead:
+    """What is read: so many bytes at ``address`` of the peer, within ``within_s``."""
+
+    peer: str
+    address: int
+    size_bytes: int
+    src: Place
+    dst: Place
+    within_s: float
+
+    def as_line(self) -> bytes:
+        """For stdin."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def of_line(cls, line: bytes) -> OneRead:
+        """From stdin; the line is of the own agent, not of a peer."""
+        value = json.loads(line)
+        for side in ("src", "dst"):
+            place = value[side]
+            value[side] = Place(MemoryKind(place["kind"]), place["device_id"])
+        return cls(**value)
+
+
+@contextmanager
+def memory(size_bytes: int, place: Place) -> Iterator[int]:
+    """Bytes of one's own to read into; their address."""
+    if place.kind is MemoryKind.HOST:
+        held = np.empty(size_bytes, np.uint8)
+        yield held.ctypes.data
+        del held
+        return
+    import torch
+
+    tensor = torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{place.device_id}")
+    yield tensor.data_ptr()
+    del tensor
+
+
+def read_once(one: OneRead, metadata: bytes) -> None:
+    """Read it. Raises what `NixlTransport` raises, and `ReadDeadlineError`."""
+    from restow.agents.reading.nixl_transport import NixlTransport
+
+    until_s = time.monotonic() + one.within_s
+    transport = NixlTransport("examiner")
+    with memory(one.size_bytes, one.dst) as address:
+        transport.register(address, one.size_bytes, one.dst)
+        transport.add_peer(one.peer, metadata)
+        rows: list[Any] = [
+            np.array([value], np.int64) for value in (one.address, address, one.size_bytes)
+        ]
+        flight = transport.read(one.peer, Descriptors(*rows), one.src, one.dst)
+        while not transport.poll(flight):
+            if time.monotonic() > until_s:
+                raise ReadDeadlineError(
+                    f"no byte of agent {one.peer} came within {one.within_s:g} s"
+                )
+            time.sleep(POLL_S)
+        transport.release(flight)
+        transport.close()
+
+
+def main() -> int:
+    """Read what stdin says. Exits with 1 if that failed."""
+    one = OneRead.of_line(sys.stdin.buffer.readline())
+    try:
+        read_once(one, sys.stdin.buffer.read())
+    except AgentError as error:
+        sys.stdout.write("\n" + json.dumps([error.reason, error.message]) + "\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

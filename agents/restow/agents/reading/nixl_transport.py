@@ -1,0 +1,216 @@
+"""NIXL, behind the few verbs that an agent needs.
+
+One transport is one NIXL agent, with a name that no other life of it ever has. It belongs to one
+thread and has no progress thread, which would spin on a core and halve the rate of small pieces
+(docs/benchmarks.md): whoever owns a transport calls `progress`, often while it reads and every few
+milliseconds while it is read from.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from restow.agents.binding.pieces import Descriptors
+from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
+from restow.agents.memory.device import bind_thread
+from restow.agents.memory.regions import MemoryKind, Place
+
+# UCX reads these when it is loaded. With them a silent partition ends a read after about 5 s, and
+# holds no thread that connects; without them after minutes, in which such a thread stands still.
+for _name, _value in {
+    "UCX_TCP_KEEPIDLE": "2s",
+    "UCX_TCP_KEEPINTVL": "1s",
+    "UCX_TCP_KEEPCNT": "3",
+    "UCX_TCP_CONN_NB": "y",
+    "UCX_TCP_SYN_CNT": "2",
+    "NIXL_LOG_LEVEL": "WARN",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+import nixl._api as nixl_api  # noqa: E402
+import nixl._bindings as nixl_bindings  # noqa: E402
+
+_SEGMENTS = {MemoryKind.HOST: "DRAM", MemoryKind.CUDA: "VRAM"}
+_LOST = (nixl_bindings.nixlRemoteDisconnectError, nixl_bindings.nixlCancelledError)
+_FAILURES = (
+    nixl_bindings.nixlBackendError,
+    nixl_bindings.nixlInvalidParamError,
+    nixl_bindings.nixlMismatchError,
+    nixl_bindings.nixlNotAllowedError,
+    nixl_bindings.nixlNotFoundError,
+    nixl_bindings.nixlNotPostedError,
+    nixl_bindings.nixlNotSupportedError,
+    nixl_bindings.nixlRepostActiveError,
+    nixl_bindings.nixlUnknownError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """How NIXL is set up."""
+
+    progress_thread: bool = False
+    """Let NIXL spin on a core of its own; for reads over software transports at any price."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A read that was posted. ``done`` once every byte is in place."""
+
+    peer: str
+    handle: Any
+    done: bool
+
+
+class NixlTransport:
+    """One NIXL agent over UCX."""
+
+    def __init__(self, label: str, settings: TransportSettings | None = None) -> None:
+        """Set NIXL up. Raises `TransportFailedError`."""
+        self.name = f"{label}-{secrets.token_hex(6)}"
+        config = nixl_api.nixl_agent_config(
+            enable_prog_thread=(settings or TransportSettings()).progress_thread,
+            backends=["UCX"],
+        )
+        try:
+            self._agent = nixl_api.nixl_agent(self.name, config)
+        except _FAILURES as error:
+            raise TransportFailedError(f"NIXL can't start with UCX: {error}") from None
+        self._registered: list[Any] = []
+        self._peers: set[str] = set()
+
+    def register(self, address: int, length_bytes: int, place: Place) -> None:
+        """Let peers read these bytes, and reads land in them. Raises `TransportFailedError`."""
+        bind_thread(place)
+        descriptors = self._agent.get_reg_descs(
+            [(address, length_bytes, place.device_id, "")], _SEGMENTS[place.kind]
+        )
+        try:
+            self._registered.append(self._agent.register_memory(descriptors))
+        except _FAILURES as error:
+            raise TransportFailedError(
+                f"NIXL does not register {length_bytes} bytes of {place.kind} memory: {error}"
+            ) from None
+
+    def metadata(self) -> bytes:
+        """What a peer needs to read everything registered so far."""
+        metadata: bytes = self._agent.get_agent_metadata()
+        return metadata
+
+    def add_peer(self, peer: str, metadata: bytes) -> None:
+        """Make a peer readable; a known one stays as it is. Raises `PeerLostError`."""
+        if peer in self._peers:
+            return
+        try:
+            name = self._agent.add_remote_agent(metadata)
+        except (*_LOST, *_FAILURES) as error:
+            raise PeerLostError(f"agent {peer} can't be connected: {error}", agent=peer) from None
+        name = name.decode() if isinstance(name, bytes) else name
+        if name != peer:
+            self._agent.remove_remote_agent(name)
+            raise PeerLostError(f"the metadata of agent {peer} is of agent {name}", agent=peer)
+        self._peers.add(peer)
+
+    def forget_peer(self, peer: str) -> None:
+        """Drop a peer's metadata. May be repeated.
+
+        Bytes of a read in flight still land afterwards, and nothing tells when the last one has:
+        wait for the end of all reads of the peer first, or close the transport.
+        """
+        if peer in self._peers:
+            self._peers.discard(peer)
+            self._agent.remove_remote_agent(peer)
+
+    def read(self, peer: str, descriptors: Descriptors, src: Place, dst: Place) -> Flight:
+        """Begin to read a peer's memory; on CMA the bytes are copied before this returns.
+
+        Raises `PeerLostError` and `ReadFailedError`.
+        """
+        agent = self._agent
+        bind_thread(dst)
+        try:
+            handle = agent.initialize_xfer(
+                "READ",
+                agent.get_xfer_descs(
+                    _rows(descriptors.dst_address, descriptors, dst), _SEGMENTS[dst.kind]
+                ),
+                agent.get_xfer_descs(
+                    _rows(descriptors.src_address, descriptors, src), _SEGMENTS[src.kind]
+                ),
+                peer,
+            )
+            state = agent.transfer(handle)
+        except _LOST as error:
+            raise PeerLostError(f"agent {peer} is gone: {error}", agent=peer) from None
+        except _FAILURES as error:
+            raise ReadFailedError(
+                f"NIXL refuses a read of {len(descriptors.length_bytes)} pieces from agent "
+                f"{peer}: {error}",
+                agent=peer,
+            ) from None
+        if state == "ERR":
+            raise ReadFailedError(f"a read from agent {peer} broke at once", agent=peer)
+        return Flight(peer, handle, state == "DONE")
+
+    def poll(self, flight: Flight) -> bool:
+        """Whether every byte is in place. Makes progress.
+
+        Raises `PeerLostError` and `ReadFailedError`; then the read has ended.
+        """
+        if flight.done:
+            return True
+        try:
+            state = self._agent.check_xfer_state(flight.handle)
+        except _LOST as error:
+            raise PeerLostError(
+                f"agent {flight.peer} went away during a read: {error}", agent=flight.peer
+            ) from None
+        except _FAILURES as error:
+            raise ReadFailedError(
+                f"a read from agent {flight.peer} broke: {error}", agent=flight.peer
+            ) from None
+        if state == "ERR":
+            raise ReadFailedError(f"a read from agent {flight.peer} broke", agent=flight.peer)
+        flight.done = state == "DONE"
+        return flight.done
+
+    def release(self, flight: Flight) -> None:
+        """Free what NIXL keeps for a read that has ended. May be repeated."""
+        handle, flight.handle = flight.handle, None
+        if handle is not None:
+            self._agent.release_xfer_handle(handle)
+
+    def progress(self) -> None:
+        """Serve peers that read from here, over transports that need it, and new connections."""
+        if self._agent is not None:
+            self._agent.get_new_notifs()
+
+    def close(self) -> None:
+        """End the NIXL agent: no byte of any of its reads lands after this. May be repeated.
+
+        Release every flight before.
+        """
+        if self._agent is None:
+            return
+        for peer in list(self._peers):
+            self.forget_peer(peer)
+        for descriptors in self._registered:
+            self._agent.deregister_memory(descriptors)
+        self._registered.clear()
+        self._agent = None
+
+
+def _rows(
+    address: np.ndarray[Any, np.dtype[np.int64]], descriptors: Descriptors, place: Place
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """NIXL's form: address, length, device."""
+    rows = np.empty((len(address), 3), np.uint64)
+    rows[:, 0] = address
+    rows[:, 1] = descriptors.length_bytes
+    rows[:, 2] = place.device_id
+    return rows

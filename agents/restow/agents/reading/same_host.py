@@ -1,0 +1,147 @@
+"""Reading another process of this host with `process_vm_readv`, a thousand pieces in one call.
+
+So does NIXL over UCX, with one call for every piece, which costs 1 to 3 us beside its bytes
+(docs/benchmarks.md). One run is read as fast by NIXL and is left to it.
+
+Permission is the kernel's: where it refuses UCX's way (``cma``), it refuses this one. Nothing is
+registered and no connection is made, so that all checks are here: pieces lie inside what the peer
+shows and what is this agent's own, and the peer's mark stands behind the last byte. When a read
+returns or raises, nothing lands any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from restow.agents.binding.pieces import Descriptors
+from restow.agents.errors import PeerLostError, ReadFailedError
+from restow.agents.memory.regions import MemoryKind, Place
+from restow.agents.reading.host_memory import HostMemory, HostRanges
+
+CALL_PIECES = 1024
+"""What the kernel takes at most (UIO_MAXIOV)."""
+CALL_BYTES = 64 << 20
+"""About 10 ms: between two calls a read can end."""
+_SHARED_MEMORY = frozenset({"all", "cma", "sm", "shm"})
+"""UCX's names for transports that `process_vm_readv` is among."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_readv = _libc.process_vm_readv
+_readv.restype = ctypes.c_ssize_t
+_readv.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+]
+
+
+def ucx_reads_processes(tls: str | None) -> bool:
+    """Whether these transports of UCX (``UCX_TLS``) read other processes' memory on one host.
+
+    >>> [ucx_reads_processes(tls) for tls in (None, "all", "cma,self", "^tcp", "rc,sm")]
+    [True, True, True, True, True]
+    >>> [ucx_reads_processes(tls) for tls in ("tcp,self", "^cma", "^sm,tcp", "posix")]
+    [False, False, False, False]
+    """
+    if not tls:
+        return True
+    names = {name.split(":")[0].strip() for name in tls.removeprefix("^").split(",")}
+    return names.isdisjoint(_SHARED_MEMORY) == tls.startswith("^")
+
+
+class HostPeer:
+    """A peer whose memory this process can read."""
+
+    def __init__(self, agent_name: str, memory: HostMemory, own: HostRanges) -> None:
+        """Look for its mark; ``own`` is what may be read into.
+
+        Raises `PeerLostError` where it is not to be had: another host or namespace, no permission,
+        or no such process any more.
+        """
+        self._name = agent_name
+        self._memory = memory
+        self._own = own
+        if not memory.is_of(agent_name):
+            raise PeerLostError(f"agent {agent_name} shows another's memory", agent=agent_name)
+        nothing = np.empty(0, np.int64)
+        self.read(Descriptors(nothing, nothing, nothing), lambda: None)
+
+    @staticmethod
+    def gains(descriptors: Descriptors, src: Place, dst: Place) -> bool:
+        """Whether such a read is faster than NIXL's."""
+        return len(descriptors.length_bytes) > 1 and src.kind is dst.kind is MemoryKind.HOST
+
+    def read(self, descriptors: Descriptors, check: Callable[[], None]) -> None:
+        """Read all pieces. Blocks; others of this process run meanwhile.
+
+        Raises `ReadFailedError` and `PeerLostError`, and what ``check`` raises, which is asked
+        before every call.
+        """
+        memory = self._memory
+        if not memory.ranges.hold(descriptors.src_address, descriptors.length_bytes):
+            raise self._failed("pieces lie outside of what it shows")
+        if not self._own.hold(descriptors.dst_address, descriptors.length_bytes):
+            raise self._failed("pieces would land outside of what is registered here")
+        descriptors = descriptors.cut(CALL_BYTES).in_source_order()
+        count = len(descriptors.length_bytes)
+        seen = np.zeros(len(memory.mark), np.uint8)
+        entries = np.empty((2, count + 1, 2), np.uint64)
+        entries[0, :count, 0] = descriptors.dst_address
+        entries[1, :count, 0] = descriptors.src_address
+        entries[:, :count, 1] = descriptors.length_bytes
+        # The kernel goes from the first entry to the last: the mark is read behind all bytes.
+        entries[0, count] = seen.ctypes.data, len(seen)
+        entries[1, count] = memory.mark_address, len(seen)
+        ends = np.cumsum(entries[0, :, 1].astype(np.int64))
+        begin = done_bytes = 0
+        while begin <= count:
+            check()
+            fit = int(np.searchsorted(ends, done_bytes + CALL_BYTES, "right"))
+            end = min(max(fit, begin + 1), begin + CALL_PIECES)
+            self._call(entries, begin, end, int(ends[end - 1]) - done_bytes)
+            begin, done_bytes = end, int(ends[end - 1])
+        if seen.tobytes() != memory.mark:
+            raise PeerLostError(
+                f"agent {self._name} is gone: process {memory.pid} does not show its memory any "
+                f"more",
+                agent=self._name,
+            )
+
+    def _call(self, entries: np.ndarray, begin: int, end: int, wanted_bytes: int) -> None:
+        here, there = entries[0, begin:end], _joined(entries[1, begin:end])
+        got_bytes = _readv(
+            self._memory.pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0
+        )
+        if got_bytes == wanted_bytes:
+            return
+        if got_bytes >= 0:
+            raise self._failed(f"{got_bytes} of {wanted_bytes} bytes could be read")
+        number = ctypes.get_errno()
+        if number == errno.ESRCH:
+            raise PeerLostError(
+                f"agent {self._name} is gone: there is no process {self._memory.pid}",
+                agent=self._name,
+            )
+        raise self._failed(os.strerror(number))
+
+    def _failed(self, why: str) -> ReadFailedError:
+        return ReadFailedError(
+            f"the memory of agent {self._name}, process {self._memory.pid}, is not read: {why}",
+            agent=self._name,
+        )
+
+
+def _joined(entries: np.ndarray) -> np.ndarray:
+    """Entries that lie together, as one: the kernel looks up the pages of each one anew."""
+    address, length_bytes = entries.T
+    is_apart = address[1:] != address[:-1] + length_bytes[:-1]
+    first = np.flatnonzero(np.concatenate([[True], is_apart]))
+    return np.stack([address[first], np.add.reduceat(length_bytes, first)], axis=1)
