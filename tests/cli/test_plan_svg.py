@@ -15,12 +15,12 @@ from hypothesis import given, settings
 
 from cli.conftest import Outcome
 from laws.strategies import Case, any_cases
-from restow.broker.cli.plan_svg import WIDTH, plan_svg
+from restow.broker.draw.explain import explain
+from restow.broker.draw.picture import Picture, make_picture
+from restow.broker.draw.plan_svg import WIDTH, plan_svg
 from restow.broker.families import ConvLayout, EngineSettings, KvOrder, ModelSpec, build_layout
 from restow.broker.layout import Layout, check_layout
 from restow.broker.planner import make_plan
-from restow.broker.planner.explain import explain
-from restow.broker.planner.picture import Picture, make_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '<script>alert("&")</script>\x07\n\ud800\uffff' + "]]>" + "x" * 500

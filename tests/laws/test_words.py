@@ -41,9 +41,9 @@ INTERNAL = {
     "restow.broker.families.hf_types.Types",
     "restow.broker.families.parts.Part",
     "restow.broker.families.parts.Recurrence",
-    "restow.broker.planner.paving.Cell",
-    "restow.broker.planner.paving.Item",
-    "restow.broker.planner.pieces.Pieces",
+    "restow.broker.draw.page_map.Cell",
+    "restow.broker.draw.page_map.Item",
+    "restow.broker.draw.pieces.Pieces",
     "restow.kernels.interlaced.Interlaced",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from restow.broker.draw.explain import explain
 from restow.broker.errors import CostsInvalidError
 from restow.broker.families import (
     AttentionSpec,
@@ -19,7 +20,6 @@ from restow.broker.families import (
 from restow.broker.layout import DType
 from restow.broker.planner import CopyCosts, CostModel, Plan, ReadCosts, Strategy, make_plan
 from restow.broker.planner.costs import UNCACHED
-from restow.broker.planner.explain import explain
 
 COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
 READING = ReadCosts(2e-6, 7e9)

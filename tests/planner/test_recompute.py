@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from restow.broker.draw.explain import explain
+from restow.broker.draw.page_map import Content
+from restow.broker.draw.picture import make_picture
 from restow.broker.errors import ModelMismatchError, StrategyRefusedError
 from restow.broker.families import (
     AttentionSpec,
@@ -23,9 +26,6 @@ from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
 from restow.broker.planner.compile import draft_programs
 from restow.broker.planner.estimate import Cost
-from restow.broker.planner.explain import explain
-from restow.broker.planner.paving import Content
-from restow.broker.planner.picture import make_picture
 from restow.broker.planner.program import ProjectColumn, SpanColumn
 
 BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32

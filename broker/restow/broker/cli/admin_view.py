@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.cli.output import size_text
+from restow.broker.draw.sizes import size_text
 
 WIDE = 120
 SHORT = 12

@@ -31,18 +31,3 @@ def print_error(error: RestowError, as_json: bool) -> None:
     line = " ".join(f"{error.reason}: {error.message}".split())
     red, plain = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
     sys.stderr.write(f"{red}error{plain}: {line}\n")
-
-
-def size_text(size_bytes: float) -> str:
-    """Bytes as people read them.
-
-    >>> size_text(900), size_text(3 * 2**20)
-    ('900 B', '3.0 MiB')
-    """
-    if size_bytes < 1024:
-        return f"{size_bytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        size_bytes /= 1024
-        if size_bytes < 1024:
-            return f"{size_bytes:.1f} {unit}"
-    return f"{size_bytes / 1024:.1f} TiB"

@@ -14,10 +14,10 @@ from restow.broker.cli.options import CostsOption, StrategyName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from restow.broker.draw.explain import FieldLine, RankLines
+    from restow.broker.draw.picture import Picture
     from restow.broker.planner import CostModel, Move, Place, Plan
     from restow.broker.planner.estimate import Cost
-    from restow.broker.planner.explain import FieldLine, RankLines
-    from restow.broker.planner.picture import Picture
 
 
 def plan(
@@ -42,9 +42,9 @@ def plan(
     from restow.broker.cli.files import read_layout, read_object, write_text
     from restow.broker.cli.output import print_json
     from restow.broker.cli.plan_view import show_costs_used, show_plan
+    from restow.broker.draw.explain import explain as explain_plan
+    from restow.broker.draw.picture import make_picture
     from restow.broker.planner import CostModel, Strategy, check_exact, make_plan
-    from restow.broker.planner.explain import explain as explain_plan
-    from restow.broker.planner.picture import make_picture
 
     made = make_plan(read_layout(source), read_layout(destination))
     if not allow_narrowing:
@@ -53,7 +53,7 @@ def plan(
     ranks = explain_plan(made, Strategy(strategy), tokens, model)
     picture = make_picture(made, ranks, tokens) if svg or explain else None
     if svg and picture:
-        from restow.broker.cli.plan_svg import plan_svg
+        from restow.broker.draw.plan_svg import plan_svg
 
         write_text(svg, plan_svg(picture))
     if as_json:

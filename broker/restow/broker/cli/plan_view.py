@@ -9,14 +9,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.cli.output import size_text
+from restow.broker.draw.explain import FieldLine, RankLines
+from restow.broker.draw.picture import Picture
+from restow.broker.draw.sizes import size_text
 from restow.broker.layout import Box, Layout, digest
 from restow.broker.layout.difference import Difference
 from restow.broker.layout.summary import RankSummary, scaled_fields
 from restow.broker.planner import CostModel, Plan
 from restow.broker.planner.estimate import Cost
-from restow.broker.planner.explain import FieldLine, RankLines
-from restow.broker.planner.picture import Picture
 
 
 def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from restow.broker.cli.admin_json import ENDS
 from restow.broker.cli.admin_view import duration_text
-from restow.broker.cli.output import size_text
+from restow.broker.draw.sizes import size_text
 
 HANDOFF_COLUMNS = ("handoff", "state", "from", "to", "tokens", "age", "lease", "waits for")
 PAIR_COLUMNS = ("from", "to", "done", "median", "slowest", "each second")

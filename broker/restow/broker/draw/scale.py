@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from restow.broker.planner.paving import Block, Content
-from restow.broker.planner.picture import Page, Panel, RankPages
+from restow.broker.draw.page_map import Block, Content
+from restow.broker.draw.picture import Page, Panel, RankPages
 
 LABEL_HEIGHT = 15.0
 LEAST_HEIGHT, MOST_HEIGHT = 26.0, 150.0

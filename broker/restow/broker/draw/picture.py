@@ -9,11 +9,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from restow.broker.layout import Box, Field, RankLayout
-from restow.broker.layout.span import overlap
-from restow.broker.planner.explain import RankLines
-from restow.broker.planner.move import Move
-from restow.broker.planner.paving import (
+from restow.broker.draw.explain import RankLines
+from restow.broker.draw.page_map import (
     Block,
     Content,
     input_item,
@@ -21,12 +18,15 @@ from restow.broker.planner.paving import (
     scratch_item,
     shard_item,
 )
-from restow.broker.planner.pieces import Counter, Pieces
+from restow.broker.draw.pieces import Counter, Pieces
+from restow.broker.draw.remarks import remarks
+from restow.broker.draw.strands import Ribbon, ribbon_of
+from restow.broker.draw.units import Unit, units_of
+from restow.broker.layout import Box, Field, RankLayout
+from restow.broker.layout.span import overlap
+from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.remarks import remarks
-from restow.broker.planner.ribbon import Ribbon, ribbon_of
 from restow.broker.planner.strategy import Strategy
-from restow.broker.planner.units import Unit, units_of
 
 MAX_RANKS = 8
 """Of each side that a panel shows."""

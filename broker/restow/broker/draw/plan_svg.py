@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from restow.broker.cli.page_svg import (
+from restow.broker.draw.page_map import Content
+from restow.broker.draw.page_svg import (
     BAND,
     BAR,
     INK,
@@ -15,11 +16,10 @@ from restow.broker.cli.page_svg import (
     draw_slot,
     short_size,
 )
-from restow.broker.cli.picture_scale import Card, Scales, Slot
-from restow.broker.cli.svg import TIMES, fitted, number, tag, text, words, wrapped
-from restow.broker.planner.paving import Content
-from restow.broker.planner.picture import Panel, Picture
-from restow.broker.planner.ribbon import Strand
+from restow.broker.draw.picture import Panel, Picture
+from restow.broker.draw.scale import Card, Scales, Slot
+from restow.broker.draw.strands import Strand
+from restow.broker.draw.svg import TIMES, fitted, number, tag, text, words, wrapped
 
 WIDTH, MARGIN = 1040.0, 24.0
 COLUMN = BAR + LENS + LABELS + BAND

@@ -14,6 +14,7 @@ from laws.strategies import STRATEGIES, Case, any_cases
 from laws.transfers import served, transfer
 from laws.world import Engine
 from restow.agents.binding.copies import Tokens
+from restow.broker.draw.explain import explain
 from restow.broker.families import (
     AttentionSpec,
     ConvLayout,
@@ -26,7 +27,6 @@ from restow.broker.layout import DType, Span
 from restow.broker.layout.names import joined_name
 from restow.broker.planner import Strategy, make_plan
 from restow.broker.planner.estimate import Cost
-from restow.broker.planner.explain import explain
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 MAMBA = Mamba2Spec(0, 64, 64, 128, 1, 4, BF16, F32)

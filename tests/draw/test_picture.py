@@ -11,6 +11,12 @@ import pytest
 from hypothesis import given, settings
 
 from laws.strategies import Case, any_cases, family_cases
+from restow.broker.draw.explain import explain
+from restow.broker.draw.page_map import Block, Content
+from restow.broker.draw.picture import MAX_RANKS, Page, Panel, Picture, make_picture
+from restow.broker.draw.pieces import Per
+from restow.broker.draw.strands import Stretch
+from restow.broker.draw.units import Unit, units_of
 from restow.broker.families import (
     AttentionSpec,
     ConvLayout,
@@ -22,12 +28,6 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout, RankLayout, Region, Scratch, Shard
 from restow.broker.planner import Move, Place, Strategy, make_plan
-from restow.broker.planner.explain import explain
-from restow.broker.planner.paving import Block, Content
-from restow.broker.planner.picture import MAX_RANKS, Page, Panel, Picture, make_picture
-from restow.broker.planner.pieces import Per
-from restow.broker.planner.ribbon import Stretch
-from restow.broker.planner.units import Unit, units_of
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 MAMBA = Mamba2Spec(0, 64, 64, 128, 8, 4, BF16, F32)

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from restow.broker.draw.pieces import Per, Pieces
+from restow.broker.draw.units import Unit
 from restow.broker.layout import Box, Field, RankLayout
 from restow.broker.planner.move import Move, Place
-from restow.broker.planner.pieces import Per, Pieces
-from restow.broker.planner.units import Unit
 
 
 def remarks(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from restow.broker.cli.output import size_text
-from restow.broker.cli.picture_scale import LABEL_HEIGHT, Card, Part, Scales, Slot
-from restow.broker.cli.svg import TIMES, fitted, points, tag, text, words
+from restow.broker.draw.page_map import Cell, Content
+from restow.broker.draw.picture import Panel
+from restow.broker.draw.pieces import Per
+from restow.broker.draw.scale import LABEL_HEIGHT, Card, Part, Scales, Slot
+from restow.broker.draw.sizes import size_text
+from restow.broker.draw.svg import TIMES, fitted, points, tag, text, words
 from restow.broker.layout import Box
-from restow.broker.planner.paving import Cell, Content
-from restow.broker.planner.picture import Panel
-from restow.broker.planner.pieces import Per
 
 BAR, LENS, LABELS, BAND = 26.0, 34.0, 252.0, 38.0
 INK, QUIET = "#1f2430", "#5c6470"
