@@ -11,8 +11,8 @@ import grpc
 
 from agent_harness.waiting import WAIT_S
 from restow.broker.errors import RestowError
+from restow.broker.rpc.status import ErrorInterceptor
 from restow.broker.server.serve import SERVER_OPTIONS
-from restow.broker.server.status import ErrorInterceptor
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
 

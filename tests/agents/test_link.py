@@ -28,7 +28,7 @@ from restow.broker.errors import (
     EngineReplacedError,
     EngineUnknownError,
 )
-from restow.broker.pings import PING_EVERY_S
+from restow.broker.rpc.pings import PING_EVERY_S
 from restow.v1 import agent_link_pb2 as pb
 
 MEMORY = np.zeros(4096, np.uint8)

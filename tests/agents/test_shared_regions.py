@@ -13,7 +13,8 @@ from agent_harness.fake_broker import FakeBroker
 from restow.agents import CudaRegion, DaemonAgent, MemoryKind, RegionMemory, SharedMemory
 from restow.agents.daemon.server import AgentDaemon
 from restow.agents.errors import AgentError, CudaUnavailableError, RegionInvalidError
-from restow.agents.memory.cuda_ipc import HANDLE_BYTES, CudaHandle
+from restow.agents.memory.cuda_driver import HANDLE_BYTES
+from restow.agents.memory.cuda_ipc import CudaHandle
 from restow.agents.memory.regions import SharedRegion
 from restow.agents.memory.shared_regions import OpenedRegions, region_from_proto, region_to_proto
 from restow.broker.client.errors import BrokerCallError

@@ -15,7 +15,7 @@ from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeErro
 from restow.broker.client.book import DEFAULT_TIMEOUT_S, SILENCE_S, Book
 from restow.broker.client.delivery import Delivery
 from restow.broker.errors import HandoffConflictError
-from restow.broker.pings import NOTICED_S
+from restow.broker.rpc.pings import NOTICED_S
 from restow.v1 import broker_pb2 as pb
 
 DONE = HandoffEnded("h", "DONE", "", "", 1, 1)

@@ -16,9 +16,9 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from fuzzing.messages import message_type
+from restow.broker.rpc.status import ERROR_DOMAIN
 from restow.broker.server.hub import Hub
 from restow.broker.server.serve import SERVER_OPTIONS, SERVICES, add_services, interceptors_of
-from restow.broker.server.status import ERROR_DOMAIN
 
 MAX_METADATA_BYTES = 8 << 10
 """From here on gRPC may drop the end of a call, and with it the reason."""

@@ -37,3 +37,5 @@ def test_a_check_that_fails_ends_it(fails: str | None, tmp_path: Path) -> None:
     assert (done.returncode != 0) == (fails is not None), done.stderr
     ran = [line.split()[0] for line in done.stdout.splitlines()]
     assert ran[-1] == (fails or TOOLS[-1])
+    assert ("FAILED" in done.stderr) == (fails is not None)
+    assert "s  setting up" in done.stderr

@@ -17,9 +17,9 @@ from restow.agents.memory.shared_regions import OpenedRegions
 from restow.agents.settings import AgentSettings
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RequestError, RestowError
-from restow.broker.pings import SERVER_PINGS
-from restow.broker.server.parsing import ParsingInterceptor
-from restow.broker.server.status import ErrorInterceptor
+from restow.broker.rpc.parsing import ParsingInterceptor
+from restow.broker.rpc.pings import SERVER_PINGS
+from restow.broker.rpc.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
 from restow.v1 import daemon_pb2_grpc
 

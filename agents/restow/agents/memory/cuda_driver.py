@@ -10,11 +10,12 @@ import functools
 from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64
 
 from restow.agents.errors import CudaUnavailableError, RegionInvalidError
-from restow.agents.memory.cuda_ipc import HANDLE_BYTES, UUID_BYTES
 from restow.agents.memory.device import bind_thread, require
 from restow.agents.memory.regions import MemoryKind, Place
 
 LIBRARY = "libcuda.so.1"
+HANDLE_BYTES = 64
+UUID_BYTES = 16
 _LAZY_PEER_ACCESS = 1  # the only flag of cuIpcOpenMemHandle, and it is mandatory
 
 
@@ -27,7 +28,7 @@ class _Uuid(ctypes.Structure):
 
 
 class CudaDriver:
-    """The calls of `restow.agents.memory.cuda_ipc.Driver`, each in its device's context."""
+    """The calls of `cuda_ipc.Driver`, each in its device's context."""
 
     def __init__(self) -> None:
         """Load and initialise. Raises `CudaUnavailableError`."""

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from restow.agents.errors import CudaUnavailableError, RegionInvalidError
+from restow.agents.memory.cuda_driver import HANDLE_BYTES, UUID_BYTES, CudaDriver
 from restow.agents.memory.regions import MemoryKind, RegionMemory
-
-HANDLE_BYTES = 64
-UUID_BYTES = 16
 
 
 class Driver(Protocol):
@@ -79,7 +77,7 @@ class CudaRegion:
                 f"region {region.name} lies in host memory, which is shared as a SharedRegion",
                 region=region.name,
             )
-        driver = driver or the_driver()
+        driver = driver or CudaDriver()
         base, size_bytes = driver.allocation(region.base_address, region.device_id)
         uuids = driver.device_uuids()
         if not 0 <= region.device_id < len(uuids):
@@ -119,7 +117,7 @@ class OpenedAllocation:
 
     def __init__(self, handle: CudaHandle, driver: Driver | None = None) -> None:
         """Open. Raises `CudaUnavailableError` and `RegionInvalidError`."""
-        self._driver = driver or the_driver()
+        self._driver = driver or CudaDriver()
         uuids = self._driver.device_uuids()
         if handle.device_uuid not in uuids:
             raise CudaUnavailableError(
@@ -141,10 +139,3 @@ class OpenedAllocation:
         if self._open:
             self._open = False
             self._driver.close(self.address, self.device_id)
-
-
-def the_driver() -> Driver:
-    """The machine's driver. Raises `CudaUnavailableError` if there is none."""
-    from restow.agents.memory.cuda_driver import CudaDriver  # loads the library
-
-    return CudaDriver()

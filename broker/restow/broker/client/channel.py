@@ -10,7 +10,7 @@ from collections.abc import Callable
 import grpc
 
 from restow.broker.client.credentials import Credentials
-from restow.broker.pings import CLIENT_PINGS
+from restow.broker.rpc.pings import CLIENT_PINGS
 from restow.broker.trust.reloaded import Stamp
 
 DEFAULT_BROKER = "127.0.0.1:7350"

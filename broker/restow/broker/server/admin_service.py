@@ -13,10 +13,10 @@ from restow.broker.core.audit import audit
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.lateness import lacks
 from restow.broker.errors import RequestError
+from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, scope_of, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
-from restow.broker.server.status import cut
 from restow.broker.trust.errors import ForbiddenError
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, broker_pb2

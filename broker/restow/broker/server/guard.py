@@ -12,8 +12,8 @@ import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
+from restow.broker.rpc.status import rewrap
 from restow.broker.server.callers import KnownCall
-from restow.broker.server.status import rewrap
 from restow.broker.trust.errors import ForbiddenError, UnauthenticatedError
 from restow.broker.trust.identity import Identity, Role
 

@@ -20,10 +20,10 @@ from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import PlanError, RestowError
 from restow.broker.layout import Layout
 from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
+from restow.broker.rpc.status import cut
 from restow.broker.server import orders
 from restow.broker.server.expected import Expected
 from restow.broker.server.outbox import Outbox
-from restow.broker.server.status import cut
 from restow.broker.words import member
 from restow.v1 import agent_link_pb2, broker_pb2
 

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from restow.broker.errors import RequestError
-from restow.broker.server.status import rewrap
+from restow.broker.rpc.status import rewrap
 
 
 class ParsingInterceptor(grpc.aio.ServerInterceptor):

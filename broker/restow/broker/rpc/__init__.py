@@ -1,0 +1,1 @@
+"""What every gRPC server and channel of ours has: typed errors as status, parsing, pings."""
