@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from restow.agents.engines.common.position import backoff_tokens, position_tokens
 from restow.agents.engines.vllm.errors import ParametersError, SettingsError
 from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
 from restow.agents.engines.vllm.places import Place
-from restow.agents.engines.vllm.prompt import backoff_tokens, position_tokens, truncate
+from restow.agents.engines.vllm.prompt import truncate
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import Credentials
 

@@ -32,8 +32,13 @@ class Decoded:
 def prefill(
     model: NemotronHForCausalLM, token_ids: Sequence[int], stored: StoredTypes = AS_COMPUTED
 ) -> DynamicCache:
-    """Return the cache after ``token_ids``, computed in one forward pass and then stored."""
+    """Return the cache after ``token_ids``, computed in one forward pass and then stored.
+
+    No tokens: an empty one.
+    """
     cache = DynamicCache(config=model.config)
+    if not token_ids:
+        return cache
     model(torch.tensor([token_ids]), past_key_values=cache, use_cache=True)
     round_cache(cache, model.config, stored)
     return cache

@@ -17,11 +17,11 @@ from transformers import DynamicCache, NemotronHForCausalLM
 
 from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.engines.common.position import backoff_tokens, position_tokens
 from restow.agents.engines.transformers.blocks import NULL_BLOCK, BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
 from restow.agents.engines.transformers.mixer_inputs import check_exact, conv_weights, kept_inputs
 from restow.agents.engines.transformers.model_state import export_state, import_state
-from restow.agents.engines.transformers.position import prefill_position
 from restow.agents.engines.transformers.ranks import (
     Identity,
     RankAgent,
@@ -37,7 +37,7 @@ from restow.agents.engines.transformers.state_io import (
 )
 from restow.agents.engines.transformers.stored import AS_COMPUTED, StoredTypes, round_cache
 from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
-from restow.broker.errors import RestowError
+from restow.broker.errors import RequestError, RestowError
 from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
 from restow.broker.layout import Layout
 
@@ -110,7 +110,7 @@ class Engine:
         stored = options.stored
         spec = model_from_hf_config(model.config.to_dict(), stored.kv, stored.conv, stored.ssm)
         spec = replace(spec, revision=options.revision or _revision(model))
-        self._recurrent = spec.recurrent
+        self._backoff = backoff_tokens(spec.recurrent)
         self.layout = build_layout(spec, replace(options.settings, null_block=NULL_BLOCK))
         self._announced = announce(self.layout)
         self._stack = ExitStack()
@@ -181,9 +181,9 @@ class Engine:
         """Compute the state of a prompt, lay it out on all ranks, fence and publish it.
 
         The future tells when the pages are free again (they are taken back by then). ``position``
-        and ``alter`` are for tests that break the rules.
+        and ``alter`` are for tests that break the rules. Raises `RequestError` as `ask` does.
         """
-        stop = prefill_position(len(token_ids), self._recurrent) if position is None else position
+        stop = self._position(token_ids) if position is None else position
         state = alter(self.state_at(token_ids, stop))
         blocks = self._take(stop)
         lay_out(state, self.pages, blocks)
@@ -196,10 +196,11 @@ class Engine:
     def ask(self, handoff_id: str, token_ids: Sequence[int], *, named: bool = True) -> Asked:
         """Ask for the state of a prompt; may be called before P has begun.
 
-        Not ``named``: whatever state P publishes is taken, for tests that break the rules.
+        Not ``named``: whatever state P publishes is taken, for tests that break the rules. Raises
+        `RequestError` for a prompt of which nothing is to be handed over.
         """
+        stop = self._position(token_ids) if named else 0
         blocks = self._take(len(token_ids))
-        stop = prefill_position(len(token_ids), self._recurrent) if named else 0
         content = content_of(token_ids, stop) if named else b""
         asked = self._session.request(handoff_id, blocks, position_tokens=stop, content=content)
         return Asked(handoff_id, tuple(token_ids), blocks, asked)
@@ -214,7 +215,7 @@ class Engine:
             ended = asked.end.result(timeout_s)
             if not ended.done:
                 raise HandoffFailedError(ended)
-            held = prefill_position(len(asked.token_ids), self._recurrent)
+            held = self._position(asked.token_ids)
             state = collect(self.layout, self.pages, asked.blocks, held)
         except TimeoutError:
             self._session.cancel(asked.handoff_id)
@@ -238,7 +239,7 @@ class Engine:
         ``prefilled_as``: in which types the state was stored before this engine stored it in its
         own, as that of a P which has others.
         """
-        held = prefill_position(len(token_ids), self._recurrent)
+        held = position_tokens(len(token_ids), self._backoff)
         first = self._options.stored if prefilled_as is None else prefilled_as
         cache, _ = self._prefilled(token_ids[:held], first)
         round_cache(cache, self._model.config, self._options.stored)
@@ -251,6 +252,15 @@ class Engine:
         """
         cache, inputs = self._prefilled(token_ids[:position], self._options.stored)
         return export_state(cache, self._model.config) | inputs
+
+    def _position(self, token_ids: Sequence[int]) -> int:
+        """Where a handed-over state stands."""
+        position = position_tokens(len(token_ids), self._backoff)
+        if not position:
+            raise RequestError(
+                f"of a prompt of {len(token_ids)} tokens nothing is handed over: D computes it"
+            )
+        return position
 
     def _prefilled(
         self, token_ids: Sequence[int], stored: StoredTypes

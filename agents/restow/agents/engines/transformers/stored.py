@@ -56,7 +56,7 @@ AS_COMPUTED: Final = StoredTypes()
 def round_cache(cache: DynamicCache, config: NemotronHConfig, stored: StoredTypes) -> None:
     """Round all that ``cache`` holds to the stored types, to nearest even, in place.
 
-    Idempotent, so what earlier steps have rounded stays as it is.
+    Idempotent, so what earlier steps have rounded stays as it is. An empty cache stays empty.
     """
     for index, kind in enumerate(config.layers_block_type or ()):
         if kind == "full_attention":
@@ -68,7 +68,7 @@ def round_cache(cache: DynamicCache, config: NemotronHConfig, stored: StoredType
             _round(cache.get_recurrent_state(index), stored.ssm)
 
 
-def _round(values: Tensor, dtype: DType) -> None:
+def _round(values: Tensor | None, dtype: DType) -> None:
     stored = TORCH_TYPES[dtype]
-    if stored is not values.dtype:
+    if values is not None and stored is not values.dtype:
         values.copy_(values.to(stored))

@@ -1,8 +1,4 @@
-"""Where P stops and D goes on: the state stands before the tokens that D computes anew.
-
-D computes a prompt's last token again to sample the next one. Keys and values do not mind being
-written twice; a recurrent state must not take the same token twice (vLLM PR #37310).
-"""
+"""vLLM's requests: what a state is of, and P's prompts cut to where it stops."""
 
 from __future__ import annotations
 
@@ -58,20 +54,6 @@ def content(request: Request, position: int, adapter: str) -> bytes:
         salt=request.cache_salt or "",
         attachments=attachments,
     )
-
-
-def backoff_tokens(recurrent: bool, lookahead_tokens: int) -> int:
-    """Tokens at a prompt's end that D computes anew and P must not have computed."""
-    return max(1 if recurrent else 0, lookahead_tokens - 1)
-
-
-def position_tokens(prompt_tokens: int, backoff: int) -> int:
-    """Where the state of a handed-over prompt stands; 0: there is nothing to hand over.
-
-    >>> position_tokens(100, 1), position_tokens(100, 0), position_tokens(1, 1)
-    (99, 100, 0)
-    """
-    return max(prompt_tokens - backoff, 0)
 
 
 def truncate(request: Request, backoff: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from restow.agents.engines.common.position import backoff_tokens, position_tokens
 from restow.agents.engines.vllm.adapters import Adapters
 from restow.agents.engines.vllm.decode import DecodeSide, Requester
 from restow.agents.engines.vllm.errors import BlocksError, ParametersError
@@ -14,13 +15,7 @@ from restow.agents.engines.vllm.groups import Group, handoff_blocks
 from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
 from restow.agents.engines.vllm.places import Place
 from restow.agents.engines.vllm.prefill import PrefillSide, Publisher
-from restow.agents.engines.vllm.prompt import (
-    Request,
-    backoff_tokens,
-    content,
-    position_tokens,
-    truncate,
-)
+from restow.agents.engines.vllm.prompt import Request, content, truncate
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.stats import Tally
 from restow.agents.engines.vllm.step import Step
