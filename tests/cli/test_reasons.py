@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from restow.agents.engines.vllm.ends import DECLINED
+from restow.agents.engines.common.ends import DECLINED
 from restow.broker.cli.main import app
 from restow.broker.client import BrokerCallError
 from restow.broker.client.book import SILENT
@@ -37,6 +37,7 @@ MODULES = (
     "restow.broker.trust.errors",
     "restow.broker.client.errors",
     "restow.agents.errors",
+    "restow.agents.engines.common.errors",
     "restow.agents.engines.vllm.errors",
 )
 """All typed errors that an engine's process may meet."""

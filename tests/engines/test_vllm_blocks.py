@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.agents.engines.vllm.errors import BlocksError
-from restow.agents.engines.vllm.groups import Group, handoff_blocks, state_block
+from restow.agents.engines.common.errors import BlocksError
+from restow.agents.engines.common.groups import Group, handoff_blocks, state_block
+from restow.agents.engines.common.unwritten import Hole, unwritten
 from restow.agents.engines.vllm.rank_pages import LayerCache
-from restow.agents.engines.vllm.unwritten import Hole, unwritten
 from restow.agents.engines.vllm.worker_side import zero_tokens
 from restow.broker.families import KvOrder
 

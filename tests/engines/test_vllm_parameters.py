@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from restow.agents.engines.common.errors import ParametersError
+from restow.agents.engines.common.parameters import Part, Side, answer, part_of
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
-from restow.agents.engines.vllm.errors import ParametersError, SettingsError
-from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
-from restow.agents.engines.vllm.places import Place
+from restow.agents.engines.vllm.errors import SettingsError
+from restow.agents.engines.vllm.places import place_of
 from restow.agents.engines.vllm.prompt import truncate
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import Credentials
@@ -98,7 +99,7 @@ def test_parameters_that_name_no_side_or_no_handoff_are_refused(params: object) 
 
 def test_a_list_of_prompts_needs_an_id_of_the_router_s() -> None:
     """P's answer has one `kv_transfer_params` for all of its prompts."""
-    place = Place.of("cmpl-x-1-0123abcd")
+    place = place_of("cmpl-x-1-0123abcd")
     with pytest.raises(ParametersError, match="list of prompts"):
         part_of({"do_remote_decode": True}, "kv_producer", "P/1/x", place)
     named = part_of({"do_remote_decode": True, "handoff_id": "h"}, "kv_producer", "P/1/x", place)

@@ -18,8 +18,8 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from restow.agents.engines.common.groups import Group, group_name
 from restow.agents.engines.vllm.errors import CacheUnknownError, EngineUnsupportedError
-from restow.agents.engines.vllm.groups import Group, group_name
 from restow.agents.engines.vllm.kv_order import kv_order
 from restow.agents.engines.vllm.rank_pages import LayerCache, dtype_of
 from restow.broker.families import KvOrder, ModelSpec, model_from_hf_config

@@ -28,16 +28,3 @@ class CacheUnknownError(VllmError):
     """A cache tensor that does not lie as the model's config says that it must."""
 
     reason = "CACHE_UNKNOWN"
-
-
-class ParametersError(VllmError):
-    """``kv_transfer_params`` that name no handoff, or no side of it."""
-
-    status = "INVALID_ARGUMENT"
-    reason = "PARAMETERS_INVALID"
-
-
-class BlocksError(VllmError):
-    """Block lists that hold no state."""
-
-    reason = "BLOCKS_INVALID"

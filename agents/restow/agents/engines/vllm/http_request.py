@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from restow.agents.engines.vllm.errors import ParametersError
-from restow.agents.engines.vllm.parameters import HANDOFF_ID, part_of
-from restow.agents.engines.vllm.places import Place
+from restow.agents.engines.common.errors import ParametersError
+from restow.agents.engines.common.parameters import HANDOFF_ID, Place, part_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from restow.agents.engines.common.parameters import TRUNCATED
 from restow.agents.engines.vllm.adapters import LoraRequest
-from restow.agents.engines.vllm.parameters import TRUNCATED
 from restow.broker.client import content_of
 
 

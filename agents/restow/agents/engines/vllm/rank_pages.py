@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from restow.agents.engines.common.groups import NULL_BLOCK, group_name
 from restow.agents.engines.vllm.errors import CacheUnknownError
-from restow.agents.engines.vllm.groups import NULL_BLOCK, group_name
 from restow.agents.memory.regions import MemoryKind, RegionMemory
 from restow.broker.families import (
     ConvLayout,

@@ -7,19 +7,19 @@ from typing import Any, Protocol
 
 import structlog
 
+from restow.agents.engines.common.decode import DecodeSide, Requester
+from restow.agents.engines.common.errors import BlocksError, ParametersError
+from restow.agents.engines.common.groups import Group, handoff_blocks
+from restow.agents.engines.common.parameters import Part, Side, answer, part_of
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
+from restow.agents.engines.common.prefill import PrefillSide, Publisher
+from restow.agents.engines.common.unwritten import unwritten
 from restow.agents.engines.vllm.adapters import Adapters
-from restow.agents.engines.vllm.decode import DecodeSide, Requester
-from restow.agents.engines.vllm.errors import BlocksError, ParametersError
-from restow.agents.engines.vllm.groups import Group, handoff_blocks
-from restow.agents.engines.vllm.parameters import Part, Side, answer, part_of
-from restow.agents.engines.vllm.places import Place
-from restow.agents.engines.vllm.prefill import PrefillSide, Publisher
+from restow.agents.engines.vllm.places import place_of
 from restow.agents.engines.vllm.prompt import Request, content, truncate
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.stats import Tally
 from restow.agents.engines.vllm.step import Step
-from restow.agents.engines.vllm.unwritten import unwritten
 
 
 class Session(Publisher, Requester, Protocol):
@@ -65,7 +65,7 @@ class SchedulerSide:
     def new_request(self, request: Request) -> None:
         """A request came in."""
         request_id = request.request_id
-        place = Place.of(request_id)
+        place = place_of(request_id)
         try:
             default_id = f"{self._engine_id}/{self._life}/{place.shared_id}"
             part = part_of(request.kv_transfer_params, self._kv_role, default_id, place)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from restow.agents.engines.vllm.ends import End
+from restow.agents.engines.common.ends import End
 
 
 @dataclass(slots=True)

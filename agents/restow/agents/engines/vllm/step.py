@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from restow.agents.engines.vllm.unwritten import Unwritten
+from restow.agents.engines.common.unwritten import Unwritten
 
 
 @dataclass(slots=True)

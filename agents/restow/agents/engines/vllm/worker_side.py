@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from restow.agents import Agent
-from restow.agents.engines.vllm.groups import group_name
+from restow.agents.engines.common.groups import group_name
+from restow.agents.engines.common.unwritten import Hole
 from restow.agents.engines.vllm.rank_pages import LayerCache, RankPages
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.step import Step
-from restow.agents.engines.vllm.unwritten import Hole
 from restow.agents.settings import AgentSettings
 
 

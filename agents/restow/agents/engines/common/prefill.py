@@ -9,7 +9,7 @@ from typing import Protocol
 
 import structlog
 
-from restow.agents.engines.vllm.ends import End, Ends
+from restow.agents.engines.common.ends import End, Ends
 from restow.broker.client import HandoffEnded
 
 Blocks = Mapping[str, Sequence[int]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from restow.agents.engines.vllm.groups import NULL_BLOCK, Group
+from restow.agents.engines.common.groups import NULL_BLOCK, Group
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from restow.agents.engines.vllm.errors import BlocksError
+from restow.agents.engines.common.errors import BlocksError
 
 NULL_BLOCK = 0
 """vLLM's placeholder: never written, never read (`v1/core/block_pool.py`)."""

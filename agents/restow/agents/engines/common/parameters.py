@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from restow.agents.engines.vllm.errors import ParametersError
-from restow.agents.engines.vllm.places import ALONE, Place
+from restow.agents.engines.common.errors import ParametersError
 
 HANDOFF_ID = "handoff_id"
 TIMEOUT_MS = "timeout_ms"
@@ -20,6 +19,33 @@ CHOICES = "choices"
 MAX_CHOICES = 1024
 TRUNCATED = "_p_side_truncated"
 """vLLM's own mark of a prompt that was cut already, kept over preemptions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A request's place among those of its client's request, and the id that all choices share.
+
+    An engine may make several requests of one that has many prompts or wants many answers (``n``),
+    which all carry the same ``kv_transfer_params``. Each is a handoff of its own, whose id P and D
+    derive alike from the id that the router gave.
+    """
+
+    prompt: int
+    choice: int
+    shared_id: str
+
+    def handoff_id(self, given: str) -> str:
+        """The handoff of this request, where the router gave ``given`` to all of them.
+
+        >>> Place(2, 1, "").handoff_id("h"), Place(0, 0, "").handoff_id("h")
+        ('h/prompt2/choice1', 'h')
+        """
+        prompt = f"/prompt{self.prompt}" if self.prompt else ""
+        return given + prompt + (f"/choice{self.choice}" if self.choice else "")
+
+
+ALONE = Place(0, 0, "")
+"""That of a request with one prompt and one answer."""
 
 
 class Side(StrEnum):
