@@ -18,7 +18,7 @@ from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, meas
 from restow.agents.reading.lane import Read
 from restow.agents.reading.reader import Reader
 from restow.broker.planner import ReadCosts
-from restow.kernels.host_memory import memmove_rows
+from restow.kernels.host.rows import memmove_rows
 
 STAGING_BYTES = 64 << 20
 SRC, DST = 1 << 30, 1 << 40
@@ -150,7 +150,7 @@ async def test_pieces_are_as_many_as_go_the_way_of_a_state(monkeypatch: pytest.M
         called.append(len(src))
         memmove_rows(src, dst, length_bytes)
 
-    monkeypatch.setattr("restow.kernels.naive.memmove_rows", counted)
+    monkeypatch.setattr("restow.kernels.host.copies.memmove_rows", counted)
     memory = (ctypes.c_char * STAGING_BYTES)()
     await measure_copying(ctypes.addressof(memory), STAGING_BYTES, HOST)
     assert called

@@ -1,4 +1,4 @@
-"""Poisoned memory, and a copy element by element that is too plain to be wrong."""
+"""Poisoned memory, in which a copy and its reference must leave the same bytes."""
 
 import ctypes
 from collections.abc import Callable
@@ -7,23 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from restow.kernels import Column, CopyCode, PieceTable
+from restow.kernels import Column, CopyCode, PieceTable, reference
 
 POISON = 0xA5
 GUARD_BYTES = 64
-DTYPES = {
-    CopyCode.COPY_1: (torch.uint8, torch.uint8),
-    CopyCode.COPY_2: (torch.int16, torch.int16),
-    CopyCode.COPY_4: (torch.int32, torch.int32),
-    CopyCode.COPY_8: (torch.int64, torch.int64),
-    CopyCode.F32_BF16: (torch.float32, torch.bfloat16),
-    CopyCode.BF16_F32: (torch.bfloat16, torch.float32),
-    CopyCode.F32_F16: (torch.float32, torch.float16),
-    CopyCode.F16_F32: (torch.float16, torch.float32),
-    CopyCode.BF16_F16: (torch.bfloat16, torch.float16),
-    CopyCode.F16_BF16: (torch.float16, torch.bfloat16),
-}
-
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,20 +44,10 @@ def moved(table: PieceTable, old: Arena, new: Arena) -> PieceTable:
     return PieceTable.checked(rows)
 
 
-def copy_elements(table: PieceTable) -> None:
-    """The definition: one element after the other."""
-    for src, dst, count, src_step, dst_step, code in table.rows.tolist():
-        src_dtype, dst_dtype = DTYPES[CopyCode(code)]
-        for i in range(count):
-            raw = bytearray(ctypes.string_at(src + i * src_step, src_dtype.itemsize))
-            value = torch.frombuffer(raw, dtype=src_dtype).to(dst_dtype)
-            ctypes.memmove(dst + i * dst_step, value.data_ptr(), dst_dtype.itemsize)
-
-
 def nan_as_one(table: PieceTable) -> None:
     """Give every NaN that a cast wrote the same bits: payloads are nobody's promise."""
     for _, dst, count, _, dst_step, code in table.rows.tolist():
-        dtype = DTYPES[CopyCode(code)][1]
+        dtype = reference.COPIED[CopyCode(code)][1]
         if dtype.is_floating_point:
             for i in range(count):
                 raw = (ctypes.c_char * dtype.itemsize).from_address(dst + i * dst_step)
@@ -84,7 +61,7 @@ def assert_copies(
     """Run a copy and the definition into two poisoned arenas; demand equal bytes, guards too."""
     want, got = target.twin(), target.twin()
     to_want, to_got = moved(table, target, want), moved(table, target, got)
-    copy_elements(to_want)
+    reference.copy_pieces(to_want)
     copy_pieces(to_got)
     nan_as_one(to_want)
     nan_as_one(to_got)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_arena import Arena
 
-from restow.kernels import SlotColumn, SlotTable, SlotTableError, clear_slots
+from restow.kernels import SlotColumn, SlotTable, SlotTableError, clear_slots, reference
 
 ClearSlots = Callable[..., None]
 PAGES, STRIDE = 6, 20_000
@@ -51,12 +51,12 @@ def check(
     regions = [Arena(PAGES * STRIDE) for _ in range(2)]
     rows = [(region.address, STRIDE, *item, 0) for region in regions for item in ranges]
     run(SlotTable.checked(np.array(rows, np.int64).reshape(-1, 5)), slots, mask)
-    want = Arena(PAGES * STRIDE)
-    for slot, flag in zip(slots.tolist(), mask.tolist(), strict=True):
-        for offset, length in ranges if flag else []:
-            want.bytes[slot * STRIDE + offset :][:length] = 0
-    for region in regions:
-        assert np.array_equal(region.memory, want.memory)
+    want = [Arena(PAGES * STRIDE) for _ in regions]
+    rows = [(region.address, STRIDE, *item, 0) for region in want for item in ranges]
+    table = SlotTable.checked(np.array(rows, np.int64).reshape(-1, 5))
+    reference.clear_slots(table, slots, mask, of_zero=False, first_page=0)
+    for region, wanted in zip(regions, want, strict=True):
+        assert np.array_equal(region.memory, wanted.memory)
 
 
 @both

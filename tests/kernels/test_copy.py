@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from kernel_arena import DTYPES, POISON, Arena, assert_copies, copy_elements, moved
+from kernel_arena import POISON, Arena, assert_copies, moved
 from kernel_tables import tables
 
 from restow.kernels import (
@@ -15,11 +15,12 @@ from restow.kernels import (
     StridedRows,
     copy_pieces,
     gather,
-    naive,
     prepare_pieces,
+    reference,
     scatter,
 )
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
+from restow.kernels.host import copies
 
 # The interpreter casts with numpy, which warns where float16 overflows to infinity.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -42,7 +43,7 @@ interpreted = pytest.param(
     id="triton",
     marks=pytest.mark.skipif(CUDA, reason="a GPU is present: test_cuda.py runs the kernels on it"),
 )
-both = pytest.mark.parametrize("run", [pytest.param(naive.copy_pieces, id="twin"), interpreted])
+both = pytest.mark.parametrize("run", [pytest.param(copies.copy_pieces, id="twin"), interpreted])
 
 
 def table_of(source: Arena, target: Arena, *pieces: tuple[int, ...]) -> PieceTable:
@@ -152,7 +153,7 @@ def test_rows_that_interlace_on_one_side(
     rows, size = windows(ways, count, code, inverse, (list(range(runs)), order))
     source, target = Arena(size, seed=1), Arena(size)
     table = table_of(source, target, *rows[0 if complete else 1 :])
-    assert_copies(naive.copy_pieces, table, target)
+    assert_copies(copies.copy_pieces, table, target)
 
 
 @pytest.mark.parametrize("count", [4, 600])
@@ -164,7 +165,7 @@ def test_what_is_prepared_touches_no_memory_until_it_runs(count: int) -> None:
     assert np.all(target.memory == POISON)
     source.bytes[:] = np.random.default_rng(0).integers(0, 256, size)  # as a read does
     want = target.twin()
-    copy_elements(moved(table, target, want))
+    reference.copy_pieces(moved(table, target, want))
     run()
     assert np.array_equal(target.memory, want.memory)
 
@@ -196,7 +197,7 @@ def test_what_is_prepared_can_be_moved(src_bytes: int, dst_bytes: int) -> None:
     assert isinstance(prepared, StridedRows)
     want = target.twin()
     farther = [(src + src_bytes, dst + dst_bytes, *rest) for src, dst, *rest in there]
-    copy_elements(table_of(source, want, *farther))
+    reference.copy_pieces(table_of(source, want, *farther))
     run = prepared.moved(src_bytes, dst_bytes)
     assert run is not None
     run()
@@ -223,7 +224,7 @@ def interesting(dtype: torch.dtype) -> torch.Tensor:
 @both
 @pytest.mark.parametrize("code", CASTS, ids=lambda code: code.name)
 def test_casts_round_as_torch_does(run: CopyPieces, code: CopyCode) -> None:
-    src_dtype, dst_dtype = DTYPES[code]
+    src_dtype, dst_dtype = reference.COPIED[code]
     value = interesting(src_dtype)
     got = torch.zeros(len(value), dtype=dst_dtype)
     row = [value.data_ptr(), got.data_ptr(), len(value), value.itemsize, got.itemsize, code]
@@ -237,7 +238,7 @@ def test_casts_round_as_torch_does(run: CopyPieces, code: CopyCode) -> None:
 
 def test_bfloat16_ties_go_to_even() -> None:
     value = torch.tensor([0x3F808000, 0x3F818000, 0x3F808001, 1, 0x7F7FFFFF], dtype=torch.int32)
-    for run in (naive.copy_pieces, triton_copy) if not CUDA else (naive.copy_pieces,):
+    for run in (copies.copy_pieces, triton_copy) if not CUDA else (copies.copy_pieces,):
         got = torch.zeros(5, dtype=torch.int16)
         row = [value.data_ptr(), got.data_ptr(), 5, 4, 2, CopyCode.F32_BF16]
         run(PieceTable.checked(np.array([row], dtype=np.int64)))
@@ -247,7 +248,7 @@ def test_bfloat16_ties_go_to_even() -> None:
 @given(tables())
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_twin_copies_what_the_definition_copies(drawn: tuple[PieceTable, Arena]) -> None:
-    assert_copies(naive.copy_pieces, *drawn)
+    assert_copies(copies.copy_pieces, *drawn)
 
 
 @pytest.mark.skipif(CUDA, reason="a GPU is present: test_cuda.py runs the kernels on it")
@@ -296,7 +297,7 @@ def test_even_runs_to_even_runs(src_gap: int, dst_gap: int) -> None:
     n, length = 200, 1024
     source, target = Arena(n * src_gap, seed=1), Arena(n * dst_gap)
     rows = [(i * src_gap, i * dst_gap, length, 1, 1, CopyCode.COPY_1) for i in range(n)]
-    assert_copies(naive.copy_pieces, table_of(source, target, *rows), target)
+    assert_copies(copies.copy_pieces, table_of(source, target, *rows), target)
 
 
 @pytest.mark.parametrize(("n", "length"), [(100, 1000), (240, 1000), (240, 1024)])
@@ -320,7 +321,7 @@ def test_hundreds_of_rows_of_different_lengths() -> None:
     rows = np.stack([count * 4, np.cumsum(count) - count, count, *[count * 0] * 3], axis=1)
     rows[:, 3:] = (3, 1, CopyCode.COPY_1)
     rows[::2, 3] = 1
-    assert_copies(naive.copy_pieces, table_of(source, target, *map(tuple, rows.tolist())), target)
+    assert_copies(copies.copy_pieces, table_of(source, target, *map(tuple, rows.tolist())), target)
 
 
 def test_rows_far_apart_in_the_address_space() -> None:
@@ -332,6 +333,6 @@ def test_rows_far_apart_in_the_address_space() -> None:
     ] + [
         [b.ctypes.data + 5000, a.ctypes.data, 0, 1, 1, 0] for a, b in zip(heap, mapped, strict=True)
     ]
-    naive.copy_pieces(PieceTable.checked(np.array(rows, dtype=np.int64)))
+    copies.copy_pieces(PieceTable.checked(np.array(rows, dtype=np.int64)))
     for i in range(8):
         assert np.array_equal(mapped[i][:100], heap[i])

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from kernel_arena import DTYPES, Arena, copy_elements, nan_as_one
+from kernel_arena import Arena, nan_as_one
 from kernel_tables import SOURCE
 
 from restow.kernels import (
@@ -16,6 +16,7 @@ from restow.kernels import (
     SlotTable,
     clear_slots,
     copy_pieces,
+    reference,
     upload_pieces,
 )
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
@@ -55,13 +56,13 @@ def test_every_code_in_one_launch_on_the_gpu() -> None:
     copy_pieces(PieceTable.checked(rows), CUDA)
     got = target.twin()
     got.memory[:] = target_there.cpu().numpy()
-    copy_elements(table)
+    reference.copy_pieces(table)
     nan_as_one(table)
     shift = table.rows.copy()
     shift[:, Column.DST_ADDRESS] += got.address - target.address
     nan_as_one(PieceTable.checked(shift))
     assert np.array_equal(got.memory, target.memory)
-    assert len(DTYPES) == len(CopyCode)
+    assert len(reference.COPIED) == len(CopyCode)
 
 
 @needs_gpu

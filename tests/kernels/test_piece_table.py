@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from kernel_arena import Arena, assert_copies, copy_elements
+from kernel_arena import Arena, assert_copies
 from kernel_tables import tables
 
 from restow.kernels import (
@@ -17,10 +17,11 @@ from restow.kernels import (
     PieceTableError,
     UnsupportedCast,
     copy_code,
+    reference,
 )
-from restow.kernels.classes import classes, even_parts
 from restow.kernels.codes import Int64s
 from restow.kernels.even_runs import even_runs
+from restow.kernels.host.classes import classes, even_parts
 from restow.kernels.tiles import tiles
 
 GOOD = (800, 1600, 5, 2, 6, CopyCode.COPY_2)
@@ -138,7 +139,7 @@ def test_rewritten_rows_copy_the_same_bytes(drawn: tuple[PieceTable, Arena]) -> 
     for rewritten in (table.widen(), table.lengthen(), table.widen().lengthen().widen()):
         assert rewritten.bytes_written == table.bytes_written
         PieceTable.checked(rewritten.rows)
-    assert_copies(lambda t: copy_elements(t.widen().lengthen().widen()), table, target)
+    assert_copies(lambda t: reference.copy_pieces(t.widen().lengthen().widen()), table, target)
 
 
 def test_empty_tables_stay_empty() -> None:

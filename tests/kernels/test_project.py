@@ -8,8 +8,14 @@ import torch
 import torch.nn.functional
 from kernel_arena import Arena
 
-from restow.kernels import ProjectColumn, ProjectTable, ProjectTableError, project_windows
-from restow.kernels.product import padded_rows, repeats
+from restow.kernels import (
+    ProjectColumn,
+    ProjectTable,
+    ProjectTableError,
+    project_windows,
+    reference,
+)
+from restow.kernels.host.product import padded_rows, repeats
 
 Project = Callable[[ProjectTable, torch.device], None]
 CPU = torch.device("cpu")
@@ -66,7 +72,7 @@ def row(
 @pytest.mark.parametrize("codes", PAIRS, ids=str)
 @pytest.mark.parametrize("taps_inside", [True, False], ids=["DS", "SD"])
 def test_windows_of_all_sizes(run: Project, codes: tuple[int, int], taps_inside: bool) -> None:
-    target, rows, kept, wanted = Arena(1 << 16), [], [], []
+    target, rows, kept = Arena(1 << 16), [], []
     dtype, dst_dtype = (TYPES[code] for code in codes)
     item, at = dst_dtype.itemsize, 64
     for taps, hidden, channels in ((3, 128, 70), (1, 5, 1), (4, 65, 64), (17, 3, 2), (3, 200, 129)):
@@ -75,15 +81,13 @@ def test_windows_of_all_sizes(run: Project, codes: tuple[int, int], taps_inside:
         steps = (taps * item, item) if taps_inside else (item, channels * item)
         rows.append(row(inputs, weights, target.address + at, steps, list(codes)))
         kept += [inputs, weights]
-        product = (inputs.double() @ weights.double().T).to(dtype).to(dst_dtype)
-        window = product.T if taps_inside else product
-        wanted.append((at, window.contiguous().view(torch.uint8).flatten().numpy()))
-        at += -(-len(wanted[-1][1]) // 64) * 64 + 64
-    run(ProjectTable.checked(np.array(rows, np.int64)), CPU)
-    image = Arena(1 << 16)
-    for start, window_bytes in wanted:
-        image.bytes[start:][: len(window_bytes)] = window_bytes
-    assert np.array_equal(target.memory, image.memory)
+        at += -(-taps * channels * item // 64) * 64 + 64
+    table, want = np.array(rows, np.int64), target.twin()
+    elsewhere = table.copy()
+    elsewhere[:, ProjectColumn.DST_ADDRESS] += want.address - target.address
+    reference.project_windows(ProjectTable.checked(elsewhere))
+    run(ProjectTable.checked(table), CPU)
+    assert np.array_equal(target.memory, want.memory)
 
 
 @both
@@ -106,7 +110,7 @@ def test_numbers_as_they_come(run: Project, code: int) -> None:
 def test_the_twin_gives_the_bits_of_a_long_prompt(code: int, hidden: int, threads: int) -> None:
     """Of rows of the weights, and of the last rows of any prompt that has `padded_rows`.
 
-    Of wide rows in bfloat16 not everywhere: `restow.kernels.product` says where.
+    Of wide rows in bfloat16 not everywhere: `restow.kernels.host.product` says where.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from restow.kernels import naive, product
 from restow.kernels.codes import Int64s
-from restow.kernels.host_memory import StridedRows
+from restow.kernels.host import copies, product
+from restow.kernels.host.rows import StridedRows
 from restow.kernels.piece_table import (
     Column,
     CopyCode,
@@ -72,7 +72,7 @@ def prepare_pieces(table: PieceTable, device: torch.device) -> Callable[[], None
     On a GPU that is everything, so that upload and launch go to one stream.
     """
     if device.type == "cpu":
-        return naive.prepare_pieces(table)
+        return copies.prepare_pieces(table)
 
     def launch() -> None:
         from restow.kernels import copy
@@ -86,10 +86,9 @@ def prepare_pieces(table: PieceTable, device: torch.device) -> Callable[[], None
 def prepare_runs(src: Int64s, dst: Int64s, length_bytes: int) -> Callable[[], None] | None:
     """What `prepare_pieces` gives for runs of equally many bytes in host memory, without a table.
 
-    ``src`` and ``dst`` are positive addresses ``[n]``. There is one for the runs before each of the
-    rising ``stops``, the last of which is ``n``. None: a table of them is the better way.
+    ``src`` and ``dst`` are positive addresses ``[n]``. None: a table of them is the better way.
     """
-    return naive.prepare_runs(src, dst, length_bytes)
+    return copies.prepare_runs(src, dst, length_bytes)
 
 
 def upload_pieces(
@@ -141,7 +140,7 @@ def clear_slots(
     Raises `SlotTableError` if there are fewer lists than groups.
     """
     if slots.device.type == "cpu":
-        naive.clear_slots(regions, slots, mask, of_zero, first_page)
+        copies.clear_slots(regions, slots, mask, of_zero, first_page)
     else:
         from restow.kernels import clear
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import NemotronHConfig, NemotronHForCausalLM
 
 from restow.broker.errors import RestowError
-from restow.kernels.product import padded_rows, repeats
+from restow.kernels.host.product import padded_rows, repeats
 
 
 class RebuildingInexactError(RestowError):

@@ -18,9 +18,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from restow.kernels.classes import alike, classes, even_parts
 from restow.kernels.codes import DST_BYTES, SRC_BYTES, Column, CopyCode, Int64s
-from restow.kernels.host_memory import (
+from restow.kernels.host.classes import alike, classes, even_parts
+from restow.kernels.host.interlaced import CHUNK_ELEMS, Interlaced
+from restow.kernels.host.rows import (
     DTYPES,
     Rows,
     StridedRows,
@@ -28,7 +29,6 @@ from restow.kernels.host_memory import (
     memmove_rows,
     zero_rows,
 )
-from restow.kernels.interlaced import CHUNK_ELEMS, Interlaced
 from restow.kernels.piece_table import PieceTable
 from restow.kernels.regroup import contiguous
 from restow.kernels.slot_table import SlotTable

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from restow.kernels.codes import DST_BYTES, SRC_BYTES, Column, Int64s
-from restow.kernels.host_memory import DTYPES, Rows
+from restow.kernels.host.rows import DTYPES, Rows
 
 CHUNK_ELEMS = 16 * 1024
 """In one operation of torch: with more it may fork."""

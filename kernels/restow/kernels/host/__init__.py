@@ -1,0 +1,1 @@
+"""The tables for host memory: the twin of each kernel, and the path on the CPU."""
