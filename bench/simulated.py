@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
-from restow.broker import wire
 from restow.broker.client.channel import open_channel
 from restow.broker.client.session import MAX_BATCH
 from restow.broker.families import (
@@ -25,6 +24,7 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Layout
+from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2, agent_link_pb2_grpc, broker_pb2, broker_pb2_grpc
 
 PROMPT_TOKENS = 8192

@@ -22,9 +22,9 @@ from restow.agents.copying.hasher import Hasher
 from restow.agents.memory.regions import region_table
 from restow.agents.reading import reader
 from restow.agents.settings import AgentSettings
-from restow.broker import wire_program
 from restow.broker.layout import Field
 from restow.broker.planner import Program, Strategy
+from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
 
 STAGING_BYTES = 8 << 20

@@ -27,9 +27,9 @@ from restow.agents.async_agent import AsyncAgent
 from restow.agents.memory.regions import Place
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.settings import AgentSettings
-from restow.broker import wire
 from restow.broker.layout import Field
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
+from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as pb
 
 QUARANTINE_S = 0.4

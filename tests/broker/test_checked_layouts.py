@@ -7,9 +7,9 @@ from unittest.mock import patch
 import pytest
 
 from broker.fakes import model_layout
-from restow.broker import wire
 from restow.broker.errors import LayoutError
 from restow.broker.layout import digest
+from restow.broker.rpc import wire
 from restow.broker.server import checked_layouts
 from restow.broker.server.checked_layouts import CheckedLayouts
 

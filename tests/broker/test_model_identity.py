@@ -10,7 +10,6 @@ import pytest
 
 from agent_harness.waiting import WAIT_S
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout
-from restow.broker import wire
 from restow.broker.client import EngineSession
 from restow.broker.errors import LayoutFormError, ModelMismatchError
 from restow.broker.layout import Layout, ModelIdentity, check_layout, digest
@@ -18,6 +17,7 @@ from restow.broker.layout.difference import Difference, differences
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.values import IDENTITY_PARTS
 from restow.broker.planner import make_plan
+from restow.broker.rpc import wire
 
 HERE = model_layout()
 PARTS = ("name", *IDENTITY_PARTS)

@@ -19,10 +19,10 @@ from broker.fakes import (
     pair,
     silent,
 )
-from restow.broker import wire
 from restow.broker.client import AdminClient, BlockingSession, BrokerCallError
 from restow.broker.client.channel import open_channel
 from restow.broker.planner import Strategy
+from restow.broker.rpc import wire
 from restow.broker.server.serve import SERVICES
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb

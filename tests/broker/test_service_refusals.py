@@ -20,11 +20,11 @@ from broker.fakes import (
     pair,
     silent,
 )
-from restow.broker import wire
 from restow.broker.client import BrokerCallError, EngineSession
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout import DType
+from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc, layout_pb2

@@ -22,12 +22,12 @@ from broker.fakes import (
     model_layout,
     pair,
 )
-from restow.broker import wire
 from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
 from restow.broker.client.delivery import HandoffEnded
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.core import flow
 from restow.broker.errors import RestowError
+from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from restow.v1 import broker_pb2 as pb

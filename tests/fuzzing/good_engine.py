@@ -8,8 +8,8 @@ from typing import Any
 
 from broker.fakes import PAGES, POSITION, answer_at_once
 from fuzzing.door import Answer, Door, Stream, Violation
-from restow.broker import wire
 from restow.broker.layout import Layout
+from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fuzzing.messages import ODDNESS, Draw, Known, draw_message
 from fuzzing.mutation import mutated
 from fuzzing.scalars import INT64S, near
-from restow.broker import wire_program
 from restow.broker.planner import Program, Strategy
+from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
 
 PROGRAMS = (

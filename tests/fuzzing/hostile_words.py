@@ -9,7 +9,7 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION
 from fuzzing.good_engine import REGISTER, hello
 from fuzzing.house import LAYOUTS, TENANTS, VICTIM, House
 from fuzzing.messages import Known
-from restow.broker import wire
+from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 

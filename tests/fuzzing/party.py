@@ -10,7 +10,7 @@ from fuzzing.door import Stream, Violation, methods
 from fuzzing.good_engine import CONNECT, REGISTER, SESSION
 from fuzzing.hostile_words import LAYOUT_MESSAGES, RANKS, REFS, hellos
 from fuzzing.house import TENANTS, House
-from restow.broker import wire
+from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 

@@ -15,12 +15,12 @@ from agent_harness.world import make_case
 from broker.fakes import model_layout
 from fuzzing.mutation import mutated_json, spoiled
 from fuzzing.rounds import tried
-from restow.broker import wire
 from restow.broker.cli.files import read_layout
 from restow.broker.errors import LayoutError, RestowError
 from restow.broker.layout import Layout, check_layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.rpc import wire
 
 LAYOUTS = (model_layout(2), make_case("recompute").source, make_case("recompute").destination)
 FORMS: list[Any] = [layout_to_json(one) for one in LAYOUTS]

@@ -77,7 +77,7 @@ def test_the_mind_of_the_broker_knows_no_wire_and_no_device(package: str) -> Non
         "restow.broker.client",
         "restow.broker.cli.main",
         "restow.broker.server.serve",
-        "restow.broker.wire",
+        "restow.broker.rpc.wire",
     ],
 )
 def test_broker_client_and_commands_need_no_torch(module: str) -> None:

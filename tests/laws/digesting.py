@@ -21,8 +21,8 @@ from restow.agents.execute.laid_rows import LaidRows
 from restow.agents.link.orders import ExecuteOrder, Peer, Source, StageOrder, StagePart
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.lane import Read
-from restow.broker import wire_program
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+from restow.broker.rpc import wire_program
 
 P_STAGING, D_STAGING = 16, 16
 

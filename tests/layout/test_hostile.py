@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from layout.test_check import X, with_rank, with_shard
-from restow.broker import wire
 from restow.broker.errors import LayoutError, LayoutFormError, LayoutStrideError
 from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import (
@@ -26,6 +25,7 @@ from restow.broker.layout import (
     check_layout,
 )
 from restow.broker.layout.check import MAX_GROUPS, MAX_RANKS, MAX_SHARDS
+from restow.broker.rpc import wire
 from restow.v1 import layout_pb2
 
 

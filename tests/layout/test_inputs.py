@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from restow.broker import wire
 from restow.broker.errors import LayoutError, LayoutMemoryError, LayoutStrideError
 from restow.broker.families import EngineSettings, Mamba2Spec, Mixer, ModelSpec, build_layout
 from restow.broker.layout import (
@@ -25,6 +24,7 @@ from restow.broker.layout import (
 from restow.broker.layout.difference import differences
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.summary import summarize
+from restow.broker.rpc import wire
 
 BF16 = DType.BFLOAT16
 SPEC = Mamba2Spec(0, 8, 4, 8, 2, 4, BF16, DType.FLOAT32, Mixer(16, BF16))

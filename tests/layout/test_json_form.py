@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from restow.broker import wire
 from restow.broker.errors import LayoutFormError
 from restow.broker.families import (
     AttentionSpec,
@@ -22,6 +21,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Field, Kind, check_layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
+from restow.broker.rpc import wire
 
 MODEL = ModelSpec(
     "m",

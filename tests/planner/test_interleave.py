@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from restow.broker import wire_program
 from restow.broker.errors import StrategyRefusedError
 from restow.broker.families import (
     AttentionSpec,
@@ -28,6 +27,7 @@ from restow.broker.planner.interleave import (
 )
 from restow.broker.planner.program import Column
 from restow.broker.planner.table import Table
+from restow.broker.rpc import wire_program
 
 BF16 = DType.BFLOAT16
 ATTENTION = AttentionSpec(1, 4, 8, BF16)

@@ -39,10 +39,10 @@ from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.ticker import Ticker
 from restow.agents.settings import AgentSettings
-from restow.broker import wire_program
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
+from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2
 

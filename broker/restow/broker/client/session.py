@@ -13,7 +13,6 @@ from typing import Self
 import grpc
 import structlog
 
-from restow.broker import wire
 from restow.broker.client.backoff import FIRST_S, Backoff
 from restow.broker.client.book import Book
 from restow.broker.client.channel import Line, broker_address, open_channel
@@ -22,6 +21,7 @@ from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
+from restow.broker.rpc import wire
 from restow.broker.trust.errors import TrustError
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc

@@ -6,8 +6,8 @@ import hashlib
 import threading
 from collections import OrderedDict
 
-from restow.broker import wire
 from restow.broker.layout import Layout, check_layout, digest
+from restow.broker.rpc import wire
 from restow.v1 import layout_pb2
 
 MAX_KEPT = 64
