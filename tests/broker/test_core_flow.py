@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from broker.world import World, ends
 from restow.broker.core import actions as act
 from restow.broker.core import flow as flows
+from restow.broker.core.expiry import lacks
 from restow.broker.core.flow import FIRST_WINDOW_BYTES, LEAST_WINDOW_BYTES, SMALL_BYTES, Flow
-from restow.broker.core.lateness import lacks
 
 D = act.EngineKey("t", "d")
 MIB = 1 << 20

@@ -245,7 +245,7 @@ def test_history_is_bounded_and_an_end_is_forgotten_in_order() -> None:
         world.publish(p, f"h{index}")
         world.cancel(p, f"h{index}")
     assert [one.handoff_id for one in world.directory.ledger.ended.values()] == ["h2", "h3", "h4"]
-    assert world.directory.ledger.figures.by_state[State.CANCELLED] == 5
+    assert world.directory.ledger.statistics.by_state[State.CANCELLED] == 5
 
 
 def test_a_timeline_is_bounded_and_keeps_its_ends() -> None:

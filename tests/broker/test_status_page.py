@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair
+from restow.broker.server.observe import overview
 from restow.broker.server.serve import RunningBroker
-from restow.broker.server.sight import overview
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

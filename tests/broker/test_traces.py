@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from broker.collector import Collector, attributes, collector
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, pair, silent
 from restow.broker.errors import ExtraMissingError
-from restow.broker.server.sight import traces
+from restow.broker.server.observe import traces
 from restow.broker.server.trace_context import known_trace
 from restow.v1 import agent_link_pb2 as link
 
@@ -153,7 +153,7 @@ async def test_a_collector_that_never_answers_holds_no_end_up(
 
 
 async def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "restow.broker.server.sight.traces", raising=False)
+    monkeypatch.delitem(sys.modules, "restow.broker.server.observe.traces", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
     with pytest.raises(ExtraMissingError, match=r"opentelemetry.*restow\[trace\]"):
         async with broker(otlp_endpoint="http://127.0.0.1:9"):

@@ -15,11 +15,11 @@ from restow.broker.core import actions as act
 from restow.broker.core.audit import audit
 from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
+from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.core.events import Chunk, Failure, Settlement, StagedRun, Wish
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
-from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import GroupPair, PageForm, Program
 from restow.broker.planner.program import no_projections, no_rows, no_spans

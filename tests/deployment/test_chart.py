@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from forked.ports import free_port
+from restow.broker.server.observe.web import PATHS
 from restow.broker.server.settings import BrokerSettings
-from restow.broker.server.sight.web import PATHS
 
 CHART = Path(__file__).resolve().parents[2] / "docker" / "helm" / "restow"
 HELM = shutil.which("helm", path=Path(sys.executable).parent)

@@ -160,7 +160,7 @@ class House:
                 (key, one.number, one.state, one.final, one.lease_until_s)
                 for key, one in directory.ledger.live.items()
             ],
-            dict(directory.ledger.figures.by_state),
+            dict(directory.ledger.statistics.by_state),
             len(directory.ledger.quarantine),
         )
 

@@ -12,9 +12,9 @@ from restow.agents.reading.reader import Reader
 from restow.broker.client.book import Book
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
+from restow.broker.core.engines import AgentRecord, EngineRecord
 from restow.broker.core.events import Settlement
 from restow.broker.core.handoff import Handoff
-from restow.broker.core.roster import AgentRecord, EngineRecord
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED

@@ -42,7 +42,7 @@ async def hand_over(
 
 
 def done(broker: RunningBroker) -> int:
-    return broker.hub.directory.ledger.figures.by_state[State.DONE]
+    return broker.hub.directory.ledger.statistics.by_state[State.DONE]
 
 
 async def test_engines_outlive_their_broker(

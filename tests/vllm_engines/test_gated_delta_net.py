@@ -83,5 +83,5 @@ async def test_prefix_caching(
         reasons = {name: one.failure and one.failure.reason for (_, name), one in ended.items()}
         assert {reason for reason in reasons.values() if reason} <= {"DECLINED"}
         assert reasons["one0"] is None
-        counts = pair.broker.hub.directory.ledger.figures.by_state
+        counts = pair.broker.hub.directory.ledger.statistics.by_state
         assert counts[State.DONE] + counts[State.CANCELLED] == 2 * len(asked)

@@ -83,7 +83,7 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
             recalled = sum(one.tokens == ids for one, ids in zip(answers, wanted, strict=True))
             print(f"{name}: {recalled} of {len(wanted)} recalled")
             assert recalled == len(wanted)
-        assert pair.broker.hub.directory.ledger.figures.by_state == {State.DONE: len(prompts)}
+        assert pair.broker.hub.directory.ledger.statistics.by_state == {State.DONE: len(prompts)}
     wholes = kept.named("handoff")
     assert {attributes(one)["restow.handoff.id"]: one.trace_id.hex() for one in wholes} == {
         f"h{number}": _trace(number) for number in range(len(prompts))

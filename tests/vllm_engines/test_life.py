@@ -29,7 +29,7 @@ async def pair(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 def ended(pair: Pair) -> dict[State, int]:
-    return dict(pair.broker.hub.directory.ledger.figures.by_state)
+    return dict(pair.broker.hub.directory.ledger.statistics.by_state)
 
 
 async def test_routers_that_carry_parameters_work_unchanged(

@@ -58,4 +58,4 @@ async def test_pipeline_stages(vllm_python: Path, tmp_path: Path, staged: str) -
         expected = await asyncio.gather(*(alone.ask(ids, STEPS, logprobs=2) for ids in asked))
         found = await asyncio.gather(*(hand_over(f"h{i}", ids) for i, ids in enumerate(asked)))
         assert assert_alike(found, expected) > len(asked) * STEPS / 2
-        assert pair.broker.hub.directory.ledger.figures.by_state == {State.DONE: len(asked)}
+        assert pair.broker.hub.directory.ledger.statistics.by_state == {State.DONE: len(asked)}

@@ -43,4 +43,4 @@ async def test_prompt_embeddings(
         )
         # Standalone engines of vLLM say these for the same prompts as tokens (test_handover.py).
         assert [one.tokens for one in found] == [one.answer_ids for one in prompts]
-        assert pair.broker.hub.directory.ledger.figures.by_state == {State.DONE: len(prompts)}
+        assert pair.broker.hub.directory.ledger.statistics.by_state == {State.DONE: len(prompts)}

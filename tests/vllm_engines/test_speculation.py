@@ -67,4 +67,4 @@ async def test_guessed_tokens(
             found = await pair.decode.ask(ids, len(prompt.answer_ids), params)
             await pair.prefill.answer(first)
             assert found.tokens == expected[number].tokens == prompt.answer_ids, number
-        assert pair.broker.hub.directory.ledger.figures.by_state == {State.DONE: len(prompts)}
+        assert pair.broker.hub.directory.ledger.statistics.by_state == {State.DONE: len(prompts)}

@@ -59,7 +59,7 @@ def status(
     token_file: TokenFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Figures of the whole broker; to an operator of one tenant, of that tenant."""
+    """Statistics of the whole broker; to an operator of one tenant, of that tenant."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 

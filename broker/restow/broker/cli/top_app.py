@@ -49,7 +49,7 @@ class Top(App[None]):
         self._paused = False
 
     def compose(self) -> ComposeResult:
-        """Figures, what is under way, and who is slow."""
+        """Statistics, what is under way, and who is slow."""
         yield Static(id="figures")
         yield DataTable(id="handoffs", cursor_type="row", zebra_stripes=True)
         yield DataTable(id="pairs", cursor_type="none")

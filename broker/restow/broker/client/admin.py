@@ -66,7 +66,7 @@ class AdminClient:
         self._channel.close()
 
     def status(self) -> pb.GetStatusResponse:
-        """Figures of the whole broker."""
+        """Statistics of the whole broker."""
         return self._do(calls.status())
 
     def engines(self) -> list[pb.EngineInfo]:

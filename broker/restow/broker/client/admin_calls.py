@@ -52,7 +52,7 @@ def _whole(response: Any) -> Any:
 
 
 def status() -> AdminCall[pb.GetStatusResponse]:
-    """Figures of the whole broker."""
+    """Statistics of the whole broker."""
     return AdminCall("GetStatus", pb.GetStatusRequest(), _whole)
 
 

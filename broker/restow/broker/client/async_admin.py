@@ -66,7 +66,7 @@ class AsyncAdminClient:
         await self._channel.close()
 
     async def status(self) -> pb.GetStatusResponse:
-        """Figures of the whole broker."""
+        """Statistics of the whole broker."""
         return await self._do(calls.status())
 
     async def engines(self) -> list[pb.EngineInfo]:

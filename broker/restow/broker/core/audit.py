@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from restow.broker.core.actions import PairKey, State
 from restow.broker.core.directory import Directory
+from restow.broker.core.engines import EngineRecord
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.pair import PairPlan
-from restow.broker.core.roster import EngineRecord
 
 
 def audit(directory: Directory) -> list[str]:

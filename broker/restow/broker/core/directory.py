@@ -18,18 +18,18 @@ from restow.broker.core.actions import (
     State,
 )
 from restow.broker.core.digests import Digests, not_compared, not_hashed
+from restow.broker.core.engines import AgentRecord, EngineRecord
 from restow.broker.core.events import Chunk, Failure, Probed, Settlement, StagedRun, Wish
 from restow.broker.core.examining import Examining
+from restow.broker.core.expiry import why_late
 from restow.broker.core.grant import Misfit, execute, misfit, open_grant, unreadable
 from restow.broker.core.handoff import Handoff, told
-from restow.broker.core.lateness import why_late
+from restow.broker.core.handoff_numbers import Numbers
 from restow.broker.core.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.membership import Membership
-from restow.broker.core.numbers import Numbers
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.core.probing import Probing
-from restow.broker.core.roster import AgentRecord, EngineRecord
 from restow.broker.errors import HandoffOwnedError, RestowError
 
 NOT_BEGUN = "READ_NOT_BEGUN"

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from restow.broker.core.actions import Action, SendPeer, SendProbe, SendUnprobe, TellExamined
+from restow.broker.core.engines import AgentRecord, EngineRecord, is_memory
 from restow.broker.core.events import Probed
 from restow.broker.core.handoff import MAX_REASON
+from restow.broker.core.handoff_numbers import Numbers
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbers import Numbers
-from restow.broker.core.roster import AgentRecord, EngineRecord, is_memory
 from restow.broker.errors import PairNotReadyError, QuotaExceededError
 
 MAX_EXAMINATIONS = 8

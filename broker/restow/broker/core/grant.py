@@ -16,11 +16,11 @@ from restow.broker.core.actions import (
     StagePart,
     State,
 )
+from restow.broker.core.engines import AgentRecord, EngineRecord, is_memory
 from restow.broker.core.events import Failure, StagedRun
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairPlan
-from restow.broker.core.roster import AgentRecord, EngineRecord, is_memory
 from restow.broker.errors import ContentMismatchError, PagesError
 
 NOTHING = StagedRun(0, 0)

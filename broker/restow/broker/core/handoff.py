@@ -22,9 +22,9 @@ import math
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import State, TellEnded
+from restow.broker.core.engines import MAX_BLOCKS, EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish, wish_hash
 from restow.broker.core.pair import PairPlan
-from restow.broker.core.roster import MAX_BLOCKS, EngineRecord
 from restow.broker.errors import (
     ContentMismatchError,
     HandoffConflictError,

@@ -8,15 +8,15 @@ from collections import OrderedDict
 from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
 from restow.broker.core.deadlines import Deadlines
 from restow.broker.core.digests import Checks
+from restow.broker.core.engines import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.figures import Figures
 from restow.broker.core.flow import Flow
 from restow.broker.core.grant import release_staging
 from restow.broker.core.handoff import Handoff, told
+from restow.broker.core.handoff_numbers import Numbers
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbers import Numbers
 from restow.broker.core.quarantine import Quarantine
-from restow.broker.core.roster import EngineRecord
+from restow.broker.core.statistics import Statistics
 from restow.broker.core.tenants import Tenants
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
@@ -32,7 +32,7 @@ class Ledger:
         self.live: dict[tuple[str, str], Handoff] = {}
         self.by_number: dict[int, Handoff] = {}
         self.ended: OrderedDict[tuple[str, str], Handoff] = OrderedDict()
-        self.figures = Figures()
+        self.statistics = Statistics()
         self.returned: set[int] = set()
         """Numbers of handoffs that are to be granted again, at the next tick."""
         self.fresh_ends: list[Handoff] | None = None
@@ -164,7 +164,7 @@ class Ledger:
         if destination is not handoff.source:
             destination.handoffs.discard(handoff.number)
         self._leave_flow(handoff, now_s)
-        self.figures.refuse(failure.reason)
+        self.statistics.refuse(failure.reason)
         handoff.note(now_s, failure.reason.lower(), failure.detail)
         told_d = TellEnded(
             destination.key,
@@ -220,7 +220,7 @@ class Ledger:
         if len(self.ended) > self.limits.max_ended:
             (tenant, _), _ = self.ended.popitem(last=False)
             self.tenants.forget_oldest(tenant)
-        self.figures.count(handoff)
+        self.statistics.count(handoff)
         self.bytes_read += handoff.bytes_read
         writing = handoff.unsettled | handoff.unheard
         source, destination = handoff.source, handoff.destination

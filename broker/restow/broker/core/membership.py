@@ -14,10 +14,10 @@ from restow.broker.core.actions import (
     SendUnfence,
     State,
 )
+from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.core.events import Failure
 from restow.broker.core.ledger import MAX_ID_LENGTH, Ledger
 from restow.broker.core.limits import Limits
-from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.errors import (
     AgentMismatchError,
     AgentReplacedError,

@@ -13,12 +13,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import Action, HostPair, SendPeer, SendProbe, SendUnprobe
+from restow.broker.core.engines import AgentRecord, EngineRecord, is_memory
 from restow.broker.core.events import Probed
 from restow.broker.core.handoff import MAX_REASON
+from restow.broker.core.handoff_numbers import Numbers
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbers import Numbers
 from restow.broker.core.pair import PairPlan
-from restow.broker.core.roster import AgentRecord, EngineRecord, is_memory
 from restow.broker.errors import CostsInvalidError
 from restow.broker.planner import CopyCosts, CostModel
 

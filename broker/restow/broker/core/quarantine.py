@@ -12,8 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from restow.broker.core.actions import Action, EngineKey
+from restow.broker.core.engines import EngineRecord
 from restow.broker.core.handoff import Handoff, told
-from restow.broker.core.roster import EngineRecord
 from restow.broker.core.tenants import Tenants
 
 

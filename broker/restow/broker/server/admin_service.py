@@ -10,8 +10,8 @@ import structlog
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
+from restow.broker.core.expiry import lacks
 from restow.broker.core.handoff import Handoff
-from restow.broker.core.lateness import lacks
 from restow.broker.errors import RequestError
 from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, scope_of, tenant_of
@@ -39,7 +39,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
-        """Figures of the whole broker, or of the one tenant that the caller may hear of."""
+        """Statistics of the whole broker, or of the one tenant that the caller may hear of."""
         hub, directory, tenant = self._hub, self._hub.directory, scope_of(context)
         ledger, names = directory.ledger, directory.members.names
         status = pb.GetStatusResponse(
@@ -53,7 +53,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.handoffs_live = len(ledger.live)
             status.handoffs_quarantined = len(ledger.quarantine)
             status.plans = len(directory.pairs)
-            ended, bytes_read = ledger.figures.by_state, ledger.bytes_read
+            ended, bytes_read = ledger.statistics.by_state, ledger.bytes_read
             checks = ledger.checks
         else:
             held = ledger.tenants.of(tenant)

@@ -9,8 +9,8 @@ from itertools import islice
 import structlog
 
 from restow.broker.core import actions as act
+from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
-from restow.broker.core.roster import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.server.broker_service import MAX_AT_ONCE

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sized
 
 from restow.broker.core import actions as act
+from restow.broker.core.engines import EngineRecord
 from restow.broker.core.events import Chunk, Wish
-from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
 from restow.broker.layout.check import MAX_GROUPS
 from restow.broker.rpc.status import cut

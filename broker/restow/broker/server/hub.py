@@ -13,10 +13,10 @@ import structlog
 from restow.broker.core import actions as act
 from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
+from restow.broker.core.engines import EngineRecord
 from restow.broker.core.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
-from restow.broker.core.roster import EngineRecord
 from restow.broker.errors import PlanError, RestowError
 from restow.broker.layout import Layout
 from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
@@ -105,7 +105,7 @@ class Hub:
     def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Count what an engine said of a handoff and was refused, and write it into its story."""
         ledger = self.directory.ledger
-        ledger.figures.refuse(error.reason)
+        ledger.statistics.refuse(error.reason)
         known = ledger.look_up(engine, handoff_id)
         # Those who have no part in it can't write into it.
         if known is not None and engine in (known.source, known.destination):

@@ -124,7 +124,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
             shown = None
             if settings.http_listen is not None:
                 # Here, so that a broker that shows nothing starts sooner.
-                from restow.broker.server.sight.web import serving
+                from restow.broker.server.observe.web import serving
 
                 shown = await stack.enter_async_context(
                     serving(settings.http_listen, hub, settings.status_page)
@@ -143,7 +143,7 @@ def _tracing(
     settings: BrokerSettings, endpoint: str, hub: Hub
 ) -> contextlib.AbstractAsyncContextManager[None]:
     try:
-        from restow.broker.server.sight.traces import tracing
+        from restow.broker.server.observe.traces import tracing
     except ModuleNotFoundError as error:
         raise ExtraMissingError(
             f"traces need OpenTelemetry, and {error.name} is not installed here: "

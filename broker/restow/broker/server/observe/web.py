@@ -32,8 +32,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from restow.broker.errors import ListenError
 from restow.broker.server.hub import Hub
-from restow.broker.server.sight.metrics import registry_of
-from restow.broker.server.sight.overview import Overview
+from restow.broker.server.observe.metrics import registry_of
+from restow.broker.server.observe.overview import Overview
 
 ANSWER_S = 5.0
 """For so long the loop may be busy before a request is told so."""

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from restow.broker.core.actions import State
-from restow.broker.core.figures import BOUNDS_S, Durations, Phase
+from restow.broker.core.statistics import BOUNDS_S, Durations, Phase
 from restow.broker.server.hub import Hub
 
 LIVE_STATES = (State.WAITING, State.READY, State.STAGING, State.READING)
@@ -80,7 +80,9 @@ class DirectoryCollector(Collector):
             labels=["state", "reason"],
         )
         # Always there, so that a rate is known from the first one on.
-        for (state, reason), count in sorted({(State.DONE, ""): 0, **ledger.figures.ends}.items()):
+        for (state, reason), count in sorted(
+            {(State.DONE, ""): 0, **ledger.statistics.ends}.items()
+        ):
             ends.add_metric([state, reason], count)
         yield ends
         refused = CounterMetricFamily(
@@ -89,7 +91,7 @@ class DirectoryCollector(Collector):
             labels=["reason"],
         )
         # Always there, so that a rate is known from the first one on.
-        for reason, count in sorted({"HANDOFF_CONFLICT": 0, **ledger.figures.refused}.items()):
+        for reason, count in sorted({"HANDOFF_CONFLICT": 0, **ledger.statistics.refused}.items()):
             refused.add_metric([reason], count)
         yield refused
         phases = HistogramMetricFamily(
@@ -100,7 +102,7 @@ class DirectoryCollector(Collector):
             labels=["phase"],
         )
         for phase in Phase:
-            durations = ledger.figures.phases[phase]
+            durations = ledger.statistics.phases[phase]
             phases.add_metric([phase], _buckets(durations), durations.total_s)
         yield phases
         yield CounterMetricFamily(

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 from restow.broker.core.actions import EngineKey, State
+from restow.broker.core.engines import EngineRecord
+from restow.broker.core.expiry import lacks
 from restow.broker.core.handoff import Handoff
-from restow.broker.core.lateness import lacks
-from restow.broker.core.roster import EngineRecord
 from restow.broker.server.hub import Hub
 
 MAX_ENGINES = 256
@@ -45,7 +45,7 @@ class Overview:
         directory = self._hub.directory
         ledger, engines = directory.ledger, directory.members.engines
         counted = list(islice(ledger.live.values(), MAX_COUNTED))
-        by_state = ledger.figures.by_state
+        by_state = ledger.statistics.by_state
         return {
             "version": version("restow"),
             "epoch": self._hub.epoch,

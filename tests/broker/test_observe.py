@@ -28,10 +28,10 @@ from broker.fakes import (
 )
 from restow.broker.client import AdminClient, BrokerCallError
 from restow.broker.core.actions import State
-from restow.broker.core.figures import BOUNDS_S, OTHER, Phase
+from restow.broker.core.statistics import BOUNDS_S, OTHER, Phase
 from restow.broker.errors import ListenError
+from restow.broker.server.observe import web
 from restow.broker.server.serve import RunningBroker
-from restow.broker.server.sight import web
 from restow.v1 import agent_link_pb2 as link
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +137,7 @@ async def test_what_is_refused_is_counted_and_the_handoff_is_not_counted_with_it
 
 
 async def test_a_duration_is_in_its_bucket_and_all_above(shown: RunningBroker) -> None:
-    durations = shown.hub.directory.ledger.figures.phases[Phase.TRANSFER]
+    durations = shown.hub.directory.ledger.statistics.phases[Phase.TRANSFER]
     for seconds in (0.0005, 0.001, 0.0015, 3.0, 1000.0):
         durations.add(seconds)
     found = await metrics(shown)
@@ -243,7 +243,7 @@ async def test_an_address_in_use_is_an_error(shown: RunningBroker) -> None:
 async def test_by_default_nothing_is_shown() -> None:
     async with broker() as running:
         assert running.http_address is None
-        assert running.hub.directory.ledger.figures.by_state[State.DONE] == 0
+        assert running.hub.directory.ledger.statistics.by_state[State.DONE] == 0
 
 
 async def test_the_page_lists_what_there_is(shown: RunningBroker) -> None:

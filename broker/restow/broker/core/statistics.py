@@ -49,7 +49,7 @@ class Durations:
         self.total_s += seconds
 
 
-class Figures:
+class Statistics:
     """What a broker counts of ended handoffs, beside what it counts for each tenant."""
 
     def __init__(self) -> None:
