@@ -1,7 +1,6 @@
 """The client: how an engine or a tool speaks to the broker. Needs no torch."""
 
-from restow.broker.client.admin import AdminClient
-from restow.broker.client.async_admin import AsyncAdminClient
+from restow.broker.client.admin import AdminClient, AsyncAdminClient
 from restow.broker.client.blocking import BlockingDelivery, BlockingSession
 from restow.broker.client.content import content_of
 from restow.broker.client.credentials import Credentials

@@ -1,9 +1,11 @@
-"""The operator's view of a broker."""
+"""The operator's view of a broker: one set of calls, made blocking or with ``await``."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import grpc
 
@@ -12,18 +14,15 @@ from restow.broker.client.admin_calls import ADMIN_OPTIONS, AdminCall
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import from_rpc_error
-from restow.v1 import admin_pb2 as pb
+from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2_grpc
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AdminClient:
-    """Blocking calls of `restow.v1.Admin`.
-
-    Each is tried again while the broker is away, for a moment. Raises
-    `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`.
-    """
+class _Admin:
+    """What both clients have: where the broker is, and who asks."""
 
     def __init__(
         self,
@@ -39,14 +38,75 @@ class AdminClient:
         self.address = broker_address(broker)
         credentials = credentials or Credentials.of()
         self._secure = credentials.secure
-        self._channel = (
-            grpc.secure_channel(self.address, credentials.for_channel(), options=ADMIN_OPTIONS)
-            if credentials.secure
-            else grpc.insecure_channel(self.address, options=ADMIN_OPTIONS)
-        )
+        self._channel = self._open(credentials)
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = (("restow-tenant", tenant),) if tenant is not None else ()
+
+    def _open(self, credentials: Credentials) -> Any:
+        raise NotImplementedError
+
+    def _made(self, call: AdminCall[Any]) -> Any:
+        """The call under way."""
+        method = getattr(self._stub, call.method)
+        patience_s = max(self._timeout_s, call.least_s)
+        return method(call.request, timeout=patience_s, metadata=self._metadata)
+
+    def _error(self, error: grpc.RpcError) -> RestowError:
+        return from_rpc_error(error, self.address, self._secure)
+
+
+def _blocking(make: Callable[P, AdminCall[T]]) -> Callable[Concatenate[AdminClient, P], T]:
+    @wraps(make)
+    def call(self: AdminClient, /, *words: P.args, **more: P.kwargs) -> T:
+        one = make(*words, **more)
+        try:
+            return one.pick(self._made(one))
+        except grpc.RpcError as error:
+            raise self._error(error) from None
+
+    return call
+
+
+def _awaited(
+    make: Callable[P, AdminCall[T]],
+) -> Callable[Concatenate[AsyncAdminClient, P], Awaitable[T]]:
+    @wraps(make)
+    async def call(self: AsyncAdminClient, /, *words: P.args, **more: P.kwargs) -> T:
+        one = make(*words, **more)
+        try:
+            answer = await self._made(one)
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+        return one.pick(answer)
+
+    return call
+
+
+class AdminClient(_Admin):
+    """Blocking calls of `restow.v1.Admin`; `admin_calls` says what each does.
+
+    Each is tried again while the broker is away, for a moment. Raises
+    `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`.
+    """
+
+    status = _blocking(calls.status)
+    engines = _blocking(calls.engines)
+    agents = _blocking(calls.agents)
+    handoffs = _blocking(calls.handoffs)
+    handoff = _blocking(calls.handoff)
+    costs = _blocking(calls.costs)
+    probe_pair = _blocking(calls.probe_pair)
+    audit = _blocking(calls.audit)
+    release = _blocking(calls.release)
+    set_draining = _blocking(calls.set_draining)
+
+    def _open(self, credentials: Credentials) -> grpc.Channel:
+        if credentials.secure:
+            return grpc.secure_channel(
+                self.address, credentials.for_channel(), options=ADMIN_OPTIONS
+            )
+        return grpc.insecure_channel(self.address, options=ADMIN_OPTIONS)
 
     def __enter__(self) -> Self:
         """Use as a context."""
@@ -65,50 +125,41 @@ class AdminClient:
         """Close the channel."""
         self._channel.close()
 
-    def status(self) -> pb.GetStatusResponse:
-        """Statistics of the whole broker."""
-        return self._do(calls.status())
 
-    def engines(self) -> list[pb.EngineInfo]:
-        """The registered engines."""
-        return self._do(calls.engines())
+class AsyncAdminClient(_Admin):
+    """`AdminClient` with ``await``, on one event loop."""
 
-    def agents(self) -> list[pb.AgentInfo]:
-        """The connected agents."""
-        return self._do(calls.agents())
+    status = _awaited(calls.status)
+    engines = _awaited(calls.engines)
+    agents = _awaited(calls.agents)
+    handoffs = _awaited(calls.handoffs)
+    handoff = _awaited(calls.handoff)
+    costs = _awaited(calls.costs)
+    probe_pair = _awaited(calls.probe_pair)
+    audit = _awaited(calls.audit)
+    release = _awaited(calls.release)
+    set_draining = _awaited(calls.set_draining)
 
-    def handoffs(self, state: str | None = None, limit: int = 0) -> pb.ListHandoffsResponse:
-        """Handoffs, of one state if that is given. Raises `ValueError` for an unknown state."""
-        return self._do(calls.handoffs(state, limit))
+    def _open(self, credentials: Credentials) -> grpc.aio.Channel:
+        if credentials.secure:
+            return grpc.aio.secure_channel(
+                self.address, credentials.for_channel(), options=ADMIN_OPTIONS
+            )
+        return grpc.aio.insecure_channel(self.address, options=ADMIN_OPTIONS)
 
-    def handoff(self, handoff_id: str) -> pb.GetHandoffResponse:
-        """One handoff with its timeline."""
-        return self._do(calls.handoff(handoff_id))
+    async def __aenter__(self) -> Self:
+        """Use as a context."""
+        return self
 
-    def costs(self) -> pb.ListCostsResponse:
-        """What reading and copying costs, by pair of hosts."""
-        return self._do(calls.costs())
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the channel."""
+        await self.close()
 
-    def probe_pair(self, source: str, destination: str) -> pb.ProbePairResponse:
-        """How an agent of one engine reads from one of another's; takes seconds."""
-        return self._do(calls.probe_pair(source, destination))
-
-    def audit(self) -> pb.AuditBrokerResponse:
-        """Everything that must not be, of all tenants."""
-        return self._do(calls.audit())
-
-    def release(self, handoff_id: str) -> pb.HandoffInfo:
-        """Give a handoff up. May be repeated."""
-        return self._do(calls.release(handoff_id))
-
-    def set_draining(self, draining: bool) -> int:
-        """Grant nothing any more, or again. How many are granted and not ended. May be repeated."""
-        return self._do(calls.set_draining(draining))
-
-    def _do(self, call: AdminCall[T]) -> T:
-        method = getattr(self._stub, call.method)
-        try:
-            patience_s = max(self._timeout_s, call.least_s)
-            return call.pick(method(call.request, timeout=patience_s, metadata=self._metadata))
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.address, self._secure) from None
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()

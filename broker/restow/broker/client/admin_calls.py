@@ -66,7 +66,7 @@ def agents() -> AdminCall[list[pb.AgentInfo]]:
     return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
 
 
-def handoffs(state: str | None, limit: int) -> AdminCall[pb.ListHandoffsResponse]:
+def handoffs(state: str | None = None, limit: int = 0) -> AdminCall[pb.ListHandoffsResponse]:
     """Handoffs, of one state if that is given. Raises `ValueError` for an unknown state."""
     number = broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}")
     return AdminCall("ListHandoffs", pb.ListHandoffsRequest(state=number, limit=limit), _whole)
