@@ -7,16 +7,8 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.admin_commands import connected
-from restow.broker.cli.options import (
-    BrokerOption,
-    JsonOption,
-    TenantOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenFileOption,
-)
+from restow.broker.cli.connection import Connection, TenantConnection, connects
+from restow.broker.cli.options import JsonOption
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 POLL_S = 0.2
@@ -30,22 +22,19 @@ def _agreed(words: str, yes: bool) -> None:
         typer.confirm(f"{words} Go on?", abort=True, err=True)
 
 
+@connects
 def release(
     handoff_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the handoff.")],
     yes: YesOption = False,
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    tenant: TenantOption = None,
+    *,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
     """Give a handoff up: D is told that it has no state, and P gets its pages back."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         before = client.handoff(handoff_id)
         shown = admin_json.handoff_json(before)
         if shown["state"] not in admin_json.ENDS:
@@ -64,17 +53,15 @@ def release(
         admin_view.show_handoff(value)
 
 
+@connects
 def drain(
     off: Annotated[bool, typer.Option("--off", help="Grant again what waits.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Until the reads under way have ended.")
     ] = False,
     yes: YesOption = False,
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
+    *,
+    connection: Connection,
     as_json: JsonOption = False,
 ) -> None:
     """Have the broker grant nothing any more, as before it is stopped; or, with --off, again."""
@@ -82,7 +69,7 @@ def drain(
 
     if off and wait:
         raise typer.BadParameter("--off grants again: there is nothing to wait for")
-    with connected(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         if not off:
             _agreed(
                 f"The broker {client.address} will grant no handoff until `restow drain --off` or "
@@ -100,18 +87,16 @@ def drain(
         typer.echo(f"The broker {done}; {granted} handoffs are granted and have not ended.")
 
 
+@connects
 def check(
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
+    *,
+    connection: Connection,
     as_json: JsonOption = False,
 ) -> None:
     """Have the broker look for anything in it that must not be. Exits with 4 if there is any."""
     from restow.broker.cli.output import print_json
 
-    with connected(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         found = client.audit()
     if as_json:
         print_json({"findings": list(found.findings), "handoffs": found.handoffs})

@@ -6,23 +6,15 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from restow.broker.cli.options import (
-    BrokerOption,
-    JsonOption,
-    TenantOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenFileOption,
-)
+from restow.broker.cli.connection import Connection, TenantConnection, connects
+from restow.broker.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from restow.broker.client.admin import AdminClient
+    pass
 
 StateOption = Annotated[
     Literal["WAITING", "READY", "STAGING", "READING", "DONE", "FAILED", "EXPIRED", "CANCELLED"]
@@ -35,35 +27,17 @@ MAX_LISTED = 10_000
 WATCH_S = 1.0
 
 
-def connected(
-    broker: str | None,
-    tenant: str | None,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    token_file: Path | None,
-) -> AdminClient:
-    """A client, as the options of a command say."""
-    from restow.broker.client.admin import AdminClient
-    from restow.broker.client.credentials import Credentials
-
-    credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
-    return AdminClient(broker, tenant=tenant, credentials=credentials)
-
-
+@connects
 def status(
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
+    *,
+    connection: Connection,
     as_json: JsonOption = False,
 ) -> None:
     """Statistics of the whole broker; to an operator of one tenant, of that tenant."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with connected(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         value = admin_json.status_json(client.status(), client.address)
     if as_json:
         print_json(value)
@@ -71,20 +45,17 @@ def status(
         admin_view.show_status(value)
 
 
+@connects
 def engines(
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    tenant: TenantOption = None,
+    *,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
     """The registered engines: are all their agents connected, is a session open?"""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         value = admin_json.engines_json(client.engines())
     if as_json:
         print_json(value)
@@ -92,20 +63,17 @@ def engines(
         admin_view.show_engines(value["engines"])
 
 
+@connects
 def agents(
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    tenant: TenantOption = None,
+    *,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
     """The connected agents and the memory that they registered."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         value = admin_json.agents_json(client.agents())
     if as_json:
         print_json(value)
@@ -113,19 +81,17 @@ def agents(
         admin_view.show_agents(value["agents"])
 
 
+@connects
 def costs(
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
+    *,
+    connection: Connection,
     as_json: JsonOption = False,
 ) -> None:
     """What reading and copying costs between hosts, by which ways of travelling are chosen."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with connected(broker, None, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         value = admin_json.costs_json(client.costs())
     if as_json:
         print_json(value)
@@ -133,18 +99,15 @@ def costs(
         admin_view.show_costs(value)
 
 
+@connects
 def handoffs(
     state: StateOption = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show them anew every second, until Ctrl-C.")
     ] = False,
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    tenant: TenantOption = None,
+    *,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
     """Handoffs, those under way first, then the newest ends."""
@@ -153,7 +116,7 @@ def handoffs(
 
     if watch and as_json:
         raise typer.BadParameter("--json prints one document: leave --watch out")
-    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         value = admin_json.handoffs_json(client.handoffs(state, limit))
         if as_json:
             print_json(value)
@@ -165,21 +128,18 @@ def handoffs(
                     update(admin_json.handoffs_json(client.handoffs(state, limit)))
 
 
+@connects
 def leases(
     limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    tenant: TenantOption = None,
+    *,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
     """Whose pages P keeps, for how long still, and what they wait for; the shortest first."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         value = admin_json.leases_json(client.handoffs(limit=MAX_LISTED), limit)
     if as_json:
         print_json(value)
@@ -198,21 +158,18 @@ def _interruption() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
+@connects
 def handoff(
     handoff_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the handoff.")],
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    tenant: TenantOption = None,
+    *,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
     """One handoff and everything that happened to it."""
     from restow.broker.cli import admin_json, admin_view
     from restow.broker.cli.output import print_json
 
-    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         value = admin_json.handoff_json(client.handoff(handoff_id))
     if as_json:
         print_json(value)

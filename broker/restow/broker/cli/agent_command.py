@@ -7,27 +7,18 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.options import (
-    BrokerOption,
-    LogFormatOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenFileOption,
-    set_up_log,
-)
+from restow.broker.cli.connection import Connection, connects
+from restow.broker.cli.options import LogFormatOption, set_up_log
 from restow.broker.errors import ExtraMissingError
 
 
+@connects
 def agent(
     socket: Annotated[
         Path, typer.Option("--socket", help="Unix socket on which engines hand memory over.")
     ],
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
+    *,
+    connection: Connection,
     read_threads: Annotated[
         int | None,
         typer.Option(
@@ -57,8 +48,7 @@ def agent(
             f"pip install 'restow[agent]'",
             module=error.name,
         ) from None
-    from restow.broker.client.credentials import Credentials
 
-    credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
+    credentials = connection.credentials()
     set_up_log(log_format)
-    run_agent_daemon(broker, socket, read_threads, host_reads, credentials)
+    run_agent_daemon(connection.broker, socket, read_threads, host_reads, credentials)

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from restow.broker.cli.admin_commands import connected
-from restow.broker.cli.options import (
-    BrokerOption,
-    JsonOption,
-    TenantOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenFileOption,
-)
+from restow.broker.cli.connection import TenantConnection, connects
+from restow.broker.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,6 +54,7 @@ def _show(finding: Finding) -> None:
         typer.echo(f"      Next: {finding.next_step}")
 
 
+@connects
 def doctor(
     here: Annotated[
         bool, typer.Option("--here", help="Look at this host alone, and ask no broker.")
@@ -73,12 +66,8 @@ def doctor(
             help="Have D's agent read from P's, and say over which transport; all: every pair.",
         ),
     ] = None,
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    tenant: TenantOption = None,
+    *,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
     """Look for what is wrong: limits, versions, NIXL, certificates, broker, engines, transports.
@@ -89,7 +78,6 @@ def doctor(
     from itertools import chain
 
     from restow.broker.cli.output import print_json
-    from restow.broker.client.credentials import Credentials
     from restow.broker.doctor.certificates import look_at_trust
     from restow.broker.doctor.finding import Verdict
     from restow.broker.doctor.host import look_at_host
@@ -97,7 +85,7 @@ def doctor(
 
     if here and pair:
         raise typer.BadParameter("--here asks no broker, and --pair does: leave one of them out")
-    credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
+    credentials = connection.credentials()
     looked = chain(look_at_host(), look_at_packages(), look_at_trust(credentials))
     found = []
 
@@ -109,7 +97,7 @@ def doctor(
 
     take(looked)
     if not here and not any(one.subject == "trust" and one.verdict is Verdict.BAD for one in found):
-        with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+        with connection.client() as client:
             take(_of_broker(client, pair or []))
     unsound = any(one.verdict is Verdict.BAD for one in found)
     if as_json:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they set up."""
+"""Options that several commands share beside their `connection`, and what they set up."""
 
 from __future__ import annotations
 
@@ -7,47 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-BrokerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--broker",
-        envvar="RESTOW_BROKER",
-        metavar="HOST:PORT",
-        help="The broker. Default: 127.0.0.1:7350.",
-    ),
-]
-TlsCaOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca",
-        envvar="RESTOW_TLS_CA",
-        metavar="FILE",
-        help="Speak TLS, and check the broker's certificate against this authority.",
-    ),
-]
-TlsCertOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-cert", envvar="RESTOW_TLS_CERT", metavar="FILE", help="Certificate to show."
-    ),
-]
-TlsKeyOption = Annotated[
-    Path | None,
-    typer.Option("--tls-key", envvar="RESTOW_TLS_KEY", metavar="FILE", help="Its private key."),
-]
-TokenFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file", envvar="RESTOW_TOKEN_FILE", metavar="FILE", help="Holds the token to send."
-    ),
-]
-TenantOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tenant",
-        help="Whose handoffs and engines. Default: the identity's tenant, or else default.",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 StrategyName = Literal["auto", "slices", "whole", "pack", "interleave", "recompute"]
 """The strategies by name: the planner is imported when one is used."""

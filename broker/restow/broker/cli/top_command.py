@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from restow.broker.cli.admin_commands import connected
-from restow.broker.cli.options import (
-    BrokerOption,
-    TenantOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TokenFileOption,
-)
+from restow.broker.cli.connection import TenantConnection, connects
 
 if TYPE_CHECKING:
     from restow.broker.cli.top_figures import Look
@@ -26,21 +18,18 @@ LISTED = 1000
 """Handoffs that are asked for at a time: those under way first, then the latest ends."""
 
 
+@connects
 def top(
     every_s: Annotated[
         float, typer.Option("--every-s", min=0.2, help="Seconds between two looks.")
     ] = 1.0,
-    broker: BrokerOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    token_file: TokenFileOption = None,
-    tenant: TenantOption = None,
+    *,
+    connection: TenantConnection,
 ) -> None:
     """What goes on: live handoffs, bytes a second, the shortest lease, quarantine, slow peers."""
     from restow.broker.cli.top_app import Top
 
-    with connected(broker, tenant, tls_ca, tls_cert, tls_key, token_file) as client:
+    with connection.client() as client:
         look_at(client)  # a broker that is not there is said before the screen is taken
         Top(partial(look_at, client), every_s).run()
 

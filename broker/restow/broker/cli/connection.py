@@ -1,0 +1,124 @@
+"""How a command reaches its broker: options that all such commands share, and the client."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from restow.broker.client.admin import AdminClient
+    from restow.broker.client.credentials import Credentials
+
+BrokerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        envvar="RESTOW_BROKER",
+        metavar="HOST:PORT",
+        help="The broker. Default: 127.0.0.1:7350.",
+    ),
+]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        envvar="RESTOW_TLS_CA",
+        metavar="FILE",
+        help="Speak TLS, and check the broker's certificate against this authority.",
+    ),
+]
+TlsCertOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert", envvar="RESTOW_TLS_CERT", metavar="FILE", help="Certificate to show."
+    ),
+]
+TlsKeyOption = Annotated[
+    Path | None,
+    typer.Option("--tls-key", envvar="RESTOW_TLS_KEY", metavar="FILE", help="Its private key."),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file", envvar="RESTOW_TOKEN_FILE", metavar="FILE", help="Holds the token to send."
+    ),
+]
+TenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        help="Whose handoffs and engines. Default: the identity's tenant, or else default.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """To a broker as a whole. Each field is an option."""
+
+    broker: BrokerOption
+    tls_ca: TlsCaOption
+    tls_cert: TlsCertOption
+    tls_key: TlsKeyOption
+    token_file: TokenFileOption
+
+    def credentials(self) -> Credentials:
+        """What is shown to the broker. Raises a `TrustError`."""
+        from restow.broker.client.credentials import Credentials
+
+        return Credentials.of(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
+
+    def client(self) -> AdminClient:
+        """A client, to be used as a context. Raises a `TrustError`."""
+        return self._client(None)
+
+    def _client(self, tenant: str | None) -> AdminClient:
+        from restow.broker.client.admin import AdminClient
+
+        return AdminClient(self.broker, tenant=tenant, credentials=self.credentials())
+
+
+@dataclass(frozen=True)
+class TenantConnection(Connection):
+    """To what a broker holds of one tenant."""
+
+    tenant: TenantOption
+
+    def client(self) -> AdminClient:
+        """A client of that tenant. Raises a `TrustError`."""
+        return self._client(self.tenant)
+
+
+def connects(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of its keyword ``connection`` in place of that."""
+    signature = inspect.signature(command, eval_str=True)
+    kind = signature.parameters["connection"].annotation
+    names = [one.name for one in fields(kind)]
+    types = get_type_hints(kind, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for own in signature.parameters.values():
+        if own.name != "connection":
+            parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        parameters += [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=types[name]
+            )
+            for name in names
+        ]
+
+    @wraps(command)
+    def run(**given: object) -> None:
+        connection = kind(*(given.pop(name) for name in names))
+        command(**given, connection=connection)
+
+    del run.__wrapped__  # its signature is another
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
