@@ -112,7 +112,8 @@ def known(house: House, tenant: str, path: str = "", first: bool = False) -> Kno
     who may register is another guard's business.
     """
     directory = house.hub.directory
-    numbers = [*directory.ledger.by_number, *directory.probing._running, 1]
+    probes = [probe.number for probe, _ in directory.probing._by_hosts.values()]
+    numbers = [*directory.ledger.by_number, *probes, 1]
     names = [*(name for _, name in [*directory.ledger.live][-4:]), VICTIM, "new"]
     if path == RELEASE and tenant == TENANTS[0]:  # which would be their right
         names = [name for name in names if name != VICTIM]

@@ -336,7 +336,7 @@ class Directory:
         if agent.gone:
             return []
         actions, waiting = self.probing.answered(agent, answer, now_s)
-        examined = self.examining.answered(agent, answer)
+        examined = self.examining.answered(agent, answer, now_s)
         return examined + actions + self._go_on(waiting, now_s)
 
     # -- the planner and the clock ----------------------------------------------------------------

@@ -1,26 +1,25 @@
-"""What reading costs between two hosts: measured by their agents before it is first needed.
+"""What reading costs between two hosts: their agents measure it before it is first needed.
 
-    source's agent:       Probe --measures copying, holds memory--> Probed
-    destination's agent:            Probe --measures copying, and reading that memory--> Probed
-
-A pair that can't be measured, or not in time, is planned with the costs of the broker's settings.
-Agents measure for their own tenant: what another one's say of a host counts for nothing.
+Both say what copying costs, and the destination's what reading the source's memory does. A pair
+that can't be measured, or not in time, is planned with the costs of the broker's settings. Agents
+measure for their own tenant: what another one's say of a host counts for nothing.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from restow.broker.core.actions import Action, HostPair, SendPeer, SendProbe, SendUnprobe
-from restow.broker.core.engines import AgentRecord, EngineRecord, is_memory
+from restow.broker.core.actions import Action, HostPair
+from restow.broker.core.engines import AgentRecord, EngineRecord
 from restow.broker.core.events import Probed
 from restow.broker.core.handoff import MAX_REASON
 from restow.broker.core.handoff_numbers import Numbers
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairPlan
+from restow.broker.core.probes import Probe, ProbeEnd, Probes
 from restow.broker.errors import CostsInvalidError
-from restow.broker.planner import CopyCosts, CostModel
+from restow.broker.planner import CostModel
 
 
 @dataclass(slots=True, eq=False)
@@ -33,22 +32,6 @@ class HostCosts:
     """When a failed measurement may be repeated."""
 
 
-@dataclass(slots=True, eq=False)
-class _Probe:
-    """A measurement under way, and the handoffs that wait for it."""
-
-    number: int
-    hosts: HostPair
-    source: AgentRecord
-    destination: AgentRecord
-    begun_s: float
-    until_s: float
-    copying: CopyCosts | None = None
-    """Of the source, once it has answered."""
-    stage_s: float = 0.0
-    waiting: set[int] = field(default_factory=set)
-
-
 class Probing:
     """The costs of all pairs of hosts. Pure, like the directory that it serves."""
 
@@ -57,9 +40,9 @@ class Probing:
         self.known: OrderedDict[HostPair, HostCosts] = OrderedDict()
         self._limits = limits
         self._enabled = enabled
-        self._numbers = numbers
-        self._running: dict[int, _Probe] = {}
-        self._by_hosts: dict[HostPair, _Probe] = {}
+        self._probes = Probes(numbers)
+        self._by_hosts: dict[HostPair, tuple[Probe, set[int]]] = {}
+        """The measurement of a pair that is under way, and the handoffs that wait for it."""
 
     def costs(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
         """The hosts of two engines whose costs are known; those of their first ranks."""
@@ -90,80 +73,56 @@ class Probing:
             return None
         running = self._by_hosts.get(hosts)
         if running is not None:
-            running.waiting.add(handoff)
+            running[1].add(handoff)
             return []
         size_bytes = min(self._limits.probe_bytes, first.staging_bytes, second.staging_bytes)
         if not size_bytes:
             return None
-        number, until_s = self._numbers.take(now_s), now_s + self._limits.probe_s
-        probe = _Probe(number, hosts, first, second, now_s, until_s)
-        probe.waiting.add(handoff)
-        self._running[probe.number] = self._by_hosts[hosts] = probe
-        return [SendProbe(first.key, probe.number, size_bytes)]
+        until_s = now_s + self._limits.probe_s
+        probe, actions = self._probes.begin(first, second, size_bytes, now_s, until_s)
+        self._by_hosts[hosts] = probe, {handoff}
+        return actions
 
     def awaited_by(self, handoff: int) -> bool:
         """Whether a handoff waits for a measurement that is under way."""
-        return any(handoff in probe.waiting for probe in self._running.values())
+        return any(handoff in waiting for _, waiting in self._by_hosts.values())
 
     def answered(
         self, agent: AgentRecord, answer: Probed, now_s: float
     ) -> tuple[list[Action], set[int]]:
         """An agent has measured: what follows, and the handoffs that wait no more."""
-        probe = self._running.get(answer.number)
-        if probe is None:
-            return [], set()
-        if answer.reason and agent in (probe.source, probe.destination):
-            return self._end(probe, HostCosts(failure=answer.reason[:MAX_REASON]), now_s)
-        if agent is probe.source and probe.copying is None:
-            if not is_memory(answer.address, answer.size_bytes):
-                return self._end(probe, HostCosts(failure="ARGUMENT_INVALID"), now_s)
-            probe.copying = answer.copying
-            probe.stage_s = max(now_s - probe.begun_s - answer.elapsed_us / 1e6, 0.0)
-            return self._ask_reader(probe, answer), set()
-        if agent is probe.destination and probe.copying is not None and answer.reading is not None:
-            try:
-                costs = CostModel.measured(
-                    probe.copying, answer.copying, answer.reading, probe.stage_s
-                )
-            except CostsInvalidError as error:
-                return self._end(probe, HostCosts(failure=error.message), now_s)
-            return self._end(probe, HostCosts(costs), now_s)
-        return [], set()
+        actions, end = self._probes.answered(agent, answer, now_s)
+        return actions, set() if end is None else self._learn(end, now_s)
 
     def tick(self, now_s: float) -> tuple[list[Action], set[int]]:
         """Give up what takes too long, and what has lost an agent."""
-        actions: list[Action] = []
-        waiting: set[int] = set()
-        for probe in list(self._running.values()):
-            lost = probe.source.gone or probe.destination.gone
-            if lost or now_s > probe.until_s:
-                failure = HostCosts(failure="AGENT_LOST" if lost else "TIMEOUT")
-                more, freed = self._end(probe, failure, now_s)
-                actions += more
-                waiting |= freed
-        return actions, waiting
+        actions, ends = self._probes.tick(now_s)
+        return actions, set().union(*(self._learn(end, now_s) for end in ends))
 
-    @staticmethod
-    def _ask_reader(probe: _Probe, held: Probed) -> list[Action]:
-        reader, peer = probe.destination, probe.source
-        actions: list[Action] = []
-        if peer.agent_name not in reader.peers:
-            reader.peers.add(peer.agent_name)
-            actions.append(SendPeer(reader.key, peer.key))
-        actions.append(SendProbe(reader.key, probe.number, held.size_bytes, peer.key, held.address))
-        return actions
-
-    def _end(
-        self, probe: _Probe, outcome: HostCosts, now_s: float
-    ) -> tuple[list[Action], set[int]]:
-        del self._running[probe.number], self._by_hosts[probe.hosts]
+    def _learn(self, end: ProbeEnd, now_s: float) -> set[int]:
+        """Keep the costs, or that there are none; the handoffs that waited for them."""
+        hosts = next(one for one, (probe, _) in self._by_hosts.items() if probe is end.probe)
+        _, waiting = self._by_hosts.pop(hosts)
+        outcome = _outcome(end)
         outcome.again_s = now_s + self._limits.probe_again_s
-        self.known[probe.hosts] = outcome
+        self.known[hosts] = outcome
         if len(self.known) > self._limits.max_pairs:
             self.known.popitem(last=False)
-        holder = probe.source
-        actions: list[Action] = [] if holder.gone else [SendUnprobe(holder.key, probe.number)]
-        return actions, probe.waiting
+        return waiting
+
+
+def _outcome(end: ProbeEnd) -> HostCosts:
+    read, held = end.answer, end.probe.held
+    if read is None or held is None:
+        return HostCosts(failure=end.reason[:MAX_REASON])
+    if read.reading is None:
+        return HostCosts(failure="ARGUMENT_INVALID")
+    stage_s = max(end.probe.held_s - end.probe.begun_s - held.elapsed_us / 1e6, 0.0)
+    try:
+        costs = CostModel.measured(held.copying, read.copying, read.reading, stage_s)
+    except CostsInvalidError as error:
+        return HostCosts(failure=error.message)
+    return HostCosts(costs)
 
 
 def _first(engine: EngineRecord) -> AgentRecord:
