@@ -1,4 +1,4 @@
-"""Numbers of handoffs and of measurements: no two are alike, and they count nothing."""
+"""Numbers that name handoffs and probes: each is unique, and none tells how many there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ribbons: a move as strands, each from one stretch of a source page to one of a destination's."""
+"""A move as strands, together its ribbon: each from a stretch of a source page to one of D's."""
 
 from __future__ import annotations
 

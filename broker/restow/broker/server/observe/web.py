@@ -161,7 +161,7 @@ async def serving(listen: str, hub: Hub, status_page: bool = False) -> AsyncIter
             f"({error})",
             listen=listen,
         ) from None
-    thread = threading.Thread(target=server.serve_forever, name="sight", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, name="observe", daemon=True)
     thread.start()
     try:
         yield f"{host}:{server.server_port}"
