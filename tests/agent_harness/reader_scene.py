@@ -13,9 +13,10 @@ from agent_harness.waiting import until
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.lane import Read
-from restow.agents.reading.nixl_transport import Flight, NixlTransport
+from restow.agents.reading.nixl_reads import NixlReads
+from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.reader import Reader
+from restow.agents.reading.transport import Flight, Read, Transport
 
 NOTHING = np.array([1], np.int64)
 QUARANTINE_S = 10.0
@@ -88,6 +89,11 @@ class FakeTransport:
         return
 
 
+def by_nixl(fake: FakeTransport) -> NixlReads:
+    """What reads by it in place of NIXL."""
+    return NixlReads(cast(NixlTransport, fake))
+
+
 class Scene:
     """A reader, its clock, and all transports that it opened."""
 
@@ -99,10 +105,10 @@ class Scene:
         for peer in ("a", "b"):
             self.reader.add_peer(peer, b"metadata")
 
-    def _open(self) -> NixlTransport:
+    def _open(self) -> list[Transport]:
         self.lanes.append(FakeTransport())
         self.lanes[-1].copies = self.copies
-        return cast(NixlTransport, self.lanes[-1])
+        return [by_nixl(self.lanes[-1])]
 
     async def begin(self, *peers: str, deadline_s: float = 101.0) -> asyncio.Task[None]:
         """Reads in the air, one from each peer."""

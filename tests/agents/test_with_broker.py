@@ -76,7 +76,7 @@ async def test_a_request_ends_with_every_byte_in_place(
             for rank, own in memory.items():
                 assert (own.data == own.expected(fields, case.tokens)).all(), f"rank {rank}"
         readers = [agent._reader for agent in agents]
-        assert {one.reads_itself(peer) for one in readers for peer in one._known} == {host_reads}
+        assert {bool(one.words(peer)) for one in readers for peer in one._known} == {host_reads}
 
 
 async def test_agents_may_begin_before_their_engine_is_known() -> None:

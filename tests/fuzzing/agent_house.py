@@ -27,7 +27,7 @@ from restow.agents.errors import PeerLostError
 from restow.agents.link.orders import region_to_proto
 from restow.agents.memory.regions import Place
 from restow.agents.reading import nixl_transport
-from restow.agents.reading.nixl_transport import Flight
+from restow.agents.reading.transport import Flight
 from restow.agents.settings import AgentSettings
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan

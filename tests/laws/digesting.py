@@ -20,7 +20,7 @@ from restow.agents.execute.gathering import Share
 from restow.agents.execute.laid_rows import LaidRows
 from restow.agents.link.orders import ExecuteOrder, Peer, Source, StageOrder, StagePart
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.lane import Read
+from restow.agents.reading.transport import Read
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.rpc import wire_program
 

@@ -15,8 +15,8 @@ import pytest
 from restow.agents.binding.pieces import Copies, Descriptors
 from restow.agents.memory.regions import HOST
 from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, measure_reading
-from restow.agents.reading.lane import Read
 from restow.agents.reading.reader import Reader
+from restow.agents.reading.transport import Read
 from restow.broker.planner import ReadCosts
 from restow.kernels.host.rows import memmove_rows
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from agent_harness.processes import READY, Child, child
-from agent_harness.reader_scene import FakeTransport
+from agent_harness.reader_scene import FakeTransport, by_nixl
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadDeadlineError, ReadFailedError
 from restow.agents.memory.regions import HOST, MemoryKind, Place, address_of
 from restow.agents.reading import same_host
 from restow.agents.reading.host_memory import HostMark, HostMemory, HostRanges
-from restow.agents.reading.lane import Read
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.same_host import HostPeer
+from restow.agents.reading.same_host import HostPeer, SameHost
+from restow.agents.reading.transport import Read, Transport
 
 NAME = "P.0-abc"
 SIZE_BYTES = 4 << 20
@@ -267,14 +267,15 @@ async def test_a_read_ends_between_two_calls_when_it_is_late(
 async def _reader(scene: Scene, own: HostRanges | None) -> tuple[Reader, FakeTransport]:
     transport = FakeTransport()
     transport.copies = True
-    reader = Reader(lambda: transport, own=own)  # type: ignore[arg-type, return-value]
+    nixl = by_nixl(transport)
+    reader = Reader(lambda: [nixl] if own is None else [SameHost(own), nixl])
     reader.add_peer(NAME, b"metadata", scene.memory)
     return reader, transport
 
 
 async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> None:
     reader, transport = await _reader(scene, scene.own)
-    assert reader.reads_itself(NAME)
+    assert reader.words(NAME)
     where = scene.some(300)
     await reader.read([Read(NAME, scene.pieces(*where), HOST, HOST)], FAR_S)
     assert (scene.data == scene.expected(*where)).all()
@@ -290,7 +291,7 @@ async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> 
 
 async def test_a_reader_without_ranges_of_its_own_reads_by_nixl(scene: Scene) -> None:
     reader, transport = await _reader(scene, None)
-    assert not reader.reads_itself(NAME)
+    assert not reader.words(NAME)
     await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
     assert len(transport.posted) == 1
     assert scene.untouched()
@@ -300,7 +301,7 @@ async def test_a_reader_without_ranges_of_its_own_reads_by_nixl(scene: Scene) ->
 async def test_a_peer_that_can_not_be_reached_is_read_by_nixl(scene: Scene) -> None:
     scene.memory = replace(scene.memory, pid=2**31 - 1)
     reader, transport = await _reader(scene, scene.own)
-    assert not reader.reads_itself(NAME)
+    assert not reader.words(NAME)
     await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
     assert len(transport.posted) == 1
     reader.close()
@@ -312,11 +313,11 @@ async def test_large_reads_are_shared_out_and_all_arrives(
     monkeypatch.setattr("restow.agents.reading.reader.SHARE_BYTES", 1 << 18)
     transports: list[FakeTransport] = []
 
-    def open_transport() -> FakeTransport:
+    def open_lane() -> list[Transport]:
         transports.append(FakeTransport())
-        return transports[-1]
+        return [SameHost(scene.own), by_nixl(transports[-1])]
 
-    reader = Reader(open_transport, threads=2, own=scene.own)  # type: ignore[arg-type]
+    reader = Reader(open_lane, threads=2)
     reader.add_peer(NAME, b"metadata", scene.memory)
     where = scene.some(1200)
     for _ in range(3):

@@ -16,7 +16,7 @@ from restow.agents.errors import (
     ReadNotBegunError,
 )
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.lane import Read
+from restow.agents.reading.transport import Read
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from agent_harness.reader_scene import QUARANTINE_S, Scene
+from agent_harness.reader_scene import QUARANTINE_S, Scene, by_nixl
 from agent_harness.waiting import until
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import (
@@ -21,8 +21,9 @@ from restow.agents.errors import (
     TransportFailedError,
 )
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.lane import Read
+from restow.agents.reading.nixl_reads import NixlReads
 from restow.agents.reading.reader import LARGE_BYTES, SHARE_BYTES, Reader
+from restow.agents.reading.transport import Read
 
 LONG_S = 1000.0
 
@@ -234,12 +235,14 @@ async def test_a_post_that_waited_beyond_its_deadline_is_not_made(copying: Scene
 
 async def test_a_lane_that_can_not_be_opened_is_done_without() -> None:
     scene = Scene(threads=2, copies=True)
-    opened = [scene.lanes[0]]
+    unopened = [by_nixl(scene.lanes[0])]
 
-    def refuse() -> object:
-        raise TransportFailedError("no more")
+    def open_lane() -> list[NixlReads]:
+        if not unopened:
+            raise TransportFailedError("no more")
+        return [unopened.pop()]
 
-    scene.reader = Reader(lambda: opened.pop() if opened else refuse(), threads=2)  # type: ignore[arg-type,return-value]
+    scene.reader = Reader(open_lane, threads=2)
     scene.reader.add_peer("a", b"metadata")
     for _ in range(3):
         await scene.reader.read([large()], float("inf"))

@@ -13,7 +13,8 @@ from agent_harness.processes import READY, child
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.nixl_transport import Flight, NixlTransport
+from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.reading.transport import Flight
 
 SIZE_BYTES = 1 << 20
 PIECE_BYTES = 1000  # not a power of two, so that pieces begin anywhere

@@ -35,9 +35,12 @@ from restow.agents.memory.regions import (
 )
 from restow.agents.reading.host_memory import HostMark, HostRanges
 from restow.agents.reading.interfaces import InterfaceWatch
+from restow.agents.reading.nixl_reads import NixlReads
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.reader import Reader
+from restow.agents.reading.same_host import SameHost
 from restow.agents.reading.ticker import Ticker
+from restow.agents.reading.transport import Transport
 from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
@@ -96,10 +99,9 @@ class AsyncAgent:
         self._serving = self._open_transport(self._gather)
         self._mark = HostMark(self._serving.name) if self._settings.host_reads else None
         self._reader = Reader(
-            lambda: self._open_transport(self._scatter),
+            self._open_lane,
             self._settings.quarantine_s,
             threads=self._settings.read_threads,
-            own=HostRanges.of(self._registered(self._scatter)) if self._mark else None,
         )
         self._copier = Copier()
         self._executor = Executor(
@@ -220,6 +222,13 @@ class AsyncAgent:
         for registered in self._registered(staging):
             transport.register(*registered)
         return transport
+
+    def _open_lane(self) -> list[Transport]:
+        """The ways to read from peers, the preferred one first."""
+        nixl = NixlReads(self._open_transport(self._scatter))
+        if self._mark is None:
+            return [nixl]
+        return [SameHost(HostRanges.of(self._registered(self._scatter))), nixl]
 
     def _registered(self, staging: Staging) -> list[tuple[int, int, Place]]:
         """Address, bytes and place of what is read, or read into."""

@@ -37,8 +37,9 @@ from restow.agents.memory.staging_pool import Run, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying, measure_reading
 from restow.agents.probing.transport_name import TransportName, find_transport
 from restow.agents.probing.transport_probe import OneRead
-from restow.agents.reading.lane import Read, late
+from restow.agents.reading.lane import late
 from restow.agents.reading.reader import Reader
+from restow.agents.reading.transport import Read
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts, ReadCosts
@@ -187,9 +188,8 @@ class Executor:
             PROBE_S,
         )
         found = await asyncio.to_thread(find_transport, one, peer.metadata)
-        if self._reader.reads_itself(peer.agent_name):
-            return found._replace(method=f"{found.method}, pieces by process_vm_readv")
-        return found
+        words = self._reader.words(peer.agent_name)
+        return found._replace(method=f"{found.method}, {words}") if words else found
 
     async def execute(self, order: ExecuteOrder) -> ReadReport:
         """Fill own pages from the sources, or zero the snapshots that a failed order would fill.

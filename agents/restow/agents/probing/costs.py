@@ -21,8 +21,8 @@ from restow.agents.binding.pieces import Copies, Descriptors, Grid
 from restow.agents.copying.prepared_copies import run_copies
 from restow.agents.errors import StagingExhaustedError
 from restow.agents.memory.regions import HOST, Place, address_of
-from restow.agents.reading.lane import Read
 from restow.agents.reading.reader import Reader
+from restow.agents.reading.transport import Read
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts, ReadCosts

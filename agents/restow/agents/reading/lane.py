@@ -1,65 +1,42 @@
-"""A lane: one NIXL agent that only reads, for one thread at a time."""
+"""A lane: one transport of each kind, which only reads, for one thread at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import (
     AgentClosedError,
     AgentError,
     PeerLostError,
     ReadDeadlineError,
+    ReadFailedError,
     ReadNotBegunError,
 )
-from restow.agents.memory.regions import Place
-from restow.agents.reading.nixl_transport import Flight, NixlTransport
-from restow.agents.reading.same_host import HostPeer
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Read:
-    """Pieces to read from one peer, all from one place to one place."""
-
-    peer: str
-    descriptors: Descriptors
-    src: Place
-    dst: Place
-
-
-class Known(NamedTuple):
-    """How a peer is read."""
-
-    metadata: bytes
-    """By NIXL."""
-    host_peer: HostPeer | None = None
-    """By this process itself, if it can."""
+from restow.agents.reading.transport import Flight, Known, Read, Transport
 
 
 class Lane:
-    """A NIXL agent that reads, and what flies on it.
+    """Transports that read, and what flies on them.
 
     `post` may be called on any thread and may take as long as the bytes need. Everything else
     belongs to the event loop, and does nothing (``busy``) while another thread posts.
     """
 
-    def __init__(self, transport: NixlTransport) -> None:
-        """Nothing flies yet."""
+    def __init__(self, transports: Sequence[Transport]) -> None:
+        """Nothing flies yet. The last of ``transports`` takes what no other does."""
         self.readers = 0
         """Calls of `Reader.read` that have not given up on the lane."""
         self.retired = False
         self.closed = asyncio.Event()
         self._closing = False
-        self._transport = transport
+        self._transports = transports
         self._lock = threading.Lock()
-        self._flying: set[Flight] = set()
+        self._flying: dict[Flight, Transport] = {}
         """Reads that may still write, those that were given up too."""
-        self._broken: set[str] = set()
-        """Peers whose connection broke: to be added anew."""
+        self._broken: set[tuple[Transport, str]] = set()
+        """Peers whose connection broke: to be prepared anew."""
         self._leaving: set[str] = set()
         """Peers to forget as soon as no read of theirs may still write."""
 
@@ -76,7 +53,6 @@ class Lane:
         Raises `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError` and
         `AgentClosedError`.
         """
-        peer, host_peer = read.peer, known.host_peer
 
         def check() -> None:
             if self._closing:
@@ -89,21 +65,37 @@ class Lane:
                 raise not_begun()
             check()
             self._tidy()
-            if host_peer is not None and host_peer.gains(read.descriptors, read.src, read.dst):
-                host_peer.read(read.descriptors, check)
-                return Flight(peer, None, True)
-            self._leaving.discard(peer)
-            if peer in self._broken and not self._flies_from(peer):
-                self._transport.forget_peer(peer)
-                self._broken.discard(peer)
+            self._leaving.discard(read.peer)
+            transport = self._prepared(read, known)
             try:
-                self._transport.add_peer(peer, known.metadata)
-                flight = self._transport.read(peer, read.descriptors, read.src, read.dst)
+                flight = transport.post(read, check)
             except PeerLostError:
-                self._broken.add(peer)
+                self._broken.add((transport, read.peer))
                 raise
-            self._flying.add(flight)
+            self._flying[flight] = transport
             return flight
+
+    def _prepared(self, read: Read, known: Known) -> Transport:
+        """The transport for a read, which knows the peer. Raises `PeerLostError`."""
+        for transport in self._transports:
+            broken = transport, read.peer
+            if broken in self._broken and not self._flies_from(read.peer):
+                transport.forget(read.peer)
+                self._broken.discard(broken)
+            try:
+                transport.prepare(read.peer, known)
+            except PeerLostError:
+                self._broken.add(broken)
+                raise
+            if transport.takes(read):
+                return transport
+        raise ReadFailedError(f"no transport takes a read from {read.peer}", agent=read.peer)
+
+    def words(self, peer: str, known: Known) -> str:
+        """What to say of how a peer is read, beside NIXL's transport. Connects to nobody."""
+        for transport in self._transports[:-1]:
+            transport.prepare(peer, known)
+        return ", ".join(filter(None, (one.words(peer) for one in self._transports)))
 
     def has_ended(self, flight: Flight) -> bool:
         """Whether a read will write no more; what it held is then free.
@@ -112,27 +104,33 @@ class Lane:
         """
         if not self._lock.acquire(blocking=False):
             return False
+        transport = self._flying.get(flight)
         try:
-            if not self.closed.is_set() and not self._transport.poll(flight):
+            if transport is None:
+                return True
+            if not self.closed.is_set() and not transport.poll(flight):
                 return False
             self._drop(flight)
             return True
         except AgentError:
-            self._broken.add(flight.peer)
+            if transport is not None:
+                self._broken.add((transport, flight.peer))
             self._drop(flight)
             raise
         finally:
             self._lock.release()
 
     def _drop(self, flight: Flight) -> None:
-        self._transport.release(flight)
-        self._flying.discard(flight)
+        transport = self._flying.pop(flight, None)
+        if transport is not None:
+            transport.release(flight)
 
     def progress(self) -> None:
         """Let connections be made and broken."""
         if self._lock.acquire(blocking=False):
             try:
-                self._transport.progress()
+                for transport in self._transports:
+                    transport.progress()
                 self._tidy()
             finally:
                 self._lock.release()
@@ -152,10 +150,10 @@ class Lane:
         with self._lock:
             if self.closed.is_set():
                 return
-            for flight in self._flying:
-                self._transport.release(flight)
-            self._flying.clear()
-            self._transport.close()
+            for flight in list(self._flying):
+                self._drop(flight)
+            for transport in self._transports:
+                transport.close()
             self.closed.set()
 
     def _flies_from(self, peer: str) -> bool:
@@ -164,8 +162,9 @@ class Lane:
     def _tidy(self) -> None:
         if self._leaving and not self.closed.is_set():
             for peer in [peer for peer in self._leaving if not self._flies_from(peer)]:
-                self._transport.forget_peer(peer)
-                self._broken.discard(peer)
+                for transport in self._transports:
+                    transport.forget(peer)
+                    self._broken.discard((transport, peer))
                 self._leaving.discard(peer)
 
 

@@ -19,6 +19,7 @@ from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory.device import bind_thread
 from restow.agents.memory.regions import MemoryKind, Place
+from restow.agents.reading.transport import Flight
 
 # UCX reads these when it is loaded. With them a silent partition ends a read after about 5 s, and
 # holds no thread that connects; without them after minutes, in which such a thread stands still.
@@ -56,15 +57,6 @@ class TransportSettings:
 
     progress_thread: bool = False
     """Let NIXL spin on a core of its own; for reads over software transports at any price."""
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A read that was posted. ``done`` once every byte is in place."""
-
-    peer: str
-    handle: Any
-    done: bool
 
 
 class NixlTransport:

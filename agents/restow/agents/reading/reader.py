@@ -7,7 +7,7 @@ its peer removed; only the end of the NIXL agent stops it. Hence
 
 A read that failed is first given ``quarantine_s`` to end by itself. If it does not (a peer that is
 stopped, not dead), the lane that it flew on is retired: it takes no new reads, and when its other
-reads have ended, its NIXL agent is closed. New reads get a new lane meanwhile. Nobody reads from a
+reads have ended, its transports are closed. New reads get a new lane meanwhile. Nobody reads from a
 lane, so that closing one is nobody else's business.
 
 Between processes of one host the thread that posts a read copies all of it, by NIXL (CMA) or by
@@ -18,7 +18,6 @@ to be read so are shared out over several lanes, while there are cores for them 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,14 +29,12 @@ from restow.agents.errors import (
     AgentClosedError,
     AgentError,
     PeerLostError,
-    ReadFailedError,
     ReadNotBegunError,
 )
-from restow.agents.reading.host_memory import HostMemory, HostRanges
-from restow.agents.reading.lane import Known, Lane, Read, late, not_begun
-from restow.agents.reading.nixl_transport import Flight, NixlTransport
-from restow.agents.reading.same_host import HostPeer
+from restow.agents.reading.host_memory import HostMemory
+from restow.agents.reading.lane import Lane, late, not_begun
 from restow.agents.reading.spreading import Spreading
+from restow.agents.reading.transport import Flight, Known, Read, Transport
 
 SPIN_S = 0.002
 POLL_S = 0.001
@@ -54,26 +51,23 @@ class Reader:
 
     def __init__(
         self,
-        open_transport: Callable[[], NixlTransport],
+        open_transports: Callable[[], Sequence[Transport]],
         quarantine_s: float = 6.0,
         clock: Callable[[], float] = time.monotonic,
         threads: int = 1,
-        own: HostRanges | None = None,
     ) -> None:
         """Open the first lane; others, up to ``threads``, when they can help.
 
-        ``open_transport`` registers what reads may land in; it is called on other threads too.
-        ``own`` is the host memory among that; None: all is read by NIXL.
+        ``open_transports`` opens those of a lane, as `Lane` wants them; on other threads too.
         """
-        self._open_transport = open_transport
+        self._open_transports = open_transports
         self._quarantine_s = quarantine_s
         self._clock = clock
         self._width = threads
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="restow-read")
-        self._own = own
         self._known: dict[str, Known] = {}
-        self._lanes = [Lane(open_transport())]
-        self._opening: Future[NixlTransport] | None = None
+        self._lanes = [Lane(open_transports())]
+        self._opening: Future[Sequence[Transport]] | None = None
         self._retired: list[Lane] = []
         self._copied: set[str] = set()
         """Peers whose bytes are copied by the thread that posts."""
@@ -92,17 +86,13 @@ class Reader:
         return len(self._lanes)
 
     def add_peer(self, peer: str, metadata: bytes, host_memory: HostMemory | None = None) -> None:
-        """Know a peer; it is connected by its first read by NIXL."""
-        host_peer = None
-        if host_memory is not None and self._own is not None:
-            with contextlib.suppress(PeerLostError, ReadFailedError):
-                host_peer = HostPeer(peer, host_memory, self._own)
-        self._known[peer] = Known(metadata, host_peer)
+        """Know a peer; what has to connect does so with its first read."""
+        self._known[peer] = Known(metadata, host_memory)
 
-    def reads_itself(self, peer: str) -> bool:
-        """Whether pieces of the peer's memory are read without NIXL."""
+    def words(self, peer: str) -> str:
+        """What to say of how a peer is read, beside NIXL's transport; "": nothing."""
         known = self._known.get(peer)
-        return known is not None and known.host_peer is not None
+        return self._lanes[0].words(peer, known) if known is not None and self._lanes else ""
 
     def forget_peer(self, peer: str) -> None:
         """A peer is gone: its reads in flight fail, new ones are refused. May be repeated."""
@@ -143,7 +133,8 @@ class Reader:
             lane.close()
         self._threads.shutdown()
         if self._opening is not None and self._opening.exception() is None:
-            self._opening.result().close()
+            for transport in self._opening.result():
+                transport.close()
         self._opening = None
         self._lanes.clear()
         self._retired.clear()
@@ -156,7 +147,7 @@ class Reader:
             raise AgentClosedError("the agent is closed")
         self._take_opened()
         if not self._lanes:
-            self._lanes.append(Lane(self._open_transport()))
+            self._lanes.append(Lane(self._open_transports()))
         count = 1
         most = min(most, len(self._lanes))
         if most > 1 and all(read.peer in self._copied for read in reads):
@@ -186,7 +177,7 @@ class Reader:
         if flight.done and self._width > 1 and read.peer in self._known:
             self._copied.add(read.peer)
             if len(self._lanes) < self._width and self._opening is None and not self._closed:
-                self._opening = self._threads.submit(self._open_transport)
+                self._opening = self._threads.submit(self._open_transports)
 
     def _retire(self, lane: Lane, peers: set[str]) -> None:
         if not lane.retired:

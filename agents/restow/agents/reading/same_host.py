@@ -11,6 +11,7 @@ returns or raises, nothing lands any more.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -20,8 +21,9 @@ import numpy as np
 
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError
-from restow.agents.memory.regions import MemoryKind, Place
+from restow.agents.memory.regions import MemoryKind
 from restow.agents.reading.host_memory import HostMemory, HostRanges
+from restow.agents.reading.transport import Flight, Known, Read
 
 CALL_PIECES = 1024
 """What the kernel takes at most (UIO_MAXIOV)."""
@@ -73,11 +75,6 @@ class HostPeer:
             raise PeerLostError(f"agent {agent_name} shows another's memory", agent=agent_name)
         nothing = np.empty(0, np.int64)
         self.read(Descriptors(nothing, nothing, nothing), lambda: None)
-
-    @staticmethod
-    def gains(descriptors: Descriptors, src: Place, dst: Place) -> bool:
-        """Whether such a read is faster than NIXL's."""
-        return len(descriptors.length_bytes) > 1 and src.kind is dst.kind is MemoryKind.HOST
 
     def read(self, descriptors: Descriptors, check: Callable[[], None]) -> None:
         """Read all pieces. Blocks; others of this process run meanwhile.
@@ -137,6 +134,60 @@ class HostPeer:
             f"the memory of agent {self._name}, process {self._memory.pid}, is not read: {why}",
             agent=self._name,
         )
+
+
+class SameHost:
+    """A `Transport` for many pieces of host memory of processes on this host."""
+
+    def __init__(self, own: HostRanges) -> None:
+        """``own`` is what may be read into."""
+        self._own = own
+        self._peers: dict[str, HostPeer | None] = {}
+        """None: it can't be read so."""
+
+    def prepare(self, peer: str, known: Known) -> None:
+        """Look for the peer's mark, once."""
+        if peer in self._peers:
+            return
+        self._peers[peer] = None
+        if known.host_memory is not None:
+            with contextlib.suppress(PeerLostError, ReadFailedError):
+                self._peers[peer] = HostPeer(peer, known.host_memory, self._own)
+
+    def takes(self, read: Read) -> bool:
+        """Whether such a read is faster than NIXL's."""
+        several = len(read.descriptors.length_bytes) > 1
+        of_hosts = read.src.kind is read.dst.kind is MemoryKind.HOST
+        return several and of_hosts and self._peers.get(read.peer) is not None
+
+    def post(self, read: Read, check: Callable[[], None]) -> Flight:
+        """Read all of it."""
+        peer = self._peers[read.peer]
+        if peer is None:
+            raise PeerLostError(f"agent {read.peer} shows no memory here", agent=read.peer)
+        peer.read(read.descriptors, check)
+        return Flight(read.peer, None, True)
+
+    def poll(self, flight: Flight) -> bool:
+        """True: it was read when it was posted."""
+        return flight.done
+
+    def release(self, flight: Flight) -> None:
+        """Nothing is kept."""
+
+    def forget(self, peer: str) -> None:
+        """Drop what it showed."""
+        self._peers.pop(peer, None)
+
+    def progress(self) -> None:
+        """There is no connection."""
+
+    def close(self) -> None:
+        """Nothing flies."""
+
+    def words(self, peer: str) -> str:
+        """That pieces are read so."""
+        return "pieces by process_vm_readv" if self._peers.get(peer) is not None else ""
 
 
 def _joined(entries: np.ndarray) -> np.ndarray:
