@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.draw.sizes import size_text
+from restow.broker.cli.handoff_columns import NUMBERS, handoff_row
+from restow.broker.draw.quantities import duration_text, size_text
 
 WIDE = 120
 SHORT = 12
@@ -38,22 +39,6 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def _state(state: str) -> Text:
     return Text(state, style=COLORS.get(state, "cyan"))
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds as people read them.
-
-    >>> duration_text(0.0421), duration_text(75), duration_text(7300)
-    ('42 ms', '1 min 15 s', '2 h 1 min')
-    """
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def show_status(status: dict[str, Any]) -> None:
@@ -90,16 +75,12 @@ def show_leases(value: dict[str, Any]) -> None:
     if not value["leases"]:
         console.print("No lease.")
         return
-    table = _table("handoff", "from", "lease", "state", "waits for", right=("lease",))
+    columns = ["handoff", "from", "lease", "state", "waits for"]
+    table = _table(*columns, right=NUMBERS)
     table.columns[4].no_wrap, table.columns[4].overflow = False, "fold"
     for one in value["leases"]:
-        table.add_row(
-            one["handoff_id"],
-            one["source_engine"] or "-",
-            duration_text(max(0.0, one["lease_s"])),
-            _state(one["state"]),
-            one["waits_for"] or "",
-        )
+        handoff, source, lease, state, waits_for = handoff_row(one, columns)
+        table.add_row(handoff, source, lease, _state(state), waits_for)
     console.print(table)
     if value["left_out"]:
         console.print(f"... and {value['left_out']} more: raise --limit")
@@ -192,35 +173,22 @@ def show_agents(agents: Sequence[dict[str, Any]]) -> None:
     console.print(table)
 
 
-def _handoff_row(one: dict[str, Any]) -> list[str]:
-    return [
-        one["handoff_id"],
-        one["state"],
-        one["source_engine"] or "-",
-        one["destination_engine"] or "-",
-        str(one["position_tokens"] or "-"),
-        size_text(one["bytes"]),
-        duration_text(one["age_s"]),
-        one["reason"] or "",
-        one["detail"] or "",
-    ]
-
-
 def handoffs_table(value: dict[str, Any], width: int) -> RenderableType:
     """The table of ``restow handoffs`` for a terminal of ``width`` columns."""
     if not value["handoffs"]:
         return Text("No handoff.")
     columns = ["handoff", "state", "from", "to", "tokens", "read", "age", "reason"]
-    if width >= WIDE:
-        columns.append("detail")
-    rows = [_handoff_row(one)[: len(columns)] for one in value["handoffs"]]
-    table = _table(*columns, right=("tokens", "read", "age"))
+    rows = [handoff_row(one, columns) for one in value["handoffs"]]
     # Ids may be long: what is left of the width is theirs, so that no column is pushed out.
     others = sum(
         max(len(name), *(len(row[index]) for row in rows)) + GAP
         for index, name in enumerate(columns)
-        if 0 < index < 8
+        if index
     )
+    if width >= WIDE:
+        columns.append("detail")
+        rows = [handoff_row(one, columns) for one in value["handoffs"]]
+    table = _table(*columns, right=NUMBERS)
     table.columns[0].max_width = max(12, width - others - GAP)
     for row in rows:
         table.add_row(row[0], _state(row[1]), *row[2:])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from restow.broker.cli.admin_json import ENDS
-from restow.broker.cli.admin_view import duration_text
-from restow.broker.draw.sizes import size_text
+from restow.broker.cli.handoff_columns import handoff_row
+from restow.broker.draw.quantities import duration_text, size_text
 
 HANDOFF_COLUMNS = ("handoff", "state", "from", "to", "tokens", "age", "lease", "waits for")
 PAIR_COLUMNS = ("from", "to", "done", "median", "slowest", "each second")
@@ -65,19 +65,7 @@ def _same_life(before: Look, now: Look) -> bool:
 
 def handoff_rows(look: Look) -> list[tuple[str, ...]]:
     """A row of `HANDOFF_COLUMNS` for each that is under way, the oldest first."""
-    return [
-        (
-            one["handoff_id"],
-            one["state"],
-            one["source_engine"] or "-",
-            one["destination_engine"] or "-",
-            str(one["position_tokens"] or "-"),
-            duration_text(one["age_s"]),
-            "-" if one["lease_s"] is None else duration_text(max(0.0, one["lease_s"])),
-            one["waits_for"] or "",
-        )
-        for one in look.live
-    ]
+    return [tuple(handoff_row(one, HANDOFF_COLUMNS)) for one in look.live]
 
 
 def pair_rows(look: Look) -> list[tuple[str, ...]]:

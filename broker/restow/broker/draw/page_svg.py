@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from restow.broker.draw.page_map import Cell, Content
 from restow.broker.draw.picture import Panel
 from restow.broker.draw.pieces import Per
+from restow.broker.draw.quantities import size_text
 from restow.broker.draw.scale import LABEL_HEIGHT, Card, Part, Scales, Slot
-from restow.broker.draw.sizes import size_text
 from restow.broker.draw.svg import TIMES, fitted, points, tag, text, words
 from restow.broker.layout import Box
 
