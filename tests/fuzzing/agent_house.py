@@ -213,7 +213,7 @@ class AgentHouse:
         with (
             patch.object(Hasher, "_digest", digest_checked),
             patch("restow.agents.copying.copier.prepared_copies", prepare_checked),
-            patch("restow.agents.prepared_copies.prepared_copies.run_copies", fill_checked),
+            patch("restow.agents.copying.prepared_copies.run_copies", fill_checked),
             patch("restow.agents.copying.copier.run_projections", project_checked),
         ):
             try:
