@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from hypothesis import HealthCheck, Phase, settings
 
@@ -24,3 +25,12 @@ def tried(examples: int, steps: int = 30) -> settings:
             HealthCheck.filter_too_much,
         ],
     )
+
+
+def reaches(say: Callable[[], None], what: Callable[[], int]) -> int:
+    """Say it again where chance alone has missed `what`, five times at most, and return `what`."""
+    for _ in range(5):
+        say()
+        if what():
+            break
+    return what()
