@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.fakes import D_BLOCKS, broker, pair
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, pair
 from restow.agents.engines.vllm.failure_reasons import (
     FailureReasons,
     Fate,
@@ -243,6 +243,10 @@ async def test_a_real_broker_is_asked() -> None:
         for name in ("twice", "early"):
             with pytest.raises(BrokerCallError):
                 await both.d.request(name, {"attention": [21, 22, 23], "state": [24]})
+        both.p.publish("elsewhere", P_BLOCKS, POSITION)
+        for agent in both.p_agents:
+            await agent.fence("elsewhere")
+        await both.d.request("elsewhere", D_BLOCKS, position_tokens=POSITION - 1)
 
         async def ask(handoff_id: str) -> Fate | None:
             settings = ConnectorSettings(broker=running.address)
@@ -250,11 +254,15 @@ async def test_a_real_broker_is_asked() -> None:
 
         fate, well, unknown = await ask("left"), await ask("well"), await ask("nowhere")
         twice = [await ask("twice"), await ask("early")]
+        elsewhere = await ask("elsewhere")
     assert fate is not None
     assert unknown is not None
     for one, state in zip(twice, ("DONE", "CANCELLED"), strict=True):
         assert one is not None
         assert (one.state, one.reason) == (state, "HANDOFF_CONFLICT")
+    assert elsewhere is not None
+    assert (elsewhere.state, elsewhere.reason) == ("READY", "POSITION_MISMATCH")
+    assert elsewhere.detail.startswith("P's state stands at ")
     assert (fate.state, fate.reason) == ("CANCELLED", "CANCELLED")
     assert "the client left" in fate.detail
     assert well is None

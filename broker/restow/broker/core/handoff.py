@@ -111,6 +111,10 @@ class Handoff:
         if len(self.timeline) > MAX_TIMELINE:
             del self.timeline[MAX_TIMELINE // 2]
 
+    def note_refused(self, now_s: float, engine: EngineRecord, reason: str, words: str) -> None:
+        """Put on the timeline that one side's word was refused, and why."""
+        self.note(now_s, "refused", (reason, engine.key.engine_id, words))
+
     @property
     def granted(self) -> bool:
         """Whether ranks may be reading."""

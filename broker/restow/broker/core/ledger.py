@@ -165,7 +165,7 @@ class Ledger:
             destination.handoffs.discard(handoff.number)
         self._leave_flow(handoff, now_s)
         self.statistics.refuse(failure.reason)
-        handoff.note(now_s, failure.reason.lower(), failure.detail)
+        handoff.note_refused(now_s, destination, failure.reason, failure.detail)
         told_d = TellEnded(
             destination.key,
             handoff.handoff_id,

@@ -109,8 +109,7 @@ class Hub:
         known = ledger.look_up(engine, handoff_id)
         # Those who have no part in it can't write into it.
         if known is not None and engine in (known.source, known.destination):
-            words = (error.reason, engine.key.engine_id, cut(error.message))
-            known.note(self.now_s(), "refused", words)
+            known.note_refused(self.now_s(), engine, error.reason, cut(error.message))
 
     def watch_ends(self, watcher: Callable[[Handoff], None] | None) -> None:
         """Show each handoff that ends to ``watcher``, on the loop; None: to nobody any more."""

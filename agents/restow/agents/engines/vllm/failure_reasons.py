@@ -63,9 +63,9 @@ def ask_broker(settings: ConnectorSettings, handoff_id: str) -> Fate | None:
         return None
     state = broker_pb2.HandoffState.Name(found.state).removeprefix("HANDOFF_STATE_")
     if refused and (not found.reason or told.timeline[-1].event == "refused"):
-        # Another request had it, and this one was refused.
-        reason, _, words = refused[-1].detail.partition(" ")
-        return Fate(handoff_id, state, reason, words)
+        # This request was refused: another had the handoff, or what P has does not fit it.
+        reason_and_engine, _, words = refused[-1].detail.partition(": ")
+        return Fate(handoff_id, state, reason_and_engine.partition(" ")[0], words)
     return Fate(handoff_id, state, found.reason, found.detail)
 
 
