@@ -279,13 +279,16 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     # As it is, so many are not under way that the queue of one agent could be full.
     monkeypatch.setattr(flow, "LEAST_SMALL_READS", 1 << 20)
     async with broker(max_queue=512) as running, pair(running.address, 1, 1) as both:
-        lost = called(running.hub.directory.members, "break_off", monkeypatch)
+        members = running.hub.directory.members
+        lost = called(members, "break_off", monkeypatch)
+        admitted = called(members, "admit", monkeypatch)
         await both.d_agents[0].drop()
         await lost.get()
         slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()
         for region in both.d_agents[0].hello.regions:
             region.page_count = 4096
         await slow.write(agent_batch(hello=both.d_agents[0].hello))
+        await admitted.get()
         blocks = {"attention": range(4096), "state": [14]}
         published: list[asyncio.Future[HandoffEnded]] = []
         while lost.empty():
@@ -297,6 +300,7 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         slow.cancel()
         for index in range(len(published)):  # or all of them would be granted anew
             both.d.cancel(f"h{index}")
+            both.p.cancel(f"h{index}")
         await asyncio.gather(*published)
         await both.d_agents[0].connect()
         await both.hand_over("next")
