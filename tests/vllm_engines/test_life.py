@@ -78,12 +78,18 @@ async def test_parameters_that_are_no_use_are_an_error_on_both_sides(
 async def test_a_prompt_of_another_length_is_an_error(
     pair: Pair, prompts: tuple[Prompt, ...]
 ) -> None:
-    """The state stands elsewhere than D goes on from: such an answer would look right."""
+    """The state stands elsewhere than D goes on from: such an answer would look right.
+
+    It is still there for whoever asks with the right prompt.
+    """
     ids = list(prompts[0].token_ids)
+    alone = await pair.decode.ask(ids[:-4], 6)
     given = await pair.prefill.ask(ids[:-4], 1, {"do_remote_decode": True})
     answer = await pair.decode.ask(ids, 6, given.params)
     assert answer.finish == "error" or answer.error
     assert answer.tokens == ()
+    answer = await pair.decode.ask(ids[:-4], 6, given.params)
+    assert answer.tokens == alone.tokens != ()
 
 
 async def test_d_that_is_aborted_while_it_waits_frees_p(
