@@ -52,7 +52,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Kind, Layout, check_layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.interleave import chunk_bytes
+from restow.broker.planner.chunk import chunk_bytes
 from restow.broker.planner.program import Column, SpanColumn
 
 TP_SIZES = (1, 2, 3, 4, 8)

@@ -55,6 +55,7 @@ def test_a_source_root_is_no_package(root: str) -> None:
     "package",
     [
         "restow.broker.planner",
+        "restow.broker.planner.ways",
         "restow.broker.draw",
         "restow.broker.layout",
         "restow.broker.core",

@@ -17,10 +17,11 @@ from restow.agents.binding import addresses, copies, reads
 from restow.agents.binding.copies import Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
-from restow.broker.planner import Move, Place, Plan, Strategy, interleave, make_plan, plan, table
+from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
 from restow.broker.planner import compile as compiling
-from restow.broker.planner import spans as planner_spans
 from restow.broker.planner.program import Column, GroupPair, SpanColumn
+from restow.broker.planner.ways import interleave
+from restow.broker.planner.ways import spans as planner_spans
 
 SLICES, WHOLE, PACK = Strategy.SLICES, Strategy.WHOLE, Strategy.PACK
 INTERLEAVE = Strategy.INTERLEAVE

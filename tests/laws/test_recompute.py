@@ -16,8 +16,9 @@ from laws.rounds import tried
 from laws.strategies import Case
 from laws.test_laws_bite import bites, change_function
 from restow.agents.copying import projecting
-from restow.broker.planner import recompute
+from restow.broker.planner import compile as compiling
 from restow.broker.planner.program import ProjectColumn
+from restow.broker.planner.ways import products, recompute
 
 
 @tried("recompute")
@@ -34,7 +35,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
         change(rows)
         return rows
 
-    change_function(monkeypatch, recompute, "_rows", further)
+    change_function(monkeypatch, recompute, "product_rows", further)
 
 
 def test_weights_of_the_next_channel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +95,11 @@ def test_a_hidden_number_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_channels_joined_that_do_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "_OFFSETS", [ProjectColumn.WEIGHT_OFFSET_BYTES] * 2)
-    monkeypatch.setattr(recompute, "_STRIDES", [ProjectColumn.WEIGHT_STRIDE_BYTES] * 2)
+    monkeypatch.setattr(products, "_OFFSETS", [ProjectColumn.WEIGHT_OFFSET_BYTES] * 2)
+    monkeypatch.setattr(products, "_STRIDES", [ProjectColumn.WEIGHT_STRIDE_BYTES] * 2)
     bites(check_recompute, rebuilding_cases())
 
 
 def test_windows_that_are_sent_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute.Rebuilt, "without", lambda self, moves: moves)
+    monkeypatch.setattr(compiling, "_unspared", lambda moves, spared: moves)
     bites(check_recompute, rebuilding_cases())

@@ -18,7 +18,7 @@ from restow.agents.binding.spans import SpanReads, StagedSpans
 from restow.agents.copying import projecting
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.interleave import INTERLEAVED_TO, chunk_bytes
+from restow.broker.planner.chunk import INTERLEAVED_TO, chunk_bytes
 from restow.broker.planner.program import Column, SpanColumn
 
 ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4])

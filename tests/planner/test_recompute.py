@@ -27,6 +27,7 @@ from restow.broker.planner import CostModel, Strategy, compile_programs, make_pl
 from restow.broker.planner.compile import draft_programs
 from restow.broker.planner.estimate import Cost
 from restow.broker.planner.program import ProjectColumn, SpanColumn
+from restow.broker.planner.ways.recompute import Rebuilt
 
 BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
 NANO = Mamba2Spec(0, 64, 64, 128, 8, 4, BF16, F32, Mixer(2688, BF16))
@@ -187,7 +188,7 @@ def test_weights_are_weighed_once_a_rank() -> None:
     plan = make_plan(P, D)
     (draft,) = draft_programs(plan, Strategy.RECOMPUTE)[1]
     weights = 2 * (64 * 64 + 2 * 8 * 128) * 2688 * 2
-    assert draft.rebuilt.weight_bytes == weights
+    assert Rebuilt.among(draft.shares).weight_bytes == weights
     (lines,) = explain(plan, Strategy.RECOMPUTE)
     (free,) = explain(plan, Strategy.RECOMPUTE, costs=CostModel(seconds_per_weight_byte=0.0))
     expected = weights * CostModel().seconds_per_weight_byte

@@ -1,6 +1,6 @@
 """Bind rows of snapshots that go through a chunk: from pages into it, and out of it to pages.
 
-A chunk lies at the beginning of a staged run; rows say where in it (`planner.interleave`).
+A chunk lies at the beginning of a staged run; rows say where in it (`planner.ways.interleave`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from restow.agents.memory.regions import Place
 from restow.agents.memory.staging_pool import ALIGN_BYTES
 from restow.agents.reading.transport import Read
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.interleave import chunk_bytes
+from restow.broker.planner.chunk import chunk_bytes
 from restow.broker.planner.program import Column, Program
 
 

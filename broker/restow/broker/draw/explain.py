@@ -21,9 +21,9 @@ from restow.broker.planner.estimate import Cost, estimate
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.recompute import InputRead, Rebuilt
-from restow.broker.planner.strategy import WAYS, Strategy
+from restow.broker.planner.strategy import STRATEGIES, Strategy
 from restow.broker.planner.table import ITEM_BYTES, strided
+from restow.broker.planner.ways.recompute import InputRead, Rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def explain(
             else _cost_or_reason(made[index], pairs, tokens, costs)
             for other, made in others.items()
         }
-        cost = estimate(draft, pairs, tokens, costs)
+        cost = estimate(draft.shares, pairs, tokens, costs)
         lines.append(_rank_lines(draft, cost, by_strategy, replicas, entries))
     return tuple(lines)
 
@@ -113,7 +113,7 @@ def _cost_or_reason(
     draft: Draft, pairs: tuple[GroupPair, ...], tokens: int, costs: CostModel
 ) -> Cost | str:
     try:
-        return estimate(draft, pairs, tokens, costs)
+        return estimate(draft.shares, pairs, tokens, costs)
     except TooManyPiecesError as error:
         return error.message
 
@@ -125,33 +125,33 @@ def _rank_lines(
     replicas: dict[str, dict[Box, tuple[int, ...]]],
     entries: dict[str, int],
 ) -> RankLines:
-    moves = draft.moves
+    moves, rebuilt = draft.moves, Rebuilt.among(draft.shares)
     bytes_from: Counter[int] = Counter()
     classes: dict[int, dict[str, None]] = defaultdict(dict)
     for move in moves:
         bytes_from[move.src_rank] += move.bytes
         classes[move.src_rank][field_class(move.field)] = None
-    for one in draft.rebuilt.inputs:
+    for one in rebuilt.inputs:
         bytes_from[one.src_rank] += one.bytes
         classes[one.src_rank][field_class(one.shard.field)] = None
     ways = _ways(draft)
     by_class: dict[str, list[str]] = defaultdict(list)
     for move, way in zip(moves, ways, strict=True):
         by_class[field_class(move.field)].append(way)
-    for name in draft.rebuilt.names:
+    for name in rebuilt.names:
         by_class[field_class(name)].append(Strategy.RECOMPUTE.value)
     return RankLines(
         dst_rank=draft.dst_rank,
         bytes=sum(bytes_from.values()),
         bytes_at_tokens=sum(move.bytes * entries[move.field] for move in moves)
-        + sum(one.bytes for one in draft.rebuilt.inputs),
+        + sum(one.bytes for one in rebuilt.inputs),
         bytes_from=dict(sorted(bytes_from.items())),
         classes_from={src: tuple(found) for src, found in sorted(classes.items())},
         strategy={name: _one_way(found) for name, found in by_class.items()},
         cost=cost,
         cost_by_strategy=by_strategy,
-        fields=_field_lines(draft, ways, replicas) + _input_lines(draft),
-        rebuilt=draft.rebuilt,
+        fields=_field_lines(draft, ways, replicas) + _input_lines(rebuilt),
+        rebuilt=rebuilt,
     )
 
 
@@ -160,7 +160,7 @@ def _ways(draft: Draft) -> list[str]:
     found: list[set[str]] = [set() for _ in draft.moves]
     piece_way = draft.ways[draft.table.piece_row].tolist()
     for index, way in zip(draft.table.piece_move.tolist(), piece_way, strict=True):
-        found[index].add(WAYS[way].value)
+        found[index].add(STRATEGIES[way].value)
     return [_one_way(ways) for ways in found]
 
 
@@ -200,10 +200,10 @@ def _field_lines(
     )
 
 
-def _input_lines(draft: Draft) -> tuple[FieldLine, ...]:
+def _input_lines(rebuilt: Rebuilt) -> tuple[FieldLine, ...]:
     """What is read to rebuild other fields."""
     alike: dict[tuple[Part, ...], list[InputRead]] = defaultdict(list)
-    for one in draft.rebuilt.inputs:
+    for one in rebuilt.inputs:
         part = Part(one.shard.box, one.src_rank, one.replicas, 1, one.bytes, "")
         alike[(part,)].append(one)
     return tuple(

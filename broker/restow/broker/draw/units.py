@@ -11,7 +11,7 @@ from restow.broker.layout import Layout, RankLayout
 from restow.broker.layout.names import field_class, field_layer
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.recompute import InputRead, Rebuilt
+from restow.broker.planner.ways.recompute import InputRead, Rebuilt
 
 One = TypeVar("One")
 

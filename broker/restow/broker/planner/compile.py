@@ -9,20 +9,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from restow.broker.layout import RankLayout
-from restow.broker.layout.rows import Int64s
-from restow.broker.planner.choice import choose_ways, interleaves, snapshots
+from restow.broker.planner.choice import choose_ways
 from restow.broker.planner.clearing import cleared_rows
 from restow.broker.planner.cost_model import CostModel
+from restow.broker.planner.costs import PricedRows
 from restow.broker.planner.draft import Draft
 from restow.broker.planner.estimate import estimate
-from restow.broker.planner.interleave import Chunks, whole_moves
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.program import GroupPair, Program, ProjectColumn, no_rows
-from restow.broker.planner.recompute import Rebuilt, recompute_of
-from restow.broker.planner.spans import Spans
-from restow.broker.planner.strategy import CHOOSING, WAYS, Strategy
-from restow.broker.planner.table import Cutter, Table, split_rows
+from restow.broker.planner.program import GroupPair, Program, no_projections, no_rows, no_spans
+from restow.broker.planner.strategy import Strategy
+from restow.broker.planner.table import Cutter
+from restow.broker.planner.ways import WAYS
+from restow.broker.planner.ways.way import Sent, Share, Spared
 from restow.broker.words import member
 
 
@@ -54,90 +53,75 @@ class _Drafting:
     """Drafts the programs of one plan."""
 
     def __init__(self, plan: Plan, strategy: Strategy, costs: CostModel) -> None:
-        """Prepare. Raises as `recompute_of`."""
+        """Prepare. Raises as `Way.sparing`."""
         self.cutter = Cutter(plan)
         self._strategy, self._costs = strategy, costs
         self._readers = Counter(src for src, _ in {(m.src_rank, m.dst_rank) for m in plan.moves})
         """How many destination ranks read from each source rank."""
-        self._recompute = recompute_of(plan, strategy)
+        found = (way.sparing(plan, strategy) for way in WAYS)
+        self._sparing = [sparing for sparing in found if sparing is not None]
 
     def draft(self, rank: RankLayout, moves: tuple[Move, ...]) -> Draft:
-        """The draft of one rank's program: with what it can rebuild, if that is to be or pays."""
-        if self._recompute is None:
-            return self._draft(rank, moves, Rebuilt())
-        rebuilt = self._recompute.rebuilt(rank, self.cutter)
-        if self._strategy is Strategy.RECOMPUTE:
-            return self._draft(rank, moves, rebuilt)
-        before = self.cutter.pieces
-        sent = self._draft(rank, moves, Rebuilt())
-        sent_s = self._seconds(sent)
-        weights_s = rebuilt.weight_bytes * self._costs.seconds_per_weight_byte
-        if not rebuilt.moves or weights_s >= sent_s:
-            return sent
-        counted, self.cutter.pieces = self.cutter.pieces, before
-        made = self._draft(rank, moves, rebuilt)
-        self.cutter.pieces = counted  # one of the two is dropped
-        return made if self._seconds(made) < sent_s else sent
+        """The draft of one rank's program; moves are spared where that is asked for, or pays."""
+        spared = [sparing(rank, self.cutter) for sparing in self._sparing]
+        if self._strategy is not Strategy.AUTO:
+            return self._draft(rank, moves, spared)
+        before, kept = self.cutter.pieces, list[Spared]()
+        best = self._draft(rank, moves, kept)
+        for one in spared:
+            least_s, counted = self._seconds(best.shares), self.cutter.pieces
+            if not one.moves or self._seconds([one]) >= least_s:
+                continue
+            self.cutter.pieces = before
+            made = self._draft(rank, moves, [*kept, one])
+            self.cutter.pieces = counted  # one of the two is dropped
+            if self._seconds(made.shares) < least_s:
+                best, kept = made, [*kept, one]
+        return best
 
-    def _seconds(self, draft: Draft) -> float:
+    def _seconds(self, shares: Sequence[Share]) -> float:
         costs = self._costs
-        return estimate(draft, self.cutter.pairs, costs.nominal_tokens, costs).seconds
+        return estimate(shares, self.cutter.pairs, costs.nominal_tokens, costs).seconds
 
-    def _draft(self, rank: RankLayout, moves: tuple[Move, ...], rebuilt: Rebuilt) -> Draft:
-        cutter, strategy, costs = self.cutter, self._strategy, self._costs
-        sent = rebuilt.without(moves)
-        table = cutter.table(sent)
-        ways = choose_ways(table.rows, cutter.pairs, strategy, costs)
-        if strategy in CHOOSING:
-            self._interleave_packed(sent, table, ways)
-        mixed = ways[table.piece_row] == WAYS.index(Strategy.INTERLEAVE)
-        through = [sent[index] for index in np.unique(table.piece_move[mixed]).tolist()]
-        whole = table.rows[ways == WAYS.index(Strategy.WHOLE)]
-        gap_bytes = None if strategy is Strategy.WHOLE else costs.gap_bytes
+    def _draft(self, rank: RankLayout, moves: tuple[Move, ...], spared: Sequence[Spared]) -> Draft:
+        cutter, costs = self.cutter, self._costs
+        kept = _unspared(moves, spared)
+        table = cutter.table(kept)
+        priced = PricedRows(table.rows, cutter.pairs, costs.nominal_tokens, costs)
+        sent = Sent(self._strategy, kept, table, priced, cutter, self._readers)
+        ways = choose_ways(sent)
+        shares = (way.share(sent, ways == way.strategy.number) for way in WAYS)
         return Draft(
             rank.rank,
-            sent,
+            kept,
             table,
             ways,
-            Spans.of(whole, cutter.pairs, gap_bytes),
-            Chunks.of(through, cutter),
+            (*(share for share in shares if share is not None), *spared),
             cleared_rows(rank, cutter.pairs) if moves else no_rows(),
-            rebuilt,
         )
 
-    def _interleave_packed(self, moves: Sequence[Move], table: Table, ways: Int64s) -> None:
-        """Have states that were to be packed for one reader after the other permuted for all.
 
-        Changes ``ways``, where that costs less.
-        """
-        pairs = self.cutter.pairs
-        candidates = ways == WAYS.index(Strategy.PACK)
-        candidates &= snapshots(table.rows, pairs)
-        if not candidates.any():
-            return
-        chosen = whole_moves(table, candidates)
-        rows = np.unique(table.piece_row[chosen[table.piece_move]])
-        through = [moves[index] for index in np.flatnonzero(chosen).tolist()]
-        most = max((self._readers[move.src_rank] for move in through), default=1)
-        if most > 1 and interleaves(
-            table.rows[rows], Chunks.of(through, self.cutter), pairs, most, self._costs
-        ):
-            ways[rows] = WAYS.index(Strategy.INTERLEAVE)
+def _unspared(moves: tuple[Move, ...], spared: Sequence[Spared]) -> tuple[Move, ...]:
+    """The moves that remain."""
+    gone = {(move.field, move.box) for one in spared for move in one.moves}
+    kept = (move for move in moves if (move.field, move.box) not in gone)
+    return tuple(kept) if gone else moves
 
 
 def _program(draft: Draft, pairs: tuple[GroupPair, ...]) -> Program:
-    projected = draft.rebuilt.projected.copy()
-    projected[:, ProjectColumn.SPAN] += len(draft.spans.table)
     tables = {
-        "direct": split_rows(draft.rows(Strategy.SLICES)),
-        "packed": draft.rows(Strategy.PACK),
-        "spans": draft.all_spans,
-        "extracted": draft.spans.extracted(draft.rows(Strategy.WHOLE)),
+        "direct": no_rows(),
+        "packed": no_rows(),
+        "spans": no_spans(),
+        "extracted": no_rows(),
         "cleared": draft.cleared,
-        "interleaved": draft.chunks.interleaved,
-        "restored": draft.chunks.restored,
-        "projected": projected,
+        "interleaved": no_rows(),
+        "restored": no_rows(),
+        "projected": no_projections(),
     }
+    for share in draft.shares:
+        for name, rows in share.tables(first_span=len(tables["spans"])).items():
+            tables[name] = np.concatenate([tables[name], rows])
     shapes = [rows.shape for rows in tables.values()]
     content = hashlib.sha256(repr((draft.dst_rank, pairs, shapes)).encode())
     for rows in tables.values():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -28,11 +30,6 @@ def token_counts(pairs: Sequence[GroupPair], tokens: int) -> Int64s:
     """How often the rows of each pair repeat for a prompt of ``tokens``."""
     counts = [tokens - pair.first_token(0, tokens) if pair.per_token else 1 for pair in pairs]
     return np.array(counts, np.int64)
-
-
-def page_counts(pairs: Sequence[GroupPair], tokens: int) -> Int64s:
-    """Source pages of each pair that a prompt of ``tokens`` is read from."""
-    return np.array([len(pair.src_pages(0, tokens)) for pair in pairs], np.int64)
 
 
 def row_costs(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> tuple[Int64s, Int64s]:
@@ -106,31 +103,60 @@ def _joined(rows: Int64s, pairs: Sequence[GroupPair]) -> tuple[Int64s, Bools, In
     return page_tokens, joined, length
 
 
-def copy_seconds(
-    rows: Int64s, pairs: Sequence[GroupPair], tokens: int, costs: CostModel
-) -> Seconds:
-    """What copying each row once costs, on one side of staging."""
-    pieces, sizes = row_costs(rows, pairs, tokens)
-    spread = strided(rows)
-    # However many elements a strided row has, it is one piece to copy.
-    pieces = np.where(spread, pieces // rows[:, Column.COUNT], pieces)
-    elements = np.where(spread, sizes // ITEM_BYTES[rows[:, Column.SRC_DTYPE]], 0)
-    seconds: Seconds = sizes / costs.copy_bytes_per_second
-    return seconds + pieces * costs.seconds_per_copy + elements * costs.seconds_per_element
+@dataclass(frozen=True)
+class PricedRows:
+    """Rows, and what each of them costs for a prompt of ``tokens``, found once for all ways."""
 
+    rows: Int64s
+    pairs: Sequence[GroupPair]
+    tokens: int
+    costs: CostModel
 
-def packing_seconds(
-    rows: Int64s, pairs: Sequence[GroupPair], tokens: int, costs: CostModel
-) -> Seconds:
-    """What copying each row once costs at a source that packs it, and again at its reader."""
-    _, sizes = row_costs(rows, pairs, tokens)
-    uncached = (UNCACHED - 1) * sizes / costs.copy_bytes_per_second
-    return copy_seconds(rows, pairs, tokens, costs) + uncached
+    @property
+    def casts(self) -> Bools:
+        """Mask of the rows that change the type of their elements."""
+        mask: Bools = self.rows[:, Column.SRC_DTYPE] != self.rows[:, Column.DST_DTYPE]
+        return mask
 
+    @cached_property
+    def wire_bytes(self) -> Int64s:
+        """Bytes that packed rows send: the narrower of two types travels."""
+        counts = token_counts(self.pairs, self.tokens)[self.rows[:, Column.GROUP_PAIR]]
+        items = ITEM_BYTES[self.rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]].min(axis=1)
+        sizes: Int64s = self.rows[:, Column.COUNT] * items * counts
+        return sizes
 
-def wire_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Int64s:
-    """Bytes that packed rows send: the narrower of two types travels."""
-    counts = token_counts(pairs, tokens)[rows[:, Column.GROUP_PAIR]]
-    items = ITEM_BYTES[rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]]].min(axis=1)
-    sizes: Int64s = rows[:, Column.COUNT] * items * counts
-    return sizes
+    @cached_property
+    def read_s(self) -> Seconds:
+        """What reading the bytes of each row costs, without descriptors."""
+        _, sizes = self._alone
+        seconds: Seconds = sizes / self.costs.read_bytes_per_second
+        return seconds
+
+    @cached_property
+    def into_place_s(self) -> Seconds:
+        """What reading each row into place costs."""
+        counts = descriptors(self.rows, self.pairs, self.tokens)
+        return counts * self.costs.seconds_per_descriptor + self.read_s
+
+    @cached_property
+    def copy_s(self) -> Seconds:
+        """What copying each row once costs, on one side of staging."""
+        pieces, sizes = self._alone
+        spread = strided(self.rows)
+        # However many elements a strided row has, it is one piece to copy.
+        pieces = np.where(spread, pieces // self.rows[:, Column.COUNT], pieces)
+        elements = np.where(spread, sizes // ITEM_BYTES[self.rows[:, Column.SRC_DTYPE]], 0)
+        seconds: Seconds = sizes / self.costs.copy_bytes_per_second
+        seconds += pieces * self.costs.seconds_per_copy
+        return seconds + elements * self.costs.seconds_per_element
+
+    @cached_property
+    def packing_s(self) -> Seconds:
+        """What copying each row once costs at a source that packs it, and again at its reader."""
+        _, sizes = self._alone
+        return self.copy_s + (UNCACHED - 1) * sizes / self.costs.copy_bytes_per_second
+
+    @cached_property
+    def _alone(self) -> tuple[Int64s, Int64s]:
+        return row_costs(self.rows, self.pairs, self.tokens)

@@ -25,8 +25,10 @@ class Strategy(StrEnum):
     """Conv windows are rebuilt at the destination from what the mixers read, where P keeps that and
     D offers weights; all else as `AUTO` says."""
 
+    @property
+    def number(self) -> int:
+        """By which a draft says how each of its rows travels."""
+        return STRATEGIES.index(self)
 
-WAYS = (Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Strategy.INTERLEAVE)
-"""The ways of a row, between which `Strategy.AUTO` chooses."""
-CHOOSING = (Strategy.AUTO, Strategy.RECOMPUTE)
-"""The strategies that leave the ways of rows to the cost model."""
+
+STRATEGIES = tuple(Strategy)

@@ -61,6 +61,13 @@ class Spans:
         return rows[np.argsort(self.span_of, kind="stable")]
 
 
+def span_pages(spans: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Int64s:
+    """How many source pages each span is read from for a prompt of ``tokens``."""
+    counts = np.array([len(pair.src_pages(0, tokens)) for pair in pairs], np.int64)
+    pages: Int64s = counts[spans[:, SpanColumn.GROUP_PAIR]]
+    return pages
+
+
 def _stops(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
     """One past the last byte that each row touches in a page."""
     page_tokens = np.array([max(pair.src.page_tokens, 1) for pair in pairs], np.int64)

@@ -22,19 +22,23 @@ import numpy as np
 
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Projection, RankLayout, Shard
-from restow.broker.layout.rows import MAX_ROWS, Int64s, cut_rows
+from restow.broker.layout.rows import MAX_ROWS, Int64s
 from restow.broker.layout.span import overlap
+from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan, spread
 from restow.broker.planner.program import (
+    GroupPair,
     ProjectColumn,
     SpanColumn,
     no_projections,
     no_spans,
 )
-from restow.broker.planner.spans import SPAN_ALIGN_BYTES
 from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import ITEM_BYTES, Cutter
+from restow.broker.planner.ways.products import joined_products, product_rows
+from restow.broker.planner.ways.spans import SPAN_ALIGN_BYTES, span_pages
+from restow.broker.planner.ways.way import Sent, Share, Sparing, Way, Work
 
 MAX_COMPARED = 1 << 20
 """Projections with the moves of their fields, in one plan: bounded in time."""
@@ -69,18 +73,56 @@ class Rebuilt:
         """The fields that are rebuilt, of which some also arrive in part where ranks hold more."""
         return tuple(dict.fromkeys(move.field for move in self.moves))
 
-    def without(self, moves: tuple[Move, ...]) -> tuple[Move, ...]:
-        """The moves that remain."""
-        if not self.moves:
-            return moves
-        spared = {(move.field, move.box) for move in self.moves}
-        return tuple(move for move in moves if (move.field, move.box) not in spared)
-
     @property
     def weight_bytes(self) -> int:
         """The weights that are multiplied."""
         sizes = self.projected[:, [ProjectColumn.CHANNELS, ProjectColumn.HIDDEN]].prod(axis=1)
         return int((sizes * ITEM_BYTES[self.projected[:, ProjectColumn.DTYPE]]).sum())
+
+    @classmethod
+    def among(cls, shares: Sequence[Share]) -> Rebuilt:
+        """The one of all shares of a program; without any, nothing."""
+        return next((share for share in shares if isinstance(share, cls)), cls())
+
+    def tables(self, first_span: int) -> dict[str, Int64s]:
+        """``spans`` of inputs, and what is ``projected`` from them."""
+        projected = self.projected.copy()
+        projected[:, ProjectColumn.SPAN] += first_span
+        return {"spans": self.spans, "projected": projected}
+
+    def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
+        """A descriptor an input, and the weights once."""
+        pages = span_pages(self.spans, pairs, tokens)
+        return Work(
+            bytes=int((pages * self.spans[:, SpanColumn.LENGTH_BYTES]).sum()),
+            reads=int(pages.sum()),
+            launches=int(len(self.projected) > 0),
+            seconds=self.weight_bytes * costs.seconds_per_weight_byte,
+        )
+
+
+class Recompute(Way):
+    """Spares moves of conv windows; how the others travel is decided by their costs."""
+
+    strategy = Strategy.RECOMPUTE
+
+    def demanded(self, sent: Sent) -> None:
+        """The cost model decides."""
+
+    def sparing(self, plan: Plan, strategy: Strategy) -> Sparing | None:
+        """Finds what is rebuilt, where it is asked for, or D offers weights.
+
+        Raises `StrategyRefusedError` with nothing to rebuild, `TooManyPiecesError`.
+        """
+        offered = any(rank.projections for rank in plan.destination.ranks)
+        if strategy is not self.strategy and not (strategy is Strategy.AUTO and offered):
+            return None
+        found = _Rebuilding(plan)
+        if strategy is self.strategy and not found:
+            raise StrategyRefusedError(
+                f"no conv window can be rebuilt at D: {found.obstacle}", strategy=strategy
+            )
+        return found.rebuilt if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +134,7 @@ class _Found:
     moves: tuple[Move, ...]
 
 
-class Recompute:
+class _Rebuilding:
     """What all ranks of a plan's destination could rebuild."""
 
     def __init__(self, plan: Plan) -> None:
@@ -194,8 +236,9 @@ class Recompute:
                 replicas = self._holders[weights.input]
                 reads.append(InputRead(kept, src_rank, replicas, stop - start))
             tap = self._taps[weights.field]
-            tables.append(_rows(rank, one, tap, kept, spans[weights.input], pair))
-        projected = _joined(np.concatenate(tables))
+            span = spans[weights.input]
+            tables.append(product_rows(rank, weights, shard, tap, kept, span, pair))
+        projected = joined_products(np.concatenate(tables))
         if len(projected) > MAX_ROWS:
             raise TooManyPiecesError(f"projections fall into more than {MAX_ROWS} pieces")
         return Rebuilt(
@@ -204,22 +247,6 @@ class Recompute:
             np.array(span_rows, np.int64).reshape(-1, len(SpanColumn)),
             projected,
         )
-
-
-def recompute_of(plan: Plan, strategy: Strategy) -> Recompute | None:
-    """What the strategy lets a plan rebuild, if anything.
-
-    Raises `StrategyRefusedError` for ``recompute`` with nothing to rebuild, `TooManyPiecesError`.
-    """
-    offered = any(rank.projections for rank in plan.destination.ranks)
-    if strategy is not Strategy.RECOMPUTE and (strategy is not Strategy.AUTO or not offered):
-        return None
-    found = Recompute(plan)
-    if strategy is Strategy.RECOMPUTE and not found:
-        raise StrategyRefusedError(
-            f"no conv window can be rebuilt at D: {found.obstacle}", strategy=strategy
-        )
-    return found or None
 
 
 def _reach_bytes(shard: Shard) -> int:
@@ -233,54 +260,3 @@ def _uneven(shard: Shard, page_stride_bytes: int) -> str:
     if any(place % item for place in (shard.offset_bytes, *shard.strides_bytes, page_stride_bytes)):
         return f"field {shard.field}: D's numbers do not lie at multiples of {item} bytes"
     return ""
-
-
-def _rows(rank: RankLayout, found: _Found, tap: int, kept: Shard, span: int, pair: int) -> Int64s:
-    """The axes of channels merged where they go on alike in the weights and in the window."""
-    weights, shard = found.weights, found.shard
-    regions = {region.name: index for index, region in enumerate(rank.regions)}
-    taps, hidden = (part.size for part in kept.box)
-    sizes = [part.size for axis, part in enumerate(shard.box) if axis != tap]
-    there = [stride for axis, stride in enumerate(shard.strides_bytes) if axis != tap]
-    cut = cut_rows(sizes, (weights.strides_bytes[:-1], there), (0, 0))
-    rows = np.zeros((len(cut.offsets_bytes), len(ProjectColumn)), np.int64)
-    rows[:] = (
-        span,
-        kept.offset_bytes % SPAN_ALIGN_BYTES,
-        kept.strides_bytes[0],
-        taps,
-        hidden,
-        weights.dtype,
-        regions[weights.region],
-        weights.offset_bytes,
-        cut.steps_bytes[0],
-        cut.count,
-        pair,
-        regions[shard.region],
-        shard.offset_bytes,
-        cut.steps_bytes[1],
-        shard.strides_bytes[tap],
-        shard.dtype,
-    )
-    rows[:, _OFFSETS] += cut.offsets_bytes
-    return rows
-
-
-_OFFSETS = [ProjectColumn.WEIGHT_OFFSET_BYTES, ProjectColumn.DST_OFFSET_BYTES]
-_STRIDES = [ProjectColumn.WEIGHT_STRIDE_BYTES, ProjectColumn.DST_STRIDE_BYTES]
-_SAME = [c for c in ProjectColumn if c not in (*_OFFSETS, ProjectColumn.CHANNELS)]
-
-
-def _joined(rows: Int64s) -> Int64s:
-    """Join rows whose channels continue each other, across fields too: few products of many."""
-    if len(rows) < 2:
-        return rows
-    order = np.lexsort((rows[:, ProjectColumn.WEIGHT_OFFSET_BYTES], *rows[:, _SAME].T[::-1]))
-    rows = rows[order]
-    continues = (rows[1:, _SAME] == rows[:-1, _SAME]).all(axis=1)
-    ends = rows[:, _OFFSETS] + rows[:, [ProjectColumn.CHANNELS]] * rows[:, _STRIDES]
-    continues &= (rows[1:, _OFFSETS] == ends[:-1]).all(axis=1)
-    first = np.flatnonzero(np.concatenate([[True], ~continues]))
-    joined = rows[first]
-    joined[:, ProjectColumn.CHANNELS] = np.add.reduceat(rows[:, ProjectColumn.CHANNELS], first)
-    return joined
