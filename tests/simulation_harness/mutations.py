@@ -10,6 +10,7 @@ from unittest.mock import patch
 from restow.agents.link import orders
 from restow.agents.reading.reader import Reader
 from restow.broker.client.book import Book
+from restow.broker.client.delivery import Delivery
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines import AgentRecord, EngineRecord
@@ -101,6 +102,21 @@ def ids_used_again(history: History) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def pages_free_at_once(history: History) -> Iterator[None]:
+    """D's pages are its own again as soon as it gives its demand up."""
+    cancel = Delivery.cancel
+
+    def hasty(self: Delivery, msg: object = None) -> bool:
+        cancelled = cancel(self, msg)
+        if cancelled:
+            self.free()
+        return cancelled
+
+    with patch.object(Delivery, "cancel", hasty):
+        yield
+
+
+@contextlib.contextmanager
 def two_states_at_once(history: History) -> Iterator[None]:
     """P says a second state under an id that it has published whole, and fences it."""
     # Where it matters: chance alone brings this about once in some thousand histories.
@@ -134,6 +150,7 @@ MUTATIONS: dict[str, Mutation] = {
     "wire": wire_that_spoils,
     "content": no_content,
     "reuse": ids_used_again,
+    "cancelled": pages_free_at_once,
     "twin": two_states_at_once,
     "twins": two_states_of_any_client,
     **MISPLACED,
