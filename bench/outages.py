@@ -18,6 +18,7 @@ from killed import small_layout, whole
 from restarts import serve
 from rows import Yield, compared
 from scene import Engines, Scene, scene
+from two_hosts import TwoHosts, two_hosts
 
 from agent_harness.relay import relayed
 from chaos.scene import PATIENT, prompt
@@ -129,11 +130,16 @@ async def _outlived(
 
 
 async def _burst(put: Yield) -> None:
-    """All at once, and then one after another."""
-    broker, address = serve("127.0.0.1:0")
+    """All at once, and then one after another, from one host to another."""
+    with two_hosts() as hosts:
+        await _burst_between(put, hosts)
+
+
+async def _burst_between(put: Yield, hosts: TwoHosts) -> None:
+    broker, address = serve(f"{hosts.address}:0")
     try:
         kinds = {KIND: Engines((_run_layout(),) * 2, address, 1, host_reads=False)}
-        async with scene("burst", kinds, 1, environment=TCP) as made:
+        async with scene("burst", kinds, 1, environment=TCP, before=hosts.commands) as made:
             await whole(address, ranks=1)
             await _ask(made, await _ready(made, "first", 2))
             ready = await _ready(made, "a", BURST)
@@ -143,7 +149,7 @@ async def _burst(put: Yield) -> None:
             for name in few:
                 await _ask(made, [name])
             each_s = (time.monotonic() - began_s) / len(few)
-            case = f"{BURST} of {BURST_BYTES >> 20} MiB at once over TCP"
+            case = f"{BURST} of {BURST_BYTES >> 20} MiB at once over TCP between two hosts"
             _put(put, case, burst_s, each_s * BURST, ends, "one after another")
     finally:
         broker.kill()

@@ -165,8 +165,12 @@ async def scene(
     tokens: int,
     scattered: bool = True,
     environment: Mapping[str, str] | None = None,
+    before: tuple[list[str], list[str]] = ([], []),
 ) -> AsyncIterator[Scene]:
-    """Start everything; ``environment`` is added to that of the rank processes."""
+    """Start everything; ``environment`` is added to that of the rank processes.
+
+    ``before`` stands before the commands that start P's and D's ranks.
+    """
     layouts = {kind: engines.layouts for kind, engines in kinds.items()}
     made = Scene(name, tokens, scattered, {}, {}, layouts)
     async with AsyncExitStack() as stack:
@@ -178,7 +182,9 @@ async def scene(
                 made.sessions[side, kind] = await stack.enter_async_context(session)
             ranks = max(len(engines.layouts[index].ranks) for engines in kinds.values())
             made.workers[side] = [
-                stack.enter_context(_worker(made, kinds, index, rank, environment or {}))
+                stack.enter_context(
+                    _worker(made, kinds, index, rank, environment or {}, before[index])
+                )
                 for rank in range(ranks)
             ]
         for worker in (*made.workers["P"], *made.workers["D"]):
@@ -195,6 +201,7 @@ def _worker(
     index: int,
     position: int,
     environment: Mapping[str, str],
+    before: list[str],
 ) -> Iterator[subprocess.Popen[str]]:
     served = []
     for kind, engines in kinds.items():
@@ -214,7 +221,7 @@ def _worker(
             }
         )
     process = subprocess.Popen(
-        RANK,
+        [*before, *RANK],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

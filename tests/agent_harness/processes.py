@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from forked.server import pipe, start
+from forked.signals import send, stop
 
 READY_S = 60.0
 READY = "ready"
@@ -32,7 +33,8 @@ class Child:
         self._pipe.send(something)
 
     def freeze(self) -> None:
-        self._send(signal.SIGSTOP)
+        if self._process.pid is not None:
+            stop(self._process.pid)
 
     def thaw(self) -> None:
         self._send(signal.SIGCONT)
@@ -49,7 +51,7 @@ class Child:
 
     def _send(self, number: signal.Signals) -> None:
         if self._process.pid is not None and self._process.is_alive():
-            os.kill(self._process.pid, number)
+            send(self._process.pid, number)
 
 
 @contextlib.asynccontextmanager

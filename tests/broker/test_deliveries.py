@@ -154,6 +154,25 @@ async def test_p_has_its_pages_back_when_the_last_lease_has_run_out() -> None:
     assert published.result().reason == "BROKER_SILENT"
 
 
+async def test_a_lease_is_renewed_at_each_third_of_it_and_until_its_hold_ends() -> None:
+    """A lease of 3 s, held for 7."""
+    notes, said = Notes(), []
+    notes.publish()
+    for tick in range(100):
+        notes.now_s = 100 + tick / 10
+        said += [(tick / 10, one.renew.lease_ms) for one in notes.book.renewals()]
+    assert said == [(float(second), 3000) for second in range(1, 7)]
+
+
+async def test_what_has_ended_is_renewed_no_more() -> None:
+    notes = Notes()
+    notes.publish(final=False)
+    notes.ask()
+    notes.book.finish(DONE, 0)
+    notes.now_s += 2
+    assert list(notes.book.renewals()) == []
+
+
 async def test_patience_goes_on_where_it_was_when_a_demand_is_said_again() -> None:
     notes = Notes()
     notes.ask(timeout_ms=5000)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forked.server import pipe, start
+from forked.signals import send, stop
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -34,7 +35,8 @@ class Member:
     def stop(self) -> None:
         """It stands still."""
         self.stopped = True
-        self.signal(signal.SIGSTOP)
+        if self.alive:
+            stop(self.pid)
 
     def go_on(self) -> None:
         """And goes on."""
@@ -44,8 +46,7 @@ class Member:
     def signal(self, number: signal.Signals) -> None:
         """Send it; never to one that is gone, whose number another process may have by now."""
         if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            send(self.pid, number)
 
     @property
     def resident_bytes(self) -> int:

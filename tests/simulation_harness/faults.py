@@ -28,7 +28,7 @@ class Faults:
             self._kill_worker,
             self._pause,
             self._pause,
-            self._stall,
+            self.stall,
             self.restart_unseen,
             self._cut,
             self._break,
@@ -117,7 +117,7 @@ class Faults:
         self._detail(process.name)
         self._loop.call_later(self._rng.choice((1.0, 20.0)) * self._rng.random(), process.resume)
 
-    def _stall(self) -> None:
+    def stall(self) -> None:
         """A rank of P is paused until all heals."""
         self._rng.choice(self._history.lives["P"][-1].workers).pause()
 

@@ -10,6 +10,7 @@ from unittest.mock import patch
 from restow.agents.link import orders
 from restow.agents.reading.reader import Reader
 from restow.broker.client.book import Book
+from restow.broker.client.delivery import Delivery
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines import AgentRecord, EngineRecord
@@ -78,6 +79,9 @@ def no_quarantine(history: History) -> Iterator[None]:
 def no_deadline_at_d(history: History) -> Iterator[None]:
     """D's agents read for as long as it takes."""
     translate = orders.execute_from_proto
+    # Where it matters: what stood still goes on in the end.
+    if history.faults is not None:
+        history.faults.kinds = (history.faults.stall,)
 
     def for_ever(message: agent_link_pb2.Execute) -> orders.ExecuteOrder:
         return replace(translate(message), grant_s=1e9)
@@ -97,6 +101,21 @@ def no_content(history: History) -> Iterator[None]:
 def ids_used_again(history: History) -> Iterator[None]:
     """Whoever asks for a handoff that has ended is told how it ended."""
     with patch.object(Handoff, "check_asked_before", lambda *words: None):
+        yield
+
+
+@contextlib.contextmanager
+def pages_free_at_once(history: History) -> Iterator[None]:
+    """D's pages are its own again as soon as it gives its demand up."""
+    cancel = Delivery.cancel
+
+    def hasty(self: Delivery, msg: object = None) -> bool:
+        cancelled = cancel(self, msg)
+        if cancelled:
+            self.free()
+        return cancelled
+
+    with patch.object(Delivery, "cancel", hasty):
         yield
 
 
@@ -134,6 +153,7 @@ MUTATIONS: dict[str, Mutation] = {
     "wire": wire_that_spoils,
     "content": no_content,
     "reuse": ids_used_again,
+    "cancelled": pages_free_at_once,
     "twin": two_states_at_once,
     "twins": two_states_of_any_client,
     **MISPLACED,
