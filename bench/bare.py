@@ -29,7 +29,7 @@ from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, compile_programs
-from restow.broker.planner.program import Column, SpanColumn
+from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES, READ_SPANS, Column
 
 BlockIds = Mapping[str, Sequence[int]]
 STAGING_BYTES = 64 << 20
@@ -74,7 +74,7 @@ class Bare:
     @property
     def complete(self) -> bool:
         """Whether all is read straight out of pages: what is gathered first can't be shown."""
-        return not any(len(program.packed) for program in self._programs)
+        return not any(len(program.rows(GATHER_IN_ORDER)) for program in self._programs)
 
     def rest(self) -> None:
         """All are connected: leave the cores to others."""
@@ -100,12 +100,12 @@ class Bare:
     def _pieces(
         self, program: Program, reader: Rank, src_blocks: Blocks, dst_blocks: Blocks
     ) -> Iterator[tuple[str, list[list[int]]]]:
-        pairs, tokens, spans = program.group_pairs, self._tokens, program.spans
+        pairs, tokens, spans = program.group_pairs, self._tokens, program.rows(READ_SPANS)
         staged, _ = StagedSpans.of(spans, pairs).at(tokens, reader.staging_address)
         for src_rank in program.src_ranks:
             source = self._sources[src_rank]
-            rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
-            mine = spans[:, SpanColumn.SRC_RANK] == src_rank
+            rows = program.rows(READ_PAGES, src_rank)
+            mine = spans[:, Column.SRC_RANK] == src_rank
             both = Descriptors.joined(
                 [
                     Reads.of(rows, pairs, source.memory, reader.memory).bind(

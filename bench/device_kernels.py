@@ -23,8 +23,8 @@ from restow.agents.copying.prepared_copies import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan
+from restow.broker.planner.program import GATHER_IN_ORDER, Program
 from restow.broker.planner.program import Column as RowColumn
-from restow.broker.planner.program import Program
 from restow.kernels import CopyCode, PieceTable, copy_pieces, upload_pieces
 from restow.kernels.codes import Int64s
 
@@ -76,7 +76,7 @@ def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
     source = build_layout(spec, EngineSettings(tp=2, page_tokens=16, conv_layout=ConvLayout.SD))
     target = build_layout(spec, EngineSettings(tp=4, page_tokens=64, conv_layout=ConvLayout.DS))
     program = next(iter(compile_programs(make_plan(source, target), Strategy.PACK)))
-    rows = program.packed
+    rows = program.rows(GATHER_IN_ORDER)
     src_rank = int(rows[0, RowColumn.SRC_RANK])
     rows = rows[rows[:, RowColumn.SRC_RANK] == src_rank]
     span = Tokens(0, tokens)

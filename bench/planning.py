@@ -16,7 +16,7 @@ from restow.agents.binding.reads import Reads
 from restow.broker.families import EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import Layout
 from restow.broker.planner import Strategy, compile_programs, make_plan
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import READ_PAGES
 
 TOKENS = 16_384
 """So that Nano has 6,200 descriptors: K and V lie side by side, in half as many pieces as apart."""
@@ -87,7 +87,7 @@ def _binding(layouts: list[Layout], prompt_tokens: int) -> Callable[[], int]:
     """Binds the rows of one rank from one source; returns how many descriptors that makes."""
     source, destination = layouts
     program = compile_programs(make_plan(source, destination), Strategy.SLICES)[0]
-    rows = program.direct[program.direct[:, Column.SRC_RANK] == program.src_ranks[0]]
+    rows = program.rows(READ_PAGES, program.src_ranks[0])
     blocks = -(-prompt_tokens // PAGE_TOKENS)
     rng = np.random.default_rng(0)
     groups = {region.group: region.page_tokens for region in source.ranks[0].regions}

@@ -25,6 +25,7 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.core.actions import State
 from restow.broker.planner import Program, Strategy
+from restow.broker.planner.program import SCATTER_SPANS
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 
@@ -52,7 +53,8 @@ def arriving_bytes(case: Case, program: Program) -> int:
     none = Blocks({})
     order = ExecuteOrder(0, "", none, none, Tokens(0, case.tokens), sources, 1.0)
     nowhere = RegionTable(*np.zeros((3, 64), np.int64))
-    rows = ArrivingRows.of(program, Extraction(program.extracted, program.group_pairs, nowhere))
+    extraction = Extraction(program.rows(SCATTER_SPANS), program.group_pairs, nowhere)
+    rows = ArrivingRows.of(program, extraction)
     return aligned(Arrivals(rows, order).length_bytes)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
+from agent_harness.steps import with_rows
 from restow.agents.binding.copies import Blocks, RegionTable, Tokens
 from restow.agents.execute.laid_rows import LaidRows
 from restow.agents.link.orders import Peer
@@ -16,7 +15,7 @@ from restow.broker.errors import PageRangeError
 from restow.broker.families import ConvLayout, EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.program import SpanColumn
+from restow.broker.planner.program import READ_SPANS, SCATTER_SPANS, Column
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 MODEL = ModelSpec("m", (Mamba2Spec(0, 8, 4, 16, 2, 4, BF16, F32),))
@@ -82,10 +81,12 @@ def test_a_peer_that_comes_back_may_lie_elsewhere() -> None:
 
 def test_another_program_of_the_same_name_has_its_own_rows() -> None:
     laid, made, there = laid_rows(), program(), peer(1 << 21)
-    first, copied = addresses(laid, made, there), len(made.extracted)
-    spans = made.spans.copy()
-    spans[:, SpanColumn.OFFSET_BYTES] += 16
-    other = replace(made, spans=spans, extracted=made.extracted[:1])
+    first, copied = addresses(laid, made, there), len(made.rows(SCATTER_SPANS))
+    spans = made.rows(READ_SPANS).copy()
+    spans[:, Column.SRC_OFFSET_BYTES] += 16
+    other = with_rows(
+        with_rows(made, READ_SPANS, spans), SCATTER_SPANS, made.rows(SCATTER_SPANS)[:1]
+    )
     laid.forget_program(made.program_id)
     assert addresses(laid, other, there) == [address + 16 for address in first]
     turning = laid.arriving(other).turning

@@ -28,7 +28,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 PAGE = 4
@@ -54,7 +54,7 @@ def bind(src_ids: tuple[int, ...], dst_ids: tuple[int, ...], tokens: Tokens) -> 
     layout = build_layout(KV, EngineSettings(page_tokens=PAGE))
     made = program(layout, layout)
     tables = memory(layout, 8), memory(layout, 8)
-    laid = Reads.of(made.direct, made.group_pairs, *tables)
+    laid = Reads.of(made.rows(READ_PAGES), made.group_pairs, *tables)
     return laid.bind(blocks(*src_ids), blocks(*dst_ids), tokens)
 
 
@@ -78,7 +78,7 @@ def test_a_read_never_goes_from_one_region_into_the_next() -> None:
     table = memory(layout, 1)
     sizes = table.page_stride_bytes
     assert (np.diff(table.base_address) == sizes[:-1]).all()
-    laid = Reads.of(made.direct, made.group_pairs, table, table)
+    laid = Reads.of(made.rows(READ_PAGES), made.group_pairs, table, table)
     read = laid.bind(blocks(), blocks(), Tokens(0, 1))
     assert read.length_bytes.tolist() == sizes.tolist()
 
@@ -88,7 +88,7 @@ def test_the_order_is_region_page_place() -> None:
     destination = build_layout(KV, EngineSettings(page_tokens=PAGE, kv_order=KvOrder.NHD))
     made = program(source, destination)
     tables = memory(source, 8), memory(destination, 8)
-    laid = Reads.of(made.direct, made.group_pairs, *tables)
+    laid = Reads.of(made.rows(READ_PAGES), made.group_pairs, *tables)
     read = laid.bind(blocks(6, 2), blocks(1, 2), Tokens(0, 2 * PAGE))
     assert (np.diff(read.dst_address) > 0).all()
 
@@ -98,8 +98,8 @@ def test_no_tokens_move_only_snapshots() -> None:
     assert read.length_bytes.tolist() == []
     layout = build_layout(KV, EngineSettings(page_tokens=PAGE))
     made = program(layout, layout, Strategy.PACK)
-    assert staged_bytes(made.packed, made.group_pairs, Tokens(3, 3)) == 0
-    nothing = made.packed[:0]
+    assert staged_bytes(made.rows(GATHER_IN_ORDER), made.group_pairs, Tokens(3, 3)) == 0
+    nothing = made.rows(GATHER_IN_ORDER)[:0]
     assert staged_bytes(nothing, made.group_pairs, Tokens(0, 3)) == 0
     table = memory(layout, 8)
     copies = bind_gather(nothing, made.group_pairs, table, blocks(1), Tokens(0, 3), 64)
@@ -129,7 +129,7 @@ def test_a_snapshot_needs_exactly_one_block() -> None:
     layout = build_layout(spec, EngineSettings())
     made = program(layout, layout)
     table = memory(layout, 4)
-    laid = Reads.of(made.direct, made.group_pairs, table, table)
+    laid = Reads.of(made.rows(READ_PAGES), made.group_pairs, table, table)
     for ids in ([], [1, 2]):
         some = Blocks({"state": np.array(ids, np.int64)})
         with pytest.raises(PageCountError, match="exactly one block"):
@@ -153,7 +153,7 @@ def test_thousands_of_descriptors_are_bound_in_a_moment() -> None:
         for tp in (2, 4)
     )
     made = program(source, destination)
-    rows = made.direct[made.direct[:, Column.SRC_RANK] == 0]
+    rows = made.rows(READ_PAGES, 0)
     rng = np.random.default_rng(0)
     some, others = (blocks(*(rng.permutation(2000)[:1024]), state=5) for _ in range(2))
     reads = Reads.of(rows, made.group_pairs, memory(source, 2000), memory(destination, 2000))

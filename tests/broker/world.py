@@ -22,7 +22,6 @@ from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import GroupPair, PageForm, Program
-from restow.broker.planner.program import no_projections, no_rows, no_spans
 
 PAGES = 100
 BLOCK_TOKENS = 16
@@ -57,25 +56,9 @@ def pair_plan(src_ranks: int, dst_ranks: int, staged: bool, together: bool) -> P
 
     ``together``: a source gathers for all of them in one launch.
     """
-    none = no_rows()
     sources, readers = tuple(range(src_ranks)), tuple(range(dst_ranks))
     return PairPlan(
-        programs={
-            d: Program(
-                f"program/{d}",
-                d,
-                (),
-                none,
-                none,
-                no_spans(),
-                none,
-                none,
-                none,
-                none,
-                no_projections(),
-            )
-            for d in range(dst_ranks)
-        },
+        programs={d: Program(f"program/{d}", d, (), ()) for d in range(dst_ranks)},
         sources=dict.fromkeys(range(dst_ranks), sources),
         staging=dict.fromkeys(range(dst_ranks), sources if staged else ()),
         gathers=tuple(

@@ -29,6 +29,7 @@ from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.settings import AgentSettings
 from restow.broker.layout import Field
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
+from restow.broker.planner.program import READ_PAGES
 from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as pb
 
@@ -266,7 +267,7 @@ async def test_orders_that_do_not_fit_are_refused_with_a_reason() -> None:
         beyond = await (await send_execute(fake, far, direct, 3)).next()
         assert beyond.reason == "PAGE_OUT_OF_RANGE"
 
-        direct.direct[0, 5] = 1 << 40  # DST_OFFSET_BYTES
+        direct.rows(READ_PAGES)[0, 5] = 1 << 40  # DST_OFFSET_BYTES
         outside = await (await send_execute(fake, case, direct, 4)).next()
         assert outside.reason == "PROGRAM_INVALID"
         assert "leaves its destination page" in outside.detail

@@ -53,7 +53,16 @@ from restow.broker.families import (
 from restow.broker.layout import DType, Kind, Layout, check_layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.chunk import chunk_bytes
-from restow.broker.planner.program import Column, SpanColumn
+from restow.broker.planner.program import (
+    CLEAR_PAGES,
+    GATHER_IN_ORDER,
+    GATHER_PLACED,
+    READ_PAGES,
+    READ_SPANS,
+    SCATTER_PLACED,
+    SCATTER_SPANS,
+    Column,
+)
 
 TP_SIZES = (1, 2, 3, 4, 8)
 TOKENS = 37
@@ -175,27 +184,27 @@ class Wire:
 
 def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -> None:
     """What agents do with a program: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
-    tokens, pairs, spans = Tokens(0, TOKENS), program.group_pairs, program.spans
+    tokens, pairs, spans = Tokens(0, TOKENS), program.group_pairs, program.rows(READ_SPANS)
     here = destination.regions(program.dst_rank)
     staged, size = StagedSpans.of(spans, pairs).at(tokens, wire.staging[1].ctypes.data)
     for src_rank in program.src_ranks:
-        mine = spans[:, SpanColumn.SRC_RANK] == src_rank
+        mine = spans[:, Column.SRC_RANK] == src_rank
         there = source.regions(src_rank)
         laid = SpanReads.of(spans, mine, pairs, there)
         wire.read(laid.bind(staged, source.blocks, tokens))
     if size:
-        extraction = Extraction(program.extracted, pairs, here)
+        extraction = Extraction(program.rows(SCATTER_SPANS), pairs, here)
         run_copies(extraction.bind(staged, destination.blocks, tokens), CPU)
-    cleared = bind_scatter(program.cleared, pairs, here, destination.blocks, tokens, 0)
+    cleared = bind_scatter(program.rows(CLEAR_PAGES), pairs, here, destination.blocks, tokens, 0)
     zero_destinations(cleared, CPU)
     for src_rank in program.src_ranks:
         there = source.regions(src_rank)
-        rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
+        rows = program.rows(READ_PAGES, src_rank)
         direct = Reads.of(rows, pairs, there, here)
         wire.read(direct.bind(source.blocks, destination.blocks, tokens))
         interleaved, rows, restored = (
-            table[table[:, Column.SRC_RANK] == src_rank]
-            for table in (program.interleaved, program.packed, program.restored)
+            program.rows(form, src_rank)
+            for form in (GATHER_PLACED, GATHER_IN_ORDER, SCATTER_PLACED)
         )
         chunk = chunk_bytes(restored)
         size = chunk + staged_bytes(rows, pairs, tokens)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agent_harness.handover import programs
+from agent_harness.steps import with_rows
 from agent_harness.world import make_case
 from laws.strategies import SENDING
 from restow.agents.binding.copies import Tokens
@@ -15,7 +16,17 @@ from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.execute.program_check import CheckedProgram
 from restow.broker.layout import DType
 from restow.broker.planner import GroupPair, PageForm, Program, Strategy
-from restow.broker.planner.program import Column, SpanColumn
+from restow.broker.planner.program import (
+    CLEAR_PAGES,
+    GATHER_IN_ORDER,
+    GATHERED,
+    READ_PAGES,
+    READ_SPANS,
+    SCATTER_SPANS,
+    Column,
+    Form,
+    Step,
+)
 
 CASE = make_case("wide")
 SRC_STRIDES = tuple(r.page_stride_bytes for r in CASE.source.ranks[0].regions)
@@ -32,8 +43,8 @@ def _check(program: Program) -> CheckedProgram:
 
 def _program(strategy: Strategy) -> Program:
     program = programs(CASE, strategy)[0]
-    names = ("direct", "packed", "spans", "extracted", "cleared")
-    return replace(program, **{name: getattr(program, name).copy() for name in names})
+    steps = tuple(Step(step.form, step.rows.copy()) for step in program.steps)
+    return replace(program, steps=steps)
 
 
 @pytest.mark.parametrize("strategy", SENDING)
@@ -70,7 +81,8 @@ def test_a_row_with_one_wrong_number_is_refused(
     column: Column, value: int, strategy: Strategy
 ) -> None:
     program = _program(strategy)
-    rows = max(program.direct, program.packed, program.extracted, key=len)
+    forms = (READ_PAGES, GATHER_IN_ORDER, SCATTER_SPANS)
+    rows = max((program.rows(form) for form in forms), key=len)
     rows[len(rows) // 2, column] = value
     with pytest.raises(ProgramInvalidError, match="a row"):
         _check(program)
@@ -79,33 +91,35 @@ def test_a_row_with_one_wrong_number_is_refused(
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        (SpanColumn.SRC_RANK, -1),
-        (SpanColumn.SRC_RANK, 1),
-        (SpanColumn.GROUP_PAIR, -1),
-        (SpanColumn.GROUP_PAIR, 7),
-        (SpanColumn.SRC_REGION, -1),
-        (SpanColumn.SRC_REGION, 99),
-        (SpanColumn.OFFSET_BYTES, -1),
-        (SpanColumn.OFFSET_BYTES, HUGE),
-        (SpanColumn.LENGTH_BYTES, 0),
-        (SpanColumn.LENGTH_BYTES, 1),
-        (SpanColumn.LENGTH_BYTES, -8),
-        (SpanColumn.LENGTH_BYTES, 2 * HUGE - 1),
+        (Column.SRC_RANK, -1),
+        (Column.SRC_RANK, 1),
+        (Column.GROUP_PAIR, -1),
+        (Column.GROUP_PAIR, 7),
+        (Column.SRC_REGION, -1),
+        (Column.SRC_REGION, 99),
+        (Column.SRC_OFFSET_BYTES, -1),
+        (Column.SRC_OFFSET_BYTES, HUGE),
+        (Column.COUNT, 0),
+        (Column.COUNT, 1),
+        (Column.COUNT, -8),
+        (Column.COUNT, 2 * HUGE - 1),
     ],
 )
-def test_a_span_with_one_wrong_number_is_refused(column: SpanColumn, value: int) -> None:
+def test_a_span_with_one_wrong_number_is_refused(column: Column, value: int) -> None:
     program = _program(Strategy.WHOLE)
-    program.spans[0, column] = value
-    with pytest.raises(ProgramInvalidError, match=r"a span|has a span|leaves its span"):
+    program.rows(READ_SPANS)[0, column] = value
+    with pytest.raises(
+        ProgramInvalidError, match=r"a row of READ from PAGES to SPAN|has a span|leaves its span"
+    ):
         _check(program)
 
 
-@pytest.mark.parametrize("table", ["packed", "interleaved"])
-def test_a_row_that_would_gather_weights_is_refused(table: str) -> None:
+@pytest.mark.parametrize("form", GATHERED)
+def test_a_row_that_would_gather_weights_is_refused(form: Form) -> None:
     """An engine may offer weights and be a source."""
-    strategy = Strategy.PACK if table == "packed" else Strategy.INTERLEAVE
+    strategy = Strategy.PACK if form == GATHER_IN_ORDER else Strategy.INTERLEAVE
     checked = CheckedProgram(programs(CASE, strategy)[0])
-    rows = getattr(checked.program, table)
+    rows = checked.program.rows(form)
     regions = set(rows[rows[:, Column.SRC_RANK] == 0, Column.SRC_REGION].tolist())
     assert regions
     constant = tuple(index in regions for index in range(len(SRC_STRIDES)))
@@ -127,8 +141,8 @@ def test_a_row_that_would_gather_weights_is_refused(table: str) -> None:
 )
 def test_a_cleared_row_with_one_wrong_number_is_refused(column: Column, value: int) -> None:
     program = _program(Strategy.SLICES)
-    assert len(program.cleared)
-    program.cleared[0, column] = value
+    assert len(program.rows(CLEAR_PAGES))
+    program.rows(CLEAR_PAGES)[0, column] = value
     with pytest.raises(ProgramInvalidError, match="a row"):
         _check(program)
 
@@ -136,25 +150,25 @@ def test_a_cleared_row_with_one_wrong_number_is_refused(column: Column, value: i
 def test_pages_of_tokens_are_not_cleared() -> None:
     program = _program(Strategy.SLICES)
     per_token = [pair.per_token for pair in program.group_pairs].index(True)
-    program.cleared[0, [Column.GROUP_PAIR, Column.SRC_TOKEN_STRIDE_BYTES]] = per_token, 1
-    program.cleared[0, Column.DST_TOKEN_STRIDE_BYTES] = 1
-    with pytest.raises(ProgramInvalidError, match="a row clears pages of tokens"):
+    program.rows(CLEAR_PAGES)[0, [Column.GROUP_PAIR, Column.SRC_TOKEN_STRIDE_BYTES]] = per_token, 1
+    program.rows(CLEAR_PAGES)[0, Column.DST_TOKEN_STRIDE_BYTES] = 1
+    with pytest.raises(ProgramInvalidError, match=r"a row of CLEAR .* clears pages of tokens"):
         _check(program)
 
 
 def test_a_row_stays_inside_its_span_and_a_span_inside_its_page() -> None:
     program = _program(Strategy.WHOLE)
-    region = program.spans[0, SpanColumn.SRC_REGION]
-    program.spans[0, SpanColumn.OFFSET_BYTES] = (
-        SRC_STRIDES[region] - program.spans[0, SpanColumn.LENGTH_BYTES]
+    region = program.rows(READ_SPANS)[0, Column.SRC_REGION]
+    program.rows(READ_SPANS)[0, Column.SRC_OFFSET_BYTES] = (
+        SRC_STRIDES[region] - program.rows(READ_SPANS)[0, Column.COUNT]
     )
     _check(program)
-    program.spans[0, SpanColumn.OFFSET_BYTES] += 1
-    with pytest.raises(ProgramInvalidError, match="a span leaves its source page"):
+    program.rows(READ_SPANS)[0, Column.SRC_OFFSET_BYTES] += 1
+    with pytest.raises(ProgramInvalidError, match="to SPAN leaves its source page"):
         _check(program)
     program = _program(Strategy.WHOLE)
-    program.spans[0, SpanColumn.LENGTH_BYTES] -= 1
-    with pytest.raises(ProgramInvalidError, match="a row leaves its span"):
+    program.rows(READ_SPANS)[0, Column.COUNT] -= 1
+    with pytest.raises(ProgramInvalidError, match="leaves its span"):
         _check(program)
 
 
@@ -162,31 +176,33 @@ def test_a_row_stays_inside_its_span_and_a_span_inside_its_page() -> None:
 def test_the_last_token_of_a_page_counts(token_stride: int) -> None:
     program = _program(Strategy.SLICES)
     per_token = np.array([pair.per_token for pair in program.group_pairs])
-    row = int(np.argmax(per_token[program.direct[:, Column.GROUP_PAIR]]))
-    program.direct[row, Column.DST_TOKEN_STRIDE_BYTES] = token_stride
+    row = int(np.argmax(per_token[program.rows(READ_PAGES)[:, Column.GROUP_PAIR]]))
+    program.rows(READ_PAGES)[row, Column.DST_TOKEN_STRIDE_BYTES] = token_stride
     with pytest.raises(ProgramInvalidError):
         _check(program)
 
 
 def test_one_byte_beyond_the_page_is_refused_and_the_last_byte_is_not() -> None:
     program = _program(Strategy.SLICES)
-    ends = program.direct[:, Column.DST_OFFSET_BYTES] + program.direct[:, Column.COUNT]
-    snapshots = program.direct[:, Column.DST_TOKEN_STRIDE_BYTES] == 0
+    direct = program.rows(READ_PAGES)
+    ends = direct[:, Column.DST_OFFSET_BYTES] + direct[:, Column.COUNT]
+    snapshots = direct[:, Column.DST_TOKEN_STRIDE_BYTES] == 0
     row = int(np.argmax(np.where(snapshots, ends, 0)))
-    region = program.direct[row, Column.DST_REGION]
-    program.direct[row, Column.DST_OFFSET_BYTES] += DST_STRIDES[region] - ends[row]
+    region = direct[row, Column.DST_REGION]
+    direct[row, Column.DST_OFFSET_BYTES] += DST_STRIDES[region] - ends[row]
     _check(program)
-    program.direct[row, Column.DST_OFFSET_BYTES] += 1
+    direct[row, Column.DST_OFFSET_BYTES] += 1
     with pytest.raises(ProgramInvalidError, match="leaves its destination page"):
         _check(program)
 
 
 def test_a_strided_row_is_not_read_into_place() -> None:
     packed = _program(Strategy.PACK)
-    strided = packed.packed[packed.packed[:, Column.SRC_DTYPE] != DType.UINT8]
+    rows = packed.rows(GATHER_IN_ORDER)
+    strided = rows[rows[:, Column.SRC_DTYPE] != DType.UINT8]
     assert len(strided)
     with pytest.raises(ProgramInvalidError, match="no run of bytes"):
-        CheckedProgram(replace(packed, direct=strided))
+        CheckedProgram(with_rows(packed, READ_PAGES, strided))
 
 
 @pytest.mark.parametrize(
@@ -215,10 +231,10 @@ def test_an_order_for_more_descriptors_than_fit_is_refused_before_they_are_made(
 
 def test_every_source_rank_is_held_to_its_own_pages() -> None:
     program = _program(Strategy.SLICES)
-    rows = program.direct[program.direct[:, Column.SRC_RANK] == 0]
+    rows = program.rows(READ_PAGES, 0)
     other = rows.copy()
     other[:, Column.SRC_RANK] = 1
-    checked = CheckedProgram(replace(program, direct=np.concatenate([rows, other])))
+    checked = CheckedProgram(with_rows(program, READ_PAGES, np.concatenate([rows, other])))
     short = tuple(1 for _ in SRC_STRIDES)
 
     checked.check_source(0, SRC_STRIDES)

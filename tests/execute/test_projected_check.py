@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from agent_harness.handover import programs
+from agent_harness.steps import with_rows
 from agent_harness.world import make_case
 from restow.agents.errors import ProgramInvalidError
 from restow.agents.execute.program_check import CheckedProgram
 from restow.broker.layout import DType
 from restow.broker.planner import Program, Strategy
-from restow.broker.planner.program import Column, ProjectColumn
+from restow.broker.planner.program import (
+    CLEAR_PAGES,
+    GATHER_IN_ORDER,
+    PROJECT_SPANS,
+    READ_PAGES,
+    SCATTER_PLACED,
+    SCATTER_SPANS,
+    Column,
+    Form,
+    ProjectColumn,
+)
 
 MIXING = make_case("recompute")
 CONSTANT = tuple(region.constant for region in MIXING.destination.ranks[0].regions)
@@ -32,12 +41,12 @@ def _check_mixing(program: Program) -> CheckedProgram:
 
 def _mixing_program() -> Program:
     program = programs(MIXING, Strategy.RECOMPUTE)[0]
-    return replace(program, projected=program.projected.copy())
+    return with_rows(program, PROJECT_SPANS, program.rows(PROJECT_SPANS).copy())
 
 
 def test_projected_rows_of_the_planner_are_accepted() -> None:
     program = _mixing_program()
-    assert len(program.projected)
+    assert len(program.rows(PROJECT_SPANS))
     _check_mixing(program)
 
 
@@ -75,33 +84,33 @@ def test_a_projected_row_with_one_wrong_number_is_refused(
     column: ProjectColumn, value: int
 ) -> None:
     program = _mixing_program()
-    program.projected[-1, column] = value
-    with pytest.raises(ProgramInvalidError, match="a projected row"):
+    program.rows(PROJECT_SPANS)[-1, column] = value
+    with pytest.raises(ProgramInvalidError, match="a row of PROJECT"):
         _check_mixing(program)
 
 
 def test_weights_multiplied_more_than_once_are_refused() -> None:
     program = _mixing_program()
-    doubled = replace(program, projected=np.concatenate([program.projected] * 2))
+    doubled = with_rows(program, PROJECT_SPANS, np.concatenate([program.rows(PROJECT_SPANS)] * 2))
     with pytest.raises(ProgramInvalidError, match="more than once"):
         _check_mixing(doubled)
 
 
 @pytest.mark.parametrize(
-    ("table", "strategy"),
+    ("form", "strategy"),
     [
-        ("direct", Strategy.SLICES),
-        ("packed", Strategy.PACK),
-        ("extracted", Strategy.WHOLE),
-        ("restored", Strategy.INTERLEAVE),
-        ("cleared", Strategy.SLICES),
+        (READ_PAGES, Strategy.SLICES),
+        (GATHER_IN_ORDER, Strategy.PACK),
+        (SCATTER_SPANS, Strategy.WHOLE),
+        (SCATTER_PLACED, Strategy.INTERLEAVE),
+        (CLEAR_PAGES, Strategy.SLICES),
     ],
 )
-def test_a_row_that_would_write_weights_is_refused(table: str, strategy: Strategy) -> None:
+def test_a_row_that_would_write_weights_is_refused(form: Form, strategy: Strategy) -> None:
     program = programs(MIXING, strategy)[0]
-    rows = getattr(program, table).copy()
+    rows = program.rows(form).copy()
     assert len(rows)
     rows[0, Column.DST_REGION] = WEIGHTS
     rows[0, Column.DST_OFFSET_BYTES] = 0
     with pytest.raises(ProgramInvalidError, match="writes a constant region"):
-        _check_mixing(replace(program, **{table: rows}))
+        _check_mixing(with_rows(program, form, rows))

@@ -25,6 +25,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
+from restow.broker.planner.program import READ_SPANS, SCATTER_SPANS
 
 CPU = torch.device("cpu")
 PAGES, TOKENS = 5, Tokens(0, 64)
@@ -55,8 +56,8 @@ class World:
         self.memory = RegionTable(begins, strides, np.full(len(strides), PAGES))
         self.groups = {region.group for region in regions}
         pairs = self.program.group_pairs
-        self.spans = StagedSpans.of(self.program.spans, pairs)
-        self.extraction = Extraction(self.program.extracted, pairs, self.memory)
+        self.spans = StagedSpans.of(self.program.rows(READ_SPANS), pairs)
+        self.extraction = Extraction(self.program.rows(SCATTER_SPANS), pairs, self.memory)
         length = self.spans.at(TOKENS, 0)[1]
         self.staging = np.random.default_rng(1).integers(0, 256, 2 * length + 4096).astype(np.uint8)
 
@@ -136,7 +137,7 @@ def test_regions_of_several_strides_do_not_move_together() -> None:
     strides = world.memory.page_stride_bytes.copy()
     strides[-1] += 64
     memory = RegionTable(world.memory.base_address, strides, world.memory.page_count)
-    uneven = Extraction(world.program.extracted, world.program.group_pairs, memory)
+    uneven = Extraction(world.program.rows(SCATTER_SPANS), world.program.group_pairs, memory)
     assert uneven.distance(world.blocks(2), TOKENS) is None
 
 
@@ -147,8 +148,8 @@ def test_rows_of_tokens_do_not_move_together() -> None:
     )
     program = compile_programs(make_plan(source, destination), Strategy.WHOLE)[0]
     memory = RegionTable(*np.array([[1 << 30], [1 << 20], [PAGES]], np.int64))
-    extraction = Extraction(program.extracted, program.group_pairs, memory)
-    assert len(program.extracted)
+    extraction = Extraction(program.rows(SCATTER_SPANS), program.group_pairs, memory)
+    assert len(program.rows(SCATTER_SPANS))
     (group,) = {region.group for region in destination.ranks[0].regions}
     assert extraction.distance(Blocks({group: np.arange(4)}), TOKENS) is None
 

@@ -11,6 +11,7 @@ from fuzzing.messages import ODDNESS, Draw, Known, draw_message
 from fuzzing.mutation import mutated
 from fuzzing.scalars import INT64S, near
 from restow.broker.planner import Program, Strategy
+from restow.broker.planner.program import Step
 from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
 
@@ -24,34 +25,25 @@ PROGRAMS = (
     ("cast", Strategy.INTERLEAVE),
     ("recompute", Strategy.RECOMPUTE),
 )
-TABLES = (
-    "direct",
-    "packed",
-    "spans",
-    "extracted",
-    "cleared",
-    "interleaved",
-    "restored",
-    "projected",
-)
 _SEVERAL = st.sampled_from([0, 0, 1, 1, 2, 3])
+_SELDOM = st.integers(0, 7).map(lambda number: not number)
 _NUMBERS = st.one_of(st.sampled_from(INT64S), st.integers(-1, 100))
 
 
 def mutated_program(draw: Draw, program: Program) -> pb.AgentOrder:
     """A program with some numbers changed, as an order."""
-    tables = {name: getattr(program, name).copy() for name in TABLES}
-    filled = [name for name in TABLES if len(tables[name])]
+    steps = tuple(Step(step.form, step.rows.copy()) for step in program.steps)
     for _ in range(draw(_SEVERAL)):
-        table = tables[draw(st.sampled_from(filled))]
+        table = draw(st.sampled_from(steps)).rows
         row = draw(st.integers(0, len(table) - 1))
         column = draw(st.integers(0, table.shape[1] - 1))
         old = int(table[row, column])
         value = draw(near(old) if draw(st.booleans()) else _NUMBERS)
         rows = slice(None) if draw(st.integers(0, 3)) == 0 else row
         table[rows, column] = np.int64(max(-(2**63), min(value, 2**63 - 1)))
-    message = wire_program.program_to_proto(replace(program, **tables))
-    message.interleaved_rows = tables["interleaved"].astype("<i8").tobytes()
+    message = wire_program.program_to_proto(replace(program, steps=steps))
+    # What a source alone is told, too; and one step twice, or at another place.
+    message.steps.extend(wire_program.step_to_proto(step) for step in steps if draw(_SELDOM))
     if draw(st.integers(0, 2)) == 0:
         index = draw(st.integers(0, len(message.group_pairs) - 1))
         message.group_pairs[index].CopyFrom(draw(mutated(message.group_pairs[index])))

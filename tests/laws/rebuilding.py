@@ -34,7 +34,7 @@ from restow.broker.errors import LayoutFormError, StrategyRefusedError
 from restow.broker.families import Mamba1Spec, Mamba2Spec, Mixer, build_layout
 from restow.broker.layout import Layout, RankLayout, Region, check_layout
 from restow.broker.planner import Strategy, compile_programs, make_plan
-from restow.broker.planner.program import ProjectColumn
+from restow.broker.planner.program import PROJECT_SPANS, ProjectColumn
 
 _HIDDEN = st.integers(1, 7)
 _FLOATS = st.sampled_from(FLOATS)
@@ -132,7 +132,7 @@ def check_recompute(case: Case) -> None:
     for (_, dst_rank), size in traffic.read_bytes.items():
         read[dst_rank] += size
     for program in programs:
-        rows = program.projected
+        rows = program.rows(PROJECT_SPANS)
         dst_rank = program.dst_rank
         made = rows[:, ProjectColumn.CHANNELS] * rows[:, ProjectColumn.TAPS]
         rebuilt = int((made * transfers.ITEMS[rows[:, ProjectColumn.DST_DTYPE]]).sum())

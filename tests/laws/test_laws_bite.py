@@ -19,7 +19,7 @@ from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
 from restow.broker.planner import compile as compiling
-from restow.broker.planner.program import Column, GroupPair, SpanColumn
+from restow.broker.planner.program import Column, GroupPair
 from restow.broker.planner.ways import interleave
 from restow.broker.planner.ways import spans as planner_spans
 
@@ -266,7 +266,7 @@ def test_descriptors_joined_that_continue_on_one_side_only(
 def test_rows_of_a_span_counted_from_their_page(monkeypatch: pytest.MonkeyPatch) -> None:
     def as_in_the_page(right: Any, self: Any, rows: Any) -> Any:
         moved = right(self, rows)
-        begins = self.table[moved[:, Column.SRC_REGION], SpanColumn.OFFSET_BYTES]
+        begins = self.table[moved[:, Column.SRC_REGION], Column.SRC_OFFSET_BYTES]
         moved[:, Column.SRC_OFFSET_BYTES] += begins
         return moved
 

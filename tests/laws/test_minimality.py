@@ -14,7 +14,7 @@ from laws.strategies import STRATEGIES, Case, any_cases, family_cases
 from restow.broker.families import ConvLayout, EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy, compile_programs, make_plan
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import READ_PAGES, Column
 
 
 @tried("minimality")
@@ -39,7 +39,7 @@ def test_a_mamba_page_is_one_run_when_nothing_differs() -> None:
             ModelSpec("m", (spec,)), EngineSettings(tp=4, conv_layout=conv_layout)
         )
         for program in compile_programs(make_plan(layout, layout), Strategy.SLICES):
-            (row,) = program.direct
+            (row,) = program.rows(READ_PAGES)
             assert row[Column.COUNT] == layout.ranks[0].regions[0].page_stride_bytes
 
 

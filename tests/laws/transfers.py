@@ -19,7 +19,17 @@ from restow.agents.copying import projecting
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.chunk import INTERLEAVED_TO, chunk_bytes
-from restow.broker.planner.program import Column, SpanColumn
+from restow.broker.planner.program import (
+    CLEAR_PAGES,
+    GATHER_IN_ORDER,
+    GATHER_PLACED,
+    PROJECT_SPANS,
+    READ_PAGES,
+    READ_SPANS,
+    SCATTER_PLACED,
+    SCATTER_SPANS,
+    Column,
+)
 
 ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4])
 """Bytes of an element by `DType` number."""
@@ -57,7 +67,7 @@ def transfer(
                 _read_packed(program, source, src, destination, rank, tokens, traffic)
         _read_spans(program, source, destination, rank, tokens, traffic)
         cleared = copies.bind_scatter(
-            program.cleared,
+            program.rows(CLEAR_PAGES),
             program.group_pairs,
             destination.regions(rank),
             destination.blocks,
@@ -84,7 +94,7 @@ def _read_direct(
     tokens: Tokens,
     traffic: Traffic,
 ) -> None:
-    rows = program.direct[program.direct[:, Column.SRC_RANK] == src.rank]
+    rows = program.rows(READ_PAGES, src.rank)
     laid = Reads.of(rows, program.group_pairs, source.regions(src), destination.regions(dst))
     descriptors = laid.bind(source.blocks, destination.blocks, tokens)
     source.arena.read(descriptors)
@@ -109,8 +119,7 @@ def _read_packed(
     """
     arena, pairs = source.arena, program.group_pairs
     interleaved, packed, restored = (
-        rows[rows[:, Column.SRC_RANK] == src.rank]
-        for rows in (program.interleaved, program.packed, program.restored)
+        program.rows(form, src.rank) for form in (GATHER_PLACED, GATHER_IN_ORDER, SCATTER_PLACED)
     )
     chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
     assert chunk == chunk_bytes(restored), "the two sides see chunks of other lengths"
@@ -145,7 +154,7 @@ def _read_spans(
     traffic: Traffic,
 ) -> None:
     """READ spans of pages as they are, then copy what is wanted out of them."""
-    arena, pairs, table = source.arena, program.group_pairs, program.spans
+    arena, pairs, table = source.arena, program.group_pairs, program.rows(READ_SPANS)
     laid = StagedSpans.of(table, pairs)
     _, size = laid.at(tokens, 0)
     if size == 0:
@@ -153,7 +162,7 @@ def _read_spans(
     here = arena.address(arena.allocate(size, 16))
     staged, _ = laid.at(tokens, here)
     for src in source.layout.ranks:
-        mine = table[:, SpanColumn.SRC_RANK] == src.rank
+        mine = table[:, Column.SRC_RANK] == src.rank
         regions = source.regions(src)
         reads = SpanReads.of(table, mine, pairs, regions)
         descriptors = reads.bind(staged, source.blocks, tokens)
@@ -162,14 +171,18 @@ def _read_spans(
         traffic.wire_bytes[src.rank, dst.rank] += read_bytes
         traffic.span_bytes[src.rank, dst.rank] += read_bytes
         traffic.reads += len(descriptors.length_bytes)
-        rows = program.extracted[program.extracted[:, Column.SRC_RANK] == src.rank]
+        rows = program.rows(SCATTER_SPANS)[
+            program.rows(SCATTER_SPANS)[:, Column.SRC_RANK] == src.rank
+        ]
         extraction = Extraction(rows, pairs, destination.regions(dst))
         copies = extraction.bind(staged, destination.blocks, tokens)
         arena.copy(copies)
         traffic.read_bytes[src.rank, dst.rank] += bytes_read_by(copies)
-    traffic.launches += bool(len(program.extracted))
-    if len(program.projected):
+    traffic.launches += bool(len(program.rows(SCATTER_SPANS)))
+    if len(program.rows(PROJECT_SPANS)):
         memory, blocks = destination.regions(dst), destination.blocks
-        rows = projecting.bind_projections(program.projected, pairs, staged, memory, blocks, tokens)
+        rows = projecting.bind_projections(
+            program.rows(PROJECT_SPANS), pairs, staged, memory, blocks, tokens
+        )
         arena.project(rows)
         traffic.launches += 1

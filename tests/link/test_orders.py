@@ -19,7 +19,6 @@ from restow.broker.errors import PageCountError
 from restow.broker.layout import DType
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
 from restow.broker.planner import GroupPair, PageForm, Program
-from restow.broker.planner.program import no_projections, no_rows, no_spans
 from restow.v1 import agent_link_pb2 as pb
 
 MOST = 2**63 - 1
@@ -97,9 +96,7 @@ def test_a_transport_is_that_to_somebody() -> None:
 
 
 def _program(pair: GroupPair) -> Program:
-    none = no_rows()
-    tables = (none, none, no_spans(), none, none, none, none, no_projections())
-    return Program("p", 0, (pair,), *tables)
+    return Program("p", 0, (pair,), ())
 
 
 def test_the_pages_of_a_block_are_bounded() -> None:

@@ -17,7 +17,7 @@ from restow.broker.families import (
 from restow.broker.layout import DType, Scratch
 from restow.broker.planner import compile_programs, make_plan
 from restow.broker.planner.clearing import cleared_rows
-from restow.broker.planner.program import Column, GroupPair, PageForm
+from restow.broker.planner.program import CLEAR_PAGES, Column, GroupPair, PageForm
 
 MAMBA = Mamba2Spec(0, 8, 16, 16, 2, 4, DType.BFLOAT16, DType.FLOAT32)
 MODEL = ModelSpec("m", (MAMBA, AttentionSpec(1, 4, 8, DType.BFLOAT16), replace(MAMBA, layer=2)))
@@ -38,15 +38,15 @@ def test_rows_of_a_conv_layout(
     source = build_layout(MODEL, EngineSettings())
     settings = EngineSettings(conv_layout=conv, conv_rows_extra=3)
     (program,) = compile_programs(make_plan(source, build_layout(MODEL, settings)))
-    assert len(program.cleared) == 2 * rows_a_layer
-    assert set(program.cleared[:, Column.COUNT]) == {count}
-    assert set(program.cleared[:, Column.DST_STEP_BYTES]) == {step_bytes}
+    assert len(program.rows(CLEAR_PAGES)) == 2 * rows_a_layer
+    assert set(program.rows(CLEAR_PAGES)[:, Column.COUNT]) == {count}
+    assert set(program.rows(CLEAR_PAGES)[:, Column.DST_STEP_BYTES]) == {step_bytes}
 
 
 def test_what_p_keeps_for_speculation_is_nothing_to_d() -> None:
     source = build_layout(MODEL, EngineSettings(conv_rows_extra=3))
     (program,) = compile_programs(make_plan(source, build_layout(MODEL, EngineSettings())))
-    assert not len(program.cleared)
+    assert not len(program.rows(CLEAR_PAGES))
 
 
 def test_elements_that_lie_askew_are_cleared_one_by_one() -> None:

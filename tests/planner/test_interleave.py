@@ -20,7 +20,12 @@ from restow.broker.layout import DType, Layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
 from restow.broker.planner.chunk import INTERLEAVED_TO, chunk_bytes
 from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import (
+    GATHER_IN_ORDER,
+    GATHER_PLACED,
+    SCATTER_PLACED,
+    Column,
+)
 from restow.broker.planner.table import Table
 from restow.broker.planner.ways.interleave import chunk_places, whole_moves
 from restow.broker.rpc import wire_program
@@ -40,9 +45,9 @@ def columns(program: Program, channels: int) -> list[str]:
 
     ``channels`` are those of a rank of the source; its window is ``[tap][x | B | C]``.
     """
-    chunk = [""] * (chunk_bytes(program.interleaved, INTERLEAVED_TO) // 2)
+    chunk = [""] * (chunk_bytes(program.rows(GATHER_PLACED), INTERLEAVED_TO) // 2)
     names = [f"x{i}" for i in range(4)] + [f"{part}{i}" for part in "BC" for i in range(4)]
-    for row in program.interleaved:
+    for row in program.rows(GATHER_PLACED):
         item = 1 if row[Column.SRC_DTYPE] == DType.UINT8 else 2
         for index in range(0, int(row[Column.COUNT]), 2 // item):
             src = int(row[Column.SRC_OFFSET_BYTES] + index * row[Column.SRC_STEP_BYTES]) // 2
@@ -65,7 +70,7 @@ def test_every_field_of_a_chunk_begins_where_any_element_may_lie(ssm: DType) -> 
 def test_a_chunk_is_one_readers_channels_each_with_its_taps() -> None:
     plan = make_plan(layout(1, ConvLayout.SD), layout(2, ConvLayout.DS))
     first, second = compile_programs(plan, Strategy.INTERLEAVE)
-    assert not any(len(rows) for rows in (first.direct, first.packed, first.spans))
+    assert {step.form for step in first.steps} == {GATHER_PLACED, SCATTER_PLACED}
     conv = [name for name in columns(second, 12) if name and name != "s"]
     assert conv == "x2 x2' x3 x3' B2 B2' B3 B3' C2 C2' C3 C3'".split()  # noqa: SIM905
     assert columns(first, 12)[:4] == ["x0", "x0'", "x1", "x1'"]
@@ -76,7 +81,7 @@ def test_the_order_says_nothing_of_the_sides_layouts() -> None:
     for conv in ConvLayout:
         plan = make_plan(layout(1, conv), layout(2, conv))
         program = compile_programs(plan, Strategy.INTERLEAVE)[0]
-        orders.append(chunk_bytes(program.restored))
+        orders.append(chunk_bytes(program.rows(SCATTER_PLACED)))
     assert orders[0] == orders[1]
 
 
@@ -84,9 +89,8 @@ def test_tokens_are_packed_behind_the_chunk() -> None:
     layers = (MAMBA, ATTENTION)
     plan = make_plan(layout(2, ConvLayout.SD, *layers), layout(4, ConvLayout.DS, *layers))
     for program in compile_programs(plan, Strategy.INTERLEAVE):
-        gathered = (program.packed, program.interleaved, program.restored)
-        assert all(len(rows) for rows in gathered)
-        assert not any(len(rows) for rows in (program.direct, program.spans))
+        forms = {step.form for step in program.steps}
+        assert forms == {GATHER_PLACED, GATHER_IN_ORDER, SCATTER_PLACED}
         assert program.staging_ranks == program.interleaving_ranks == (program.dst_rank // 2,)
 
 
@@ -113,8 +117,8 @@ def test_auto_interleaves_for_several_readers(d_tp: int, interleaves: bool) -> N
     plan = make_plan(layout(1, ConvLayout.SD), layout(d_tp, ConvLayout.DS))
     costs = CostModel(seconds_per_descriptor=1.0, seconds_per_stage=0.0)
     for program in compile_programs(plan, costs=costs):
-        assert bool(len(program.interleaved)) == interleaves
-        assert bool(len(program.packed)) != interleaves
+        assert bool(len(program.rows(GATHER_PLACED))) == interleaves
+        assert bool(len(program.rows(GATHER_IN_ORDER))) != interleaves
 
 
 def test_a_move_goes_through_a_chunk_whole_or_not_at_all() -> None:

@@ -45,7 +45,13 @@ from restow.broker.layout import (
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import descriptors, row_costs
-from restow.broker.planner.program import Column, SpanColumn
+from restow.broker.planner.program import (
+    GATHER_IN_ORDER,
+    READ_PAGES,
+    READ_SPANS,
+    SCATTER_SPANS,
+    Column,
+)
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
 MAMBA = Mamba2Spec(0, 8, 4, 8, 2, 4, BF16, F32)
@@ -126,7 +132,7 @@ def test_slices_can_not_cast() -> None:
     with pytest.raises(StrategyRefusedError, match="slices can't turn float32 into bfloat16"):
         compile_programs(plan, Strategy.SLICES)
     (program,) = compile_programs(plan, Strategy.AUTO)
-    assert (program.extracted[:, Column.SRC_DTYPE] == F32).any()
+    assert (program.rows(SCATTER_SPANS)[:, Column.SRC_DTYPE] == F32).any()
 
 
 def test_a_rank_without_shards_has_an_empty_program() -> None:
@@ -149,8 +155,7 @@ def test_equal_names_of_programs_mean_equal_rows() -> None:
     ]
     by_name: dict[str, tuple[bytes, ...]] = {}
     for program in programs:
-        tables = (program.direct, program.packed, program.spans, program.extracted)
-        rows = tuple(table.tobytes() for table in tables)
+        rows = tuple(step.rows.tobytes() for step in program.steps)
         assert by_name.setdefault(program.program_id, rows) == rows
     assert len(set(by_name.values())) == len(by_name)
 
@@ -160,10 +165,10 @@ def test_auto_takes_small_pieces_out_of_a_span_and_reads_large_ones() -> None:
     source = build_layout(spec, EngineSettings())
     destination = build_layout(spec, EngineSettings(conv_layout=ConvLayout.DS))
     (program,) = compile_programs(make_plan(source, destination))
-    assert (program.extracted[:, Column.SRC_DTYPE] == BF16).all()
-    (span,) = program.spans
-    assert span[SpanColumn.LENGTH_BYTES] == (64 * 64 + 2 * 8 * 128) * 3 * 2
-    (ssm,) = program.direct
+    assert (program.rows(SCATTER_SPANS)[:, Column.SRC_DTYPE] == BF16).all()
+    (span,) = program.rows(READ_SPANS)
+    assert span[Column.COUNT] == (64 * 64 + 2 * 8 * 128) * 3 * 2
+    (ssm,) = program.rows(READ_PAGES)
     assert ssm[Column.COUNT] == 64 * 64 * 128 * 4
 
 
@@ -173,9 +178,9 @@ def test_auto_packs_small_pieces_that_lie_far_apart() -> None:
     source = build_layout(spec, EngineSettings(kv_order=KvOrder.NHD))
     destination = build_layout(spec, EngineSettings(tp=64, kv_order=KvOrder.NHD))
     for program in compile_programs(make_plan(source, destination)):
-        assert len(program.packed) == len(layers)
-        assert not len(program.direct)
-        assert not len(program.spans)
+        assert len(program.rows(GATHER_IN_ORDER)) == len(layers)
+        assert not len(program.rows(READ_PAGES))
+        assert not len(program.rows(READ_SPANS))
 
 
 @pytest.mark.parametrize("pages", [(16, 16), (16, 24), (5, 3), (1, 4)])
@@ -185,7 +190,7 @@ def test_costs_count_the_stretches_of_unequal_pages(pages: tuple[int, int]) -> N
     (program,) = compile_programs(make_plan(source, destination), Strategy.SLICES)
     tokens = 97
     edges = {t for t in range(tokens) if t % pages[0] == 0 or t % pages[1] == 0}
-    pieces, sizes = row_costs(program.direct, program.group_pairs, tokens)
+    pieces, sizes = row_costs(program.rows(READ_PAGES), program.group_pairs, tokens)
     assert pieces.tolist() == [len(edges)]
     assert sizes.tolist() == [tokens * 32]
 
@@ -199,14 +204,14 @@ def test_heads_that_follow_each_other_in_a_page_are_one_descriptor(
     layout = build_layout(spec, EngineSettings(page_tokens=16))
     plan = make_plan(layout, layout)
     (program,) = compile_programs(plan, Strategy.SLICES)
-    assert len(program.direct) == 8
-    found = descriptors(program.direct, program.group_pairs, tokens)
+    assert len(program.rows(READ_PAGES)) == 8
+    found = descriptors(program.rows(READ_PAGES), program.group_pairs, tokens)
     assert found.sum() == pytest.approx(counts)
     assert len(set(found.tolist())) == 1
     pages = np.arange(2 * -(-tokens // 16))[::2]  # none beside another
     memory = RegionTable(np.array([4096]), np.array([4096]), np.array([64]))
     blocks = Blocks({"attention": pages})
-    laid = Reads.of(program.direct, program.group_pairs, memory, memory)
+    laid = Reads.of(program.rows(READ_PAGES), program.group_pairs, memory, memory)
     bound = laid.bind(blocks, blocks, Tokens(0, tokens))
     assert len(bound.length_bytes) == counts
 
@@ -217,8 +222,8 @@ def test_auto_reads_equal_pages_in_place() -> None:
     layout = build_layout(spec, EngineSettings(page_tokens=16))
     costs = CostModel(seconds_per_descriptor=6e-6, copy_bytes_per_second=12e9)
     (program,) = compile_programs(make_plan(layout, layout), costs=costs)
-    assert len(program.direct) == 8
-    assert not len(program.spans)
+    assert len(program.rows(READ_PAGES)) == 8
+    assert not len(program.rows(READ_SPANS))
 
 
 def transposed() -> tuple[Layout, Layout]:
@@ -275,8 +280,8 @@ def test_slices_of_too_many_single_elements_are_refused() -> None:
     with pytest.raises(TooManyPiecesError, match="use pack or auto"):
         compile_programs(plan, Strategy.SLICES)
     (program,) = compile_programs(plan, Strategy.AUTO)
-    assert len(program.extracted) == 2048
-    assert len(program.spans) == 1
+    assert len(program.rows(SCATTER_SPANS)) == 2048
+    assert len(program.rows(READ_SPANS)) == 1
 
 
 def test_planning_large_models_takes_a_moment() -> None:

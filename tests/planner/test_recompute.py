@@ -26,7 +26,7 @@ from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
 from restow.broker.planner.compile import draft_programs
 from restow.broker.planner.estimate import Cost
-from restow.broker.planner.program import ProjectColumn, SpanColumn
+from restow.broker.planner.program import PROJECT_SPANS, READ_SPANS, Column, ProjectColumn
 from restow.broker.planner.ways.recompute import Rebuilt
 
 BF16, F16, F32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
@@ -78,7 +78,7 @@ def test_types_that_give_what_p_would_have_sent(conv: DType, d_conv: DType, weig
     source = side(model=typed(conv, weights), mixer_inputs=True)
     destination = side(model=typed(d_conv, weights), projections=True)
     (program,) = compile_programs(make_plan(source, destination), Strategy.RECOMPUTE)
-    assert set(program.projected[:, ProjectColumn.DST_DTYPE]) == {d_conv}
+    assert set(program.rows(PROJECT_SPANS)[:, ProjectColumn.DST_DTYPE]) == {d_conv}
 
 
 def test_inputs_of_another_shape_are_another_model() -> None:
@@ -94,8 +94,10 @@ def test_inputs_of_another_shape_are_another_model() -> None:
 def test_x_b_and_c_are_one_product(conv_layout: ConvLayout) -> None:
     destination = side(4, projections=True, conv_layout=conv_layout)
     for program in compile_programs(make_plan(P, destination), Strategy.RECOMPUTE):
-        assert program.projected[:, ProjectColumn.CHANNELS].tolist() == [1024 + 2 * 256] * 2
-        assert program.projected[:, ProjectColumn.TAPS].tolist() == [3, 3]
+        assert (
+            program.rows(PROJECT_SPANS)[:, ProjectColumn.CHANNELS].tolist() == [1024 + 2 * 256] * 2
+        )
+        assert program.rows(PROJECT_SPANS)[:, ProjectColumn.TAPS].tolist() == [3, 3]
 
 
 @pytest.mark.parametrize(("p_tp", "d_tp"), [(1, 1), (2, 4), (4, 2), (8, 1)])
@@ -109,9 +111,9 @@ def test_inputs_are_read_whole_from_one_replica_by_turns(p_tp: int, d_tp: int) -
         explain(plan, Strategy.RECOMPUTE, tokens=1),
         strict=True,
     ):
-        spans = program.spans[program.projected[:, ProjectColumn.SPAN]]
-        assert (spans[:, SpanColumn.LENGTH_BYTES] == 3 * 2688 * 2).all()
-        (rank,) = set(spans[:, SpanColumn.SRC_RANK].tolist())
+        spans = program.rows(READ_SPANS)[program.rows(PROJECT_SPANS)[:, ProjectColumn.SPAN]]
+        assert (spans[:, Column.COUNT] == 3 * 2688 * 2).all()
+        (rank,) = set(spans[:, Column.SRC_RANK].tolist())
         served[rank] += 1
         windows = 2 * 3 * (64 * 64 + 2 * 8 * 128) * 2 // d_tp
         sent = plan_bytes(plan, program.dst_rank)
@@ -129,13 +131,13 @@ def plan_bytes(plan: Any, rank: int) -> int:
 def test_auto_rebuilds_when_weights_cost_less_than_the_wire() -> None:
     plan = make_plan(P, D)
     (sent,) = compile_programs(plan)
-    assert not len(sent.projected)
+    assert not len(sent.rows(PROJECT_SPANS))
     free = CostModel(seconds_per_weight_byte=0.0, read_bytes_per_second=1e6)
     (rebuilt,) = compile_programs(plan, costs=free)
-    assert len(rebuilt.projected)
+    assert len(rebuilt.rows(PROJECT_SPANS))
     # A quarter of the channels is less than the inputs: then not even free weights help.
     for program in compile_programs(make_plan(P, side(4, projections=True)), costs=free):
-        assert not len(program.projected)
+        assert not len(program.rows(PROJECT_SPANS))
 
 
 def test_a_rank_without_weights_is_sent_its_windows() -> None:
@@ -143,8 +145,8 @@ def test_a_rank_without_weights_is_sent_its_windows() -> None:
     idle = replace(destination.ranks[1], projections=(), regions=destination.ranks[1].regions)
     mixed = replace(destination, ranks=(destination.ranks[0], idle))
     one, other = compile_programs(make_plan(P, mixed), Strategy.RECOMPUTE)
-    assert len(one.projected)
-    assert not len(other.projected)
+    assert len(one.rows(PROJECT_SPANS))
+    assert not len(other.rows(PROJECT_SPANS))
     first, second = explain(make_plan(P, mixed), Strategy.RECOMPUTE)
     assert first.strategy["conv.x"] == "recompute" != second.strategy["conv.x"]
 
@@ -200,7 +202,7 @@ def test_weights_are_weighed_once_a_rank() -> None:
 def test_programs_are_the_same_in_every_process() -> None:
     one, two = (compile_programs(make_plan(P, D), Strategy.RECOMPUTE)[0] for _ in range(2))
     assert one.program_id == two.program_id
-    assert np.array_equal(one.projected, two.projected)
+    assert np.array_equal(one.rows(PROJECT_SPANS), two.rows(PROJECT_SPANS))
     assert one.program_id != compile_programs(make_plan(P, D), Strategy.AUTO)[0].program_id
 
 
@@ -212,7 +214,7 @@ def test_windows_that_are_sent_may_be_interleaved() -> None:
     plan = make_plan(P, replace(destination, ranks=ranks))
     costs = CostModel(seconds_per_descriptor=1.0, seconds_per_stage=0.0)
     one, *rest = compile_programs(plan, Strategy.RECOMPUTE, costs)
-    assert len(one.projected)
+    assert len(one.rows(PROJECT_SPANS))
     for program in rest:
-        assert not len(program.projected)
+        assert not len(program.rows(PROJECT_SPANS))
         assert program.interleaving_ranks == (0,)

@@ -18,7 +18,7 @@ from restow.broker.layout import (
     check_layout,
 )
 from restow.broker.planner import Strategy, compile_programs, make_plan, table
-from restow.broker.planner.program import Column
+from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES, Column
 
 BF16 = DType.BFLOAT16
 
@@ -37,8 +37,8 @@ def test_strided_elements_are_bytes_where_tokens_or_pages_begin_askew(
     )
     for pair in ((source, destination), (destination, source)):
         (program,) = compile_programs(make_plan(*pair), Strategy.PACK)
-        assert set(program.packed[:, Column.SRC_DTYPE]) == {dtype}
-        assert set(program.packed[:, Column.COUNT]) == {count}
+        assert set(program.rows(GATHER_IN_ORDER)[:, Column.SRC_DTYPE]) == {dtype}
+        assert set(program.rows(GATHER_IN_ORDER)[:, Column.COUNT]) == {count}
 
 
 def tokens_of_three(step: int, token_stride: int, page_stride: int) -> Layout:
@@ -63,7 +63,7 @@ def test_windows_of_two_sizes_may_share_a_list_of_pages() -> None:
     (program,) = compile_programs(make_plan(layout, layout), Strategy.SLICES)
     moved = {
         int(row[Column.SRC_OFFSET_BYTES]): program.group_pairs[row[Column.GROUP_PAIR]].window_tokens
-        for row in program.direct
+        for row in program.rows(READ_PAGES)
     }
     assert moved == {0: 2, 2: 5}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from restow.broker.layout import DType
-from restow.broker.planner.program import Column, GroupPair, PageForm, SpanColumn
+from restow.broker.planner.program import Column, GroupPair, PageForm
 from restow.broker.planner.ways.spans import SPAN_ALIGN_BYTES, Spans
 
 PAIRS = (
@@ -44,7 +44,7 @@ def test_spans(
     for row, number in zip(rows, spans.span_of, strict=True):
         span = spans.table[number]
         for column in (Column.SRC_RANK, Column.GROUP_PAIR, Column.SRC_REGION):
-            assert span[SpanColumn[column.name]] == row[column]
+            assert span[column] == row[column]
         tokens = max(PAIRS[row[Column.GROUP_PAIR]].src.page_tokens, 1)
         last = row[Column.SRC_OFFSET_BYTES] + (tokens - 1) * row[Column.SRC_TOKEN_STRIDE_BYTES]
         last += (row[Column.COUNT] - 1) * row[Column.SRC_STEP_BYTES] + 4
@@ -53,8 +53,8 @@ def test_spans(
         runs[int(number)].append((begin, int(last)))
     pages: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for number, span in enumerate(spans.table):
-        begin = int(span[SpanColumn.OFFSET_BYTES])
-        end = begin + int(span[SpanColumn.LENGTH_BYTES])
+        begin = int(span[Column.SRC_OFFSET_BYTES])
+        end = begin + int(span[Column.COUNT])
         assert begin % SPAN_ALIGN_BYTES == 0
         assert begin == min(needed[number]) // SPAN_ALIGN_BYTES * SPAN_ALIGN_BYTES
         assert end == max(needed[number])

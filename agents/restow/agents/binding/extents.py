@@ -17,7 +17,7 @@ from restow.agents.binding.addresses import DST, SRC, Lines, Side, by_pair, cut,
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens, check_pages
 from restow.agents.binding.reads import by_region
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, GroupPair, Program, SpanColumn
+from restow.broker.planner.program import READ_PAGES, READ_SPANS, Column, GroupPair, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def direct_extents(
 ) -> list[Extents]:
     """Those of the direct rows of a source rank. Raises `PageCountError` and `PageRangeError`."""
     found = []
-    rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
+    rows = program.rows(READ_PAGES)[program.rows(READ_PAGES)[:, Column.SRC_RANK] == src_rank]
     for pair, table in by_pair(rows, program.group_pairs):
         joined = SRC.joined(table) & DST.joined(table)
         for some, whole in ((table[joined], True), (table[~joined], False)):
@@ -121,15 +121,15 @@ def own_span_extents(
 
     Raises `PageCountError` and `PageRangeError`.
     """
-    spans = program.spans[program.spans[:, SpanColumn.SRC_RANK] == src_rank]
-    region = spans[:, SpanColumn.SRC_REGION]
+    spans = program.rows(READ_SPANS)[program.rows(READ_SPANS)[:, Column.SRC_RANK] == src_rank]
+    region = spans[:, Column.SRC_REGION]
 
     def pages(pair: GroupPair, held: range, mine: Int64s) -> Int64s:
         ids = pages_of(pair, SRC, blocks, tokens)[held.start : held.stop]
         check_pages(ids, int(memory.page_count[region[mine]].min()), SRC.name)
         return ids
 
-    base = memory.base_address[region] + spans[:, SpanColumn.OFFSET_BYTES]
+    base = memory.base_address[region] + spans[:, Column.SRC_OFFSET_BYTES]
     strides = memory.page_stride_bytes[region]
     return _span_extents(spans, program.group_pairs, tokens, base, strides, pages)
 
@@ -138,9 +138,9 @@ def staged_span_extents(
     program: Program, src_rank: int, staged: RegionTable, tokens: Tokens
 ) -> list[Extents]:
     """Those of the spans of a source rank where they were read to: span ``i`` is region ``i``."""
-    mine = np.flatnonzero(program.spans[:, SpanColumn.SRC_RANK] == src_rank)
+    mine = np.flatnonzero(program.rows(READ_SPANS)[:, Column.SRC_RANK] == src_rank)
     return _span_extents(
-        program.spans[mine],
+        program.rows(READ_SPANS)[mine],
         program.group_pairs,
         tokens,
         staged.base_address[mine],
@@ -159,11 +159,11 @@ def _span_extents(
 ) -> list[Extents]:
     found = []
     for number, pair in enumerate(pairs):
-        mine = np.flatnonzero(spans[:, SpanColumn.GROUP_PAIR] == number)
+        mine = np.flatnonzero(spans[:, Column.GROUP_PAIR] == number)
         held = pair.src_pages(tokens.start, tokens.stop)
         if len(mine) and len(held):
             pages = pages_of_pair(pair, held, mine)
             address = base_address[mine, None] + stride_bytes[mine, None] * pages
-            length = np.broadcast_to(spans[mine, SpanColumn.LENGTH_BYTES, None], address.shape)
+            length = np.broadcast_to(spans[mine, Column.COUNT, None], address.shape)
             found.append(Extents(address.ravel(), length.ravel()))
     return found

@@ -17,7 +17,7 @@ from restow.agents.binding.pages import Blocks, RegionTable, Tokens, check_pages
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.binding.reads import merged
 from restow.broker.layout.rows import Bools, Int64s
-from restow.broker.planner.program import GroupPair, SpanColumn
+from restow.broker.planner.program import Column, GroupPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class StagedSpans:
     @classmethod
     def of(cls, spans: Int64s, pairs: Sequence[GroupPair]) -> StagedSpans:
         """Those of ``spans`` ``[spans, len(SpanColumn)]``."""
-        lengths = spans[:, SpanColumn.LENGTH_BYTES]
+        lengths = spans[:, Column.COUNT]
         stride = -(-lengths // STAGING_ALIGN_BYTES) * STAGING_ALIGN_BYTES
-        pair = spans[:, SpanColumn.GROUP_PAIR]
+        pair = spans[:, Column.GROUP_PAIR]
         open_spans = cls(tuple(pairs), pair, stride, None)
         if any(pairs[number].per_token for number in np.unique(pair)):
             return open_spans
@@ -85,18 +85,18 @@ class SpanReads:
         """Of the ``chosen`` ones."""
         parts = []
         for number, pair in enumerate(pairs):
-            index = np.flatnonzero(chosen & (spans[:, SpanColumn.GROUP_PAIR] == number))
+            index = np.flatnonzero(chosen & (spans[:, Column.GROUP_PAIR] == number))
             if not len(index):
                 continue
             table = spans[index]
-            region = table[:, SpanColumn.SRC_REGION]
+            region = table[:, Column.SRC_REGION]
             parts.append(
                 _Part(
                     pair,
                     index,
-                    src.base_address[region] + table[:, SpanColumn.OFFSET_BYTES],
+                    src.base_address[region] + table[:, Column.SRC_OFFSET_BYTES],
                     src.page_stride_bytes[region],
-                    table[:, SpanColumn.LENGTH_BYTES],
+                    table[:, Column.COUNT],
                     int(src.page_count[region].min()),
                 )
             )

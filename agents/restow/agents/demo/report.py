@@ -13,6 +13,7 @@ from restow.agents.demo.experiment import Outcome
 from restow.agents.demo.options import DemoOptions
 from restow.agents.engines.recall.task import decode
 from restow.broker.planner import compile_programs, make_plan
+from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES, SCATTER_SPANS
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
@@ -100,9 +101,9 @@ def routes(options: DemoOptions, outcome: Outcome) -> Table:
         table.add_row(
             str(program.dst_rank),
             ", ".join(map(str, program.src_ranks)),
-            str(len(program.direct)),
-            str(len(program.extracted)),
-            str(len(program.packed)),
+            str(len(program.rows(READ_PAGES))),
+            str(len(program.rows(SCATTER_SPANS))),
+            str(len(program.rows(GATHER_IN_ORDER))),
         )
     return table
 

@@ -24,7 +24,14 @@ from restow.agents.memory.staging_pool import ALIGN_BYTES
 from restow.agents.reading.transport import Read
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.chunk import chunk_bytes
-from restow.broker.planner.program import Column, Program
+from restow.broker.planner.program import (
+    GATHER_IN_ORDER,
+    PROJECT_SPANS,
+    READ_SPANS,
+    SCATTER_PLACED,
+    Column,
+    Program,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +53,10 @@ class ArrivingRows:
         """Those of ``program``, whose extracted rows are ``extraction``."""
         packed, restored = (
             {rank: rows[rows[:, Column.SRC_RANK] == rank] for rank in program.staging_ranks}
-            for rows in (program.packed, program.restored)
+            for rows in (program.rows(GATHER_IN_ORDER), program.rows(SCATTER_PLACED))
         )
         chunks = {rank: chunk_bytes(rows) for rank, rows in restored.items()}
-        spans = StagedSpans.of(program.spans, program.group_pairs)
+        spans = StagedSpans.of(program.rows(READ_SPANS), program.group_pairs)
         return cls(program, packed, restored, chunks, spans, Turning(extraction, spans))
 
 
@@ -128,7 +135,7 @@ class Arrivals:
         """The products of inputs in the run with weights in own memory."""
         order, program = self._order, self._rows.program
         return bind_projections(
-            program.projected,
+            program.rows(PROJECT_SPANS),
             program.group_pairs,
             self._spans,
             memory,

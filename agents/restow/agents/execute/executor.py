@@ -43,7 +43,14 @@ from restow.agents.reading.transport import Read
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts, ReadCosts
-from restow.broker.planner.program import Column, Program
+from restow.broker.planner.program import (
+    CLEAR_PAGES,
+    PROJECT_SPANS,
+    Column,
+    Operand,
+    Program,
+    no_rows,
+)
 
 PROBE_S = 2.0
 """How long the reads of a measurement may take."""
@@ -267,9 +274,9 @@ class Executor:
                 await compare(whole, order, arrivals, self._memory, self._hasher)
             for turn in turns:
                 await turn()
-            if len(whole.projected):
+            if len(whole.rows(PROJECT_SPANS)):
                 await self._copier.project(arrivals.projections(self._memory), place.device)
-            self._zero(whole.cleared, whole, order)
+            self._zero(whole.rows(CLEAR_PAGES), whole, order)
         finally:
             if run is not None:
                 self._scatter_pool.release(run)
@@ -298,15 +305,12 @@ class Executor:
         Per-token pages are never read beyond the tokens that their request has computed.
         """
         per_token = np.array([pair.per_token for pair in program.group_pairs], bool)
-        tables = (
-            program.direct,
-            program.packed,
-            program.extracted,
-            program.restored,
-            program.cleared,
-            window_rows(program.projected),
-        )
-        rows = np.concatenate(tables)
+        tables = [
+            window_rows(step.rows) if step.form == PROJECT_SPANS else step.rows
+            for step in program.steps
+            if step.form.dst is Operand.PAGES
+        ]
+        rows = np.concatenate([no_rows(), *tables])
         rows = rows[~per_token[rows[:, Column.GROUP_PAIR]]]
         # Page ids that were refused name nothing that could be cleared.
         with contextlib.suppress(PagesError):

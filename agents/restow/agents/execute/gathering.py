@@ -23,7 +23,7 @@ from restow.broker.errors import RestowError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts
 from restow.broker.planner.chunk import INTERLEAVED_TO, aligned, chunk_bytes
-from restow.broker.planner.program import Column, GroupPair, Program
+from restow.broker.planner.program import GATHER_IN_ORDER, GATHER_PLACED, Column, GroupPair, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Share:
     def of(cls, program: Program, rank: int, dst_rank: int, tokens: Tokens) -> Share:
         """The rows of source ``rank`` in the program of ``dst_rank``."""
         interleaved, packed = (
-            rows[rows[:, Column.SRC_RANK] == rank] for rows in (program.interleaved, program.packed)
+            rows[rows[:, Column.SRC_RANK] == rank]
+            for rows in (program.rows(GATHER_PLACED), program.rows(GATHER_IN_ORDER))
         )
         chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
         length = chunk + staged_bytes(packed, program.group_pairs, tokens)

@@ -13,7 +13,7 @@ from restow.agents.execute.arrivals import ArrivingRows
 from restow.agents.link.orders import Peer
 from restow.agents.memory.regions import Place, are_at
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, Program, SpanColumn
+from restow.broker.planner.program import READ_PAGES, READ_SPANS, SCATTER_SPANS, Column, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ class LaidRows:
         key = (program.program_id, src_rank, peer.agent_name)
         kept = self._peers.get(key)
         if kept is None:
-            rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
+            rows = program.rows(READ_PAGES)[
+                program.rows(READ_PAGES)[:, Column.SRC_RANK] == src_rank
+            ]
             kept = self._peers[key] = PeerRows(
                 tuple(self._reads(rows, program, peer)),
                 tuple(_span_reads(program, src_rank, peer)),
@@ -54,7 +56,7 @@ class LaidRows:
         """What arrives in staging first."""
         kept = self._arriving.get(program.program_id)
         if kept is None:
-            extraction = Extraction(program.extracted, program.group_pairs, self._memory)
+            extraction = Extraction(program.rows(SCATTER_SPANS), program.group_pairs, self._memory)
             kept = self._arriving[program.program_id] = ArrivingRows.of(program, extraction)
         return kept
 
@@ -87,10 +89,10 @@ class LaidRows:
 
 
 def _span_reads(program: Program, src_rank: int, peer: Peer) -> Iterator[tuple[Place, SpanReads]]:
-    spans = program.spans
-    mine = spans[:, SpanColumn.SRC_RANK] == src_rank
+    spans = program.rows(READ_SPANS)
+    mine = spans[:, Column.SRC_RANK] == src_rank
     for src, at in peer.regions_at.items():
         chosen = mine.copy()
-        chosen[mine] = at[spans[mine, SpanColumn.SRC_REGION]]
+        chosen[mine] = at[spans[mine, Column.SRC_REGION]]
         if chosen.any():
             yield src, SpanReads.of(spans, chosen, program.group_pairs, peer.regions)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from restow.broker.layout import DType
 from restow.broker.layout.check_inputs import MAX_TAPS
 from restow.broker.layout.rows import Bools, Int64s
-from restow.broker.planner.program import Program, ProjectColumn, SpanColumn
+from restow.broker.planner.program import PROJECT_SPANS, READ_SPANS, Column, Program, ProjectColumn
 from restow.broker.planner.table import ITEM_BYTES
 
 Floats = npt.NDArray[np.float64]
@@ -23,7 +23,7 @@ _LEAST_DTYPE = min(DType)
 
 def check_projected(program: Program, refuse: Refuse) -> None:
     """Check what needs no memory: all inputs lie in their spans, of which each is one page."""
-    rows, spans, pairs = program.projected, program.spans, program.group_pairs
+    rows, spans, pairs = program.rows(PROJECT_SPANS), program.rows(READ_SPANS), program.group_pairs
     refuse(rows, rows.min(axis=1, initial=0) < 0, "has a negative number")
     for column in (ProjectColumn.TAPS, ProjectColumn.HIDDEN, ProjectColumn.CHANNELS):
         refuse(rows, rows[:, column] < 1, f"has a {column.name} below 1")
@@ -40,7 +40,7 @@ def check_projected(program: Program, refuse: Refuse) -> None:
     )
     per_token = np.array([pair.per_token for pair in pairs], bool)
     mine = spans[rows[:, ProjectColumn.SPAN]]
-    for number in (rows[:, ProjectColumn.GROUP_PAIR], mine[:, SpanColumn.GROUP_PAIR]):
+    for number in (rows[:, ProjectColumn.GROUP_PAIR], mine[:, Column.GROUP_PAIR]):
         refuse(rows, per_token[number], "rebuilds from or to pages of tokens")
     item = ITEM_BYTES[rows[:, ProjectColumn.DTYPE]]
     dst_item = ITEM_BYTES[rows[:, ProjectColumn.DST_DTYPE]]
@@ -63,7 +63,7 @@ def check_projected(program: Program, refuse: Refuse) -> None:
     ):
         refuse(rows, (rows[:, count] > 1) & (rows[:, column] < 1), f"has no {column.name}")
     ends = _ends(rows, ProjectColumn.SRC_OFFSET_BYTES, _TAPS, _HIDDEN)
-    refuse(rows, ends > mine[:, SpanColumn.LENGTH_BYTES], "leaves its span")
+    refuse(rows, ends > mine[:, Column.COUNT], "leaves its span")
 
 
 def check_projected_memory(
@@ -73,7 +73,7 @@ def check_projected_memory(
 
     And that no more weights are multiplied than there are: the work is bounded by the memory.
     """
-    rows = program.projected
+    rows = program.rows(PROJECT_SPANS)
     if not len(rows):
         return
     fixed = np.zeros(len(strides), bool)

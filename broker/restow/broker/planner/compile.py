@@ -6,8 +6,6 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-import numpy as np
-
 from restow.broker.layout import RankLayout
 from restow.broker.planner.choice import choose_ways
 from restow.broker.planner.clearing import cleared_rows
@@ -17,7 +15,15 @@ from restow.broker.planner.draft import Draft
 from restow.broker.planner.estimate import estimate
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.program import GroupPair, Program, no_projections, no_rows, no_spans
+from restow.broker.planner.program import (
+    CLEAR_PAGES,
+    READ_SPANS,
+    GroupPair,
+    Program,
+    Step,
+    joined_steps,
+    no_rows,
+)
 from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import Cutter
 from restow.broker.planner.ways import WAYS
@@ -109,21 +115,15 @@ def _unspared(moves: tuple[Move, ...], spared: Sequence[Spared]) -> tuple[Move, 
 
 
 def _program(draft: Draft, pairs: tuple[GroupPair, ...]) -> Program:
-    tables = {
-        "direct": no_rows(),
-        "packed": no_rows(),
-        "spans": no_spans(),
-        "extracted": no_rows(),
-        "cleared": draft.cleared,
-        "interleaved": no_rows(),
-        "restored": no_rows(),
-        "projected": no_projections(),
-    }
+    found, used, first_span = [Step(CLEAR_PAGES, draft.cleared)], [], 0
     for share in draft.shares:
-        for name, rows in share.tables(first_span=len(tables["spans"])).items():
-            tables[name] = np.concatenate([tables[name], rows])
-    shapes = [rows.shape for rows in tables.values()]
+        mine = [step for step in share.steps(first_span) if len(step.rows)]
+        first_span += sum(len(step.rows) for step in mine if step.form == READ_SPANS)
+        found += mine
+        used += [share.strategy] * bool(mine)
+    steps = joined_steps(found)
+    shapes = [(step.form, step.rows.shape) for step in steps]
     content = hashlib.sha256(repr((draft.dst_rank, pairs, shapes)).encode())
-    for rows in tables.values():
-        content.update(rows.astype("<i8").tobytes())
-    return Program(content.hexdigest()[:32], draft.dst_rank, pairs, **tables)
+    for step in steps:
+        content.update(step.rows.astype("<i8").tobytes())
+    return Program(content.hexdigest()[:32], draft.dst_rank, pairs, steps, tuple(used))

@@ -1,18 +1,23 @@
-"""Between a program and its message, which is a table of numbers for the most part."""
+"""Between a program and its message, which is tables of numbers for the most part."""
 
 from __future__ import annotations
 
 import numpy as np
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from restow.broker.errors import PlanError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
-    Column,
+    FORMS,
+    GATHERED,
+    READ_OR_GATHERED,
+    Form,
     GroupPair,
+    Operand,
     PageForm,
     Program,
-    ProjectColumn,
-    SpanColumn,
+    Step,
+    columns_of,
 )
 from restow.v1 import program_pb2
 
@@ -24,17 +29,13 @@ def program_to_proto(
 
     ``hashed``: with all else that is read from there.
     """
-    program_id, direct, packed = program.program_id, program.direct, program.packed
-    spans, interleaved = program.spans, program.interleaved[:0]
-    if src_rank is not None:
+    if src_rank is None:
+        program_id = program.program_id
+        steps = [step for step in program.steps if step.form.dst is not Operand.RUN]
+    else:
         program_id = program.hashed_id(src_rank) if hashed else program.gather_id(src_rank)
-        direct, packed, interleaved = (
-            rows[rows[:, Column.SRC_RANK] == src_rank]
-            for rows in (program.direct, program.packed, program.interleaved)
-        )
-        spans = spans[spans[:, SpanColumn.SRC_RANK] == src_rank]
-        if not hashed:
-            direct, spans = direct[:0], spans[:0]
+        forms = READ_OR_GATHERED if hashed else GATHERED
+        steps = [step.of_source(src_rank) for step in program.steps if step.form in forms]
     return program_pb2.Program(
         program_id=program_id,
         dst_rank=program.dst_rank,
@@ -46,14 +47,18 @@ def program_to_proto(
             )
             for pair in program.group_pairs
         ],
-        direct_rows=_bytes(direct),
-        packed_rows=_bytes(packed),
-        spans=_bytes(spans),
-        extracted_rows=_bytes(program.extracted) if src_rank is None else b"",
-        cleared_rows=_bytes(program.cleared) if src_rank is None else b"",
-        interleaved_rows=_bytes(interleaved),
-        restored_rows=_bytes(program.restored) if src_rank is None else b"",
-        projected_rows=_bytes(program.projected) if src_rank is None else b"",
+        steps=[step_to_proto(step) for step in steps if len(step.rows)],
+    )
+
+
+def step_to_proto(step: Step) -> program_pb2.Step:
+    """One step, whoever it is for."""
+    kind, src, dst = step.form
+    return program_pb2.Step(
+        kind=program_pb2.StepKind.ValueType(kind),
+        src=program_pb2.Operand.ValueType(src),
+        dst=program_pb2.Operand.ValueType(dst),
+        rows=step.rows.astype("<i8").tobytes(),
     )
 
 
@@ -64,7 +69,12 @@ def _form_to_proto(form: PageForm) -> program_pb2.PageForm:
 
 
 def program_from_proto(message: program_pb2.Program) -> Program:
-    """The message as a program. Raises `PlanError` for tables that are no tables."""
+    """The message as a program.
+
+    Raises `PlanError` for tables that are no tables, and for what another release says.
+    """
+    if len(UnknownFieldSet(message)) or any(len(UnknownFieldSet(one)) for one in message.steps):
+        raise PlanError("the program has fields that this release does not know: use one release")
     return Program(
         program_id=message.program_id,
         dst_rank=message.dst_rank,
@@ -72,26 +82,28 @@ def program_from_proto(message: program_pb2.Program) -> Program:
             GroupPair(_form(pair.src), _form(pair.dst), pair.window_tokens)
             for pair in message.group_pairs
         ),
-        direct=_table(message.direct_rows),
-        packed=_table(message.packed_rows),
-        spans=_table(message.spans, len(SpanColumn)),
-        extracted=_table(message.extracted_rows),
-        cleared=_table(message.cleared_rows),
-        interleaved=_table(message.interleaved_rows),
-        restored=_table(message.restored_rows),
-        projected=_table(message.projected_rows, len(ProjectColumn)),
+        steps=tuple(_step(step) for step in message.steps),
     )
+
+
+def _step(message: program_pb2.Step) -> Step:
+    form = _FORMS.get((message.kind, message.src, message.dst))
+    if form is None:
+        raise PlanError(
+            f"a step of kind {message.kind} from operand {message.src} to {message.dst} is none "
+            f"that this release knows: use one release"
+        )
+    return Step(form, _table(message.rows, len(columns_of(form))))
 
 
 def _form(message: program_pb2.PageForm) -> PageForm:
     return PageForm(message.group, message.page_tokens, message.pages_per_block)
 
 
-def _bytes(table: Int64s) -> bytes:
-    return table.astype("<i8").tobytes()
-
-
-def _table(data: bytes, columns: int = len(Column)) -> Int64s:
+def _table(data: bytes, columns: int) -> Int64s:
     if len(data) % (8 * columns):
         raise PlanError(f"{len(data)} bytes are not rows of {columns} int64")
     return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, columns)
+
+
+_FORMS: dict[tuple[int, int, int], Form] = {(form.kind, form.src, form.dst): form for form in FORMS}

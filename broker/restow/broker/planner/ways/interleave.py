@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +21,13 @@ from restow.broker.planner.chunk import aligned
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows
 from restow.broker.planner.move import Move, Place
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.program import (
+    GATHER_PLACED,
+    SCATTER_PLACED,
+    Column,
+    GroupPair,
+    Step,
+)
 from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import Cutter, Table
 from restow.broker.planner.ways.way import Sent, Way, Work, src_ranks
@@ -42,9 +49,11 @@ class Chunks:
         """Through chunks with all of these moves, which are of snapshots."""
         return cls(*cutter.through(moves, chunk_places(moves)))
 
-    def tables(self, first_span: int) -> dict[str, Int64s]:
-        """``interleaved`` and ``restored``."""
-        return {"interleaved": self.interleaved, "restored": self.restored}
+    strategy: ClassVar[Strategy] = Strategy.INTERLEAVE
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """The source writes the chunk, the destination applies the inverse of its own order."""
+        return Step(GATHER_PLACED, self.interleaved), Step(SCATTER_PLACED, self.restored)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
         """A copy on both sides, each with rows of its own; the run is that of what is packed."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows, Seconds
-from restow.broker.planner.program import GroupPair
+from restow.broker.planner.program import GATHER_IN_ORDER, GroupPair, Step
 from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.ways.way import Sent, Way, Work, src_ranks
 
@@ -19,9 +20,11 @@ class Packed:
 
     rows: Int64s
 
-    def tables(self, first_span: int) -> dict[str, Int64s]:
-        """``packed``."""
-        return {"packed": self.rows}
+    strategy: ClassVar[Strategy] = Strategy.PACK
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """The source copies row after row into the run, the destination out of it."""
+        return (Step(GATHER_IN_ORDER, self.rows),)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
         """A copy on both sides."""

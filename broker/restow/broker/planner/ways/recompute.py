@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,16 +29,18 @@ from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan, spread
 from restow.broker.planner.program import (
+    PROJECT_SPANS,
+    Column,
     GroupPair,
     ProjectColumn,
-    SpanColumn,
+    Step,
     no_projections,
-    no_spans,
+    no_rows,
 )
 from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import ITEM_BYTES, Cutter
 from restow.broker.planner.ways.products import joined_products, product_rows
-from restow.broker.planner.ways.spans import SPAN_ALIGN_BYTES, span_pages
+from restow.broker.planner.ways.spans import SPAN_ALIGN_BYTES, read_spans, span_pages, span_rows
 from restow.broker.planner.ways.way import Sent, Share, Sparing, Way, Work
 
 MAX_COMPARED = 1 << 20
@@ -65,7 +68,7 @@ class Rebuilt:
 
     moves: tuple[Move, ...] = ()
     inputs: tuple[InputRead, ...] = ()
-    spans: Int64s = field(default_factory=no_spans)
+    spans: Int64s = field(default_factory=no_rows)
     projected: Int64s = field(default_factory=no_projections)
 
     @property
@@ -84,17 +87,19 @@ class Rebuilt:
         """The one of all shares of a program; without any, nothing."""
         return next((share for share in shares if isinstance(share, cls)), cls())
 
-    def tables(self, first_span: int) -> dict[str, Int64s]:
-        """``spans`` of inputs, and what is ``projected`` from them."""
+    strategy: ClassVar[Strategy] = Strategy.RECOMPUTE
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """Spans of inputs are read, and multiplied with weights."""
         projected = self.projected.copy()
         projected[:, ProjectColumn.SPAN] += first_span
-        return {"spans": self.spans, "projected": projected}
+        return read_spans(self.spans, first_span), Step(PROJECT_SPANS, projected)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
         """A descriptor an input, and the weights once."""
         pages = span_pages(self.spans, pairs, tokens)
         return Work(
-            bytes=int((pages * self.spans[:, SpanColumn.LENGTH_BYTES]).sum()),
+            bytes=int((pages * self.spans[:, Column.COUNT]).sum()),
             reads=int(pages.sum()),
             launches=int(len(self.projected) > 0),
             seconds=self.weight_bytes * costs.seconds_per_weight_byte,
@@ -219,7 +224,7 @@ class _Rebuilding:
         """What ``rank`` can rebuild. Raises `TooManyPiecesError`."""
         spans: dict[str, int] = {}
         reads: list[InputRead] = []
-        span_rows: list[tuple[int, ...]] = []
+        found_spans: list[tuple[int, ...]] = []
         tables = [no_projections()]
         found = self._found.get(rank.rank, [])
         for one in found:
@@ -228,11 +233,11 @@ class _Rebuilding:
             kept = self._inputs[src_rank, weights.input]
             pair = cutter.pair_number(src_rank, kept.region, rank.rank, shard.region)
             if weights.input not in spans:
-                spans[weights.input] = len(span_rows)
+                spans[weights.input] = len(found_spans)
                 start = kept.offset_bytes // SPAN_ALIGN_BYTES * SPAN_ALIGN_BYTES
                 stop = kept.offset_bytes + _reach_bytes(kept)
                 region = cutter.source_region(src_rank, kept.region)
-                span_rows.append((src_rank, pair, region, start, stop - start))
+                found_spans.append((src_rank, pair, region, start, stop - start))
                 replicas = self._holders[weights.input]
                 reads.append(InputRead(kept, src_rank, replicas, stop - start))
             tap = self._taps[weights.field]
@@ -241,10 +246,11 @@ class _Rebuilding:
         projected = joined_products(np.concatenate(tables))
         if len(projected) > MAX_ROWS:
             raise TooManyPiecesError(f"projections fall into more than {MAX_ROWS} pieces")
+        places = np.array(found_spans, np.int64).reshape(-1, 5)
         return Rebuilt(
             tuple(move for one in found for move in one.moves),
             tuple(reads),
-            np.array(span_rows, np.int64).reshape(-1, len(SpanColumn)),
+            span_rows(places[:, :3], places[:, 3], places[:, 4]),
             projected,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from restow.broker.layout import DType
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows, Seconds, descriptors, row_costs
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.program import READ_PAGES, Column, GroupPair, Step
 from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import split_rows
 from restow.broker.planner.ways.way import Sent, Way, Work
@@ -25,9 +26,11 @@ class Sliced:
 
     rows: Int64s
 
-    def tables(self, first_span: int) -> dict[str, Int64s]:
-        """``direct``."""
-        return {"direct": split_rows(self.rows)}
+    strategy: ClassVar[Strategy] = Strategy.SLICES
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """A read for each run of bytes."""
+        return (Step(READ_PAGES, split_rows(self.rows)),)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
         """A descriptor a piece."""

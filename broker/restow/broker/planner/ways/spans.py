@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from restow.broker.layout import DType
 from restow.broker.layout.rows import Bools, Int64s
-from restow.broker.planner.program import Column, GroupPair, SpanColumn, no_rows, no_spans
+from restow.broker.planner.program import READ_SPANS, Column, GroupPair, Step, no_rows
 from restow.broker.planner.table import ITEM_BYTES
 
 SPAN_ALIGN_BYTES = 16
@@ -23,7 +24,7 @@ _SAME_PAGE = [Column.SRC_RANK, Column.GROUP_PAIR, Column.SRC_REGION]
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """``table`` is int64 ``[spans, len(SpanColumn)]``; row ``i`` lies in span ``span_of[i]``."""
+    """``table`` is int64 ``[spans, len(Column)]``; row ``i`` lies in span ``span_of[i]``."""
 
     table: Int64s
     span_of: Int64s
@@ -35,7 +36,7 @@ class Spans:
         Without that there is one span for each region of a source rank.
         """
         if not len(rows):
-            return cls(no_spans(), np.zeros(0, np.int64))
+            return cls(no_rows(), np.zeros(0, np.int64))
         order = np.lexsort((rows[:, Column.SRC_OFFSET_BYTES], *rows[:, _SAME_PAGE].T[::-1]))
         rows = rows[order]
         start = rows[:, Column.SRC_OFFSET_BYTES] // SPAN_ALIGN_BYTES * SPAN_ALIGN_BYTES
@@ -48,8 +49,7 @@ class Spans:
         length = np.maximum.reduceat(stop, first) - start[first]
         span_of = np.empty(len(rows), np.int64)
         span_of[order] = np.cumsum(begins) - 1
-        table = np.column_stack([rows[first][:, _SAME_PAGE], start[first], length])
-        return cls(table.astype(np.int64), span_of)
+        return cls(span_rows(rows[first][:, _SAME_PAGE], start[first], length), span_of)
 
     def extracted(self, rows: Int64s) -> Int64s:
         """The rows as they lie in their spans, those of one span together."""
@@ -57,14 +57,35 @@ class Spans:
             return no_rows()
         rows = rows.copy()
         rows[:, Column.SRC_REGION] = self.span_of
-        rows[:, Column.SRC_OFFSET_BYTES] -= self.table[self.span_of, SpanColumn.OFFSET_BYTES]
+        rows[:, Column.SRC_OFFSET_BYTES] -= self.table[self.span_of, Column.SRC_OFFSET_BYTES]
         return rows[np.argsort(self.span_of, kind="stable")]
+
+
+def span_rows(pages: Int64s, offset_bytes: Int64s, length_bytes: Int64s) -> Int64s:
+    """Rows that read a stretch of pages; ``pages`` are source ranks, pairs of lists and regions.
+
+    Which span each fills is left open: `read_spans` numbers them.
+    """
+    rows = np.zeros((len(pages), len(Column)), np.int64)
+    rows[:, _SAME_PAGE] = pages
+    rows[:, Column.SRC_OFFSET_BYTES] = offset_bytes
+    rows[:, Column.COUNT] = length_bytes
+    rows[:, [Column.SRC_STEP_BYTES, Column.DST_STEP_BYTES]] = 1
+    rows[:, [Column.SRC_DTYPE, Column.DST_DTYPE]] = DType.UINT8
+    return rows
+
+
+def read_spans(rows: Int64s, first_span: int) -> Step:
+    """The step that reads them, numbered from ``first_span`` on."""
+    rows = rows.copy()
+    rows[:, Column.DST_REGION] = np.arange(first_span, first_span + len(rows))
+    return Step(READ_SPANS, rows)
 
 
 def span_pages(spans: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Int64s:
     """How many source pages each span is read from for a prompt of ``tokens``."""
     counts = np.array([len(pair.src_pages(0, tokens)) for pair in pairs], np.int64)
-    pages: Int64s = counts[spans[:, SpanColumn.GROUP_PAIR]]
+    pages: Int64s = counts[spans[:, Column.GROUP_PAIR]]
     return pages
 
 

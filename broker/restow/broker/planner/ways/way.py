@@ -14,7 +14,7 @@ from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows, Seconds
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.program import Column, GroupPair, Step
 from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import Cutter, Table
 from restow.broker.words import Worded
@@ -54,8 +54,12 @@ class Work:
 class Share(Protocol):
     """What of one rank's program goes one way."""
 
-    def tables(self, first_span: int) -> dict[str, Int64s]:
-        """What it adds to the tables of a `Program`, whose spans are numbered from there on.
+    @property
+    def strategy(self) -> Strategy:
+        """The word for it."""
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """What it adds to a `Program`; its own spans are numbered from there on.
 
         Raises `TooManyPiecesError`.
         """

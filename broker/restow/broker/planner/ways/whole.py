@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows, Seconds
-from restow.broker.planner.program import Column, GroupPair, SpanColumn
+from restow.broker.planner.program import SCATTER_SPANS, Column, GroupPair, Step
 from restow.broker.planner.strategy import Strategy
-from restow.broker.planner.ways.spans import Spans, span_pages
+from restow.broker.planner.ways.spans import Spans, read_spans, span_pages
 from restow.broker.planner.ways.way import Sent, Way, Work
 
 
@@ -23,18 +24,20 @@ class Extracted:
     rows: Int64s
     spans: Spans
 
-    def tables(self, first_span: int) -> dict[str, Int64s]:
-        """``spans``, and what is ``extracted`` from them."""
+    strategy: ClassVar[Strategy] = Strategy.WHOLE
+
+    def steps(self, first_span: int) -> Sequence[Step]:
+        """Spans are read, and rows are copied out of them."""
         extracted = self.spans.extracted(self.rows)
         extracted[:, Column.SRC_REGION] += first_span
-        return {"spans": self.spans.table, "extracted": extracted}
+        return read_spans(self.spans.table, first_span), Step(SCATTER_SPANS, extracted)
 
     def work(self, pairs: Sequence[GroupPair], tokens: int, costs: CostModel) -> Work:
         """A descriptor a page, and a copy at the destination."""
         table = self.spans.table
         pages = span_pages(table, pairs, tokens)
         return Work(
-            bytes=int((pages * table[:, SpanColumn.LENGTH_BYTES]).sum()),
+            bytes=int((pages * table[:, Column.COUNT]).sum()),
             reads=int(pages.sum()),
             launches=int(len(table) > 0),
             seconds=float(PricedRows(self.rows, pairs, tokens, costs).copy_s.sum()),
@@ -73,7 +76,7 @@ def _shared(priced: PricedRows, small: Bools) -> Seconds:
     costs, weights = priced.costs, priced.into_place_s[small]
     spans = Spans.of(priced.rows[small], priced.pairs, costs.gap_bytes)
     pages = span_pages(spans.table, priced.pairs, priced.tokens)
-    lengths = spans.table[:, SpanColumn.LENGTH_BYTES]
+    lengths = spans.table[:, Column.COUNT]
     seconds = costs.seconds_per_descriptor + lengths / costs.read_bytes_per_second
     total = np.bincount(spans.span_of, weights, minlength=len(spans.table))
     shares: Seconds = weights * (pages * seconds / total)[spans.span_of]
