@@ -222,7 +222,7 @@ def test_only_p_renews() -> None:
     assert world.find().source is None
     world.publish(p)
     world.renew(p, lease_s=60)
-    assert world.find().lease_until_s == world.now_s + 60
+    assert world.find().lease.until_s == world.now_s + 60
 
 
 def test_a_full_directory_refuses_and_takes_again() -> None:

@@ -90,8 +90,8 @@ class BrokerMachine(RuleBasedStateMachine):
             if isinstance(action, act.SendExecute):
                 assert action.handoff not in model.ended, "an order to read after the end"
                 handoff = world.directory.ledger.by_number[action.handoff]
-                assert handoff.grant_until_s < handoff.lease_until_s
-                assert world.now_s + action.grant_ms / 1000 <= handoff.grant_until_s + 1e-6
+                assert handoff.lease.grant_until_s < handoff.lease.until_s
+                assert world.now_s + action.grant_ms / 1000 <= handoff.lease.grant_until_s + 1e-6
                 side = world.sides[action.agent.engine]
                 assert handoff.destination is side.record
                 reader = Reader(action.handoff, action.agent.rank, side)

@@ -74,10 +74,8 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
     if source is None or destination is None or handoff.pair is None:
         yield f"handoff {name} is granted with a side or a plan missing"
         return
-    if not handoff.granted_s < handoff.grant_until_s < handoff.settle_until_s:
-        yield f"handoff {name}: its grant does not end before its settlement"
-    if handoff.grant_until_s >= handoff.lease_until_s:
-        yield f"handoff {name}: its grant may be used after its lease"
+    for words in handoff.lease.wrong(handoff.granted_s):
+        yield f"handoff {name}: {words}"
     if not handoff.unsettled:
         yield f"handoff {name} is {handoff.state} and nobody reads"
     if not handoff.unsettled <= handoff.pair.programs.keys():
@@ -94,7 +92,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
     watched = directory.ledger.deadlines.numbers()
     for handoff in directory.ledger.live.values():
         name, source, destination = handoff.handoff_id, handoff.source, handoff.destination
-        if handoff.number not in watched or handoff.looked_s > handoff.next_look_s():
+        if handoff.number not in watched or handoff.looked_s > handoff.lease.next_look_s():
             yield f"the clock does not look at handoff {name} in time"
         if source is None or destination is None or handoff.granted:
             continue

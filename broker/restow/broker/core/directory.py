@@ -21,10 +21,10 @@ from restow.broker.core.digests import Digests, not_compared, not_hashed
 from restow.broker.core.engines import AgentRecord, EngineRecord
 from restow.broker.core.events import Chunk, Failure, Probed, Settlement, StagedRun, Wish
 from restow.broker.core.examining import Examining
-from restow.broker.core.expiry import why_late
 from restow.broker.core.grant import Misfit, execute, misfit, open_grant, unreadable
 from restow.broker.core.handoff import Handoff, told
 from restow.broker.core.handoff_numbers import Numbers
+from restow.broker.core.lease import unpublished_until_s
 from restow.broker.core.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.membership import Membership
@@ -156,8 +156,7 @@ class Directory:
             )
         if handoff.ended:
             return [told(handoff, engine)]
-        handoff.lease_until_s = max(handoff.lease_until_s, now_s + lease_s)
-        handoff.note(now_s, "renewed", lease_s)
+        handoff.renew(lease_s, now_s)
         return []
 
     def cancel(
@@ -232,7 +231,7 @@ class Directory:
         if engine.complete:
             for number in sorted(engine.handoffs):
                 handoff = self.ledger.by_number[number]
-                if handoff.agents_until_s:
+                if handoff.lease.agents_until_s:
                     actions += self._advance(handoff, now_s)
         return actions
 
@@ -246,7 +245,7 @@ class Directory:
         if known is not None and known.ended:
             return [SendUnfence(agent.key, handoff_id)]
         if known is None or not known.published:
-            until_s = now_s + self.limits.lease_s
+            until_s = unpublished_until_s(self.limits, now_s)
             engine.early_fences.add(handoff_id, agent.key.rank, until_s)
             return []
         known.check_source(engine)
@@ -290,10 +289,9 @@ class Directory:
             return []
         if any((dst_rank, source) not in handoff.staged for source in staging[dst_rank]):
             return []
-        if handoff.grant_until_s - now_s < self.limits.min_grant_s:
+        if (late := handoff.lease.used_up(self.limits, now_s)) is not None:
             # This rank is not told to read: it has nothing to settle.
             handoff.unsettled.discard(dst_rank)
-            late = Failure(State.FAILED, "READ_DEADLINE", "staging took the whole grant")
             return self.ledger.stop(handoff, late, now_s)
         if all((d, s) in handoff.staged for d, ranks in staging.items() for s in ranks):
             handoff.state = State.READING
@@ -322,8 +320,7 @@ class Directory:
         if settlement.reason:
             words = f"rank {rank} of engine {engine.key.engine_id}: {settlement.detail}"
             return self.ledger.stop(handoff, Failure(State.FAILED, settlement.reason, words), now_s)
-        if now_s > handoff.grant_until_s + self.limits.lease_margin_s:
-            late = Failure(State.FAILED, "GRANT_OUTLIVED", "the read ended after its grant")
+        if (late := handoff.lease.outlived(self.limits, now_s)) is not None:
             return self.ledger.stop(handoff, late, now_s)
         if hashed and (failure := not_compared(settlement, rank)) is not None:
             return self.ledger.stop(handoff, failure, now_s)
@@ -370,7 +367,7 @@ class Directory:
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """A handoff has run out of time. That D's agents are missing is no fault of P's."""
-        failure = why_late(handoff, now_s)
+        failure = handoff.why_late(now_s)
         waited = failure.reason in ("AGENT_MISSING", "AGENT_LOST") and not handoff.granted
         if waited and handoff.source and handoff.source.complete:
             return self.ledger.dismiss(handoff, failure, now_s)
@@ -421,8 +418,7 @@ class Directory:
         if handoff.state is not State.READY or self.draining:
             return []
         if not (source.complete and destination.complete):
-            if not handoff.agents_until_s:
-                handoff.agents_until_s = now_s + self.limits.agent_wait_s
+            if handoff.lease.wait_for_agents(self.limits, now_s):
                 handoff.note(now_s, "waits for agents")
             return []
         probes = self.probing.wait(handoff.number, source, destination, pair, now_s)

@@ -38,26 +38,16 @@ class Misfit:
 def open_grant(
     handoff: Handoff, source: EngineRecord, pair: PairPlan, limits: Limits, now_s: float
 ) -> list[Action] | Failure:
-    """Grant a ready handoff that has no `misfit`: orders to all agents, or why there is no time.
-
-    The grant ends before the lease, and before D's patience.
-    """
-    lease_s = handoff.lease_until_s - limits.lease_margin_s
-    end_s = min(now_s + limits.grant_s, lease_s, handoff.patience_until_s)
-    if end_s - now_s < limits.min_grant_s:
-        if lease_s - now_s < limits.min_grant_s:
-            return Failure(
-                State.EXPIRED, "LEASE_TOO_SHORT", "P's lease leaves no time for a read: renew it"
-            )
-        return Failure(State.EXPIRED, "TIMEOUT_TOO_SHORT", "D's timeout leaves no time for a read")
+    """Grant a ready handoff that has no `misfit`: orders to all agents, or why there is no time."""
+    late = handoff.lease.grant(limits, now_s)
+    if late is not None:
+        return late
     handoff.pair = pair
     handoff.strategies = pair.strategies
     handoff.granted_s = now_s
-    handoff.grant_until_s = end_s
-    handoff.settle_until_s = end_s + limits.settle_grace_s
     handoff.unsettled = set(pair.programs)
     handoff.state = State.STAGING if pair.gathers else State.READING
-    handoff.note(now_s, "granted", (end_s - now_s, pair.strategies))
+    handoff.note(now_s, "granted", (handoff.lease.grant_until_s - now_s, pair.strategies))
     actions: list[Action] = []
     for gather in pair.gathers:
         actions += _stage(handoff, source, pair, gather)
@@ -176,7 +166,7 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
             handoff.held_tokens,
             handoff.position_tokens,
             tuple(runs),
-            max(1, int((handoff.grant_until_s - now_s) * 1000)),
+            handoff.lease.left_ms(now_s),
             pair.hashed,
         )
     )

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from restow.broker.core.actions import State, TellEnded
 from restow.broker.core.engines import MAX_BLOCKS, EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish, wish_hash
+from restow.broker.core.lease import Lease, why_unsettled
 from restow.broker.core.pair import PairPlan
 from restow.broker.errors import (
     ContentMismatchError,
@@ -64,12 +65,7 @@ class Handoff:
     published: bool = False
     final: bool = False
     fenced: set[int] = field(default_factory=set)
-    lease_until_s: float = 0.0
-    patience_until_s: float = 0.0
-    agents_until_s: float = 0.0
-    """How long missing agents are waited for; 0: none is missed."""
-    unasked_until_s: float = 0.0
-    """How long a first or another demand is waited for; 0: as long as P's lease lasts."""
+    lease: Lease = field(default_factory=Lease)
     queued: bool = False
     """Whether D's agents read others' states first."""
     looked_s: float = math.inf
@@ -84,9 +80,6 @@ class Handoff:
     strategies: tuple[str, ...] = ()
     """The ways in which that plan has rows travel, also after the end."""
     granted_s: float = 0.0
-    grant_until_s: float = 0.0
-    settle_until_s: float = 0.0
-    """The grant and the grace in which reports of it may still arrive."""
     unsettled: set[int] = field(default_factory=set)
     unheard: set[int] = field(default_factory=set)
     """Ranks of D that may be at work on an order of a broker before this one."""
@@ -190,7 +183,7 @@ class Handoff:
             self.final = True
             self.position_tokens = chunk.position_tokens
             self.src_content = chunk.content
-        self.lease_until_s = max(self.lease_until_s, now_s + chunk.lease_s)
+        self.lease.renew(chunk.lease_s, now_s)
         self.published = True
         self.trace_parent = self.trace_parent or chunk.trace_parent
         self.note(now_s, "published", chunk.position_tokens if chunk.final else "a chunk")
@@ -213,6 +206,11 @@ class Handoff:
                 group=group,
             )
         return known
+
+    def renew(self, lease_s: float, now_s: float) -> None:
+        """P prolongs its lease."""
+        self.lease.renew(lease_s, now_s)
+        self.note(now_s, "renewed", lease_s)
 
     def fence(self, rank: int, now_s: float) -> None:
         """A rank of P has its part complete in memory."""
@@ -249,11 +247,10 @@ class Handoff:
         self.dst_blocks = blocks
         self.held_tokens, self.wanted_tokens = wish.held_tokens, wish.position_tokens
         self.dst_content, self.demand = wish.content, wish.demand
-        self.unasked_until_s = 0.0
+        self.lease.ask(wish.timeout_s, now_s)
         self.dst_checked = engine.admitted
         if wish.repeated:
             self.unheard = engine.unheard_ranks
-        self.patience_until_s = now_s + wish.timeout_s
         self.trace_parent = self.trace_parent or wish.trace_parent
         self.note(now_s, "requested", wish.held_tokens)
         return True
@@ -348,7 +345,8 @@ class Handoff:
         self.unsettled = set()
         self.failure = None
         self.given_back = False
-        self.granted_s = self.grant_until_s = self.settle_until_s = 0.0
+        self.granted_s = 0.0
+        self.lease.revoke()
         self.bytes_read = 0
         self.looked_s = math.inf
 
@@ -358,7 +356,8 @@ class Handoff:
         self.dst_blocks = {}
         self.held_tokens = self.wanted_tokens = self.demand = 0
         self.dst_content = b""
-        self.patience_until_s = self.agents_until_s = self.met_s = 0.0
+        self.met_s = 0.0
+        self.lease.forget_demand()
 
     def fail(self, failure: Failure, now_s: float) -> None:
         """Note the first thing that went wrong."""
@@ -388,18 +387,34 @@ class Handoff:
             return True
         return all((rank, source) in self.staged for source in self.pair.staging[rank])
 
-    def next_look_s(self) -> float:
-        """When something happens even if nobody says a word."""
-        if self.pair is not None:
-            return self.settle_until_s
-        look_s = self.lease_until_s or math.inf
-        if 0 < self.patience_until_s < look_s:
-            look_s = self.patience_until_s
-        if 0 < self.agents_until_s < look_s:
-            look_s = self.agents_until_s
-        if 0 < self.unasked_until_s < look_s:
-            look_s = self.unasked_until_s
-        return look_s
+    def why_late(self, now_s: float) -> Failure:
+        """What to say of it when it has run out of time."""
+        if self.granted:
+            agents = self.destination.agents if self.destination is not None else {}
+            return why_unsettled(self.unsettled, agents.keys())
+        sides = [one for one in (self.source, self.destination) if one is not None]
+        return self.lease.why_late(self.lacks, sides, self.queued, now_s)
+
+    @property
+    def lacks(self) -> str:
+        """What it waits for, in words, while it is not granted."""
+        if self.source is None or not self.published:
+            return "nobody published it"
+        name = self.source.key.engine_id
+        if not self.final:
+            return f"engine {name} has not published it whole"
+        if not self.complete:
+            ranks = [one.rank for one in self.source.layout.ranks if one.rank not in self.fenced]
+            return f"ranks {ranks} of engine {name} have not fenced it"
+        if self.destination is None:
+            return "nobody asked for it"
+        for engine in (self.source, self.destination):
+            if not engine.complete:
+                name = engine.key.engine_id
+                return f"engine {name}: no agent is connected for ranks {engine.missing_ranks}"
+        if self.queued:
+            return f"engine {self.destination.key.engine_id} reads the states of others first"
+        return "the plan for it was not made in time"
 
 
 def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:

@@ -101,7 +101,7 @@ class Ledger:
 
     def watch(self, handoff: Handoff) -> None:
         """Have the clock look at it in time."""
-        look_s = handoff.next_look_s()
+        look_s = handoff.lease.next_look_s()
         if look_s < handoff.looked_s:
             handoff.looked_s = look_s
             self.deadlines.add(look_s, handoff.number)
@@ -114,7 +114,7 @@ class Ledger:
             if handoff is None:
                 continue
             handoff.looked_s = math.inf
-            if handoff.next_look_s() > now_s:
+            if handoff.lease.next_look_s() > now_s:
                 self.watch(handoff)
             else:
                 found[number] = handoff
@@ -186,9 +186,8 @@ class Ledger:
             self.flow.leave(handoff.destination.key, handoff.number, now_s, done)
 
     def wait_for_demand(self, handoff: Handoff, now_s: float) -> None:
-        """Keep a handoff that nobody asks for no longer than ``unasked_s``."""
-        if handoff.destination is None and not handoff.unasked_until_s:
-            handoff.unasked_until_s = now_s + self.limits.unasked_s
+        """Keep a handoff that nobody asks for no longer than that is waited for."""
+        if handoff.destination is None and handoff.lease.wait_for_demand(self.limits, now_s):
             self.watch(handoff)
 
     def end(self, handoff: Handoff, now_s: float) -> list[Action]:

@@ -10,7 +10,6 @@ import structlog
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
-from restow.broker.core.expiry import lacks
 from restow.broker.core.handoff import Handoff
 from restow.broker.errors import RequestError
 from restow.broker.rpc.status import cut
@@ -249,16 +248,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         else:
             if not handoff.granted:
                 info.waits_for = self._waits_for(handoff)
-            if handoff.lease_until_s:
-                info.lease_s = handoff.lease_until_s - now_s
-            if handoff.patience_until_s:
-                info.patience_s = handoff.patience_until_s - now_s
+            if handoff.lease.until_s:
+                info.lease_s = handoff.lease.until_s - now_s
+            if handoff.lease.patience_until_s:
+                info.patience_s = handoff.lease.patience_until_s - now_s
         return info
 
     def _waits_for(self, handoff: Handoff) -> str:
         if handoff.complete and handoff.destination is not None and self._hub.directory.draining:
             return "the broker drains, and grants nothing"
-        return lacks(handoff)
+        return handoff.lacks
 
 
 def _check_all_tenants(context: Context) -> None:

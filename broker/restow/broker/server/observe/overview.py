@@ -10,7 +10,6 @@ from typing import Any
 
 from restow.broker.core.actions import EngineKey, State
 from restow.broker.core.engines import EngineRecord
-from restow.broker.core.expiry import lacks
 from restow.broker.core.handoff import Handoff
 from restow.broker.server.hub import Hub
 
@@ -105,12 +104,12 @@ def _handoff(handoff: Handoff) -> Values:
 
 
 def _under_way(handoff: Handoff, now_s: float) -> Values:
-    lease_s = handoff.lease_until_s - now_s if handoff.lease_until_s else None
+    lease_s = handoff.lease.until_s - now_s if handoff.lease.until_s else None
     return {
         **_handoff(handoff),
         "age_s": now_s - handoff.born_s,
         "lease_s": lease_s,
-        "waits_for": "" if handoff.granted else lacks(handoff),
+        "waits_for": "" if handoff.granted else handoff.lacks,
     }
 
 
