@@ -54,7 +54,7 @@ def test_a_page_that_two_chunks_name_is_refused_with_the_last_one() -> None:
     world.publish(p, blocks={"kv": [1]}, first=2, final=False)
     with pytest.raises(PageRepeatedError, match="block 1"):
         world.publish(p, blocks={"state": [4]})
-    assert not world.find().final
+    assert not world.find().publication.final
 
 
 def test_null_blocks_stand_where_nothing_is_moved() -> None:

@@ -95,7 +95,7 @@ def test_a_tenant_learns_nothing_of_the_handoff_of_another(stage: str) -> None:
 
 def vars_of(world: World, name: str) -> dict[str, object]:
     handoff = world.find(name, "a")
-    kept = ("state", "src_blocks", "dst_blocks", "fenced", "unsettled", "failure", "timeline")
+    kept = ("state", "publication", "demand", "fenced", "unsettled", "failure", "timeline")
     return {field: getattr(handoff, field) for field in kept}
 
 

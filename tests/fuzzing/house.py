@@ -157,7 +157,7 @@ class House:
             ],
             set(directory.members.names),
             [
-                (key, one.number, one.state, one.final, one.lease.until_s)
+                (key, one.number, one.state, one.publication.final, one.lease.until_s)
                 for key, one in directory.ledger.live.items()
             ],
             dict(directory.ledger.statistics.by_state),

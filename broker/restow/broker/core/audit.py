@@ -121,7 +121,7 @@ def _check_ended(handoff: Handoff) -> Iterator[str]:
         yield f"handoff {name} is {handoff.state} with failure {handoff.failure}"
     if handoff.state is State.DONE and handoff.unsettled:
         yield f"handoff {name} is DONE though ranks {handoff.unsettled} have not settled"
-    if handoff.src_blocks or handoff.dst_blocks or handoff.staged:
+    if handoff.publication.blocks or handoff.demand.blocks or handoff.staged:
         yield f"handoff {name} has ended and keeps its blocks"
     for engine in (handoff.source, handoff.destination):
         if engine is not None and handoff.number in engine.handoffs:

@@ -169,7 +169,7 @@ class Directory:
         if engine.gone:
             raise engine.departed()
         handoff = self.ledger.find_of(engine, handoff_id)
-        if demand and (engine is not handoff.destination or demand != handoff.demand):
+        if demand and (engine is not handoff.destination or demand != handoff.demand_number):
             return []  # it was refused, or told its end
         if handoff.ended:
             actions: list[Action] = [told(handoff, engine)] if engine is handoff.source else []
@@ -194,11 +194,11 @@ class Directory:
         if known is not None:
             known.check_destination(engine)
             if known.ended:
-                known.demand = demand
+                known.demand_number = demand
                 return self._told_again(known, engine)
         handoff = known or self.ledger.make(engine, handoff_id, now_s)
         if handoff.destination is None:
-            handoff.destination, handoff.demand = engine, demand
+            handoff.destination, handoff.demand_number = engine, demand
         words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
@@ -221,7 +221,7 @@ class Directory:
         if engine is not handoff.destination and handoff.destination is not None:
             return []
         held = handoff.number in engine.quarantined
-        return [] if held else [told(handoff, engine, handoff.demand)]
+        return [] if held else [told(handoff, engine, handoff.demand_number)]
 
     # -- words of agents --------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Directory:
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             return [SendUnfence(agent.key, handoff_id)]
-        if known is None or not known.published:
+        if known is None or known.source is None:
             until_s = unpublished_until_s(self.limits, now_s)
             engine.early_fences.add(handoff_id, agent.key.rank, until_s)
             return []
@@ -268,18 +268,16 @@ class Directory:
         handoff, rank = self.ledger.by_number.get(number), agent.key.rank
         if handoff is None or handoff.source is not engine or handoff.pair is None:
             return [SendUnstage(agent.key, number)]
-        staging = handoff.pair.staging
-        if rank not in staging.get(dst_rank, ()):
-            return []
-        if (dst_rank, rank) in handoff.staged:
+        pair = handoff.pair
+        if rank not in pair.staging.get(dst_rank, ()) or (dst_rank, rank) in handoff.staged:
             return []
         if failure is not None:
             return self.ledger.stop(handoff, failure, now_s)
         # Whatever is wrong with it from here on: the agent holds a run, which must be given back.
         failure = unreadable(run, agent)
-        if failure is None and handoff.pair.hashed:
+        if failure is None and pair.hashed:
             failure = not_hashed(run, rank)
-        handoff.staged[dst_rank, rank] = run.kept(handoff.pair.hashed and failure is None)
+        handoff.staged[dst_rank, rank] = run.kept(pair.hashed and failure is None)
         handoff.note(now_s, "staged", (rank, dst_rank))
         if failure is not None:
             handoff.unsettled.discard(dst_rank)
@@ -287,15 +285,15 @@ class Directory:
         destination = handoff.destination
         if handoff.given_back or destination is None or dst_rank not in destination.agents:
             return []
-        if any((dst_rank, source) not in handoff.staged for source in staging[dst_rank]):
+        if not handoff.is_staged(pair, dst_rank):
             return []
         if (late := handoff.lease.used_up(self.limits, now_s)) is not None:
             # This rank is not told to read: it has nothing to settle.
             handoff.unsettled.discard(dst_rank)
             return self.ledger.stop(handoff, late, now_s)
-        if all((d, s) in handoff.staged for d, ranks in staging.items() for s in ranks):
+        if all(handoff.is_staged(pair, one) for one in pair.staging):
             handoff.state = State.READING
-        return execute(handoff, handoff.pair, dst_rank, now_s)
+        return execute(handoff, pair, dst_rank, now_s)
 
     def settled(
         self, engine: EngineRecord, agent: AgentRecord, settlement: Settlement, now_s: float
@@ -430,7 +428,9 @@ class Directory:
         if isinstance(refused, Misfit):
             refuse = self.ledger.dismiss if refused.of_demand else self.ledger.stop
             return refuse(handoff, refused.failure, now_s)
-        size_bytes = destination.state_bytes(handoff.held_tokens, handoff.position_tokens)
+        size_bytes = destination.state_bytes(
+            handoff.demand.held_tokens, handoff.publication.position_tokens
+        )
         admitted = self.ledger.flow.begin(destination.key, handoff.number, size_bytes, now_s)
         if admitted == handoff.queued:
             handoff.queued = not admitted

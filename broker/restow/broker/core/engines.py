@@ -17,7 +17,6 @@ from restow.broker.errors import (
 from restow.broker.layout import Layout, RankLayout, Region
 from restow.broker.layout.span import volume
 
-MAX_BLOCKS = 1 << 20
 MAX_ADDRESS = 1 << 63
 MAX_IDS = 1 << 31
 

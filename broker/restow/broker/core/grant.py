@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from restow.broker.core.actions import (
@@ -61,45 +62,40 @@ def misfit(
     handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
 ) -> Misfit | None:
     """What can be checked only now that both sides, all agents and the position are known."""
-    if not 0 <= handoff.held_tokens <= handoff.position_tokens:
-        words = f"D holds {handoff.held_tokens} tokens of a state at {handoff.position_tokens}"
+    published, wanted = handoff.publication, handoff.demand
+    position_tokens = published.position_tokens
+    if not 0 <= wanted.held_tokens <= position_tokens:
+        words = f"D holds {wanted.held_tokens} tokens of a state at {position_tokens}"
         return Misfit(Failure(State.FAILED, "ARGUMENT_INVALID", words))
-    if handoff.wanted_tokens not in (0, handoff.position_tokens):
+    if wanted.position_tokens not in (0, position_tokens):
         words = (
-            f"P's state stands at {handoff.position_tokens} tokens, and D goes on from "
-            f"{handoff.wanted_tokens}: the two do not cut the same prompt alike"
+            f"P's state stands at {position_tokens} tokens, and D goes on from "
+            f"{wanted.position_tokens}: the two do not cut the same prompt alike"
         )
         return Misfit(Failure(State.FAILED, "POSITION_MISMATCH", words))
     # Agents that came later may have less memory than those that the ids were checked against.
     if handoff.src_checked != source.admitted:
         try:
-            for group, data in handoff.src_blocks.items():
+            for group, data in published.blocks.items():
                 source.check_ids(group, data)
         except PagesError as error:
             failure = Failure(State.FAILED, error.reason, error.message)
             return Misfit(failure, of_demand=False)
     try:
-        handoff.check_content(handoff.wanted_tokens, handoff.dst_content)
-        destination.check_counts(pair.dst_groups, handoff.dst_blocks, handoff.position_tokens)
+        handoff.check_content(wanted)
+        destination.check_counts(pair.dst_groups, wanted.blocks, position_tokens)
         if handoff.dst_checked != destination.admitted:
-            for group, data in handoff.dst_blocks.items():
+            for group, data in wanted.blocks.items():
                 destination.check_ids(group, data)
-        _check_no_nulls(handoff, source, destination, pair)
+        # The null block may not be among those of tokens that are moved.
+        for lists in pair.group_pairs:
+            if lists.per_token:
+                first = lists.first_token(wanted.held_tokens, position_tokens)
+                source.check_no_null(lists.src.group, published.blocks, first, position_tokens)
+                destination.check_no_null(lists.dst.group, wanted.blocks, first, position_tokens)
     except (PagesError, ContentMismatchError) as error:
         return Misfit(Failure(State.FAILED, error.reason, error.message))
     return None
-
-
-def _check_no_nulls(
-    handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
-) -> None:
-    """Raise `NullBlockError` for one among the blocks of tokens that are moved."""
-    stop = handoff.position_tokens
-    for lists in pair.group_pairs:
-        if lists.per_token:
-            first = lists.first_token(handoff.held_tokens, stop)
-            source.check_no_null(lists.src.group, handoff.src_blocks, first, stop)
-            destination.check_no_null(lists.dst.group, handoff.dst_blocks, first, stop)
 
 
 def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gather) -> list[Action]:
@@ -119,9 +115,9 @@ def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gathe
             agent.key,
             handoff.number,
             tuple(parts),
-            _needed(handoff.src_blocks, pair.src_groups),
-            handoff.held_tokens,
-            handoff.position_tokens,
+            _needed(handoff.publication.blocks, pair.src_groups),
+            handoff.demand.held_tokens,
+            handoff.publication.position_tokens,
             pair.hashed,
         )
     )
@@ -161,10 +157,10 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
             handoff.number,
             handoff.handoff_id,
             program.program_id,
-            _needed(handoff.src_blocks, pair.src_groups),
-            _needed(handoff.dst_blocks, pair.dst_groups),
-            handoff.held_tokens,
-            handoff.position_tokens,
+            _needed(handoff.publication.blocks, pair.src_groups),
+            _needed(handoff.demand.blocks, pair.dst_groups),
+            handoff.demand.held_tokens,
+            handoff.publication.position_tokens,
             tuple(runs),
             handoff.lease.left_ms(now_s),
             pair.hashed,
@@ -173,7 +169,7 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
     return actions
 
 
-def _needed(blocks: dict[str, bytes], groups: frozenset[str]) -> tuple[GroupIds, ...]:
+def _needed(blocks: Mapping[str, bytes], groups: frozenset[str]) -> tuple[GroupIds, ...]:
     return tuple([item for item in blocks.items() if item[0] in groups])
 
 

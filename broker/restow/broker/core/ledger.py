@@ -174,7 +174,7 @@ class Ledger:
             failure.detail,
             0,
             0,
-            handoff.demand,
+            handoff.demand_number,
         )
         handoff.forget_demand()
         self.wait_for_demand(handoff, now_s)
@@ -229,7 +229,7 @@ class Ledger:
         if destination is not None:
             destination.handoffs.discard(handoff.number)
             if not self.quarantine.hold(handoff, destination, writing, now_s):
-                actions.append(told(handoff, destination, handoff.demand))
+                actions.append(told(handoff, destination, handoff.demand_number))
         handoff.forget_blocks()
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)

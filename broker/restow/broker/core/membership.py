@@ -292,7 +292,7 @@ class Membership:
         rank = agent.key.rank
         for number in sorted(engine.handoffs):
             handoff = self._ledger.by_number[number]
-            published = handoff.source is engine and (handoff.final or handoff.fenced)
+            published = handoff.source is engine and (handoff.publication.final or handoff.fenced)
             if published or rank in handoff.unsettled:
                 if handoff.source is engine:
                     handoff.fenced.discard(rank)

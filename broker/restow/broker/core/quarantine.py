@@ -67,7 +67,7 @@ class Quarantine:
         engine.quarantined.discard(number)
         self._tenants.add_quarantined(engine.key.tenant, -1)
         held.handoff.note(now_s, "released")
-        return [told(held.handoff, engine, held.handoff.demand)]
+        return [told(held.handoff, engine, held.handoff.demand_number)]
 
     def heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
         """The agent of a rank has said Hello."""

@@ -234,7 +234,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             state=state,
             source_engine=handoff.source.key.engine_id if handoff.source else "",
             destination_engine=handoff.destination.key.engine_id if handoff.destination else "",
-            position_tokens=handoff.position_tokens,
+            position_tokens=handoff.publication.position_tokens,
             bytes=handoff.bytes_read,
             reason=failure.reason if failure else "",
             detail=failure.detail if failure else "",

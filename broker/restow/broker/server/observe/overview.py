@@ -99,7 +99,7 @@ def _handoff(handoff: Handoff) -> Values:
         "state": handoff.state.value,
         "source": _side(handoff.source),
         "destination": _side(handoff.destination),
-        "tokens": handoff.position_tokens or None,
+        "tokens": handoff.publication.position_tokens or None,
     }
 
 

@@ -111,7 +111,7 @@ def _attributes(handoff: Handoff) -> dict[str, AttributeValue]:
         "restow.state": handoff.state,
         "restow.reason": "" if failure is None else failure.reason,
         "restow.bytes": handoff.bytes_read,
-        "restow.position_tokens": handoff.position_tokens,
+        "restow.position_tokens": handoff.publication.position_tokens,
         **{f"restow.{side}": one.key.engine_id for side, one in sides.items() if one is not None},
     }
 
