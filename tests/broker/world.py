@@ -172,7 +172,7 @@ class World:
         self.hear(actions)
         self.connected.add(agent.key)
         side.agents[rank] = agent
-        self.run(lambda now_s: self.directory.resume(side.record, now_s))
+        self.run(lambda now_s: self.directory.granting.resume(side.record, now_s))
         return agent
 
     def disconnect(self, side: Side, rank: int) -> list[act.Action]:
@@ -224,7 +224,7 @@ class World:
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
         agent = side.agents[rank]
-        return self.run(lambda now_s: self.directory.fence(side.record, agent, name, now_s))
+        return self.run(lambda now_s: self.directory.reports.fence(side.record, agent, name, now_s))
 
     def fence_all(self, side: Side, name: str = "h") -> None:
         for rank in side.agents:
@@ -249,7 +249,7 @@ class World:
         return self.run(lambda now_s: self.directory.release(handoff, now_s))
 
     def drain(self, draining: bool) -> list[act.Action]:
-        return self.run(lambda now_s: self.directory.drain(draining, now_s))
+        return self.run(lambda now_s: self.directory.granting.drain(draining, now_s))
 
     def settle(
         self,
@@ -264,7 +264,9 @@ class World:
         agent = side.agents[rank]
         words = "words" if reason else ""
         settlement = Settlement(number, size_bytes, 5, reason, words, compared)
-        return self.run(lambda now_s: self.directory.settled(side.record, agent, settlement, now_s))
+        return self.run(
+            lambda now_s: self.directory.reports.settled(side.record, agent, settlement, now_s)
+        )
 
     def stage(
         self,
@@ -281,7 +283,7 @@ class World:
         digest = digest_of(rank, dst_rank) if digest is None else digest
         run = StagedRun(4096 * (1 + rank), 128, digest)
         return self.run(
-            lambda now_s: self.directory.staged(
+            lambda now_s: self.directory.reports.staged(
                 side.record, agent, number, dst_rank, run, failure, now_s
             )
         )
@@ -300,7 +302,7 @@ class World:
             self.staged_plans,
             self.together,
         )
-        return self.run(lambda now_s: self.directory.plan_made(asked.pair, plan, now_s))
+        return self.run(lambda now_s: self.directory.granting.plan_made(asked.pair, plan, now_s))
 
     # -- what comes of it -------------------------------------------------------------------------
 

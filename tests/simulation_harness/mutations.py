@@ -15,6 +15,7 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines import AgentRecord, EngineRecord
 from restow.broker.core.events import Settlement
 from restow.broker.core.handoff import Handoff
+from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
@@ -35,23 +36,23 @@ def no_incarnation_in_names(history: History) -> Iterator[None]:
 @contextlib.contextmanager
 def no_generations(history: History) -> Iterator[None]:
     """A report counts for the oldest handoff that its rank may read, whatever it reports on."""
-    settled = Directory.settled
+    settled = Reports.settled
 
     def any_number(
-        self: Directory,
+        self: Reports,
         engine: EngineRecord,
         agent: AgentRecord,
         settlement: Settlement,
         now_s: float,
     ) -> list[Action]:
         for number in sorted(engine.handoffs):
-            handoff = self.ledger.by_number[number]
+            handoff = self._ledger.by_number[number]
             if handoff.destination is engine and handoff.may_read(agent.key.rank):
                 settlement = settlement._replace(number=number)
                 break
         return settled(self, engine, agent, settlement, now_s)
 
-    with patch.object(Directory, "settled", any_number):
+    with patch.object(Reports, "settled", any_number):
         yield
 
 

@@ -40,7 +40,7 @@ def _check_tables(directory: Directory) -> Iterator[str]:
         ("live handoffs", len(ledger.live), limits.max_live),
         ("ended handoffs", len(ledger.ended), limits.max_ended),
         ("engines", len(directory.members.engines), limits.max_engines),
-        ("plans", len(directory.pairs), limits.max_pairs),
+        ("plans", len(directory.granting.pairs), limits.max_pairs),
     ):
         if size > bound:
             yield f"{size} {what}, more than {bound}"
@@ -98,7 +98,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
             continue
         hosts = directory.probing.costs(source, destination)
         key = PairKey(source.layout_digest, destination.layout_digest, hosts)
-        pair = directory.pairs.get(key)
+        pair = directory.granting.pairs.get(key)
         if pair is not None and not isinstance(pair, PairPlan):
             yield f"handoff {name} is live though nothing can be planned for it"
         if handoff.state is State.READY and source.complete and destination.complete:
@@ -107,9 +107,9 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
                 continue
             if returned or directory.probing.awaited_by(handoff.number):
                 continue
-            if pair is not None and not directory.draining:
+            if pair is not None and not directory.granting.draining:
                 yield f"handoff {name} could be granted and is not"
-            elif pair is None and handoff.number not in directory.planning.get(key, ()):
+            elif pair is None and handoff.number not in directory.granting.planning.get(key, ()):
                 yield f"handoff {name} waits for a plan that nobody makes"
 
 

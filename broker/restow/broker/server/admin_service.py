@@ -51,7 +51,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.agents = len(names)
             status.handoffs_live = len(ledger.live)
             status.handoffs_quarantined = len(ledger.quarantine)
-            status.plans = len(directory.pairs)
+            status.plans = len(directory.granting.pairs)
             ended, bytes_read = ledger.statistics.by_state, ledger.bytes_read
             checks = ledger.checks
         else:
@@ -67,7 +67,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         status.bytes_read = min(bytes_read, MAX_INT64)
         status.handoffs_checked = checks.checked
         status.digest_mismatches = checks.mismatches
-        status.draining = directory.draining
+        status.draining = directory.granting.draining
         return status
 
     async def ListEngines(
@@ -222,7 +222,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         _check_all_tenants(context)
         hub = self._hub
         self._log.info("draining set by an operator", draining=request.draining)
-        hub.perform(hub.directory.drain(request.draining, hub.now_s()))
+        hub.perform(hub.directory.granting.drain(request.draining, hub.now_s()))
         return pb.SetDrainingResponse(granted=hub.directory.granted)
 
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:
@@ -255,7 +255,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return info
 
     def _waits_for(self, handoff: Handoff) -> str:
-        if handoff.complete and handoff.destination is not None and self._hub.directory.draining:
+        asked, draining = handoff.destination is not None, self._hub.directory.granting.draining
+        if handoff.complete and asked and draining:
             return "the broker drains, and grants nothing"
         return handoff.lacks
 

@@ -50,7 +50,7 @@ class Overview:
             "epoch": self._hub.epoch,
             "now_s": now_s,
             "uptime_s": now_s - self._hub.started_s,
-            "draining": directory.draining,
+            "draining": directory.granting.draining,
             "engines": [_engine(engine) for engine in islice(engines.values(), MAX_ENGINES)],
             "engines_left_out": max(0, len(engines) - MAX_ENGINES),
             "live": len(ledger.live),
