@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from broker.world import BLOCK_TOKENS, KV, PAGES, STATE, World, ends, packed, pair_plan
 from restow.broker.core import actions as act
-from restow.broker.core.block_lists import BlockLists
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.block_lists import BlockLists
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.pair import PairPlan
 from restow.broker.errors import NullBlockError, PageCountError, PageRepeatedError, PagesError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout

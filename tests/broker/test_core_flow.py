@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from broker.world import World, ends
 from restow.broker.core import actions as act
-from restow.broker.core import flow as flows
-from restow.broker.core.flow import FIRST_WINDOW_BYTES, LEAST_WINDOW_BYTES, SMALL_BYTES, Flow
+from restow.broker.core.handoffs import flow as flows
+from restow.broker.core.handoffs.flow import (
+    FIRST_WINDOW_BYTES,
+    LEAST_WINDOW_BYTES,
+    SMALL_BYTES,
+    Flow,
+)
 
 D = act.EngineKey("t", "d")
 MIB = 1 << 20

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker.world import Side, World, digest_of
 from restow.broker.core import actions as act
-from restow.broker.core.digests import DigestMode, Digests
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.digests import DigestMode, Digests
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RestowError
 

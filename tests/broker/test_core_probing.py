@@ -8,7 +8,7 @@ from broker.world import LIMITS, Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import HostPair
 from restow.broker.core.events import Probed
-from restow.broker.core.handoff import MAX_REASON
+from restow.broker.core.handoffs.handoff import MAX_REASON
 from restow.broker.planner import CopyCosts, ReadCosts
 
 COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)

@@ -13,11 +13,12 @@ import numpy as np
 
 from restow.broker.core import actions as act
 from restow.broker.core.audit import audit
-from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
+from restow.broker.core.engines.agent import AgentRecord, RegionMemory
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, Settlement, StagedRun, Wish
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.digests import Digests
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
 from restow.broker.layout import Layout, Model, RankLayout, Region

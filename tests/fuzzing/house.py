@@ -19,7 +19,7 @@ from fuzzing.door import Answer, Door, Violation
 from fuzzing.good_engine import GoodEngine, hand_over
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
-from restow.broker.core.digests import Digests
+from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairRefused
 from restow.broker.planner import Strategy

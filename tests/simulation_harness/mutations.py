@@ -12,9 +12,10 @@ from restow.agents.reading.reader import Reader
 from restow.broker.client.book import Book
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines import AgentRecord, EngineRecord
+from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Settlement
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from restow.broker.core.actions import PairKey, State
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.pair import PairPlan
 
 

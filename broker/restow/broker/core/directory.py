@@ -7,16 +7,16 @@ it from one event loop.
 from __future__ import annotations
 
 from restow.broker.core.actions import Action, State
-from restow.broker.core.digests import Digests
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Chunk, Failure, Wish
 from restow.broker.core.examining import Examining
 from restow.broker.core.granting import Granting
-from restow.broker.core.handoff import Handoff, told
-from restow.broker.core.handoff_numbers import Numbers
-from restow.broker.core.ledger import Ledger
+from restow.broker.core.handoffs.digests import Digests
+from restow.broker.core.handoffs.handoff import Handoff, told
+from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.limits import Limits
-from restow.broker.core.membership import Membership
+from restow.broker.core.numbers import Numbers
 from restow.broker.core.probing import Probing
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RestowError

@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from restow.broker.core.actions import Action, EngineKey, MakePlan, PairKey, State
-from restow.broker.core.digests import Digests
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.grant import Misfit, misfit, open_grant
-from restow.broker.core.handoff import Handoff
-from restow.broker.core.ledger import Ledger
+from restow.broker.core.handoffs.digests import Digests
+from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
+from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.core.probing import Probing

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from restow.broker.core.actions import Action, SendUnfence, SendUnstage, State
-from restow.broker.core.digests import not_compared, not_hashed
-from restow.broker.core.engines import AgentRecord, EngineRecord
+from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.core.examining import Examining
-from restow.broker.core.grant import execute, unreadable
 from restow.broker.core.granting import Granting
-from restow.broker.core.lease import unpublished_until_s
-from restow.broker.core.ledger import Ledger
+from restow.broker.core.handoffs.digests import not_compared, not_hashed
+from restow.broker.core.handoffs.grant import execute, unreadable
+from restow.broker.core.handoffs.lease import unpublished_until_s
+from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.probing import Probing
 

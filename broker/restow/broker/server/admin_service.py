@@ -10,7 +10,7 @@ import structlog
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.errors import RequestError
 from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, scope_of, tenant_of

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import structlog
 
 from restow.broker.core import actions as act
-from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.handoffs.digests import Digests
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.errors import PlanError, RestowError

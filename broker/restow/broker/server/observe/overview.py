@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any
 
 from restow.broker.core.actions import EngineKey, State
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.server.hub import Hub
 
 MAX_ENGINES = 256

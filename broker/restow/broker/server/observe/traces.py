@@ -26,8 +26,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from restow.broker.core.actions import State
-from restow.broker.core.handoff import Handoff
-from restow.broker.core.statistics import Phase, phases_of
+from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.statistics import Phase, phases_of
 from restow.broker.server.hub import Hub
 
 SEND_S: Final = 5

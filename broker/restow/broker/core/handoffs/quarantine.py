@@ -12,9 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from restow.broker.core.actions import Action, EngineKey
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.handoff import Handoff, told
-from restow.broker.core.tenants import Tenants
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.tenants import Tenants
+from restow.broker.core.handoffs.handoff import Handoff, told
 
 
 @dataclass(slots=True)

@@ -6,18 +6,18 @@ import math
 from collections import OrderedDict
 
 from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
-from restow.broker.core.deadlines import Deadlines
-from restow.broker.core.digests import Checks
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.tenants import Tenants
 from restow.broker.core.events import Failure
-from restow.broker.core.flow import Flow
-from restow.broker.core.grant import release_staging
-from restow.broker.core.handoff import Handoff, told
-from restow.broker.core.handoff_numbers import Numbers
+from restow.broker.core.handoffs.deadlines import Deadlines
+from restow.broker.core.handoffs.digests import Checks
+from restow.broker.core.handoffs.flow import Flow
+from restow.broker.core.handoffs.grant import release_staging
+from restow.broker.core.handoffs.handoff import Handoff, told
+from restow.broker.core.handoffs.quarantine import Quarantine
+from restow.broker.core.handoffs.statistics import Statistics
 from restow.broker.core.limits import Limits
-from restow.broker.core.quarantine import Quarantine
-from restow.broker.core.statistics import Statistics
-from restow.broker.core.tenants import Tenants
+from restow.broker.core.numbers import Numbers
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
 MAX_ID_LENGTH = 256

@@ -14,9 +14,10 @@ from restow.broker.core.actions import (
     SendUnfence,
     State,
 )
-from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
+from restow.broker.core.engines.agent import AgentRecord, RegionMemory
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.ledger import MAX_ID_LENGTH, Ledger
+from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH, Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.errors import (
     AgentMismatchError,

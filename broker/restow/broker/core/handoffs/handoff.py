@@ -22,12 +22,12 @@ import math
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import State, TellEnded
-from restow.broker.core.demand import Demand
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
-from restow.broker.core.lease import Lease, why_unsettled
+from restow.broker.core.handoffs.demand import Demand
+from restow.broker.core.handoffs.lease import Lease, why_unsettled
+from restow.broker.core.handoffs.publication import Publication
 from restow.broker.core.pair import PairPlan
-from restow.broker.core.publication import Publication
 from restow.broker.errors import (
     ContentMismatchError,
     HandoffConflictError,

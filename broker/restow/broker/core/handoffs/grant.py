@@ -17,9 +17,10 @@ from restow.broker.core.actions import (
     StagePart,
     State,
 )
-from restow.broker.core.engines import AgentRecord, EngineRecord, is_memory
+from restow.broker.core.engines.agent import AgentRecord, is_memory
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, StagedRun
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairPlan
 from restow.broker.errors import ContentMismatchError, PagesError

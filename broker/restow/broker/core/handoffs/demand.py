@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from restow.broker.core.block_lists import MAX_BLOCKS, BlockLists
+from restow.broker.core.engines.block_lists import MAX_BLOCKS, BlockLists
 from restow.broker.core.events import Wish
 from restow.broker.errors import PagesError
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 
 from restow.broker.core.actions import State
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
 from restow.broker.core.limits import Limits
 
