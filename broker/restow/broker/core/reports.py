@@ -116,8 +116,8 @@ class Reports:
         if handoff.given_back:
             return self._ledger.go_back(handoff, now_s)
         if settlement.reason == NOT_BEGUN:
-            late = Failure(State.FAILED, NOT_BEGUN, settlement.detail)
-            return self._ledger.give_back(handoff, late, now_s)
+            failure = Failure(State.FAILED, NOT_BEGUN, settlement.detail)
+            return self._ledger.give_back(handoff, failure, now_s)
         if settlement.reason:
             words = f"rank {rank} of engine {engine.key.engine_id}: {settlement.detail}"
             failure = Failure(State.FAILED, settlement.reason, words)

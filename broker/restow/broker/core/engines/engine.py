@@ -10,11 +10,7 @@ from restow.broker.core.actions import AgentKey, EngineKey
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory, is_memory
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.engines.early_fences import EarlyFences
-from restow.broker.errors import (
-    AgentMismatchError,
-    AgentUnknownError,
-    EngineReplacedError,
-)
+from restow.broker.errors import AgentMismatchError, AgentUnknownError, EngineReplacedError
 from restow.broker.layout import Layout, RankLayout, Region
 from restow.broker.layout.span import volume
 

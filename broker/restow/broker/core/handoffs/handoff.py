@@ -28,11 +28,7 @@ from restow.broker.core.handoffs.demand import Demand
 from restow.broker.core.handoffs.lease import Lease, why_unsettled
 from restow.broker.core.handoffs.publication import Publication
 from restow.broker.core.pair import PairPlan
-from restow.broker.errors import (
-    ContentMismatchError,
-    HandoffConflictError,
-    HandoffOwnedError,
-)
+from restow.broker.errors import ContentMismatchError, HandoffConflictError, HandoffOwnedError
 
 MAX_TIMELINE = 256
 MAX_REASON = 64
