@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from restow.broker.core.actions import State, TellEnded
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
-from restow.broker.core.handoffs.demand import Demand
+from restow.broker.core.handoffs.demand import NO_DEMAND, Demand
 from restow.broker.core.handoffs.lease import Lease, why_unsettled
-from restow.broker.core.handoffs.publication import Publication
+from restow.broker.core.handoffs.publication import NOTHING_PUBLISHED, Publication
 from restow.broker.core.pair import PairPlan
 from restow.broker.errors import ContentMismatchError, HandoffConflictError, HandoffOwnedError
 
@@ -47,8 +47,8 @@ class Handoff:
     state: State = State.WAITING
     source: EngineRecord | None = None
     destination: EngineRecord | None = None
-    publication: Publication = field(default_factory=Publication)
-    demand: Demand = field(default_factory=Demand)
+    publication: Publication = NOTHING_PUBLISHED
+    demand: Demand = NO_DEMAND
     demand_number: int = 0
     """The number of D's message."""
     fenced: set[int] = field(default_factory=set)
@@ -246,8 +246,8 @@ class Handoff:
     def forget_blocks(self) -> None:
         """Keep of an ended handoff what its story needs."""
         self.asked = self.demand.key
-        self.publication = self.publication._replace(blocks={})
-        self.demand = self.demand._replace(blocks={})
+        self.publication = self.publication.without_blocks()
+        self.demand = self.demand.without_blocks()
         self.staged = {}
         self.pair = None
 
@@ -268,7 +268,7 @@ class Handoff:
     def forget_demand(self) -> None:
         """Be as if nobody had asked."""
         self.destination = None
-        self.demand, self.demand_number = Demand(), 0
+        self.demand, self.demand_number = NO_DEMAND, 0
         self.met_s = 0.0
         self.lease.forget_demand()
 

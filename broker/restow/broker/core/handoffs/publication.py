@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from restow.broker.core.engines.block_lists import MAX_BLOCKS, BlockLists
@@ -14,7 +13,7 @@ from restow.broker.errors import HandoffConflictError, PageCountError, PagesErro
 class Publication(NamedTuple):
     """What P has published of a handoff so far."""
 
-    blocks: Mapping[str, bytes] = MappingProxyType({})
+    blocks: Mapping[str, bytes]
     position_tokens: int = 0
     content: bytes = b""
     """What the state is of, as P names it; empty: not named."""
@@ -60,6 +59,13 @@ class Publication(NamedTuple):
             if not any(data is given for _, _, given in chunk.blocks):
                 lists.check_distinct(group, data)  # over all of its chunks
         return said
+
+    def without_blocks(self) -> Publication:
+        """What is kept of it after the end."""
+        return Publication({}, self.position_tokens, self.content, self.final)
+
+
+NOTHING_PUBLISHED = Publication({})
 
 
 def _appended(known: bytes, handoff_id: str, group: str, first_block: int, data: bytes) -> bytes:
