@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from broker.world import BLOCK_TOKENS, KV, PAGES, STATE, World, ends, packed, pair_plan
 from restow.broker.core import actions as act
-from restow.broker.core.block_lists import BlockLists
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.block_lists import BlockLists
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.pair import PairPlan
 from restow.broker.errors import NullBlockError, PageCountError, PageRepeatedError, PagesError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
@@ -54,7 +54,7 @@ def test_a_page_that_two_chunks_name_is_refused_with_the_last_one() -> None:
     world.publish(p, blocks={"kv": [1]}, first=2, final=False)
     with pytest.raises(PageRepeatedError, match="block 1"):
         world.publish(p, blocks={"state": [4]})
-    assert not world.find().final
+    assert not world.find().publication.final
 
 
 def test_null_blocks_stand_where_nothing_is_moved() -> None:

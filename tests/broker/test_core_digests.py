@@ -7,9 +7,9 @@ import pytest
 from broker.world import LIMITS, Side, World, digest_of, ends
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
-from restow.broker.core.digests import DIGEST_BYTES, DigestMode, Digests
 from restow.broker.core.events import StagedRun
-from restow.broker.core.handoff_numbers import Numbers
+from restow.broker.core.handoffs.digests import DIGEST_BYTES, DigestMode, Digests
+from restow.broker.core.numbers import Numbers
 from restow.broker.core.pair import PairPlan
 from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import DType

@@ -31,7 +31,7 @@ def say(
 ) -> list[act.Action]:
     words = {"reason": "", "detail": "", **more}
     probed = Probed(number, address, SIZE_BYTES if address else 0, COPYING, None, 1000, **words)
-    return world.run(lambda now_s: world.directory.probed(side.agents[rank], probed, now_s))
+    return world.run(lambda now_s: world.directory.reports.probed(side.agents[rank], probed, now_s))
 
 
 def ends(world: World) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import pytest
 
 from broker.world import Side, World, ends, kinds
 from restow.broker.core import actions as act
-from restow.broker.core.engines import RegionMemory
+from restow.broker.core.engines.agent import RegionMemory
 from restow.broker.core.limits import Limits
 from restow.broker.errors import (
     AgentMismatchError,

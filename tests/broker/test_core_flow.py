@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from broker.world import World, ends
 from restow.broker.core import actions as act
-from restow.broker.core import flow as flows
-from restow.broker.core.expiry import lacks
-from restow.broker.core.flow import FIRST_WINDOW_BYTES, LEAST_WINDOW_BYTES, SMALL_BYTES, Flow
+from restow.broker.core.handoffs import flow as flows
+from restow.broker.core.handoffs.flow import (
+    FIRST_WINDOW_BYTES,
+    LEAST_WINDOW_BYTES,
+    SMALL_BYTES,
+    Flow,
+)
 
 D = act.EngineKey("t", "d")
 MIB = 1 << 20
@@ -138,7 +142,7 @@ def test_a_burst_is_read_in_order_and_all_of_it() -> None:
     burst(world, 6)
     d = world.sides[D]
     assert executed(world) == ["h0", "h1"]
-    assert "reads the states of others first" in lacks(world.find("h2"))
+    assert "reads the states of others first" in world.find("h2").lacks
     for index in range(6):
         world.now_s += 0.3
         world.settle(d, world.find(f"h{index}").number)

@@ -69,7 +69,7 @@ def test_an_execute_carries_blocks_tokens_sources_and_a_grant_inside_the_lease()
     world.fence(p)
     execute = world.request(d, held=16)[-1]
     assert isinstance(execute, act.SendExecute)
-    assert dict(execute.src_blocks)["kv"] == dict(world.find().src_blocks)["kv"]
+    assert dict(execute.src_blocks)["kv"] == world.find().publication.blocks["kv"]
     assert (execute.first_token, execute.stop_token) == (16, 40)
     assert execute.sources == (act.SourceRun(0, p.agents[0].agent_name, 0, 0),)
     assert 4500 < execute.grant_ms < 5000
@@ -95,7 +95,7 @@ def test_a_chunk_that_does_not_continue_the_others_is_refused(first: int, ids: l
     world.publish(p, blocks={"kv": [1, 2]}, final=False)
     with pytest.raises(HandoffConflictError, match="group kv"):
         world.publish(p, blocks={"kv": ids}, first=first, final=False)
-    assert len(world.find().src_blocks["kv"]) == 8
+    assert len(world.find().publication.blocks["kv"]) == 8
 
 
 def test_repeated_words_change_nothing() -> None:
@@ -222,7 +222,7 @@ def test_only_p_renews() -> None:
     assert world.find().source is None
     world.publish(p)
     world.renew(p, lease_s=60)
-    assert world.find().lease_until_s == world.now_s + 60
+    assert world.find().lease.until_s == world.now_s + 60
 
 
 def test_a_full_directory_refuses_and_takes_again() -> None:
@@ -298,7 +298,7 @@ def test_plans_are_bounded() -> None:
         for rank in range(ranks):
             world.settle(d, world.find(name).number, rank)
         assert ends(d) == [("DONE", "")]
-    assert len(world.directory.pairs) == 2
+    assert len(world.directory.granting.pairs) == 2
 
 
 def test_who_cancels_what_has_ended_is_told_once() -> None:
@@ -335,4 +335,4 @@ def test_a_call_that_says_a_sessions_demand_again_leaves_its_number() -> None:
     handoff = world.find()
     for said, kept in ((-1, 1), (4, 4), (-2, 4)):
         handoff.number_demand(said)
-        assert handoff.demand == kept
+        assert handoff.demand_number == kept

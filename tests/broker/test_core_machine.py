@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from broker.world import Side, World, digest_of
 from restow.broker.core import actions as act
-from restow.broker.core.digests import DigestMode, Digests
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.digests import DigestMode, Digests
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RestowError
 
@@ -90,8 +90,8 @@ class BrokerMachine(RuleBasedStateMachine):
             if isinstance(action, act.SendExecute):
                 assert action.handoff not in model.ended, "an order to read after the end"
                 handoff = world.directory.ledger.by_number[action.handoff]
-                assert handoff.grant_until_s < handoff.lease_until_s
-                assert world.now_s + action.grant_ms / 1000 <= handoff.grant_until_s + 1e-6
+                assert handoff.lease.grant_until_s < handoff.lease.until_s
+                assert world.now_s + action.grant_ms / 1000 <= handoff.lease.grant_until_s + 1e-6
                 side = world.sides[action.agent.engine]
                 assert handoff.destination is side.record
                 reader = Reader(action.handoff, action.agent.rank, side)
@@ -347,7 +347,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert not ledger.live
         assert not ledger.by_number
         assert not len(ledger.quarantine), "all agents are back, and a D was not told"
-        assert not world.directory.planning
+        assert not world.directory.granting.planning
         for side in world.sides.values():
             assert not side.record.handoffs
         # Every handoff that both sides were told of ended in one state.

@@ -6,7 +6,7 @@ import pytest
 
 from broker.world import PAGES, World, ends
 from restow.broker.core import actions as act
-from restow.broker.core.engines import MAX_BLOCKS
+from restow.broker.core.engines.block_lists import MAX_BLOCKS
 from restow.broker.core.events import Wish
 from restow.broker.errors import (
     HandoffUnknownError,

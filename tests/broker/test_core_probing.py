@@ -8,7 +8,7 @@ from broker.world import LIMITS, Side, World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import HostPair
 from restow.broker.core.events import Probed
-from restow.broker.core.handoff import MAX_REASON
+from restow.broker.core.handoffs.handoff import MAX_REASON
 from restow.broker.planner import CopyCosts, ReadCosts
 
 COPYING = CopyCosts(1e-4, 1e-6, 4e-9, 5e9)
@@ -38,7 +38,7 @@ def answer(
 ) -> None:
     probed = Probed(number, 4096, 1 << 20, COPYING, READING if reading else None, 1000, reason)
     agent = side.agents[rank]
-    world.run(lambda now_s: world.directory.probed(agent, probed, now_s))
+    world.run(lambda now_s: world.directory.reports.probed(agent, probed, now_s))
 
 
 def measured(world: World, p: Side, d: Side) -> None:
@@ -125,7 +125,7 @@ def test_hostile_figures_are_not_used() -> None:
     number = probes(world)[0].number
     answer(world, p, number)
     wrong = Probed(number, 0, 0, COPYING, ReadCosts(float("nan"), -1.0), 0, "")
-    world.run(lambda now_s: world.directory.probed(d.agents[0], wrong, now_s))
+    world.run(lambda now_s: world.directory.reports.probed(d.agents[0], wrong, now_s))
     assert len(world.orders(act.SendExecute)) == 2
     assert "seconds_per_descriptor is nan" in world.directory.probing.known[HOSTS].failure
 
@@ -147,7 +147,7 @@ def test_memory_that_can_not_be_is_read_by_nobody(address: int, size_bytes: int)
     ask(world, p, d)
     (first,) = probes(world)
     held = Probed(first.number, address, size_bytes, COPYING, None, 0, "")
-    world.run(lambda now_s: world.directory.probed(p.agents[0], held, now_s))
+    world.run(lambda now_s: world.directory.reports.probed(p.agents[0], held, now_s))
     possible = address > 0 and 0 <= size_bytes <= 2**63 - address
     assert (len(probes(world)) == 2) == possible
     if not possible:

@@ -174,9 +174,9 @@ def test_one_order_names_all_readers_and_each_reads_when_its_run_is_staged() -> 
 def test_a_run_where_no_memory_can_be_is_read_by_nobody(run: tuple[int, int]) -> None:
     world = World(staged=True)
     p, d, number = reading(world, 1, 1)
-    agent, directory = p.agents[0], world.directory
+    agent, reports = p.agents[0], world.directory.reports
     world.run(
-        lambda now_s: directory.staged(p.record, agent, number, 0, StagedRun(*run), None, now_s)
+        lambda now_s: reports.staged(p.record, agent, number, 0, StagedRun(*run), None, now_s)
     )
     if run == (1, 2**63 - 1):
         assert world.find().state is State.READING
@@ -188,8 +188,8 @@ def test_a_run_where_no_memory_can_be_is_read_by_nobody(run: tuple[int, int]) ->
 def test_a_run_of_nothing_may_be_anywhere() -> None:
     world = World(staged=True)
     p, _, number = reading(world, 1, 1)
-    agent, directory = p.agents[0], world.directory
+    agent, reports = p.agents[0], world.directory.reports
     world.run(
-        lambda now_s: directory.staged(p.record, agent, number, 0, StagedRun(0, 0), None, now_s)
+        lambda now_s: reports.staged(p.record, agent, number, 0, StagedRun(0, 0), None, now_s)
     )
     assert world.find().state is State.READING

@@ -95,7 +95,7 @@ def test_a_tenant_learns_nothing_of_the_handoff_of_another(stage: str) -> None:
 
 def vars_of(world: World, name: str) -> dict[str, object]:
     handoff = world.find(name, "a")
-    kept = ("state", "src_blocks", "dst_blocks", "fenced", "unsettled", "failure", "timeline")
+    kept = ("state", "publication", "demand", "fenced", "unsettled", "failure", "timeline")
     return {field: getattr(handoff, field) for field in kept}
 
 
@@ -197,7 +197,7 @@ def test_nobody_is_told_of_memory_before_a_grant(staged: bool) -> None:
 def answer(world: World, side: Side, number: int, seconds: float = 0.0) -> None:
     reading = ReadCosts(seconds, 7e9) if seconds else None
     probed = Probed(number, 4096, 1 << 20, COPYING, reading, 1000, "")
-    world.run(lambda now_s: world.directory.probed(side.agents[0], probed, now_s))
+    world.run(lambda now_s: world.directory.reports.probed(side.agents[0], probed, now_s))
 
 
 def probes(world: World) -> list[act.SendProbe]:

@@ -90,9 +90,9 @@ def test_a_fence_before_the_publication_makes_no_lease_longer() -> None:
     p, d = world.engine("p"), world.engine("d")
     world.fence(p)
     world.publish(p, lease_s=2.0)
-    assert world.find().lease_until_s == world.now_s + 2
+    assert world.find().lease.until_s == world.now_s + 2
     world.request(d)
-    assert world.find().grant_until_s < world.now_s + 2
+    assert world.find().lease.grant_until_s < world.now_s + 2
 
 
 def test_a_fence_of_what_is_never_published_is_no_handoff_and_is_forgotten() -> None:
@@ -137,8 +137,8 @@ def test_the_grant_ends_before_the_lease_and_before_ds_patience(
     ready(world, lease_s=lease_s)
     world.request(d, timeout_s=timeout_s)
     handoff = world.find()
-    assert handoff.grant_until_s - world.now_s == pytest.approx(grant_s)
-    assert handoff.grant_until_s < handoff.lease_until_s
+    assert handoff.lease.grant_until_s - world.now_s == pytest.approx(grant_s)
+    assert handoff.lease.grant_until_s < handoff.lease.until_s
 
 
 def test_ranks_that_never_settle_end_the_handoff_at_the_end_of_the_grant() -> None:

@@ -86,7 +86,9 @@ async def test_one_that_has_ended_stays_as_it_ended() -> None:
 async def test_a_drained_broker_grants_when_it_may_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker() as running, pair(running.address) as both:
         await both.hand_over("before")  # all is planned, so that only the drain is in the way
-        heard = [called(running.hub.directory, one, monkeypatch) for one in ("fence", "request")]
+        directory = running.hub.directory
+        words = (directory.reports, "fence"), (directory, "request")
+        heard = [called(owner, word, monkeypatch) for owner, word in words]
         assert await ask(running.address, PLAIN, lambda client: client.set_draining(True)) == 0
         assert (await ask(running.address, PLAIN, AdminClient.status)).draining
         released = both.p.publish("h", P_BLOCKS, POSITION)
@@ -152,6 +154,6 @@ async def test_an_operator_of_one_tenant_acts_on_no_others(
                 "PERMISSION_DENIED",
                 "FORBIDDEN",
             )
-        assert not running.hub.directory.draining
+        assert not running.hub.directory.granting.draining
         assert (await ask(address, own, lambda client: client.release("h"))).reason == "RELEASED"
         assert not (await ask(address, everybody, AdminClient.audit)).findings

@@ -13,11 +13,12 @@ import numpy as np
 
 from restow.broker.core import actions as act
 from restow.broker.core.audit import audit
-from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
+from restow.broker.core.engines.agent import AgentRecord, RegionMemory
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, Settlement, StagedRun, Wish
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.digests import Digests
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
 from restow.broker.layout import Layout, Model, RankLayout, Region
@@ -155,7 +156,7 @@ class World:
         self.hear(actions)
         self.connected.add(agent.key)
         side.agents[rank] = agent
-        self.run(lambda now_s: self.directory.resume(side.record, now_s))
+        self.run(lambda now_s: self.directory.granting.resume(side.record, now_s))
         return agent
 
     def disconnect(self, side: Side, rank: int) -> list[act.Action]:
@@ -207,7 +208,7 @@ class World:
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
         agent = side.agents[rank]
-        return self.run(lambda now_s: self.directory.fence(side.record, agent, name, now_s))
+        return self.run(lambda now_s: self.directory.reports.fence(side.record, agent, name, now_s))
 
     def fence_all(self, side: Side, name: str = "h") -> None:
         for rank in side.agents:
@@ -232,7 +233,7 @@ class World:
         return self.run(lambda now_s: self.directory.release(handoff, now_s))
 
     def drain(self, draining: bool) -> list[act.Action]:
-        return self.run(lambda now_s: self.directory.drain(draining, now_s))
+        return self.run(lambda now_s: self.directory.granting.drain(draining, now_s))
 
     def settle(
         self,
@@ -247,7 +248,9 @@ class World:
         agent = side.agents[rank]
         words = "words" if reason else ""
         settlement = Settlement(number, size_bytes, 5, reason, words, compared)
-        return self.run(lambda now_s: self.directory.settled(side.record, agent, settlement, now_s))
+        return self.run(
+            lambda now_s: self.directory.reports.settled(side.record, agent, settlement, now_s)
+        )
 
     def stage(
         self,
@@ -264,7 +267,7 @@ class World:
         digest = digest_of(rank, dst_rank) if digest is None else digest
         run = StagedRun(4096 * (1 + rank), 128, digest)
         return self.run(
-            lambda now_s: self.directory.staged(
+            lambda now_s: self.directory.reports.staged(
                 side.record, agent, number, dst_rank, run, failure, now_s
             )
         )
@@ -283,7 +286,7 @@ class World:
             self.staged_plans,
             self.together,
         )
-        return self.run(lambda now_s: self.directory.plan_made(asked.pair, plan, now_s))
+        return self.run(lambda now_s: self.directory.granting.plan_made(asked.pair, plan, now_s))
 
     # -- what comes of it -------------------------------------------------------------------------
 

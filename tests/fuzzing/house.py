@@ -19,7 +19,7 @@ from fuzzing.door import Answer, Door, Violation
 from fuzzing.good_engine import GoodEngine, hand_over
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
-from restow.broker.core.digests import Digests
+from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairRefused
 from restow.broker.planner import Strategy
@@ -157,7 +157,7 @@ class House:
             ],
             set(directory.members.names),
             [
-                (key, one.number, one.state, one.final, one.lease_until_s)
+                (key, one.number, one.state, one.publication.final, one.lease.until_s)
                 for key, one in directory.ledger.live.items()
             ],
             dict(directory.ledger.statistics.by_state),
@@ -178,7 +178,7 @@ class House:
                 task.result()
         for engine in (self.p, self.d):
             engine.check()
-        for pair, outcome in directory.pairs.items():
+        for pair, outcome in directory.granting.pairs.items():
             if isinstance(outcome, PairRefused) and "planner failed" in outcome.error.message:
                 raise Violation(f"{pair}: {outcome.error.message}")
         members, probing = directory.members, directory.probing
@@ -205,8 +205,8 @@ class House:
     def hand_over(self) -> None:
         """Another handoff of the good engines, from end to end, beside all that goes on."""
         self._handed_over += 1
-        if self.hub.directory.draining:  # an operator, too, says what it likes
-            self.hub.perform(self.hub.directory.drain(False, self.hub.now_s()))
+        if self.hub.directory.granting.draining:  # an operator, too, says what it likes
+            self.hub.perform(self.hub.directory.granting.drain(False, self.hub.now_s()))
         waits, self.d.waits = self.d.waits, False
         self.run(hand_over(self.p, self.d, f"not guessed {self._handed_over}"))
         self.d.waits = waits
@@ -250,7 +250,7 @@ class House:
             ("sessions", hub.engines.keys() - good),
             ("agents' streams", {key for key in hub.agents if key.engine not in good}),
             ("calls that wait", set(hub._waiting)),
-            ("plans under way", set(directory.planning)),
+            ("plans under way", set(directory.granting.planning)),
             ("calls", {task for task in self._calls if not task.done()}),
         ):
             if left:

@@ -16,7 +16,7 @@ from fuzzing.house import TENANTS, House
 from fuzzing.messages import ODDNESS, Known, draw_message
 from fuzzing.mutation import mutated, spoiled
 from fuzzing.party import METHODS, STREAMING, UNARY, Party, demand, fence, publication
-from restow.broker.core.digests import DigestMode, Digests
+from restow.broker.core.handoffs.digests import DigestMode, Digests
 from restow.broker.planner import Strategy
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb

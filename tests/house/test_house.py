@@ -66,7 +66,7 @@ def test_the_mind_of_the_broker_knows_no_wire_and_no_device(package: str) -> Non
     names = modules_after(
         "import importlib, pkgutil",
         f"package = importlib.import_module({package!r})",
-        "for one in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):",
+        "for one in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):",
         "    importlib.import_module(one.name)",
     )
     assert not names & {"torch", "grpc", "nixl", "triton", "google", "asyncio"}

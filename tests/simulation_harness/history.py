@@ -10,7 +10,7 @@ from functools import cache
 from random import Random
 
 from restow.broker.core.audit import audit
-from restow.broker.core.digests import Checks, DigestMode, Digests
+from restow.broker.core.handoffs.digests import Checks, DigestMode, Digests
 from restow.broker.core.limits import Limits
 from restow.broker.families import (
     AttentionSpec,

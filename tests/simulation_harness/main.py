@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from restow.broker.core.digests import DigestMode, Digests
+from restow.broker.core.handoffs.digests import DigestMode, Digests
 from simulation_harness.history import History, Report
 from simulation_harness.mutations import MUTATIONS
 

@@ -13,9 +13,11 @@ from restow.broker.client.book import Book
 from restow.broker.client.delivery import Delivery
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines import AgentRecord, EngineRecord
+from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Settlement
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
@@ -36,23 +38,23 @@ def no_incarnation_in_names(history: History) -> Iterator[None]:
 @contextlib.contextmanager
 def no_generations(history: History) -> Iterator[None]:
     """A report counts for the oldest handoff that its rank may read, whatever it reports on."""
-    settled = Directory.settled
+    settled = Reports.settled
 
     def any_number(
-        self: Directory,
+        self: Reports,
         engine: EngineRecord,
         agent: AgentRecord,
         settlement: Settlement,
         now_s: float,
     ) -> list[Action]:
         for number in sorted(engine.handoffs):
-            handoff = self.ledger.by_number[number]
+            handoff = self._ledger.by_number[number]
             if handoff.destination is engine and handoff.may_read(agent.key.rank):
                 settlement = settlement._replace(number=number)
                 break
         return settled(self, engine, agent, settlement, now_s)
 
-    with patch.object(Directory, "settled", any_number):
+    with patch.object(Reports, "settled", any_number):
         yield
 
 

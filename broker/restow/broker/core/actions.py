@@ -207,7 +207,7 @@ class SendUnfence(NamedTuple):
 
 
 class MakePlan(NamedTuple):
-    """Plan between two layouts, then report to `Directory.plan_made`.
+    """Plan between two layouts, then report to `Granting.plan_made`.
 
     ``costs`` None: those of the broker's settings.
     """

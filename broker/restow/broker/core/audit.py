@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from restow.broker.core.actions import PairKey, State
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.pair import PairPlan
 
 
@@ -40,7 +40,7 @@ def _check_tables(directory: Directory) -> Iterator[str]:
         ("live handoffs", len(ledger.live), limits.max_live),
         ("ended handoffs", len(ledger.ended), limits.max_ended),
         ("engines", len(directory.members.engines), limits.max_engines),
-        ("plans", len(directory.pairs), limits.max_pairs),
+        ("plans", len(directory.granting.pairs), limits.max_pairs),
     ):
         if size > bound:
             yield f"{size} {what}, more than {bound}"
@@ -74,10 +74,8 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
     if source is None or destination is None or handoff.pair is None:
         yield f"handoff {name} is granted with a side or a plan missing"
         return
-    if not handoff.granted_s < handoff.grant_until_s < handoff.settle_until_s:
-        yield f"handoff {name}: its grant does not end before its settlement"
-    if handoff.grant_until_s >= handoff.lease_until_s:
-        yield f"handoff {name}: its grant may be used after its lease"
+    for words in handoff.lease.wrong(handoff.granted_s):
+        yield f"handoff {name}: {words}"
     if not handoff.unsettled:
         yield f"handoff {name} is {handoff.state} and nobody reads"
     if not handoff.unsettled <= handoff.pair.programs.keys():
@@ -94,13 +92,13 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
     watched = directory.ledger.deadlines.numbers()
     for handoff in directory.ledger.live.values():
         name, source, destination = handoff.handoff_id, handoff.source, handoff.destination
-        if handoff.number not in watched or handoff.looked_s > handoff.next_look_s():
+        if handoff.number not in watched or handoff.looked_s > handoff.lease.next_look_s():
             yield f"the clock does not look at handoff {name} in time"
         if source is None or destination is None or handoff.granted:
             continue
         hosts = directory.probing.costs(source, destination)
         key = PairKey(source.layout_digest, destination.layout_digest, hosts)
-        pair = directory.pairs.get(key)
+        pair = directory.granting.pairs.get(key)
         if pair is not None and not isinstance(pair, PairPlan):
             yield f"handoff {name} is live though nothing can be planned for it"
         if handoff.state is State.READY and source.complete and destination.complete:
@@ -109,9 +107,9 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
                 continue
             if returned or directory.probing.awaited_by(handoff.number):
                 continue
-            if pair is not None and not directory.draining:
+            if pair is not None and not directory.granting.draining:
                 yield f"handoff {name} could be granted and is not"
-            elif pair is None and handoff.number not in directory.planning.get(key, ()):
+            elif pair is None and handoff.number not in directory.granting.planning.get(key, ()):
                 yield f"handoff {name} waits for a plan that nobody makes"
 
 
@@ -123,7 +121,7 @@ def _check_ended(handoff: Handoff) -> Iterator[str]:
         yield f"handoff {name} is {handoff.state} with failure {handoff.failure}"
     if handoff.state is State.DONE and handoff.unsettled:
         yield f"handoff {name} is DONE though ranks {handoff.unsettled} have not settled"
-    if handoff.src_blocks or handoff.dst_blocks or handoff.staged:
+    if handoff.publication.blocks or handoff.demand.blocks or handoff.staged:
         yield f"handoff {name} has ended and keeps its blocks"
     for engine in (handoff.source, handoff.destination):
         if engine is not None and handoff.number in engine.handoffs:

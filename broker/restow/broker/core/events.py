@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,10 +88,3 @@ class Failure:
     state: State
     reason: str
     detail: str
-
-
-def wish_hash(
-    blocks: Mapping[str, bytes], held_tokens: int, position_tokens: int, content: bytes
-) -> int:
-    """A demand as one number, unguessable from outside."""
-    return hash((frozenset(blocks.items()), held_tokens, position_tokens, content))

@@ -6,11 +6,12 @@ Nothing is kept: an operator who asks again wants to know how it is now.
 from __future__ import annotations
 
 from restow.broker.core.actions import Action, TellExamined
-from restow.broker.core.engines import AgentRecord, EngineRecord
+from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Probed
-from restow.broker.core.handoff import MAX_REASON
-from restow.broker.core.handoff_numbers import Numbers
+from restow.broker.core.handoffs.handoff import MAX_REASON
 from restow.broker.core.limits import Limits
+from restow.broker.core.numbers import Numbers
 from restow.broker.core.probes import ProbeEnd, Probes
 from restow.broker.errors import PairNotReadyError, QuotaExceededError
 

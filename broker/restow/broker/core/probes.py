@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from restow.broker.core.actions import Action, SendPeer, SendProbe, SendUnprobe
-from restow.broker.core.engines import AgentRecord, is_memory
+from restow.broker.core.engines.agent import AgentRecord, is_memory
 from restow.broker.core.events import Probed
-from restow.broker.core.handoff_numbers import Numbers
+from restow.broker.core.numbers import Numbers
 
 
 @dataclass(slots=True, eq=False)

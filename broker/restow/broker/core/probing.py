@@ -11,11 +11,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from restow.broker.core.actions import Action, HostPair
-from restow.broker.core.engines import AgentRecord, EngineRecord
+from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Probed
-from restow.broker.core.handoff import MAX_REASON
-from restow.broker.core.handoff_numbers import Numbers
+from restow.broker.core.handoffs.handoff import MAX_REASON
 from restow.broker.core.limits import Limits
+from restow.broker.core.numbers import Numbers
 from restow.broker.core.pair import PairPlan
 from restow.broker.core.probes import Probe, ProbeEnd, Probes
 from restow.broker.errors import CostsInvalidError

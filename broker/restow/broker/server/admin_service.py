@@ -10,8 +10,7 @@ import structlog
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
-from restow.broker.core.expiry import lacks
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.errors import RequestError
 from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, scope_of, tenant_of
@@ -52,7 +51,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.agents = len(names)
             status.handoffs_live = len(ledger.live)
             status.handoffs_quarantined = len(ledger.quarantine)
-            status.plans = len(directory.pairs)
+            status.plans = len(directory.granting.pairs)
             ended, bytes_read = ledger.statistics.by_state, ledger.bytes_read
             checks = ledger.checks
         else:
@@ -68,7 +67,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         status.bytes_read = min(bytes_read, MAX_INT64)
         status.handoffs_checked = checks.checked
         status.digest_mismatches = checks.mismatches
-        status.draining = directory.draining
+        status.draining = directory.granting.draining
         return status
 
     async def ListEngines(
@@ -223,7 +222,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         _check_all_tenants(context)
         hub = self._hub
         self._log.info("draining set by an operator", draining=request.draining)
-        hub.perform(hub.directory.drain(request.draining, hub.now_s()))
+        hub.perform(hub.directory.granting.drain(request.draining, hub.now_s()))
         return pb.SetDrainingResponse(granted=hub.directory.granted)
 
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:
@@ -235,7 +234,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             state=state,
             source_engine=handoff.source.key.engine_id if handoff.source else "",
             destination_engine=handoff.destination.key.engine_id if handoff.destination else "",
-            position_tokens=handoff.position_tokens,
+            position_tokens=handoff.publication.position_tokens,
             bytes=handoff.bytes_read,
             reason=failure.reason if failure else "",
             detail=failure.detail if failure else "",
@@ -249,16 +248,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         else:
             if not handoff.granted:
                 info.waits_for = self._waits_for(handoff)
-            if handoff.lease_until_s:
-                info.lease_s = handoff.lease_until_s - now_s
-            if handoff.patience_until_s:
-                info.patience_s = handoff.patience_until_s - now_s
+            if handoff.lease.until_s:
+                info.lease_s = handoff.lease.until_s - now_s
+            if handoff.lease.patience_until_s:
+                info.patience_s = handoff.lease.patience_until_s - now_s
         return info
 
     def _waits_for(self, handoff: Handoff) -> str:
-        if handoff.complete and handoff.destination is not None and self._hub.directory.draining:
+        asked, draining = handoff.destination is not None, self._hub.directory.granting.draining
+        if handoff.complete and asked and draining:
             return "the broker drains, and grants nothing"
-        return lacks(handoff)
+        return handoff.lacks
 
 
 def _check_all_tenants(context: Context) -> None:

@@ -9,7 +9,8 @@ from itertools import islice
 import structlog
 
 from restow.broker.core import actions as act
-from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
+from restow.broker.core.engines.agent import AgentRecord, RegionMemory
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
@@ -59,7 +60,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         )
         hub.agents[agent.key] = outbox
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch
-        hub.perform(hub.directory.resume(engine, hub.now_s()))
+        hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
         reader = asyncio.create_task(self._read(engine, agent, outbox, first, requests))
         try:
             while (batch := await outbox.take()) is not None:
@@ -154,7 +155,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 settled.detail,
                 settled.compared,
             )
-            return directory.settled(engine, agent, settlement, now_s)
+            return directory.reports.settled(engine, agent, settlement, now_s)
         if body == "staged":
             staged = message.staged
             failure = (
@@ -163,11 +164,11 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 else None
             )
             run = StagedRun(staged.address, staged.bytes, staged.digest)
-            return directory.staged(
+            return directory.reports.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
             )
         if body == "probed":
-            return directory.probed(agent, probed_from_proto(message.probed), now_s)
+            return directory.reports.probed(agent, probed_from_proto(message.probed), now_s)
         raise RequestError(f"an agent may not send {body or 'a message without a body'} here")
 
     def _fence(
@@ -175,7 +176,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
     ) -> list[act.Action]:
         """A fence that is refused concerns one handoff: it must not cost the agent its stream."""
         try:
-            return self._hub.directory.fence(engine, agent, handoff_id, now_s)
+            return self._hub.directory.reports.fence(engine, agent, handoff_id, now_s)
         except RestowError as error:
             self._log.warning(
                 "fence refused",

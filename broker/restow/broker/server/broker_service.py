@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sized
 
 from restow.broker.core import actions as act
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Wish
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
 from restow.broker.layout.check import MAX_GROUPS

@@ -8,8 +8,8 @@ import contextlib
 import structlog
 
 from restow.broker.core.actions import EngineKey
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.membership import Membership, check_names
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.membership import Membership, check_names
 from restow.broker.errors import EngineUnknownError
 
 WAIT_S = 60.0

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import structlog
 
 from restow.broker.core import actions as act
-from restow.broker.core.digests import Digests
 from restow.broker.core.directory import Directory
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.handoffs.digests import Digests
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
 from restow.broker.errors import PlanError, RestowError
@@ -99,7 +99,7 @@ class Hub:
             ends, ledger.fresh_ends = ledger.fresh_ends, []
             for handoff in ends or ():
                 self._watcher(handoff)
-        if self.directory.draining and not self.directory.granted:
+        if self.directory.granting.draining and not self.directory.granted:
             self._drained.set()
 
     def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
@@ -120,7 +120,7 @@ class Hub:
         """Grant nothing any more, and wait for the reads under way."""
         self._drained.clear()
         self._log.info("draining", handoffs=self.directory.granted)
-        self.perform(self.directory.drain(True, self.now_s()))
+        self.perform(self.directory.granting.drain(True, self.now_s()))
         await self._drained.wait()
 
     def close(self) -> None:
@@ -299,7 +299,7 @@ class Hub:
             # A fault of the planner's fails the handoffs of this pair, and nothing else.
             self._log.error("planning failed", pair=pair, exc_info=error)
             outcome = PairRefused(PlanError(f"the planner failed: {error!r}"))
-        self.perform(self.directory.plan_made(pair, outcome, self.now_s()))
+        self.perform(self.directory.granting.plan_made(pair, outcome, self.now_s()))
 
 
 def plan_pair(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from restow.broker.core import actions as act
-from restow.broker.core.engines import AgentRecord
+from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from restow.broker.core.digests import DigestMode, Digests
+from restow.broker.core.handoffs.digests import DigestMode, Digests
 from restow.broker.core.limits import Limits
 from restow.broker.planner import CostModel, Strategy
 

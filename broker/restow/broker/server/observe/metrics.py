@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from restow.broker.core.actions import State
-from restow.broker.core.statistics import BOUNDS_S, Durations, Phase
+from restow.broker.core.handoffs.statistics import BOUNDS_S, Durations, Phase
 from restow.broker.server.hub import Hub
 
 LIVE_STATES = (State.WAITING, State.READY, State.STAGING, State.READING)
@@ -42,7 +42,7 @@ class DirectoryCollector(Collector):
 
     def _members(self) -> Iterator[Metric]:
         directory = self._hub.directory
-        members = directory.members
+        members, granting = directory.members, directory.granting
         engines = members.engines.values()
         yield _gauge("engines", "Registered engines.", len(engines))
         yield _gauge(
@@ -51,13 +51,11 @@ class DirectoryCollector(Collector):
             sum(engine.has_session and engine.complete for engine in engines),
         )
         yield _gauge("agents", "Connected agents.", len(members.names))
-        yield _gauge(
-            "plans", "Plans kept, one for each pair of layouts.", len(self._hub.directory.pairs)
-        )
+        yield _gauge("plans", "Plans kept, one for each pair of layouts.", len(granting.pairs))
         yield _gauge(
             "draining",
             "1 while the broker waits for the reads under way before it ends.",
-            directory.draining,
+            granting.draining,
         )
 
     def _handoffs(self) -> Iterator[Metric]:

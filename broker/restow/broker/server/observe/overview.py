@@ -9,9 +9,8 @@ from itertools import islice
 from typing import Any
 
 from restow.broker.core.actions import EngineKey, State
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.expiry import lacks
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.server.hub import Hub
 
 MAX_ENGINES = 256
@@ -51,7 +50,7 @@ class Overview:
             "epoch": self._hub.epoch,
             "now_s": now_s,
             "uptime_s": now_s - self._hub.started_s,
-            "draining": directory.draining,
+            "draining": directory.granting.draining,
             "engines": [_engine(engine) for engine in islice(engines.values(), MAX_ENGINES)],
             "engines_left_out": max(0, len(engines) - MAX_ENGINES),
             "live": len(ledger.live),
@@ -100,17 +99,17 @@ def _handoff(handoff: Handoff) -> Values:
         "state": handoff.state.value,
         "source": _side(handoff.source),
         "destination": _side(handoff.destination),
-        "tokens": handoff.position_tokens or None,
+        "tokens": handoff.publication.position_tokens or None,
     }
 
 
 def _under_way(handoff: Handoff, now_s: float) -> Values:
-    lease_s = handoff.lease_until_s - now_s if handoff.lease_until_s else None
+    lease_s = handoff.lease.until_s - now_s if handoff.lease.until_s else None
     return {
         **_handoff(handoff),
         "age_s": now_s - handoff.born_s,
         "lease_s": lease_s,
-        "waits_for": "" if handoff.granted else lacks(handoff),
+        "waits_for": "" if handoff.granted else handoff.lacks,
     }
 
 

@@ -26,8 +26,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from restow.broker.core.actions import State
-from restow.broker.core.handoff import Handoff
-from restow.broker.core.statistics import Phase, phases_of
+from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.statistics import Phase, phases_of
 from restow.broker.server.hub import Hub
 
 SEND_S: Final = 5
@@ -111,7 +111,7 @@ def _attributes(handoff: Handoff) -> dict[str, AttributeValue]:
         "restow.state": handoff.state,
         "restow.reason": "" if failure is None else failure.reason,
         "restow.bytes": handoff.bytes_read,
-        "restow.position_tokens": handoff.position_tokens,
+        "restow.position_tokens": handoff.publication.position_tokens,
         **{f"restow.{side}": one.key.engine_id for side, one in sides.items() if one is not None},
     }
 

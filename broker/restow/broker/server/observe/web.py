@@ -84,7 +84,7 @@ class Pages:
         return _said(HTTPStatus.OK, "ok")
 
     def _ready(self) -> Answer:
-        if self._hub.directory.draining:
+        if self._hub.directory.granting.draining:
             return _said(HTTPStatus.SERVICE_UNAVAILABLE, "draining")
         return _said(HTTPStatus.OK, "ok")
 

@@ -12,9 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from restow.broker.core.actions import Action, EngineKey
-from restow.broker.core.engines import EngineRecord
-from restow.broker.core.handoff import Handoff, told
-from restow.broker.core.tenants import Tenants
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.tenants import Tenants
+from restow.broker.core.handoffs.handoff import Handoff, told
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Quarantine:
         engine.quarantined.discard(number)
         self._tenants.add_quarantined(engine.key.tenant, -1)
         held.handoff.note(now_s, "released")
-        return [told(held.handoff, engine, held.handoff.demand)]
+        return [told(held.handoff, engine, held.handoff.demand_number)]
 
     def heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
         """The agent of a rank has said Hello."""

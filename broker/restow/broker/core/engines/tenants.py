@@ -6,7 +6,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import State
-from restow.broker.core.digests import Checks
+from restow.broker.core.handoffs.digests import Checks
 from restow.broker.core.limits import Limits
 from restow.broker.errors import QuotaExceededError
 

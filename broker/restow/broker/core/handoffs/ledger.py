@@ -6,18 +6,18 @@ import math
 from collections import OrderedDict
 
 from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
-from restow.broker.core.deadlines import Deadlines
-from restow.broker.core.digests import Checks
-from restow.broker.core.engines import EngineRecord
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.tenants import Tenants
 from restow.broker.core.events import Failure
-from restow.broker.core.flow import Flow
-from restow.broker.core.grant import release_staging
-from restow.broker.core.handoff import Handoff, told
-from restow.broker.core.handoff_numbers import Numbers
+from restow.broker.core.handoffs.deadlines import Deadlines
+from restow.broker.core.handoffs.digests import Checks
+from restow.broker.core.handoffs.flow import Flow
+from restow.broker.core.handoffs.grant import release_staging
+from restow.broker.core.handoffs.handoff import Handoff, told
+from restow.broker.core.handoffs.quarantine import Quarantine
+from restow.broker.core.handoffs.statistics import Statistics
 from restow.broker.core.limits import Limits
-from restow.broker.core.quarantine import Quarantine
-from restow.broker.core.statistics import Statistics
-from restow.broker.core.tenants import Tenants
+from restow.broker.core.numbers import Numbers
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
 MAX_ID_LENGTH = 256
@@ -101,7 +101,7 @@ class Ledger:
 
     def watch(self, handoff: Handoff) -> None:
         """Have the clock look at it in time."""
-        look_s = handoff.next_look_s()
+        look_s = handoff.lease.next_look_s()
         if look_s < handoff.looked_s:
             handoff.looked_s = look_s
             self.deadlines.add(look_s, handoff.number)
@@ -114,7 +114,7 @@ class Ledger:
             if handoff is None:
                 continue
             handoff.looked_s = math.inf
-            if handoff.next_look_s() > now_s:
+            if handoff.lease.next_look_s() > now_s:
                 self.watch(handoff)
             else:
                 found[number] = handoff
@@ -174,7 +174,7 @@ class Ledger:
             failure.detail,
             0,
             0,
-            handoff.demand,
+            handoff.demand_number,
         )
         handoff.forget_demand()
         self.wait_for_demand(handoff, now_s)
@@ -186,9 +186,8 @@ class Ledger:
             self.flow.leave(handoff.destination.key, handoff.number, now_s, done)
 
     def wait_for_demand(self, handoff: Handoff, now_s: float) -> None:
-        """Keep a handoff that nobody asks for no longer than ``unasked_s``."""
-        if handoff.destination is None and not handoff.unasked_until_s:
-            handoff.unasked_until_s = now_s + self.limits.unasked_s
+        """Keep a handoff that nobody asks for no longer than that is waited for."""
+        if handoff.destination is None and handoff.lease.wait_for_demand(self.limits, now_s):
             self.watch(handoff)
 
     def end(self, handoff: Handoff, now_s: float) -> list[Action]:
@@ -230,7 +229,7 @@ class Ledger:
         if destination is not None:
             destination.handoffs.discard(handoff.number)
             if not self.quarantine.hold(handoff, destination, writing, now_s):
-                actions.append(told(handoff, destination, handoff.demand))
+                actions.append(told(handoff, destination, handoff.demand_number))
         handoff.forget_blocks()
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)

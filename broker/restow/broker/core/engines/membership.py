@@ -14,9 +14,10 @@ from restow.broker.core.actions import (
     SendUnfence,
     State,
 )
-from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
+from restow.broker.core.engines.agent import AgentRecord, RegionMemory
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.ledger import MAX_ID_LENGTH, Ledger
+from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH, Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.errors import (
     AgentMismatchError,
@@ -292,7 +293,7 @@ class Membership:
         rank = agent.key.rank
         for number in sorted(engine.handoffs):
             handoff = self._ledger.by_number[number]
-            published = handoff.source is engine and (handoff.final or handoff.fenced)
+            published = handoff.source is engine and (handoff.publication.final or handoff.fenced)
             if published or rank in handoff.unsettled:
                 if handoff.source is engine:
                     handoff.fenced.discard(rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from restow.broker.core.actions import (
@@ -16,9 +17,10 @@ from restow.broker.core.actions import (
     StagePart,
     State,
 )
-from restow.broker.core.engines import AgentRecord, EngineRecord, is_memory
+from restow.broker.core.engines.agent import AgentRecord, is_memory
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, StagedRun
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairPlan
 from restow.broker.errors import ContentMismatchError, PagesError
@@ -38,26 +40,16 @@ class Misfit:
 def open_grant(
     handoff: Handoff, source: EngineRecord, pair: PairPlan, limits: Limits, now_s: float
 ) -> list[Action] | Failure:
-    """Grant a ready handoff that has no `misfit`: orders to all agents, or why there is no time.
-
-    The grant ends before the lease, and before D's patience.
-    """
-    lease_s = handoff.lease_until_s - limits.lease_margin_s
-    end_s = min(now_s + limits.grant_s, lease_s, handoff.patience_until_s)
-    if end_s - now_s < limits.min_grant_s:
-        if lease_s - now_s < limits.min_grant_s:
-            return Failure(
-                State.EXPIRED, "LEASE_TOO_SHORT", "P's lease leaves no time for a read: renew it"
-            )
-        return Failure(State.EXPIRED, "TIMEOUT_TOO_SHORT", "D's timeout leaves no time for a read")
+    """Grant a ready handoff that has no `misfit`: orders to all agents, or why there is no time."""
+    late = handoff.lease.grant(limits, now_s)
+    if late is not None:
+        return late
     handoff.pair = pair
     handoff.strategies = pair.strategies
     handoff.granted_s = now_s
-    handoff.grant_until_s = end_s
-    handoff.settle_until_s = end_s + limits.settle_grace_s
     handoff.unsettled = set(pair.programs)
     handoff.state = State.STAGING if pair.gathers else State.READING
-    handoff.note(now_s, "granted", (end_s - now_s, pair.strategies))
+    handoff.note(now_s, "granted", (handoff.lease.grant_until_s - now_s, pair.strategies))
     actions: list[Action] = []
     for gather in pair.gathers:
         actions += _stage(handoff, source, pair, gather)
@@ -71,45 +63,40 @@ def misfit(
     handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
 ) -> Misfit | None:
     """What can be checked only now that both sides, all agents and the position are known."""
-    if not 0 <= handoff.held_tokens <= handoff.position_tokens:
-        words = f"D holds {handoff.held_tokens} tokens of a state at {handoff.position_tokens}"
+    published, wanted = handoff.publication, handoff.demand
+    position_tokens = published.position_tokens
+    if not 0 <= wanted.held_tokens <= position_tokens:
+        words = f"D holds {wanted.held_tokens} tokens of a state at {position_tokens}"
         return Misfit(Failure(State.FAILED, "ARGUMENT_INVALID", words))
-    if handoff.wanted_tokens not in (0, handoff.position_tokens):
+    if wanted.position_tokens not in (0, position_tokens):
         words = (
-            f"P's state stands at {handoff.position_tokens} tokens, and D goes on from "
-            f"{handoff.wanted_tokens}: the two do not cut the same prompt alike"
+            f"P's state stands at {position_tokens} tokens, and D goes on from "
+            f"{wanted.position_tokens}: the two do not cut the same prompt alike"
         )
         return Misfit(Failure(State.FAILED, "POSITION_MISMATCH", words))
     # Agents that came later may have less memory than those that the ids were checked against.
     if handoff.src_checked != source.admitted:
         try:
-            for group, data in handoff.src_blocks.items():
+            for group, data in published.blocks.items():
                 source.check_ids(group, data)
         except PagesError as error:
             failure = Failure(State.FAILED, error.reason, error.message)
             return Misfit(failure, of_demand=False)
     try:
-        handoff.check_content(handoff.wanted_tokens, handoff.dst_content)
-        destination.check_counts(pair.dst_groups, handoff.dst_blocks, handoff.position_tokens)
+        handoff.check_content(wanted)
+        destination.check_counts(pair.dst_groups, wanted.blocks, position_tokens)
         if handoff.dst_checked != destination.admitted:
-            for group, data in handoff.dst_blocks.items():
+            for group, data in wanted.blocks.items():
                 destination.check_ids(group, data)
-        _check_no_nulls(handoff, source, destination, pair)
+        # The null block may not be among those of tokens that are moved.
+        for lists in pair.group_pairs:
+            if lists.per_token:
+                first = lists.first_token(wanted.held_tokens, position_tokens)
+                source.check_no_null(lists.src.group, published.blocks, first, position_tokens)
+                destination.check_no_null(lists.dst.group, wanted.blocks, first, position_tokens)
     except (PagesError, ContentMismatchError) as error:
         return Misfit(Failure(State.FAILED, error.reason, error.message))
     return None
-
-
-def _check_no_nulls(
-    handoff: Handoff, source: EngineRecord, destination: EngineRecord, pair: PairPlan
-) -> None:
-    """Raise `NullBlockError` for one among the blocks of tokens that are moved."""
-    stop = handoff.position_tokens
-    for lists in pair.group_pairs:
-        if lists.per_token:
-            first = lists.first_token(handoff.held_tokens, stop)
-            source.check_no_null(lists.src.group, handoff.src_blocks, first, stop)
-            destination.check_no_null(lists.dst.group, handoff.dst_blocks, first, stop)
 
 
 def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gather) -> list[Action]:
@@ -129,9 +116,9 @@ def _stage(handoff: Handoff, source: EngineRecord, pair: PairPlan, gather: Gathe
             agent.key,
             handoff.number,
             tuple(parts),
-            _needed(handoff.src_blocks, pair.src_groups),
-            handoff.held_tokens,
-            handoff.position_tokens,
+            _needed(handoff.publication.blocks, pair.src_groups),
+            handoff.demand.held_tokens,
+            handoff.publication.position_tokens,
             pair.hashed,
         )
     )
@@ -171,19 +158,19 @@ def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> li
             handoff.number,
             handoff.handoff_id,
             program.program_id,
-            _needed(handoff.src_blocks, pair.src_groups),
-            _needed(handoff.dst_blocks, pair.dst_groups),
-            handoff.held_tokens,
-            handoff.position_tokens,
+            _needed(handoff.publication.blocks, pair.src_groups),
+            _needed(handoff.demand.blocks, pair.dst_groups),
+            handoff.demand.held_tokens,
+            handoff.publication.position_tokens,
             tuple(runs),
-            max(1, int((handoff.grant_until_s - now_s) * 1000)),
+            handoff.lease.left_ms(now_s),
             pair.hashed,
         )
     )
     return actions
 
 
-def _needed(blocks: dict[str, bytes], groups: frozenset[str]) -> tuple[GroupIds, ...]:
+def _needed(blocks: Mapping[str, bytes], groups: frozenset[str]) -> tuple[GroupIds, ...]:
     return tuple([item for item in blocks.items() if item[0] in groups])
 
 

@@ -1,4 +1,4 @@
-"""Who is there: engines with their layouts, and the agents of their ranks."""
+"""An engine with its layout and the agents of its ranks."""
 
 from __future__ import annotations
 
@@ -7,83 +7,14 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from restow.broker.core.actions import AgentKey, EngineKey
-from restow.broker.core.block_lists import BlockLists
-from restow.broker.core.early_fences import EarlyFences
-from restow.broker.errors import (
-    AgentMismatchError,
-    AgentUnknownError,
-    EngineReplacedError,
-)
+from restow.broker.core.engines.agent import AgentRecord, RegionMemory, is_memory
+from restow.broker.core.engines.block_lists import BlockLists
+from restow.broker.core.engines.early_fences import EarlyFences
+from restow.broker.errors import AgentMismatchError, AgentUnknownError, EngineReplacedError
 from restow.broker.layout import Layout, RankLayout, Region
 from restow.broker.layout.span import volume
 
-MAX_BLOCKS = 1 << 20
-MAX_ADDRESS = 1 << 63
 MAX_IDS = 1 << 31
-
-
-def is_memory(address: int, size_bytes: int) -> bool:
-    """Whether bytes may lie there; no bytes may lie anywhere."""
-    return size_bytes >= 0 and (not size_bytes or 0 < address <= MAX_ADDRESS - size_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class RegionMemory:
-    """Where a region of a rank lies."""
-
-    name: str
-    base_address: int
-    page_count: int
-    page_stride_bytes: int
-    """Bytes from page to page, as the memory really lies there."""
-    memory: int
-    device_id: int
-
-    @property
-    def size_bytes(self) -> int:
-        """From page 0 to the end of the last page."""
-        return self.page_count * self.page_stride_bytes
-
-
-@dataclass(slots=True, eq=False)
-class AgentRecord:
-    """A connected agent and what it has been told."""
-
-    key: AgentKey
-    agent_name: str
-    nixl_metadata: bytes
-    regions: tuple[RegionMemory, ...]
-    staging_bytes: int
-    host: str = ""
-    """Empty: unknown."""
-    host_memory: bytes = b""
-    """What agents of its host read it by; theirs to understand."""
-    programs: set[str] = field(default_factory=set)
-    peers: set[str] = field(default_factory=set)
-    gone: bool = False
-    """Its stream broke: what still arrives from it changes nothing."""
-    gone_s: float = 0.0
-    """When that was."""
-
-    def is_back_as(self, other: AgentRecord) -> bool:
-        """Whether ``other`` is the same agent on another stream, with the memory that it had."""
-        return (
-            self.agent_name == other.agent_name
-            and self.nixl_metadata == other.nixl_metadata
-            and self.regions == other.regions
-            and self.staging_bytes == other.staging_bytes
-            and self.host_memory == other.host_memory
-        )
-
-    @property
-    def tenant(self) -> str:
-        """Whose agent it is."""
-        return self.key.engine.tenant
-
-    @property
-    def region_bytes(self) -> int:
-        """Bytes of its regions."""
-        return sum(memory.size_bytes for memory in self.regions)
 
 
 @dataclass(slots=True, eq=False)

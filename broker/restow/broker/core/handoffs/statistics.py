@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from restow.broker.core.actions import State
-from restow.broker.core.handoff import Handoff
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.reasons import REASONS
 
 OTHER = "OTHER"

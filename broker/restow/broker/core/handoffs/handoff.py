@@ -22,16 +22,13 @@ import math
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import State, TellEnded
-from restow.broker.core.engines import MAX_BLOCKS, EngineRecord
-from restow.broker.core.events import Chunk, Failure, StagedRun, Wish, wish_hash
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
+from restow.broker.core.handoffs.demand import NO_DEMAND, Demand
+from restow.broker.core.handoffs.lease import Lease, why_unsettled
+from restow.broker.core.handoffs.publication import NOTHING_PUBLISHED, Publication
 from restow.broker.core.pair import PairPlan
-from restow.broker.errors import (
-    ContentMismatchError,
-    HandoffConflictError,
-    HandoffOwnedError,
-    PageCountError,
-    PagesError,
-)
+from restow.broker.errors import ContentMismatchError, HandoffConflictError, HandoffOwnedError
 
 MAX_TIMELINE = 256
 MAX_REASON = 64
@@ -50,26 +47,12 @@ class Handoff:
     state: State = State.WAITING
     source: EngineRecord | None = None
     destination: EngineRecord | None = None
-    src_blocks: dict[str, bytes] = field(default_factory=dict)
-    dst_blocks: dict[str, bytes] = field(default_factory=dict)
-    position_tokens: int = 0
-    held_tokens: int = 0
-    demand: int = 0
+    publication: Publication = NOTHING_PUBLISHED
+    demand: Demand = NO_DEMAND
+    demand_number: int = 0
     """The number of D's message."""
-    wanted_tokens: int = 0
-    """The position that D goes on from; 0: any."""
-    src_content: bytes = b""
-    dst_content: bytes = b""
-    """What the state is of, as P and D name it; empty: not named."""
-    published: bool = False
-    final: bool = False
     fenced: set[int] = field(default_factory=set)
-    lease_until_s: float = 0.0
-    patience_until_s: float = 0.0
-    agents_until_s: float = 0.0
-    """How long missing agents are waited for; 0: none is missed."""
-    unasked_until_s: float = 0.0
-    """How long a first or another demand is waited for; 0: as long as P's lease lasts."""
+    lease: Lease = field(default_factory=Lease)
     queued: bool = False
     """Whether D's agents read others' states first."""
     looked_s: float = math.inf
@@ -84,9 +67,6 @@ class Handoff:
     strategies: tuple[str, ...] = ()
     """The ways in which that plan has rows travel, also after the end."""
     granted_s: float = 0.0
-    grant_until_s: float = 0.0
-    settle_until_s: float = 0.0
-    """The grant and the grace in which reports of it may still arrive."""
     unsettled: set[int] = field(default_factory=set)
     unheard: set[int] = field(default_factory=set)
     """Ranks of D that may be at work on an order of a broker before this one."""
@@ -99,7 +79,7 @@ class Handoff:
     """Whether nothing can happen to it any more."""
     ended_s: float = 0.0
     asked: int = 0
-    """Hash of D's demand, to know a repetition after the end."""
+    """The key of D's demand, to know a repetition after the end."""
     failure: Failure | None = None
     trace_parent: str = ""
     """W3C trace context of the request that it is for; empty: none was told."""
@@ -123,7 +103,8 @@ class Handoff:
     @property
     def complete(self) -> bool:
         """Whether P's state is published and fenced on every rank."""
-        return self.final and self.source is not None and len(self.fenced) >= self.source.ranks
+        source, whole = self.source, self.publication.final
+        return whole and source is not None and len(self.fenced) >= source.ranks
 
     def gathers_on(self, src_rank: int) -> bool:
         """Whether a rank of P has gathered or hashed for it, or was told to."""
@@ -147,72 +128,19 @@ class Handoff:
         Raises a `PagesError`, `HandoffOwnedError` or `HandoffConflictError`; then nothing changed.
         """
         self.check_source(engine)
-        merged = dict(self.src_blocks)
-        listed: set[str] = set()
-        for group, first_block, data in chunk.blocks:
-            if group in listed:  # lists that grow list by list would be copied as often
-                raise PagesError(
-                    f"handoff {self.handoff_id}: group {group} is listed more than once in a chunk",
-                    handoff=self.handoff_id,
-                    group=group,
-                )
-            listed.add(group)
-            engine.check_ids(group, data)
-            if first_block or group in merged or len(data) > 4 * MAX_BLOCKS:
-                data = self._append(merged.get(group, b""), group, first_block, data)
-            merged[group] = data
-        said = chunk.position_tokens, chunk.content
-        if self.final and (
-            merged != self.src_blocks
-            or (chunk.final and said != (self.position_tokens, self.src_content))
-        ):
-            raise HandoffConflictError(
-                f"handoff {self.handoff_id} was published whole before, with other blocks, of "
-                f"other content or at position {self.position_tokens}",
-                handoff=self.handoff_id,
-            )
-        if chunk.final:
-            if chunk.position_tokens < 1:
-                raise PageCountError(
-                    f"handoff {self.handoff_id}: position_tokens is {chunk.position_tokens}; "
-                    f"a final publication needs at least 1",
-                    handoff=self.handoff_id,
-                )
-            engine.check_counts(engine.block_tokens, merged, chunk.position_tokens)
-            for group, data in merged.items():
-                if not any(data is given for _, _, given in chunk.blocks):
-                    engine.check_distinct(group, data)  # over all of its chunks
+        publication = self.publication.with_chunk(self.handoff_id, engine, chunk)
         self.source = engine
-        if not self.src_blocks:
+        if not self.publication.blocks:
             self.src_checked = engine.admitted
-        self.src_blocks = merged
-        if chunk.final:
-            self.final = True
-            self.position_tokens = chunk.position_tokens
-            self.src_content = chunk.content
-        self.lease_until_s = max(self.lease_until_s, now_s + chunk.lease_s)
-        self.published = True
+        self.publication = publication
+        self.lease.renew(chunk.lease_s, now_s)
         self.trace_parent = self.trace_parent or chunk.trace_parent
         self.note(now_s, "published", chunk.position_tokens if chunk.final else "a chunk")
 
-    def _append(self, known: bytes, group: str, first_block: int, data: bytes) -> bytes:
-        at = 4 * first_block
-        if at == len(known):
-            if at + len(data) > 4 * MAX_BLOCKS:
-                raise PageCountError(
-                    f"handoff {self.handoff_id}, group {group}: more than {MAX_BLOCKS} blocks",
-                    handoff=self.handoff_id,
-                    group=group,
-                )
-            return known + data if known else data
-        if first_block < 0 or at > len(known) or known[at : at + len(data)] != data:
-            raise HandoffConflictError(
-                f"handoff {self.handoff_id}, group {group}: a chunk at block {first_block} does "
-                f"not continue the {len(known) // 4} blocks published before",
-                handoff=self.handoff_id,
-                group=group,
-            )
-        return known
+    def renew(self, lease_s: float, now_s: float) -> None:
+        """P prolongs its lease."""
+        self.lease.renew(lease_s, now_s)
+        self.note(now_s, "renewed", lease_s)
 
     def fence(self, rank: int, now_s: float) -> None:
         """A rank of P has its part complete in memory."""
@@ -225,35 +153,20 @@ class Handoff:
         Raises a `PagesError`, `HandoffOwnedError` or `HandoffConflictError`; then nothing changed.
         """
         self.check_destination(engine)
-        blocks: dict[str, bytes] = {}
-        for group, data in wish.blocks:
-            engine.check_ids(group, data)
-            if group in blocks or len(data) > 4 * MAX_BLOCKS:
-                raise PagesError(
-                    f"handoff {self.handoff_id}: group {group} is listed more than once, or has "
-                    f"more than {MAX_BLOCKS} blocks",
-                    handoff=self.handoff_id,
-                    group=group,
-                )
-            blocks[group] = data
+        demand = Demand.checked(self.handoff_id, engine, wish)
         if self.destination is not None:
-            before = self.dst_blocks, self.held_tokens, self.wanted_tokens, self.dst_content
-            said = blocks, wish.held_tokens, wish.position_tokens, wish.content
-            if said != before or not wish.repeated:
+            if demand != self.demand or not wish.repeated:
                 raise self.asked_before(engine)
             self.number_demand(wish.demand)
             return False
-        if self.final:
-            self.check_content(wish.position_tokens, wish.content)
+        if self.publication.final:
+            self.check_content(demand)
         self.destination = engine
-        self.dst_blocks = blocks
-        self.held_tokens, self.wanted_tokens = wish.held_tokens, wish.position_tokens
-        self.dst_content, self.demand = wish.content, wish.demand
-        self.unasked_until_s = 0.0
+        self.demand, self.demand_number = demand, wish.demand
+        self.lease.ask(wish.timeout_s, now_s)
         self.dst_checked = engine.admitted
         if wish.repeated:
             self.unheard = engine.unheard_ranks
-        self.patience_until_s = now_s + wish.timeout_s
         self.trace_parent = self.trace_parent or wish.trace_parent
         self.note(now_s, "requested", wish.held_tokens)
         return True
@@ -264,20 +177,21 @@ class Handoff:
         A session keeps its own where the repetition came as a call (negative): calls are told the
         end whatever its number is.
         """
-        if demand >= 0 or self.demand <= 0:
-            self.demand = demand
+        if demand >= 0 or self.demand_number <= 0:
+            self.demand_number = demand
 
-    def check_content(self, position_tokens: int, content: bytes) -> None:
+    def check_content(self, demand: Demand) -> None:
         """Raise `ContentMismatchError` if D names other content than P. Needs a final publication.
 
         A D that goes on from elsewhere is refused for that.
         """
-        named = content and self.src_content and position_tokens == self.position_tokens
-        if named and content != self.src_content:
+        published, wanted = self.publication.content, demand.content
+        differ = bool(published and wanted) and published != wanted
+        if differ and demand.position_tokens == self.publication.position_tokens:
             raise ContentMismatchError(
-                f"handoff {self.handoff_id}: the {position_tokens} tokens that D goes on from, or "
-                f"what else they are computed from, are not those of P's state (D's content "
-                f"{content[:8].hex()}, P's {self.src_content[:8].hex()}): was P given the same "
+                f"handoff {self.handoff_id}: the {demand.position_tokens} tokens that D goes on "
+                f"from, or what else they are computed from, are not those of P's state (D's "
+                f"content {wanted[:8].hex()}, P's {published[:8].hex()}): was P given the same "
                 f"prompt, adapter, images and salt?",
                 handoff=self.handoff_id,
             )
@@ -285,9 +199,10 @@ class Handoff:
     @property
     def content(self) -> str:
         """Whose words of the content were compared."""
-        if self.src_content and self.dst_content:
+        published, wanted = self.publication.content, self.demand.content
+        if published and wanted:
             return "compared"
-        named = [side for side, told in (("P", self.src_content), ("D", self.dst_content)) if told]
+        named = [side for side, told in (("P", published), ("D", wanted)) if told]
         return f"named by {named[0]} alone" if named else "not named"
 
     def check_published_before(self, engine: EngineRecord, chunk: Chunk) -> None:
@@ -297,7 +212,7 @@ class Handoff:
         under the id of one that has ended.
         """
         self.check_source(engine)
-        if self.final and not chunk.repeated:
+        if self.publication.final and not chunk.repeated:
             raise self._used_again(f"engine {engine.key.engine_id} publishes it again")
 
     def check_asked_before(self, engine: EngineRecord, wish: Wish) -> None:
@@ -308,10 +223,9 @@ class Handoff:
         """
         self.check_destination(engine)
         if self.destination is not None:
-            blocks = dict(wish.blocks)
-            once = len(blocks) == len(wish.blocks)
-            asked = wish_hash(blocks, wish.held_tokens, wish.position_tokens, wish.content)
-            if not wish.repeated or not once or self.asked != asked:
+            demand = Demand.of(wish)
+            once = len(demand.blocks) == len(wish.blocks)
+            if not wish.repeated or not once or self.asked != demand.key:
                 raise self._used_again(f"engine {engine.key.engine_id} asks for it again")
 
     def _used_again(self, words: str) -> HandoffConflictError:
@@ -331,11 +245,9 @@ class Handoff:
 
     def forget_blocks(self) -> None:
         """Keep of an ended handoff what its story needs."""
-        self.asked = wish_hash(
-            self.dst_blocks, self.held_tokens, self.wanted_tokens, self.dst_content
-        )
-        self.src_blocks = {}
-        self.dst_blocks = {}
+        self.asked = self.demand.key
+        self.publication = self.publication.without_blocks()
+        self.demand = self.demand.without_blocks()
         self.staged = {}
         self.pair = None
 
@@ -348,17 +260,17 @@ class Handoff:
         self.unsettled = set()
         self.failure = None
         self.given_back = False
-        self.granted_s = self.grant_until_s = self.settle_until_s = 0.0
+        self.granted_s = 0.0
+        self.lease.revoke()
         self.bytes_read = 0
         self.looked_s = math.inf
 
     def forget_demand(self) -> None:
         """Be as if nobody had asked."""
         self.destination = None
-        self.dst_blocks = {}
-        self.held_tokens = self.wanted_tokens = self.demand = 0
-        self.dst_content = b""
-        self.patience_until_s = self.agents_until_s = self.met_s = 0.0
+        self.demand, self.demand_number = NO_DEMAND, 0
+        self.met_s = 0.0
+        self.lease.forget_demand()
 
     def fail(self, failure: Failure, now_s: float) -> None:
         """Note the first thing that went wrong."""
@@ -376,30 +288,48 @@ class Handoff:
     def forget_untold(self) -> None:
         """Ranks that were never told to read have nothing to settle."""
         if self.state is State.STAGING and self.pair is not None:
-            for dst_rank, ranks in self.pair.staging.items():
-                if any((dst_rank, rank) not in self.staged for rank in ranks):
+            for dst_rank in self.pair.staging:
+                if not self.is_staged(self.pair, dst_rank):
                     self.unsettled.discard(dst_rank)
 
     def may_read(self, rank: int) -> bool:
         """Whether a destination rank was told to read and has not settled."""
         if rank not in self.unsettled or self.pair is None:
             return False
-        if self.state is State.READING:
-            return True
-        return all((rank, source) in self.staged for source in self.pair.staging[rank])
+        return self.state is State.READING or self.is_staged(self.pair, rank)
 
-    def next_look_s(self) -> float:
-        """When something happens even if nobody says a word."""
-        if self.pair is not None:
-            return self.settle_until_s
-        look_s = self.lease_until_s or math.inf
-        if 0 < self.patience_until_s < look_s:
-            look_s = self.patience_until_s
-        if 0 < self.agents_until_s < look_s:
-            look_s = self.agents_until_s
-        if 0 < self.unasked_until_s < look_s:
-            look_s = self.unasked_until_s
-        return look_s
+    def is_staged(self, pair: PairPlan, dst_rank: int) -> bool:
+        """Whether all that a destination rank reads through staging is there."""
+        return all((dst_rank, src_rank) in self.staged for src_rank in pair.staging[dst_rank])
+
+    def why_late(self, now_s: float) -> Failure:
+        """What to say of it when it has run out of time."""
+        if self.granted:
+            agents = self.destination.agents if self.destination is not None else {}
+            return why_unsettled(self.unsettled, agents.keys())
+        sides = [one for one in (self.source, self.destination) if one is not None]
+        return self.lease.why_late(self.lacks, sides, self.queued, now_s)
+
+    @property
+    def lacks(self) -> str:
+        """What it waits for, in words, while it is not granted."""
+        if self.source is None:
+            return "nobody published it"
+        name = self.source.key.engine_id
+        if not self.publication.final:
+            return f"engine {name} has not published it whole"
+        if not self.complete:
+            ranks = [one.rank for one in self.source.layout.ranks if one.rank not in self.fenced]
+            return f"ranks {ranks} of engine {name} have not fenced it"
+        if self.destination is None:
+            return "nobody asked for it"
+        for engine in (self.source, self.destination):
+            if not engine.complete:
+                name = engine.key.engine_id
+                return f"engine {name}: no agent is connected for ranks {engine.missing_ranks}"
+        if self.queued:
+            return f"engine {self.destination.key.engine_id} reads the states of others first"
+        return "the plan for it was not made in time"
 
 
 def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:

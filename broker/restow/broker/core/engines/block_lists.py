@@ -16,6 +16,8 @@ from restow.broker.errors import (
     PagesError,
 )
 
+MAX_BLOCKS = 1 << 20
+"""In one list."""
 _UNSIGNED = np.dtype("<u4")
 
 

@@ -1,0 +1,73 @@
+"""An agent that is connected, or may come back, and where the memory of its rank lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from restow.broker.core.actions import AgentKey
+
+MAX_ADDRESS = 1 << 63
+
+
+def is_memory(address: int, size_bytes: int) -> bool:
+    """Whether bytes may lie there; no bytes may lie anywhere."""
+    return size_bytes >= 0 and (not size_bytes or 0 < address <= MAX_ADDRESS - size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMemory:
+    """Where a region of a rank lies."""
+
+    name: str
+    base_address: int
+    page_count: int
+    page_stride_bytes: int
+    """Bytes from page to page, as the memory really lies there."""
+    memory: int
+    device_id: int
+
+    @property
+    def size_bytes(self) -> int:
+        """From page 0 to the end of the last page."""
+        return self.page_count * self.page_stride_bytes
+
+
+@dataclass(slots=True, eq=False)
+class AgentRecord:
+    """A connected agent and what it has been told."""
+
+    key: AgentKey
+    agent_name: str
+    nixl_metadata: bytes
+    regions: tuple[RegionMemory, ...]
+    staging_bytes: int
+    host: str = ""
+    """Empty: unknown."""
+    host_memory: bytes = b""
+    """What agents of its host read it by; theirs to understand."""
+    programs: set[str] = field(default_factory=set)
+    peers: set[str] = field(default_factory=set)
+    gone: bool = False
+    """Its stream broke: what still arrives from it changes nothing."""
+    gone_s: float = 0.0
+    """When that was."""
+
+    def is_back_as(self, other: AgentRecord) -> bool:
+        """Whether ``other`` is the same agent on another stream, with the memory that it had."""
+        return (
+            self.agent_name == other.agent_name
+            and self.nixl_metadata == other.nixl_metadata
+            and self.regions == other.regions
+            and self.staging_bytes == other.staging_bytes
+            and self.host_memory == other.host_memory
+        )
+
+    @property
+    def tenant(self) -> str:
+        """Whose agent it is."""
+        return self.key.engine.tenant
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of its regions."""
+        return sum(memory.size_bytes for memory in self.regions)

@@ -1,0 +1,143 @@
+"""Granting: when both sides have spoken, a handoff waits for a plan, agents, costs, its turn."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from restow.broker.core.actions import Action, EngineKey, MakePlan, PairKey, State
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.events import Failure
+from restow.broker.core.handoffs.digests import Digests
+from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
+from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.ledger import Ledger
+from restow.broker.core.limits import Limits
+from restow.broker.core.pair import PairOutcome, PairRefused
+from restow.broker.core.probing import Probing
+
+
+class Granting:
+    """Handoffs on their way to a grant, and the plans that are known. Pure, like the directory."""
+
+    def __init__(self, ledger: Ledger, limits: Limits, probing: Probing, digests: Digests) -> None:
+        """Know no plan."""
+        self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
+        self.planning: dict[PairKey, set[int]] = {}
+        """Plans that are being made, and the handoffs that wait for each."""
+        self.draining = False
+        """Nothing is granted any more: the next broker will be told of all that waits."""
+        self._ledger = ledger
+        self._limits = limits
+        self._probing = probing
+        self._digests = digests
+
+    def drain(self, draining: bool, now_s: float) -> list[Action]:
+        """Grant nothing any more, or again all that waits for it."""
+        self.draining = draining
+        if draining:
+            return []
+        return self.go_on(set(self._ledger.by_number), now_s)
+
+    def resume(self, engine: EngineRecord, now_s: float) -> list[Action]:
+        """An agent has been welcomed: handoffs that waited for it may go on."""
+        actions: list[Action] = []
+        if engine.complete:
+            for number in sorted(engine.handoffs):
+                handoff = self._ledger.by_number[number]
+                if handoff.lease.agents_until_s:
+                    actions += self.advance(handoff, now_s)
+        return actions
+
+    def plan_made(self, pair: PairKey, outcome: PairOutcome, now_s: float) -> list[Action]:
+        """The planner answered."""
+        self.pairs[pair] = outcome
+        if len(self.pairs) > self._limits.max_pairs:
+            self.pairs.popitem(last=False)
+        return self.go_on(self.planning.pop(pair, set()), now_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Grant again what was given back, and what has its turn now."""
+        returned, self._ledger.returned = self._ledger.returned, set()
+        actions = self.go_on(returned, now_s)
+        for engine in self._ledger.flow.engines():
+            actions += self.call_next(engine, now_s)
+        return actions
+
+    def call_next(self, destination: EngineKey, now_s: float) -> list[Action]:
+        """Grant what waits for a destination, as far as it has room."""
+        actions: list[Action] = []
+        while (number := self._ledger.flow.next(destination)) is not None:
+            actions += self.go_on({number}, now_s)
+        return actions
+
+    def go_on(self, numbers: Iterable[int], now_s: float) -> list[Action]:
+        """Handoffs that waited for something of the broker's own."""
+        actions: list[Action] = []
+        for number in sorted(numbers):
+            handoff = self._ledger.by_number.get(number)
+            if handoff is not None:
+                actions += self.advance(handoff, now_s)
+        return actions
+
+    def advance(self, handoff: Handoff, now_s: float) -> list[Action]:
+        """Grant as soon as everything is there."""
+        if handoff.pair is not None:
+            return []
+        if handoff.state is State.WAITING and handoff.complete:
+            handoff.state = State.READY
+            handoff.note(now_s, "ready")
+        if handoff.state is State.READY and handoff.destination is not None and not handoff.met_s:
+            handoff.met_s = now_s
+        actions = self._try_grant(handoff, now_s)
+        # One that has ended needs no clock.
+        if not handoff.ended:
+            self._ledger.watch(handoff)
+        return actions
+
+    def _try_grant(self, handoff: Handoff, now_s: float) -> list[Action]:
+        source, destination = handoff.source, handoff.destination
+        if source is None or destination is None:
+            return []
+        hosts = self._probing.costs(source, destination)
+        key = PairKey(source.layout_digest, destination.layout_digest, hosts)
+        pair = self.pairs.get(key)
+        if pair is None:
+            planning = self.planning.get(key)
+            if planning is None:
+                self.planning[key] = {handoff.number}
+                costs = None if hosts is None else self._probing.known[hosts].costs
+                return [MakePlan(key, source.layout, destination.layout, costs)]
+            planning.add(handoff.number)
+            return []
+        if isinstance(pair, PairRefused):
+            failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
+            return self._ledger.stop(handoff, failure, now_s)
+        if handoff.state is not State.READY or self.draining:
+            return []
+        if not (source.complete and destination.complete):
+            if handoff.lease.wait_for_agents(self._limits, now_s):
+                handoff.note(now_s, "waits for agents")
+            return []
+        probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
+        if probes is not None:
+            return probes
+        if self._digests.choose(handoff.number):
+            pair = pair.with_digests()
+        refused = misfit(handoff, source, destination, pair)
+        if isinstance(refused, Misfit):
+            refuse = self._ledger.dismiss if refused.of_demand else self._ledger.stop
+            return refuse(handoff, refused.failure, now_s)
+        size_bytes = destination.state_bytes(
+            handoff.demand.held_tokens, handoff.publication.position_tokens
+        )
+        admitted = self._ledger.flow.begin(destination.key, handoff.number, size_bytes, now_s)
+        if admitted == handoff.queued:
+            handoff.queued = not admitted
+            handoff.note(now_s, "its turn came" if admitted else "waits for its turn")
+        if not admitted:
+            return []
+        granted = open_grant(handoff, source, pair, self._limits, now_s)
+        if isinstance(granted, Failure):
+            return self._ledger.stop(handoff, granted, now_s)
+        return granted

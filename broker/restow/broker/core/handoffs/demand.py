@@ -1,0 +1,55 @@
+"""D's demand: the blocks that it wants filled, and where it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from restow.broker.core.engines.block_lists import MAX_BLOCKS, BlockLists
+from restow.broker.core.events import Wish
+from restow.broker.errors import PagesError
+
+
+class Demand(NamedTuple):
+    """What D asks for."""
+
+    blocks: Mapping[str, bytes]
+    held_tokens: int = 0
+    position_tokens: int = 0
+    """Where D goes on from; 0: anywhere."""
+    content: bytes = b""
+    """What the state is of, as D names it; empty: not named."""
+
+    @classmethod
+    def of(cls, wish: Wish) -> Demand:
+        """What is asked for, not looked at."""
+        return cls(dict(wish.blocks), wish.held_tokens, wish.position_tokens, wish.content)
+
+    @classmethod
+    def checked(cls, handoff_id: str, lists: BlockLists, wish: Wish) -> Demand:
+        """What is asked for; ``lists`` are D's. Raises a `PagesError`."""
+        blocks: dict[str, bytes] = {}
+        for group, data in wish.blocks:
+            lists.check_ids(group, data)
+            if group in blocks or len(data) > 4 * MAX_BLOCKS:
+                raise PagesError(
+                    f"handoff {handoff_id}: group {group} is listed more than once, or has more "
+                    f"than {MAX_BLOCKS} blocks",
+                    handoff=handoff_id,
+                    group=group,
+                )
+            blocks[group] = data
+        return cls(blocks, wish.held_tokens, wish.position_tokens, wish.content)
+
+    def without_blocks(self) -> Demand:
+        """What is kept of it after the end."""
+        return Demand({}, self.held_tokens, self.position_tokens, self.content)
+
+    @property
+    def key(self) -> int:
+        """It as one number, unguessable from outside."""
+        blocks = frozenset(self.blocks.items())
+        return hash((blocks, self.held_tokens, self.position_tokens, self.content))
+
+
+NO_DEMAND = Demand({})

@@ -1,0 +1,88 @@
+"""P's publication: lists of block ids that come in chunks, and the position that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from restow.broker.core.engines.block_lists import MAX_BLOCKS, BlockLists
+from restow.broker.core.events import Chunk
+from restow.broker.errors import HandoffConflictError, PageCountError, PagesError
+
+
+class Publication(NamedTuple):
+    """What P has published of a handoff so far."""
+
+    blocks: Mapping[str, bytes]
+    position_tokens: int = 0
+    content: bytes = b""
+    """What the state is of, as P names it; empty: not named."""
+    final: bool = False
+    """Whether it is whole."""
+
+    def with_chunk(self, handoff_id: str, lists: BlockLists, chunk: Chunk) -> Publication:
+        """It and one chunk more, or one that was said before; ``lists`` are P's.
+
+        Raises a `PagesError` or `HandoffConflictError`.
+        """
+        merged = dict(self.blocks)
+        listed: set[str] = set()
+        for group, first_block, data in chunk.blocks:
+            if group in listed:  # lists that grow list by list would be copied as often
+                raise PagesError(
+                    f"handoff {handoff_id}: group {group} is listed more than once in a chunk",
+                    handoff=handoff_id,
+                    group=group,
+                )
+            listed.add(group)
+            lists.check_ids(group, data)
+            if first_block or group in merged or len(data) > 4 * MAX_BLOCKS:
+                data = _appended(merged.get(group, b""), handoff_id, group, first_block, data)
+            merged[group] = data
+        said = Publication(merged, chunk.position_tokens, chunk.content, True)
+        if self.final and (merged != self.blocks or (chunk.final and said != self)):
+            raise HandoffConflictError(
+                f"handoff {handoff_id} was published whole before, with other blocks, of other "
+                f"content or at position {self.position_tokens}",
+                handoff=handoff_id,
+            )
+        if not chunk.final:
+            return self._replace(blocks=merged)
+        if chunk.position_tokens < 1:
+            raise PageCountError(
+                f"handoff {handoff_id}: position_tokens is {chunk.position_tokens}; a final "
+                f"publication needs at least 1",
+                handoff=handoff_id,
+            )
+        lists.check_counts(lists.block_tokens, merged, chunk.position_tokens)
+        for group, data in merged.items():
+            if not any(data is given for _, _, given in chunk.blocks):
+                lists.check_distinct(group, data)  # over all of its chunks
+        return said
+
+    def without_blocks(self) -> Publication:
+        """What is kept of it after the end."""
+        return Publication({}, self.position_tokens, self.content, self.final)
+
+
+NOTHING_PUBLISHED = Publication({})
+
+
+def _appended(known: bytes, handoff_id: str, group: str, first_block: int, data: bytes) -> bytes:
+    at = 4 * first_block
+    if at == len(known):
+        if at + len(data) > 4 * MAX_BLOCKS:
+            raise PageCountError(
+                f"handoff {handoff_id}, group {group}: more than {MAX_BLOCKS} blocks",
+                handoff=handoff_id,
+                group=group,
+            )
+        return known + data if known else data
+    if first_block < 0 or at > len(known) or known[at : at + len(data)] != data:
+        raise HandoffConflictError(
+            f"handoff {handoff_id}, group {group}: a chunk at block {first_block} does not "
+            f"continue the {len(known) // 4} blocks published before",
+            handoff=handoff_id,
+            group=group,
+        )
+    return known

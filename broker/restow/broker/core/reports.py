@@ -1,0 +1,139 @@
+"""Reports: what each word of an agent means."""
+
+from __future__ import annotations
+
+from restow.broker.core.actions import Action, SendUnfence, SendUnstage, State
+from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
+from restow.broker.core.examining import Examining
+from restow.broker.core.granting import Granting
+from restow.broker.core.handoffs.digests import not_compared, not_hashed
+from restow.broker.core.handoffs.grant import execute, unreadable
+from restow.broker.core.handoffs.lease import unpublished_until_s
+from restow.broker.core.handoffs.ledger import Ledger
+from restow.broker.core.limits import Limits
+from restow.broker.core.probing import Probing
+
+NOT_BEGUN = "READ_NOT_BEGUN"
+"""What an agent reports that had no turn for an order inside its grant."""
+
+
+class Reports:
+    """What agents say, and what comes of it. Pure, like the directory that it serves."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        limits: Limits,
+        granting: Granting,
+        probing: Probing,
+        examining: Examining,
+    ) -> None:
+        """Serve what a directory consists of."""
+        self._ledger = ledger
+        self._limits = limits
+        self._granting = granting
+        self._probing = probing
+        self._examining = examining
+
+    def fence(
+        self, engine: EngineRecord, agent: AgentRecord, handoff_id: str, now_s: float
+    ) -> list[Action]:
+        """A rank of P says that its part is complete in memory.
+
+        Raises `HandoffOwnedError` or `DirectoryFullError`; then nothing changed.
+        """
+        if agent.gone:
+            return []
+        known = self._ledger.look_up(engine, handoff_id)
+        if known is not None and known.ended:
+            return [SendUnfence(agent.key, handoff_id)]
+        if known is None or known.source is None:
+            until_s = unpublished_until_s(self._limits, now_s)
+            engine.early_fences.add(handoff_id, agent.key.rank, until_s)
+            return []
+        known.check_source(engine)
+        known.fence(agent.key.rank, now_s)
+        return self._granting.advance(known, now_s)
+
+    def staged(
+        self,
+        engine: EngineRecord,
+        agent: AgentRecord,
+        number: int,
+        dst_rank: int,
+        run: StagedRun,
+        failure: Failure | None,
+        now_s: float,
+    ) -> list[Action]:
+        """A source's agent has gathered and hashed ``run``, or could not."""
+        if agent.gone:
+            return []
+        handoff, rank = self._ledger.by_number.get(number), agent.key.rank
+        if handoff is None or handoff.source is not engine or handoff.pair is None:
+            return [SendUnstage(agent.key, number)]
+        pair = handoff.pair
+        if rank not in pair.staging.get(dst_rank, ()) or (dst_rank, rank) in handoff.staged:
+            return []
+        if failure is not None:
+            return self._ledger.stop(handoff, failure, now_s)
+        # Whatever is wrong with it from here on: the agent holds a run, which must be given back.
+        failure = unreadable(run, agent)
+        if failure is None and pair.hashed:
+            failure = not_hashed(run, rank)
+        handoff.staged[dst_rank, rank] = run.kept(pair.hashed and failure is None)
+        handoff.note(now_s, "staged", (rank, dst_rank))
+        if failure is not None:
+            handoff.unsettled.discard(dst_rank)
+            return self._ledger.stop(handoff, failure, now_s)
+        destination = handoff.destination
+        if handoff.given_back or destination is None or dst_rank not in destination.agents:
+            return []
+        if not handoff.is_staged(pair, dst_rank):
+            return []
+        if (late := handoff.lease.used_up(self._limits, now_s)) is not None:
+            # This rank is not told to read: it has nothing to settle.
+            handoff.unsettled.discard(dst_rank)
+            return self._ledger.stop(handoff, late, now_s)
+        if all(handoff.is_staged(pair, one) for one in pair.staging):
+            handoff.state = State.READING
+        return execute(handoff, pair, dst_rank, now_s)
+
+    def settled(
+        self, engine: EngineRecord, agent: AgentRecord, settlement: Settlement, now_s: float
+    ) -> list[Action]:
+        """A destination's agent has ended its part."""
+        handoff, rank = self._ledger.by_number.get(settlement.number), agent.key.rank
+        if agent.gone:
+            return []
+        if handoff is None:
+            return self._ledger.quarantine.settled(engine, settlement.number, rank, now_s)
+        if handoff.destination is not engine or not handoff.may_read(rank):
+            return []
+        hashed = handoff.pair is not None and handoff.pair.hashed
+        handoff.settle(rank, settlement.bytes, settlement.elapsed_us, now_s)
+        if handoff.given_back:
+            return self._ledger.go_back(handoff, now_s)
+        if settlement.reason == NOT_BEGUN:
+            failure = Failure(State.FAILED, NOT_BEGUN, settlement.detail)
+            return self._ledger.give_back(handoff, failure, now_s)
+        if settlement.reason:
+            words = f"rank {rank} of engine {engine.key.engine_id}: {settlement.detail}"
+            failure = Failure(State.FAILED, settlement.reason, words)
+            return self._ledger.stop(handoff, failure, now_s)
+        if (late := handoff.lease.outlived(self._limits, now_s)) is not None:
+            return self._ledger.stop(handoff, late, now_s)
+        if hashed and (unsaid := not_compared(settlement, rank)) is not None:
+            return self._ledger.stop(handoff, unsaid, now_s)
+        if handoff.unsettled:
+            return []
+        return self._ledger.end(handoff, now_s) + self._granting.call_next(engine.key, now_s)
+
+    def probed(self, agent: AgentRecord, answer: Probed, now_s: float) -> list[Action]:
+        """An agent has measured costs, or could not."""
+        if agent.gone:
+            return []
+        actions, waiting = self._probing.answered(agent, answer, now_s)
+        examined = self._examining.answered(agent, answer, now_s)
+        return examined + actions + self._granting.go_on(waiting, now_s)
