@@ -1,4 +1,4 @@
-"""Which LoRA adapter a request goes through, in a word that P and D find alike."""
+"""`Adapters` tells LoRA adapters apart by words that P and D find alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 import structlog
 
 from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
-from restow.agents.engines.vllm.identity import local_checkpoint
+from restow.agents.engines.vllm.model_revision import local_checkpoint
 
 MAX_ADAPTERS = 4096
 """Adapters whose word is kept."""

@@ -1,4 +1,4 @@
-"""A rank's layout from the caches that vLLM has registered, checked against the model's config.
+"""`rank_pages` makes a rank's layout from vLLM's caches, and checks it by the model's config.
 
 The family says what must lie where in a page; the tensors say where the pages are. Both must agree,
 or nothing is served: a layout that is only believed gives wrong bytes without a word.
@@ -30,7 +30,7 @@ from restow.broker.words import Worded
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCache(Worded):
-    """One layer's cache as vLLM registered it.
+    """Holds one layer's cache as vLLM registered it.
 
     Attention: ``tensor`` ``[pages, heads, tokens, content]``, whose block has ``pages_per_block``
     pages. Recurrent: ``[blocks, 1, 1, bytes]``, the states ``state_shapes`` one behind the other.
@@ -51,7 +51,7 @@ class LayerCache(Worded):
         return bool(self.state_shapes)
 
     def by_token(self) -> tuple[torch.Tensor, ...]:
-        """Views ``[pages, heads, tokens, ...]`` of everything that tokens have in the cache."""
+        """Return views ``[pages, heads, tokens, ...]`` of all that tokens have in the cache."""
         tensor = self.tensor
         if self.kv_order is not KvOrder.HDN:
             return (tensor,)
@@ -67,7 +67,7 @@ class LayerCache(Worded):
 
 @dataclass(frozen=True, slots=True)
 class RankShape(Worded):
-    """Where a rank stands, and how its engine keeps conv windows."""
+    """Says where a rank stands, and how its engine keeps conv windows."""
 
     tp: int
     tp_rank: int
@@ -78,14 +78,14 @@ class RankShape(Worded):
 
 @dataclass(frozen=True, slots=True)
 class RankPages:
-    """The layout of one rank, and the memory of its regions in the same order."""
+    """Holds the layout of one rank, and the memory of its regions in the same order."""
 
     layout: RankLayout
     memory: tuple[RegionMemory, ...]
 
 
 def rank_pages(model: ModelSpec, shape: RankShape, caches: Sequence[LayerCache]) -> RankPages:
-    """The rank's layout. Raises `CacheUnknownError` for what does not lie as the model says."""
+    """Return the rank's layout. Raises `CacheUnknownError` for what is not as the model says."""
     laid = [_laid(_spec(model, cache), shape, cache) for cache in caches]
     layout = RankLayout(
         shape.rank,
@@ -97,7 +97,7 @@ def rank_pages(model: ModelSpec, shape: RankShape, caches: Sequence[LayerCache])
 
 
 def dtype_of(tensor_dtype: torch.dtype) -> DType:
-    """The layout's name of a torch dtype. Raises `LayoutFormError`."""
+    """Return the layout's name of a torch dtype. Raises `LayoutFormError`."""
     return DType.parse(str(tensor_dtype).removeprefix("torch."))
 
 
@@ -105,7 +105,7 @@ def dtype_of(tensor_dtype: torch.dtype) -> DType:
 
 
 def _spec(model: ModelSpec, cache: LayerCache) -> LayerSpec:
-    """What the config says of the layer's cache."""
+    """Return what the config says of the layer's cache."""
     for spec in model.layers:
         if spec.layer == cache.layer and isinstance(spec, RecurrentSpec) == cache.is_state:
             return spec
@@ -174,7 +174,7 @@ def _settings(
 
 
 def _check_tokens(pages: Pages, page_bytes: int, cache: LayerCache) -> None:
-    """The tensor's shape, type and strides must be those that the shards were laid out by."""
+    """Refuse a tensor whose shape, type or strides are not those of the shards."""
     tensor, first = cache.tensor, pages.shards[0]
     item = tensor.element_size()
     if tensor.dim() != 4 or tensor.stride(3) != 1:
@@ -198,7 +198,7 @@ def _check_tokens(pages: Pages, page_bytes: int, cache: LayerCache) -> None:
 
 
 def _check_state(spec: RecurrentSpec, shape: RankShape, cache: LayerCache) -> None:
-    """The states that vLLM keeps must be those of the family, in its order, as large as it says."""
+    """Refuse states that are not those of the family, in its order and as large as it says."""
     form = spec.recurrence()
     expected: list[tuple[int, ...]] = []
     dtypes: list[DType] = []
@@ -221,7 +221,7 @@ def _check_state(spec: RecurrentSpec, shape: RankShape, cache: LayerCache) -> No
 
 
 def _check_end(cache: LayerCache, memory: RegionMemory) -> None:
-    """The last page must lie inside the allocation, or registering it would fail or worse."""
+    """Refuse a last page outside of the allocation: registering it would fail or worse."""
     storage = cache.tensor.untyped_storage()
     if memory.base_address + memory.length_bytes > storage.data_ptr() + storage.nbytes():
         raise CacheUnknownError(

@@ -1,4 +1,4 @@
-"""Which answer to which prompt of a client's request a request of vLLM's is, by its id."""
+"""vLLM's ids of requests say which answer to which prompt of a client's request each one is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PROMPT = re.compile(r"cmpl-.*?-(\d+)(?:-[0-9a-f]{8})?", re.DOTALL)
 
 
 def place_of(request_id: str) -> Place:
-    """The request's place, as vLLM 0.32 names requests.
+    """Return the request's place, as vLLM 0.32 names requests.
 
     >>> place_of("1_cmpl-ab-2-0123abcd")
     Place(prompt=2, choice=1, shared_id='cmpl-ab-2-0123abcd')

@@ -1,4 +1,4 @@
-"""Handoffs in vLLM's own metrics: its periodic log line, and its Prometheus endpoint."""
+"""Handoffs appear in vLLM's own metrics: its periodic log line, and its Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BYTES = tuple(float(2**power) for power in range(14, 38, 2))
 
 @dataclass
 class RestowStats(KVConnectorStats):  # type: ignore[misc]
-    """What `Tally.take` gives, as vLLM wants it."""
+    """Holds what `Tally.take` gives, as vLLM wants it."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class RestowStats(KVConnectorStats):  # type: ignore[misc]
         )
 
     def reduce(self) -> dict[str, int | float]:
-        """One line for the log."""
+        """Return the figures of one line of the log."""
         transfers = self.data["transfers"]
         size_bytes = sum(size for size, _ in transfers)
         seconds = sum(seconds for _, seconds in transfers)
@@ -64,7 +64,7 @@ class RestowStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """``vllm:restow_*``."""
+    """Keeps the metrics ``vllm:restow_*``."""
 
     def __init__(
         self,

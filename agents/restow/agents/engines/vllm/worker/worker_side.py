@@ -1,4 +1,4 @@
-"""The connector in a worker: its rank's agent, and the bytes that no handoff writes."""
+"""`WorkerSide` runs a rank's agent in its worker, and zeroes the bytes that no handoff writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from restow.agents import Agent
 from restow.agents.engines.common.groups import group_name
 from restow.agents.engines.common.unwritten import Hole
-from restow.agents.engines.vllm.rank_pages import LayerCache, RankPages
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.step import Step
+from restow.agents.engines.vllm.worker.rank_pages import LayerCache, RankPages
 from restow.agents.settings import AgentSettings
 
 

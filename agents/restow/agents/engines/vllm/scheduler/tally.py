@@ -1,4 +1,4 @@
-"""What the handoffs of an interval came to, for vLLM's log and its Prometheus endpoint."""
+"""A `Tally` counts what became of an interval's handoffs, for vLLM's log and Prometheus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tally:
     external_tokens: int = 0
 
     def received(self, end: End) -> None:
-        """D's wait has ended."""
+        """Count D's wait, which has ended."""
         if end.reason:
             self.failures[f"decode:{end.reason}"] += 1
             return
@@ -31,12 +31,12 @@ class Tally:
         self.external_tokens += end.tokens
 
     def sent(self, end: End) -> None:
-        """P's pages are free."""
+        """Count P's part, whose pages are free."""
         if end.failed:
             self.failures[f"prefill:{end.reason}"] += 1
 
     def refused(self, kv_role: str, reason: str) -> None:
-        """A request said something that can't be meant."""
+        """Count a request that said something that can't be meant."""
         self.failures[f"{'prefill' if kv_role == 'kv_producer' else 'decode'}:{reason}"] += 1
 
     @property
@@ -45,7 +45,7 @@ class Tally:
         return not (self.transfers or self.failures)
 
     def take(self) -> dict[str, Any]:
-        """Everything so far, and begin anew."""
+        """Return everything so far, and begin anew."""
         data = {
             "transfers": [list(one) for one in self.transfers],
             "failures": dict(self.failures),

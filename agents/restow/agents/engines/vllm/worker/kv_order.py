@@ -1,8 +1,9 @@
-"""How an attention layer lays keys and values into a page: seen, where a shape does not tell it.
+"""`kv_order` finds how an attention layer lays keys and values into a page.
 
 vLLM's caches all have the shape ``[pages, heads, tokens, content]``. On a GPU the content of a head
 and token is its key, then its value. The CPU's attention takes the memory of a head for itself, and
-lays keys out as its instructions want them: so a few numbers are written there, and looked for.
+lays keys out as its instructions want them, which no shape tells: so a few numbers are written
+there, and looked for.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from restow.broker.families import KvOrder
 
 
 def kv_order(name: str, tensor: torch.Tensor, layer: Any) -> KvOrder:
-    """The order in which ``layer`` fills its cache ``tensor``.
+    """Return the order in which ``layer`` fills its cache ``tensor``.
 
     Raises `CacheUnknownError` for one that no layout can express.
     """
@@ -46,7 +47,7 @@ def kv_order(name: str, tensor: torch.Tensor, layer: Any) -> KvOrder:
 
 
 def _numbers(shape: tuple[int, int, int], dtype: torch.dtype, axis: int) -> torch.Tensor:
-    """``[tokens, heads, dims]``, each element the number of its token or of its dim and head.
+    """Return ``[tokens, heads, dims]``: each element numbers its token, or its dim and head.
 
     Small ones, which every type of float holds: two looks together tell every element apart.
     """
@@ -59,7 +60,7 @@ def _numbers(shape: tuple[int, int, int], dtype: torch.dtype, axis: int) -> torc
 
 
 def _written(isa: str, shape: tuple[int, int, int], dtype: torch.dtype, axis: int) -> torch.Tensor:
-    """A page after the attention has written the numbers as keys, and their opposites as values."""
+    """Return a page where the attention wrote the numbers as keys, their opposites as values."""
     heads, tokens, dims = shape
     cache = torch.zeros(2, heads, tokens, 2 * dims, dtype=dtype)
     keys, values = cache.view(2, heads, 2 * tokens, dims).chunk(2, dim=2)
@@ -70,7 +71,7 @@ def _written(isa: str, shape: tuple[int, int, int], dtype: torch.dtype, axis: in
 
 
 def _expected(shape: tuple[int, int, int], dtype: torch.dtype, axis: int) -> torch.Tensor:
-    """The same by the words of `KvOrder.HDN`."""
+    """Return the same by the words of `KvOrder.HDN`."""
     heads = shape[0]
     numbers = _numbers(shape, dtype, axis)
     keys = numbers.permute(1, 2, 0).reshape(heads, -1)

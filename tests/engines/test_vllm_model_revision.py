@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from restow.agents.engines.recall.model import checkpoint_folder
-from restow.agents.engines.vllm.identity import weights_revision
+from restow.agents.engines.vllm.model_revision import weights_revision
 
 
 def revision(

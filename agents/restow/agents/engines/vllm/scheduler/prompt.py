@@ -1,4 +1,4 @@
-"""vLLM's requests: what a state is of, and P's prompts cut to where it stops."""
+"""`content` names what a state is computed from; `truncate` cuts P's prompt to where it stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from restow.agents.engines.common.parameters import TRUNCATED
-from restow.agents.engines.vllm.adapters import LoraRequest
+from restow.agents.engines.vllm.scheduler.lora_adapters import LoraRequest
 from restow.broker.client import content_of
 
 

@@ -1,6 +1,6 @@
-"""vLLM's cache config and tensors as the connector's own values (vLLM `v1/kv_cache_interface.py`).
+"""vLLM's cache config and tensors become the connector's own values (`v1/kv_cache_interface.py`).
 
-The only module, beside `connector`, that knows vLLM's classes.
+Beside `connector`, `kv_order` and `scheduler.metrics` no other module needs vLLM.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vllm.v1.kv_cache_interface import (
 
 from restow.agents.engines.common.groups import Group, group_name
 from restow.agents.engines.vllm.errors import CacheUnknownError, EngineUnsupportedError
-from restow.agents.engines.vllm.kv_order import kv_order
-from restow.agents.engines.vllm.rank_pages import LayerCache, dtype_of
+from restow.agents.engines.vllm.worker.kv_order import kv_order
+from restow.agents.engines.vllm.worker.rank_pages import LayerCache, dtype_of
 from restow.broker.families import KvOrder, ModelSpec, model_from_hf_config
 from restow.broker.layout import DType
 
 
 def model_spec(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpec:
-    """The model's state, in the types of vLLM's caches. Raises `UnknownModelError` and others."""
+    """Return the model's state, in the types of vLLM's caches. Raises as `model_from_hf_config`."""
     kv: DType | None = None
     conv: DType | None = None
     ssm: DType | None = None
@@ -41,7 +41,7 @@ def model_spec(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpec
 
 
 def groups_of(config: KVCacheConfig) -> tuple[Group, ...]:
-    """The groups whose state is handed over."""
+    """Return the groups whose state is handed over."""
     return tuple(
         Group(group_name(index), group.kv_cache_spec.block_size, _scratch(group.kv_cache_spec))
         for index, group in enumerate(config.transfer_groups)
@@ -49,7 +49,7 @@ def groups_of(config: KVCacheConfig) -> tuple[Group, ...]:
 
 
 def windows_of(model: ModelSpec, config: KVCacheConfig) -> dict[str, int]:
-    """The tokens that groups with a sliding window keep, by the names of the groups."""
+    """Return how many tokens each group with a sliding window keeps, by the group's name."""
     by_layer = {
         spec.layer: window for spec in model.layers if (window := getattr(spec, "window_tokens", 0))
     }
@@ -69,7 +69,7 @@ def windows_of(model: ModelSpec, config: KVCacheConfig) -> dict[str, int]:
 def layer_caches(
     config: KVCacheConfig, tensors: Mapping[str, torch.Tensor], layers: Mapping[str, Any]
 ) -> Iterator[LayerCache]:
-    """Every layer's cache on this rank, in the order of the groups.
+    """Yield every layer's cache on this rank, in the order of the groups.
 
     ``layers`` are vLLM's own (`static_forward_context`), which know how they write.
     """

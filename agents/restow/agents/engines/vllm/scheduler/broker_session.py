@@ -1,4 +1,4 @@
-"""The engine's session with the broker: how it begins, and what its end is to the engine."""
+"""An engine begins its session with the broker here, and ends when it has lost that for good."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def registered(
     settings: ConnectorSettings,
     log: structlog.typing.FilteringBoundLogger,
 ) -> BlockingSession:
-    """A session, as soon as the broker answers.
+    """Return a session, as soon as the broker answers.
 
     Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
     """

@@ -1,4 +1,4 @@
-"""Which model an engine of vLLM serves, for the layout (vLLM 0.32 `config/model.py`, `load.py`)."""
+"""One word tells the layout whose weights a vLLM engine has (0.32 `config/model.py`, `load.py`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DUMMY_SEED = 1234
 
 
 def weights_revision(config: VllmConfig, named: str = "") -> str:
-    """A word for the weights: the one that the operator has ``named``, or a fingerprint.
+    """Return a word for the weights: the one that the operator has ``named``, or a fingerprint.
 
     What settings change of it (``--hf-overrides``, the length that LongRoPE goes by) is told apart
     as well: states of other positions or norms are of no use. Dummy weights are drawn anew for
@@ -52,7 +52,7 @@ def _found(config: VllmConfig) -> str:
 
 
 def _by_settings(model: ModelConfig) -> str:
-    """What settings of the engine change of that which its states are computed with."""
+    """Return what the engine's settings change of that which its states are computed with."""
     said: list[str] = []
     if callable(model.hf_overrides):
         said.append(getattr(model.hf_overrides, "__qualname__", repr(model.hf_overrides)))
@@ -66,7 +66,7 @@ def _by_settings(model: ModelConfig) -> str:
 
 
 def local_checkpoint(name: str, revision: str | None = None, cache_dir: str | None = None) -> Path:
-    """Where a checkpoint lies, whether it is named by its path or as on the hub.
+    """Return where a checkpoint lies, whether it is named by its path or as on the hub.
 
     Raises `CheckpointInvalidError`.
     """

@@ -1,4 +1,4 @@
-"""The connector in the engine's core: requests on one side, the broker's session on the other."""
+"""`SchedulerSide` stands in the engine's core between its requests and the broker's session."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from restow.agents.engines.common.parameters import Part, Side, answer, part_of
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
 from restow.agents.engines.common.prefill import PrefillSide, Publisher
 from restow.agents.engines.common.unwritten import unwritten
-from restow.agents.engines.vllm.adapters import Adapters
-from restow.agents.engines.vllm.places import place_of
-from restow.agents.engines.vllm.prompt import Request, content, truncate
+from restow.agents.engines.vllm.scheduler.lora_adapters import Adapters
+from restow.agents.engines.vllm.scheduler.prompt import Request, content, truncate
+from restow.agents.engines.vllm.scheduler.request_ids import place_of
+from restow.agents.engines.vllm.scheduler.tally import Tally
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.agents.engines.vllm.stats import Tally
 from restow.agents.engines.vllm.step import Step
 
 
 class Session(Publisher, Requester, Protocol):
-    """What the scheduler's side needs of `restow.broker.client.BlockingSession`."""
+    """Names what the scheduler's side needs of `restow.broker.client.BlockingSession`."""
 
 
 class SchedulerSide:
@@ -63,7 +63,7 @@ class SchedulerSide:
     # -- a request's way --------------------------------------------------------------------------
 
     def new_request(self, request: Request) -> None:
-        """A request came in."""
+        """Find the part of a request that came in, and cut P's prompt."""
         request_id = request.request_id
         place = place_of(request_id)
         try:
@@ -90,7 +90,7 @@ class SchedulerSide:
         self._prefill.begin(request_id, handoff_ids, trace_parent)
 
     def loadable_tokens(self, request: Request, computed_tokens: int) -> int:
-        """Tokens of the prompt that another engine has, beyond those computed here."""
+        """Return how many tokens of the prompt another engine has, beyond those computed here."""
         if request.request_id in self._refused:
             # A load that fails at once: vLLM does then as its policy says.
             return request.num_prompt_tokens - computed_tokens
@@ -99,7 +99,7 @@ class SchedulerSide:
         return self._decode.loadable_tokens(request.request_id, computed_tokens)
 
     def decides(self, request_id: str) -> bool:
-        """Whether `allocated` has something to decide for the request. Nearly always not."""
+        """Return whether `allocated` has something to decide for the request. Nearly always not."""
         if request_id in self._refused:
             return True
         return not self._decode.idle and self._decode.waits(request_id)
@@ -107,7 +107,7 @@ class SchedulerSide:
     def allocated(
         self, request: Request, blocks: Sequence[Sequence[int]], external_tokens: int
     ) -> None:
-        """The request has blocks; ``external_tokens`` of its prompt are to come from elsewhere."""
+        """Ask for the ``external_tokens`` of a request that has blocks now."""
         request_id = request.request_id
         if not self.decides(request_id):
             return
@@ -136,7 +136,7 @@ class SchedulerSide:
     def finished(
         self, request: Request, blocks: Sequence[Sequence[int]], computed: bool
     ) -> dict[str, Any] | None:
-        """The request has ended, ``computed`` to its planned end or not.
+        """Publish or free the blocks of a request that has ended, ``computed`` to its end or not.
 
         Returns the answer for the router if the pages are held until D has read them.
         """
@@ -172,7 +172,7 @@ class SchedulerSide:
     # -- a step -----------------------------------------------------------------------------------
 
     def step(self, progress: Iterator[tuple[str, int]]) -> Step:
-        """What workers do in this step; ``progress`` yields requests and the tokens computed then.
+        """Return what workers do in this step; ``progress`` yields requests and their tokens then.
 
         A step of an engine without handoffs costs next to nothing.
         """
