@@ -1,67 +1,16 @@
-"""``restow plan``: what goes where between two layouts, without a broker."""
+"""`plan_json` puts a plan into the form that scripts rely on."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import typer
-
-from restow.broker.cli.layout_commands import JsonFile, JsonOption
-from restow.broker.cli.options import CostsOption, StrategyName
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from restow.broker.draw.explain import FieldLine, RankLines
-    from restow.broker.draw.picture import Picture
-    from restow.broker.planner import CostModel, Move, Place, Plan
-    from restow.broker.planner.estimate import Cost
-
-
-def plan(
-    source: JsonFile,
-    destination: JsonFile,
-    strategy: Annotated[StrategyName, typer.Option(help="How the pieces travel.")] = "auto",
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Every field: boxes, replicas, pieces, costs.")
-    ] = False,
-    allow_narrowing: Annotated[
-        bool, typer.Option("--allow-narrowing", help="Plan though D's types round P's values.")
-    ] = False,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt to count with.")] = 8192,
-    costs: CostsOption = None,
-    svg: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Draw which bytes go where, into this file."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Say for every rank of DESTINATION what it reads from whom in SOURCE."""
-    from restow.broker.cli.files import read_layout, read_object, write_text
-    from restow.broker.cli.output import print_json
-    from restow.broker.cli.plan_view import show_costs_used, show_plan
-    from restow.broker.draw.explain import explain as explain_plan
-    from restow.broker.draw.picture import make_picture
-    from restow.broker.planner import CostModel, Strategy, check_exact, make_plan
-
-    made = make_plan(read_layout(source), read_layout(destination))
-    if not allow_narrowing:
-        check_exact(made)
-    model = CostModel() if costs is None else CostModel.of(read_object(costs))
-    ranks = explain_plan(made, Strategy(strategy), tokens, model)
-    picture = make_picture(made, ranks, tokens) if svg or explain else None
-    if svg and picture:
-        from restow.broker.draw.plan_svg import plan_svg
-
-        write_text(svg, plan_svg(picture))
-    if as_json:
-        print_json(plan_json(made, ranks, tokens, model, picture if explain else None))
-    else:
-        show_plan(made, ranks, tokens, picture if explain else None)
-        if explain:
-            show_costs_used(model)
+from restow.broker.draw.explain import FieldLine, RankLines
+from restow.broker.draw.picture import Picture
+from restow.broker.layout.json_form import box_to_json
+from restow.broker.planner import CostModel, Move, Place, Plan
+from restow.broker.planner.estimate import Cost
 
 
 def plan_json(
@@ -71,7 +20,7 @@ def plan_json(
     costs: CostModel,
     picture: Picture | None,
 ) -> dict[str, Any]:
-    """The plan in the form that scripts rely on; ``bytes`` count one token of per-token fields.
+    """Return the plan in that form; ``bytes`` count one token of per-token fields.
 
     With a ``picture`` also every field, and what the picture says in words.
     """
@@ -95,8 +44,6 @@ def plan_json(
 
 
 def _move_json(move: Move) -> dict[str, Any]:
-    from restow.broker.layout.json_form import box_to_json
-
     return {
         "field": move.field,
         "src_rank": move.src_rank,
@@ -146,8 +93,6 @@ def _cost_json(cost: Cost) -> dict[str, float]:
 
 
 def _field_json(line: FieldLine) -> dict[str, Any]:
-    from restow.broker.layout.json_form import box_to_json
-
     return {
         "class": line.field_class,
         "fields": list(line.fields),

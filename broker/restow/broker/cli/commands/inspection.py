@@ -1,4 +1,4 @@
-"""``restow status``, ``engines``, ``agents``, ``handoffs``, ``handoff``: what a broker holds."""
+"""``restow status``, ``engines``, ``agents``, ``handoffs`` and others show what a broker holds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
-
-if TYPE_CHECKING:
-    pass
+from restow.broker.cli.output import print_json
 
 StateOption = Annotated[
     Literal["WAITING", "READY", "STAGING", "READING", "DONE", "FAILED", "EXPIRED", "CANCELLED"]
@@ -34,15 +32,14 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Statistics of the whole broker; to an operator of one tenant, of that tenant."""
-    from restow.broker.cli import admin_json, admin_view
-    from restow.broker.cli.output import print_json
+    from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.status_json(client.status(), client.address)
     if as_json:
         print_json(value)
     else:
-        admin_view.show_status(value)
+        admin_tables.show_status(value)
 
 
 @connects
@@ -52,15 +49,14 @@ def engines(
     as_json: JsonOption = False,
 ) -> None:
     """The registered engines: are all their agents connected, is a session open?"""
-    from restow.broker.cli import admin_json, admin_view
-    from restow.broker.cli.output import print_json
+    from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.engines_json(client.engines())
     if as_json:
         print_json(value)
     else:
-        admin_view.show_engines(value["engines"])
+        admin_tables.show_engines(value["engines"])
 
 
 @connects
@@ -70,15 +66,14 @@ def agents(
     as_json: JsonOption = False,
 ) -> None:
     """The connected agents and the memory that they registered."""
-    from restow.broker.cli import admin_json, admin_view
-    from restow.broker.cli.output import print_json
+    from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.agents_json(client.agents())
     if as_json:
         print_json(value)
     else:
-        admin_view.show_agents(value["agents"])
+        admin_tables.show_agents(value["agents"])
 
 
 @connects
@@ -88,15 +83,14 @@ def costs(
     as_json: JsonOption = False,
 ) -> None:
     """What reading and copying costs between hosts, by which ways of travelling are chosen."""
-    from restow.broker.cli import admin_json, admin_view
-    from restow.broker.cli.output import print_json
+    from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.costs_json(client.costs())
     if as_json:
         print_json(value)
     else:
-        admin_view.show_costs(value)
+        admin_tables.show_costs(value)
 
 
 @connects
@@ -111,8 +105,7 @@ def handoffs(
     as_json: JsonOption = False,
 ) -> None:
     """Handoffs, those under way first, then the newest ends."""
-    from restow.broker.cli import admin_json, admin_view
-    from restow.broker.cli.output import print_json
+    from restow.broker.cli.views import admin_json, admin_tables
 
     if watch and as_json:
         raise typer.BadParameter("--json prints one document: leave --watch out")
@@ -121,9 +114,9 @@ def handoffs(
         if as_json:
             print_json(value)
         elif not watch:
-            admin_view.show_handoffs(value)
+            admin_tables.show_handoffs(value)
         else:
-            with _interruption() as interrupted, admin_view.live_handoffs(value) as update:
+            with _interruption() as interrupted, admin_tables.live_handoffs(value) as update:
                 while not interrupted.wait(WATCH_S):
                     update(admin_json.handoffs_json(client.handoffs(state, limit)))
 
@@ -136,20 +129,19 @@ def leases(
     as_json: JsonOption = False,
 ) -> None:
     """Whose pages P keeps, for how long still, and what they wait for; the shortest first."""
-    from restow.broker.cli import admin_json, admin_view
-    from restow.broker.cli.output import print_json
+    from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.leases_json(client.handoffs(limit=MAX_LISTED), limit)
     if as_json:
         print_json(value)
     else:
-        admin_view.show_leases(value)
+        admin_tables.show_leases(value)
 
 
 @contextlib.contextmanager
 def _interruption() -> Iterator[threading.Event]:
-    """What Ctrl-C sets. Raised in the midst of a call of gRPC, KeyboardInterrupt can get lost."""
+    """Yield what Ctrl-C sets. Raised amid a call of gRPC, KeyboardInterrupt can get lost."""
     interrupted = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
@@ -166,12 +158,11 @@ def handoff(
     as_json: JsonOption = False,
 ) -> None:
     """One handoff and everything that happened to it."""
-    from restow.broker.cli import admin_json, admin_view
-    from restow.broker.cli.output import print_json
+    from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.handoff_json(client.handoff(handoff_id))
     if as_json:
         print_json(value)
     else:
-        admin_view.show_handoff(value)
+        admin_tables.show_handoff(value)

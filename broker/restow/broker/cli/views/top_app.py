@@ -1,4 +1,4 @@
-"""The screen of ``restow top``."""
+"""`Top` is the screen of ``restow top``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
-from restow.broker.cli.admin_view import COLORS
-from restow.broker.cli.top_figures import (
+from restow.broker.cli.views.admin_tables import COLORS
+from restow.broker.cli.views.top_tables import (
     HANDOFF_COLUMNS,
     PAIR_COLUMNS,
     Look,
@@ -28,7 +28,7 @@ NARROW = 120
 
 
 class Top(App[None]):
-    """What goes on in a broker, anew every second."""
+    """Shows what goes on in a broker, anew every second."""
 
     TITLE = "restow top"
     CSS = """
@@ -49,7 +49,7 @@ class Top(App[None]):
         self._paused = False
 
     def compose(self) -> ComposeResult:
-        """Statistics, what is under way, and who is slow."""
+        """Yield the widgets: statistics, what is under way, and who is slow."""
         yield Static(id="figures")
         yield DataTable(id="handoffs", cursor_type="row", zebra_stripes=True)
         yield DataTable(id="pairs", cursor_type="none")
@@ -107,7 +107,7 @@ class Top(App[None]):
 
 
 def _fill(table: DataTable[str | Text], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Anew, and where the reader was."""
+    """Fill a table anew, and stay where the reader was."""
     at, row = table.scroll_y, table.cursor_row
     table.clear()
     for cells in rows:

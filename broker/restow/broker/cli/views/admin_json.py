@@ -1,4 +1,7 @@
-"""What the operator's commands know, in the form that scripts rely on: null means not known."""
+"""These functions put what a broker tells operators into the form that scripts rely on.
+
+Null means not known.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def _state(number: int) -> str:
 
 
 def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
-    """``restow status --json``."""
+    """Return what ``restow status --json`` prints."""
     ended = {_state(one.state): one.count for one in status.ended}
     return {
         "broker": address,
@@ -40,7 +43,7 @@ def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
 
 
 def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
-    """``restow engines --json``."""
+    """Return what ``restow engines --json`` prints."""
     return {
         "engines": [
             {
@@ -63,7 +66,7 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
 
 
 def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
-    """``restow agents --json``."""
+    """Return what ``restow agents --json`` prints."""
     return {
         "agents": [
             {
@@ -80,7 +83,7 @@ def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
 
 
 def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
-    """``restow handoffs --json``."""
+    """Return what ``restow handoffs --json`` prints."""
     return {
         "handoffs": [_info_json(one) for one in response.handoffs],
         "left_out": response.left_out,
@@ -88,14 +91,14 @@ def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
 
 
 def leases_json(response: pb.ListHandoffsResponse, limit: int) -> dict[str, Any]:
-    """``restow leases --json``: those that end first come first."""
+    """Return what ``restow leases --json`` prints: those that end first come first."""
     leases = [one for one in map(_info_json, response.handoffs) if one["lease_s"] is not None]
     leases.sort(key=lambda one: one["lease_s"])
     return {"leases": leases[:limit], "left_out": max(0, len(leases) - limit)}
 
 
 def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
-    """``restow handoff ID --json``."""
+    """Return what ``restow handoff ID --json`` prints."""
     reason = response.handoff.reason
     advice = advice_for(reason) if reason else None
     return {
@@ -123,7 +126,7 @@ COSTS = (
 
 
 def costs_json(response: pb.ListCostsResponse) -> dict[str, Any]:
-    """``restow costs --json``; each ``costs`` is what ``--costs`` of other commands takes."""
+    """Return what ``restow costs --json`` prints; ``--costs`` of other commands takes ``costs``."""
     return {
         "measured": not response.fixed,
         "otherwise": _costs(response.otherwise),

@@ -1,4 +1,4 @@
-"""What the operator's commands know, as tables that fit 80 columns and use 200."""
+"""These functions print what a broker tells operators, in tables for 80 columns and for 200."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.cli.handoff_columns import NUMBERS, handoff_row
+from restow.broker.cli.views.handoff_columns import NUMBERS, handoff_row
 from restow.broker.draw.quantities import duration_text, size_text
 
 WIDE = 120
@@ -142,7 +142,7 @@ def show_engines(engines: Sequence[dict[str, Any]]) -> None:
 
 
 def _with_weights(engine: dict[str, Any]) -> str:
-    """The model's name, and what is done to its weights."""
+    """Return the model's name, and what is done to its weights."""
     return " ".join(filter(None, (engine["model"], engine["adapter"], engine["quantisation"])))
 
 
@@ -174,7 +174,7 @@ def show_agents(agents: Sequence[dict[str, Any]]) -> None:
 
 
 def handoffs_table(value: dict[str, Any], width: int) -> RenderableType:
-    """The table of ``restow handoffs`` for a terminal of ``width`` columns."""
+    """Return the table of ``restow handoffs`` for a terminal of ``width`` columns."""
     if not value["handoffs"]:
         return Text("No handoff.")
     columns = ["handoff", "state", "from", "to", "tokens", "read", "age", "reason"]

@@ -1,4 +1,4 @@
-"""``restow doctor``: what is wrong with this host, the broker, or the way between two engines."""
+"""``restow doctor`` finds what is wrong with this host, the broker, or the way between engines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from restow.broker.cli.connection import TenantConnection, connects
 from restow.broker.cli.options import JsonOption
+from restow.broker.cli.output import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +78,6 @@ def doctor(
     from dataclasses import asdict
     from itertools import chain
 
-    from restow.broker.cli.output import print_json
     from restow.broker.doctor.certificates import look_at_trust
     from restow.broker.doctor.finding import Verdict
     from restow.broker.doctor.host import look_at_host

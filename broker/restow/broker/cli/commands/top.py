@@ -1,4 +1,4 @@
-"""``restow top``: what goes on in a broker, on the whole screen."""
+"""``restow top`` shows what goes on in a broker, on the whole screen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from restow.broker.cli.connection import TenantConnection, connects
 
 if TYPE_CHECKING:
-    from restow.broker.cli.top_figures import Look
+    from restow.broker.cli.views.top_tables import Look
     from restow.broker.client.admin import AdminClient
 
 LISTED = 1000
@@ -27,7 +27,7 @@ def top(
     connection: TenantConnection,
 ) -> None:
     """What goes on: live handoffs, bytes a second, the shortest lease, quarantine, slow peers."""
-    from restow.broker.cli.top_app import Top
+    from restow.broker.cli.views.top_app import Top
 
     with connection.client() as client:
         look_at(client)  # a broker that is not there is said before the screen is taken
@@ -36,8 +36,8 @@ def top(
 
 def look_at(client: AdminClient) -> Look:
     """Ask the broker for all that is shown. Raises as the client."""
-    from restow.broker.cli import admin_json
-    from restow.broker.cli.top_figures import Look
+    from restow.broker.cli.views import admin_json
+    from restow.broker.cli.views.top_tables import Look
 
     status = admin_json.status_json(client.status(), client.address)
     engines = admin_json.engines_json(client.engines())["engines"]

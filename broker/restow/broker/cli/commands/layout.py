@@ -1,11 +1,13 @@
-"""``restow layout``: make a layout from a model's config, and check one."""
+"""``restow layout`` makes a layout from a model's config, checks one, or compares two."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from restow.broker.cli.options import JsonFile, JsonOption
+from restow.broker.cli.output import print_json
 
 if TYPE_CHECKING:
     from restow.broker.families import Scales
@@ -14,8 +16,6 @@ DIFFERENT = 4
 
 app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
-JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSON file.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 StateDType = Literal["float32", "bfloat16", "float16"]
 KvDType = Literal["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"]
 
@@ -113,7 +113,6 @@ def from_config(
     from dataclasses import replace
 
     from restow.broker.cli.files import read_json
-    from restow.broker.cli.output import print_json
     from restow.broker.families import (
         ConvLayout,
         EngineSettings,
@@ -182,8 +181,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
     from dataclasses import asdict
 
     from restow.broker.cli.files import read_layout
-    from restow.broker.cli.output import print_json
-    from restow.broker.cli.plan_view import show_layout
+    from restow.broker.cli.views.plan_tables import show_layout
     from restow.broker.layout import digest
     from restow.broker.layout.summary import scaled_fields, summarize
     from restow.broker.layout.values import IDENTITY_PARTS
@@ -211,8 +209,7 @@ def diff(left: JsonFile, right: JsonFile, as_json: JsonOption = False) -> None:
     from dataclasses import asdict
 
     from restow.broker.cli.files import read_layout
-    from restow.broker.cli.output import print_json
-    from restow.broker.cli.plan_view import show_differences
+    from restow.broker.cli.views.plan_tables import show_differences
     from restow.broker.layout.difference import differences
 
     found = differences(read_layout(left), read_layout(right))

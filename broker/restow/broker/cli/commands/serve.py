@@ -1,4 +1,4 @@
-"""``restow serve``: run the broker."""
+"""``restow serve`` runs the broker."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def serve(
 
 
 def is_loopback(listen: str) -> bool:
-    """Whether only this machine can reach an address.
+    """Return whether only this machine can reach an address.
 
     >>> is_loopback("127.0.0.1:7350"), is_loopback("[::1]:0"), is_loopback("0.0.0.0:7350")
     (True, True, False)

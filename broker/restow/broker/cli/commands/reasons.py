@@ -1,4 +1,4 @@
-"""``restow reasons``: why handoffs fail and engines are refused, and what to do about it."""
+"""``restow reasons`` says why handoffs fail and engines are refused, and what to do about it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.options import JsonOption
+from restow.broker.cli.output import print_json
 
 
 def reasons(
@@ -16,7 +17,6 @@ def reasons(
     as_json: JsonOption = False,
 ) -> None:
     """What each reason of a failure or refusal means, and what to do next. Asks no broker."""
-    from restow.broker.cli.output import print_json
     from restow.broker.reasons import REASONS
 
     wanted = None if reason is None else reason.upper()

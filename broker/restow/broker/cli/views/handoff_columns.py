@@ -1,4 +1,4 @@
-"""What tables show of a handoff: each column's title, and its text from the ``--json`` form."""
+"""Tables show a handoff by these columns: a title, and a text made of the ``--json`` form."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ NUMBERS = ("tokens", "read", "age", "lease")
 
 
 def handoff_row(one: Values, columns: Sequence[str]) -> list[str]:
-    """The texts of some columns."""
+    """Return the texts of some columns."""
     return [COLUMNS[name](one) for name in columns]

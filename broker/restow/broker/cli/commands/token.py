@@ -1,4 +1,4 @@
-"""``restow token``: make a token for a client of a broker with ``--tokens``."""
+"""``restow token`` makes a token for a client of a broker with ``--tokens``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.options import JsonOption
+from restow.broker.cli.output import print_json
 from restow.broker.trust.identity import Role
 
 
@@ -39,7 +40,6 @@ def token(
     That file is a JSON list of such entries, and holds no secret.
     """
     from restow.broker.cli.files import write_secret
-    from restow.broker.cli.output import print_json
     from restow.broker.trust.identity import IdentityInvalidError
     from restow.broker.trust.tokens import new_token
 

@@ -1,4 +1,4 @@
-"""Layouts and plans as tables."""
+"""These functions print layouts and plans as tables."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Pict
 
 
 def _show_costs(console: Console, ranks: Sequence[RankLines]) -> None:
-    """Costs of each strategy; ranks that cost the same share their lines."""
+    """Print the costs of each strategy; ranks that cost the same share their lines."""
     alike: dict[object, list[RankLines]] = {}
     for rank in ranks:
         key = tuple(rank.cost_by_strategy.items()), rank.cost, tuple(rank.strategy.items())
@@ -130,7 +130,7 @@ def show_costs_used(costs: CostModel) -> None:
 
 
 def _ways(strategy: dict[str, str]) -> str:
-    """Which classes of fields travel how."""
+    """Return which classes of fields travel how."""
     by_way: dict[str, list[str]] = {}
     for name, way in strategy.items():
         by_way.setdefault(way, []).append(name)
@@ -138,7 +138,7 @@ def _ways(strategy: dict[str, str]) -> str:
 
 
 def _bytes_of_token(rank: RankLines) -> dict[int, int]:
-    """Bytes of one token by source rank."""
+    """Return the bytes of one token by source rank."""
     found: dict[int, int] = {}
     for line in rank.fields:
         if line.per_token:

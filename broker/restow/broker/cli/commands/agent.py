@@ -1,4 +1,4 @@
-"""``restow agent``: serve the ranks of engines on this host."""
+"""``restow agent`` serves the ranks of engines on this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``restow release``, ``drain`` and ``check``: what operators do to a broker, or have it do."""
+"""``restow release``, ``drain`` and ``check`` do something to a broker, or have it do something."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
+from restow.broker.cli.output import print_json
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 POLL_S = 0.2
@@ -31,8 +32,7 @@ def release(
     as_json: JsonOption = False,
 ) -> None:
     """Give a handoff up: D is told that it has no state, and P gets its pages back."""
-    from restow.broker.cli import admin_json, admin_view
-    from restow.broker.cli.output import print_json
+    from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         before = client.handoff(handoff_id)
@@ -50,7 +50,7 @@ def release(
     if as_json:
         print_json(value)
     else:
-        admin_view.show_handoff(value)
+        admin_tables.show_handoff(value)
 
 
 @connects
@@ -65,7 +65,6 @@ def drain(
     as_json: JsonOption = False,
 ) -> None:
     """Have the broker grant nothing any more, as before it is stopped; or, with --off, again."""
-    from restow.broker.cli.output import print_json
 
     if off and wait:
         raise typer.BadParameter("--off grants again: there is nothing to wait for")
@@ -94,7 +93,6 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Have the broker look for anything in it that must not be. Exits with 4 if there is any."""
-    from restow.broker.cli.output import print_json
 
     with connection.client() as client:
         found = client.audit()

@@ -1,4 +1,4 @@
-"""``restow router``: stand before engines with an OpenAI API."""
+"""``restow router`` stands before engines with an OpenAI API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``restow top`` shows, made of what the broker says; knows no screen."""
+"""These functions make what ``restow top`` shows of what the broker says; they know no screen."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from restow.broker.cli.admin_json import ENDS
-from restow.broker.cli.handoff_columns import handoff_row
+from restow.broker.cli.views.admin_json import ENDS
+from restow.broker.cli.views.handoff_columns import handoff_row
 from restow.broker.draw.quantities import duration_text, size_text
 
 HANDOFF_COLUMNS = ("handoff", "state", "from", "to", "tokens", "age", "lease", "waits for")
@@ -18,7 +18,7 @@ PAIR_COLUMNS = ("from", "to", "done", "median", "slowest", "each second")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one time, in the form of the commands' ``--json``."""
+    """Holds what was seen at one time, in the form of the commands' ``--json``."""
 
     at_s: float
     status: dict[str, Any]
@@ -34,7 +34,7 @@ class Look:
 
 
 def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
-    """Names and values of the figures above the tables; rates are those since ``before``."""
+    """Return names and values of the figures above the tables; rates are those since ``before``."""
     status = now.status
     ready = sum(one["session"] and one["agents"] == one["ranks"] for one in now.engines)
     leases = [one["lease_s"] for one in now.live if one["lease_s"] is not None]
@@ -64,14 +64,14 @@ def _same_life(before: Look, now: Look) -> bool:
 
 
 def handoff_rows(look: Look) -> list[tuple[str, ...]]:
-    """A row of `HANDOFF_COLUMNS` for each that is under way, the oldest first."""
+    """Return a row of `HANDOFF_COLUMNS` for each that is under way, the oldest first."""
     return [tuple(handoff_row(one, HANDOFF_COLUMNS)) for one in look.live]
 
 
 def pair_rows(look: Look) -> list[tuple[str, ...]]:
-    """A row of `PAIR_COLUMNS` for each two engines that handed over lately, the slowest first.
+    """Return a row of `PAIR_COLUMNS` for each two engines that handed over, the slowest first.
 
-    By bytes a second. Transfers last from the grant to the last rank's report.
+    The slowest by bytes a second. Transfers last from the grant to the last rank's report.
     """
     found: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for one in look.handoffs:
