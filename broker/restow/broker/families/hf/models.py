@@ -1,4 +1,4 @@
-"""What each ``model_type`` says of its layers' states: its names for the numbers, its defaults."""
+"""Each ``model_type`` has its own names for the numbers of its layers' states, and defaults."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf_keys import Keys, wrong
-from restow.broker.families.hf_layers import Layers, layers_by_kind
-from restow.broker.families.hf_types import Types
+from restow.broker.families.hf.keys import Keys, wrong
+from restow.broker.families.hf.layers import Layers, layers_by_kind
+from restow.broker.families.hf.types import Types
 from restow.broker.families.recurrent import (
     GdnSpec,
     KdaSpec,

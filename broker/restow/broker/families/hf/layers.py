@@ -1,4 +1,4 @@
-"""What each layer of a model keeps."""
+"""`layers_by_kind` says what each layer of a model keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def layers_by_kind(
     recurrent: RecurrentSpec | None,
     sliding: AttentionSpec | None = None,
 ) -> Layers:
-    """What each layer keeps, by its kind. Raises `LayoutFormError` for one that the model lacks."""
+    """Return what layers keep, by their kinds. Raises `LayoutFormError` for one the model lacks."""
     by_kind: dict[str, tuple[LayerSpec | None, ...]] = {
         "attention": (attention,),
         "recurrent": (recurrent,),

@@ -1,4 +1,4 @@
-"""A config's keys, read with their defaults."""
+"""`Keys` reads a config's keys with their defaults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A config's keys, read with their defaults; a null is as good as nothing.
+    """Reads a config's keys with their defaults; a null is as good as nothing.
 
     Every method raises `LayoutFormError` that names the key at fault.
     """
@@ -45,18 +45,18 @@ class Keys:
             raise LayoutFormError(f"config: expected an object, got {type(self.config).__name__}")
 
     def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
+        """Return whether the key is there and not null."""
         return self.config.get(key) is not None
 
     def text(self, key: str) -> str:
-        """A word that must be there."""
+        """Return a word that must be there."""
         value = self.config.get(key)
         if not isinstance(value, str) or not value:
             raise wrong(key, value, "a name")
         return value
 
     def number(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """An integer from ``least`` on; without a default it must be there."""
+        """Return an integer from ``least`` on; without a default it must be there."""
         value = self.config.get(key)
         if value is None:
             value = default
@@ -65,7 +65,7 @@ class Keys:
         return value
 
     def dtype(self, key: str, default: DType, unless_named: DType | None = None) -> DType:
-        """A dtype; ``default`` for "auto", and for nothing, unless the family has its own."""
+        """Return a dtype; ``default`` for "auto" and for nothing, unless the family has its own."""
         value = self.config.get(key)
         if value is None:
             return unless_named or default
@@ -80,7 +80,7 @@ class Keys:
         return dtype
 
     def kinds(self, key: str) -> list[str]:
-        """The kinds of all layers, from a list of names or a pattern of letters."""
+        """Return the kinds of all layers, from a list of names or a pattern of letters."""
         names = self.config[key]
         if not isinstance(names, list | tuple | str):
             raise wrong(key, names, "a list of layer types")
@@ -94,7 +94,7 @@ class Keys:
         return [_KINDS[name] for name in names]
 
     def listed_kinds(self, default_count: int = 32) -> list[str] | None:
-        """The kinds of all layers where the config lists them; None where it does not."""
+        """Return the kinds of all layers where the config lists them; None where it does not."""
         key = next((k for k in ("layers_block_type", "layer_types") if self.has(k)), None)
         if key is None:
             return None
@@ -106,14 +106,14 @@ class Keys:
         return kinds
 
     def indices(self, key: str) -> list[int]:
-        """A list of layer numbers; empty where there is none."""
+        """Return a list of layer numbers; empty where there is none."""
         listed = self.config.get(key) or []
         if not isinstance(listed, list | tuple) or not all(isinstance(i, int) for i in listed):
             raise wrong(key, listed, "a list of layer numbers")
         return list(listed)
 
     def kv_heads(self, default: int | None) -> int:
-        """Without grouped queries each head has its own keys."""
+        """Return how many heads have keys; without grouped queries each has its own."""
         if not self.has("num_key_value_heads") and (default is None or self._null_kv_heads()):
             return self.number("num_attention_heads", 32)
         return self.number("num_key_value_heads", default)
@@ -122,13 +122,13 @@ class Keys:
         return "num_key_value_heads" in self.config
 
     def head_dim(self) -> int:
-        """An attention head's share of the hidden size, unless it has a size of its own."""
+        """Return an attention head's share of the hidden size, unless it has a size of its own."""
         if self.has("head_dim"):
             return self.number("head_dim")
         return self.number("hidden_size", 4096) // self.number("num_attention_heads", 32)
 
     def mamba_head_dim(self, channels: int, heads: int) -> int:
-        """``mamba_d_head``, which "auto" leaves to the number of channels."""
+        """Return ``mamba_d_head``, which "auto" leaves to the number of channels."""
         if channels % heads:
             raise LayoutFormError(
                 f"config: mamba_n_heads {heads} does not divide the {channels} channels",
@@ -147,6 +147,6 @@ class Keys:
 
 
 def wrong(key: str, value: object, wanted: str) -> LayoutFormError:
-    """What to raise about a key."""
+    """Return what to raise about a key."""
     what = f"{key!r} is missing" if value is None else f"{key}: {value!r:.60} is not {wanted}"
     return LayoutFormError(f"config: {what}", key=key)

@@ -1,4 +1,4 @@
-"""The type and scales of keys and values: what was asked for, and what a checkpoint declares."""
+"""`kv_type` finds type and scales of keys and values, by what was asked and what is declared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf_keys import Keys
+from restow.broker.families.hf.keys import Keys
 from restow.broker.families.scales import NO_SCALES, QUANTISED, ScaleKind, Scales
 from restow.broker.layout import DType
 
@@ -19,7 +19,7 @@ _NAME_THEM = (
 def kv_type(
     keys: Keys, model: DType, asked: DType | None, scales: Scales | None
 ) -> tuple[DType, Scales]:
-    """The type and the scales of keys and values, as vLLM would choose them.
+    """Return the type and the scales of keys and values, as vLLM would choose them.
 
     Without ``asked`` the checkpoint's own type holds, else the model's. Which static scales there
     are no config says: so `LayoutFormError` where ``scales`` would have to be guessed.
@@ -42,7 +42,7 @@ def kv_type(
 
 
 def _default(keys: Keys, dtype: DType, declared: DType | None) -> Scales:
-    """No scales where there can be none. Raises `LayoutFormError`."""
+    """Return no scales where there can be none. Raises `LayoutFormError`."""
     if dtype is DType.INT8:
         return NO_SCALES
     if declared is not None:
@@ -62,7 +62,7 @@ def _default(keys: Keys, dtype: DType, declared: DType | None) -> Scales:
 
 
 def declared_type(keys: Keys, guess: bool) -> DType | None:
-    """The type of KV that the checkpoint declares; None where it declares none.
+    """Return the type of KV that the checkpoint declares; None where it declares none.
 
     ``kv_cache_scheme`` (compressed-tensors, newer modelopt) or ``kv_cache_quant_algo`` (modelopt),
     as vLLM reads them (`utils/torch_utils.py`, `get_kv_cache_quant_algo_string`). Of a scheme that
@@ -94,7 +94,7 @@ def _is_float8(scheme: object) -> bool:
 
 
 def _quantization(keys: Keys) -> Mapping[str, Any]:
-    """The config's quantisation, where multimodal models may have it beside their text model's."""
+    """Return the config's quantisation, which multimodal models may have beside their text's."""
     for config in (keys.config, keys.config.get("text_config")):
         found = config.get("quantization_config") if isinstance(config, Mapping) else None
         if isinstance(found, Mapping) and found:

@@ -1,4 +1,4 @@
-"""From a model's Hugging Face ``config.json`` to its state.
+"""`model_from_hf_config` finds a model's state by its Hugging Face ``config.json``.
 
 A config may leave defaults out, so the same ones are applied as in the model's configuration class
 (transformers 5.x). transformers itself is not needed.
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from restow.broker.errors import LayoutFormError, UnknownModelError
-from restow.broker.families.hf_keys import FLOATS, Keys
-from restow.broker.families.hf_models import MODELS
-from restow.broker.families.hf_quantization import kv_type
-from restow.broker.families.hf_types import Types
+from restow.broker.families.hf.keys import FLOATS, Keys
+from restow.broker.families.hf.models import MODELS
+from restow.broker.families.hf.quantization import kv_type
+from restow.broker.families.hf.types import Types
 from restow.broker.families.scales import Scales
 from restow.broker.families.specs import ModelSpec
 from restow.broker.layout import DType
@@ -27,7 +27,7 @@ def model_from_hf_config(
     ssm_dtype: DType | None = None,
     kv_scales: Scales | None = None,
 ) -> ModelSpec:
-    """The state of the model that ``config`` describes, by the name of its ``model_type``.
+    """Return the state of the model that ``config`` describes, by the name of its ``model_type``.
 
     Types that are not given follow the model's: KV and conv states have its ``dtype`` (bfloat16
     where it names none), recurrent states that of the conv states, except that Nemotron-H names
