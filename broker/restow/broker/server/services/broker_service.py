@@ -12,11 +12,11 @@ from restow.broker.errors import RequestError, RestowError, SessionReplacedError
 from restow.broker.layout.check import MAX_GROUPS
 from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, engine_key
-from restow.broker.server.checked_layouts import CheckedLayouts
 from restow.broker.server.hub import EngineOutbox, Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.outbox import Outbox
-from restow.broker.server.trace_context import known_trace
+from restow.broker.server.services.checked_layouts import CheckedLayouts
+from restow.broker.server.services.trace_context import known_trace
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc

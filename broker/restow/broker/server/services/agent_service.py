@@ -13,10 +13,10 @@ from restow.broker.core.engines import AgentRecord, EngineRecord, RegionMemory
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
-from restow.broker.server.broker_service import MAX_AT_ONCE
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import AgentOutbox, Hub
 from restow.broker.server.outbox import Outbox
+from restow.broker.server.services.broker_service import MAX_AT_ONCE
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
