@@ -32,13 +32,7 @@ from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, Rest
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.step import Step
-from restow.agents.engines.vllm.worker.caches import (
-    check_groups,
-    groups_of,
-    layer_caches,
-    model_spec,
-    windows_of,
-)
+from restow.agents.engines.vllm.worker import caches
 from restow.agents.engines.vllm.worker.rank_pages import RankShape, rank_pages
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide
 from restow.broker.client import BlockingSession
@@ -85,10 +79,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
         self._engine_id, self._incarnation = transfer.engine_id, vllm_config.instance_id
         _check_engine(vllm_config)
-        check_groups(kv_cache_config)
+        caches.check_groups(kv_cache_config)
         model = vllm_config.model_config
         self._model: ModelSpec = replace(
-            model_spec(model.hf_text_config.to_dict(), kv_cache_config),
+            caches.model_spec(model.hf_text_config.to_dict(), kv_cache_config),
             quantisation=model.quantization or "",
         )
         self._handshake: RankHandshake | None = None
@@ -158,9 +152,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             config.num_speculative_tokens if config.speculative_config else 0,
         )
         layers = config.compilation_config.static_forward_context
-        caches = list(layer_caches(self._kv_cache_config, kv_caches, layers))
-        pages = rank_pages(self._model, shape, caches)
-        self._worker = WorkerSide(self._engine_id, self._incarnation, pages, caches, self._settings)
+        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers))
+        pages = rank_pages(self._model, shape, found)
+        self._worker = WorkerSide(self._engine_id, self._incarnation, pages, found, self._settings)
         self._handshake = RankHandshake(pages.layout)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -213,8 +207,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._engine_id,
             self._incarnation,
             transfer.kv_role,
-            groups_of(self._kv_cache_config),
-            windows_of(self._model, self._kv_cache_config),
+            caches.groups_of(self._kv_cache_config),
+            caches.windows_of(self._model, self._kv_cache_config),
             self._vllm_config.num_prefill_lookahead_tokens,
             session,
             self._settings,
