@@ -1,4 +1,4 @@
-"""One word tells the layout whose weights a vLLM engine has (0.32 `config/model.py`, `load.py`)."""
+"""`weights_revision` says in a word which weights a vLLM engine has (`config/model.py`, 0.32)."""
 
 from __future__ import annotations
 
