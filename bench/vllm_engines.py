@@ -22,7 +22,7 @@ from simulated import small_layout
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.recall.model import checkpoint_folder
 from restow.agents.engines.recall.task import Prompt, make_prompts
-from restow.agents.engines.vllm.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession
 from restow.broker.server.serve import running_broker

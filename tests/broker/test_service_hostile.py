@@ -28,10 +28,10 @@ from restow.broker.errors import RestowError
 from restow.broker.layout.check import MAX_GROUPS
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
-from restow.broker.server.agent_service import AgentLinkService
-from restow.broker.server.broker_service import MAX_AT_ONCE, BrokerService
 from restow.broker.server.hub import AgentOutbox, EngineOutbox
 from restow.broker.server.outbox import Outbox
+from restow.broker.server.services.agent_service import AgentLinkService
+from restow.broker.server.services.broker_service import MAX_AT_ONCE, BrokerService
 from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb

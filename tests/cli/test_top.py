@@ -10,9 +10,9 @@ import pytest
 from textual.widgets import DataTable, Static
 
 from broker.fakes import P_BLOCKS, POSITION, broker, pair
-from restow.broker.cli import admin_json
-from restow.broker.cli.top_app import Top
-from restow.broker.cli.top_figures import Look, handoff_rows, headline, pair_rows
+from restow.broker.cli.views import admin_json
+from restow.broker.cli.views.top_app import Top
+from restow.broker.cli.views.top_tables import Look, handoff_rows, headline, pair_rows
 from restow.broker.client.admin import AdminClient
 from restow.broker.client.errors import BrokerUnreachableError
 

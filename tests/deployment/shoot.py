@@ -16,8 +16,8 @@ from pathlib import Path
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, silent
 from deployment.browser import Browser, found
-from restow.broker.cli.top_app import Top
-from restow.broker.cli.top_command import look_at
+from restow.broker.cli.commands.top import look_at
+from restow.broker.cli.views.top_app import Top
 from restow.broker.client import AdminClient, EngineSession
 from restow.broker.server.serve import RunningBroker
 

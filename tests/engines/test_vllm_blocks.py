@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from restow.agents.engines.common.errors import BlocksError
 from restow.agents.engines.common.groups import Group, handoff_blocks, state_block
 from restow.agents.engines.common.unwritten import Hole, unwritten
-from restow.agents.engines.vllm.rank_pages import LayerCache
-from restow.agents.engines.vllm.worker_side import zero_tokens
+from restow.agents.engines.vllm.worker.rank_pages import LayerCache
+from restow.agents.engines.vllm.worker.worker_side import zero_tokens
 from restow.broker.families import KvOrder
 
 STATE, SPECULATIVE = Group("s", 16, 0), Group("s", 16, 2)

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from engines.test_vllm_parameters import Request
-from restow.agents.engines.vllm.adapters import Adapters
-from restow.agents.engines.vllm.prompt import content
+from restow.agents.engines.vllm.scheduler.lora_adapters import Adapters
+from restow.agents.engines.vllm.scheduler.prompt import content
 
 TOKENS = [5, 6, 7, 8]
 

@@ -13,8 +13,8 @@ from restow.agents.engines.common.errors import ParametersError
 from restow.agents.engines.common.parameters import Part, Side, answer, part_of
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
 from restow.agents.engines.vllm.errors import SettingsError
-from restow.agents.engines.vllm.places import place_of
-from restow.agents.engines.vllm.prompt import truncate
+from restow.agents.engines.vllm.scheduler.prompt import truncate
+from restow.agents.engines.vllm.scheduler.request_ids import place_of
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import Credentials
 

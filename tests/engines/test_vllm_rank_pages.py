@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from restow.agents.engines.vllm.errors import CacheUnknownError
-from restow.agents.engines.vllm.rank_pages import LayerCache, RankShape, rank_pages
+from restow.agents.engines.vllm.worker.rank_pages import LayerCache, RankShape, rank_pages
 from restow.agents.memory.regions import registrations
 from restow.broker.families import (
     AttentionSpec,

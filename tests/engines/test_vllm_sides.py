@@ -11,7 +11,7 @@ import pytest
 
 from engines.test_vllm_parameters import Request
 from restow.agents.engines.common.groups import Group
-from restow.agents.engines.vllm.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingDelivery, BrokerCallError, HandoffEnded
 

@@ -38,7 +38,7 @@ INTERNAL = {
     "restow.agents.binding.addresses.Side",
     "restow.broker.core.events.Failure",
     "restow.broker.doctor.finding.Finding",
-    "restow.broker.families.hf_types.Types",
+    "restow.broker.families.hf.types.Types",
     "restow.broker.families.parts.Part",
     "restow.broker.families.parts.Recurrence",
     "restow.broker.draw.page_map.Cell",

@@ -22,9 +22,9 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy
-from restow.broker.server.agent_service import AgentLinkService
-from restow.broker.server.broker_service import BrokerService
 from restow.broker.server.hub import Hub
+from restow.broker.server.services.agent_service import AgentLinkService
+from restow.broker.server.services.broker_service import BrokerService
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from simulation_harness.engines import ADDRESS, Engine
 from simulation_harness.fabric import Fabric

@@ -19,7 +19,7 @@ from restow.agents.reading import reader, spreading, ticker
 from restow.agents.reading.reader import Reader
 from restow.broker.client.backoff import Backoff
 from restow.broker.server import hub as hubs
-from restow.broker.server.checked_layouts import CheckedLayouts
+from restow.broker.server.services.checked_layouts import CheckedLayouts
 from simulation_harness.fabric import Fabric
 from simulation_harness.network import Network
 
@@ -54,7 +54,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             ("restow.broker.client.session.open_channel", network.open_channel),
             ("restow.agents.link.kept_stream.open_channel", network.open_channel),
             ("restow.agents.async_agent.NixlTransport", fabric.transport),
-            ("restow.broker.server.broker_service.CheckedLayouts", lambda: checked_once),
+            ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
             ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),

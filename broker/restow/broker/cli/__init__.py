@@ -1,1 +1,1 @@
-"""The `restow` command."""
+"""The `restow` command lives here."""

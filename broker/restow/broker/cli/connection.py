@@ -1,4 +1,4 @@
-"""How a command reaches its broker: options that all such commands share, and the client."""
+"""`connects` gives a command the options by which it reaches its broker, as a `Connection`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TenantOption = Annotated[
 
 @dataclass(frozen=True)
 class Connection:
-    """To a broker as a whole. Each field is an option."""
+    """Leads to a broker as a whole. Each field is an option."""
 
     broker: BrokerOption
     tls_ca: TlsCaOption
@@ -69,13 +69,13 @@ class Connection:
     token_file: TokenFileOption
 
     def credentials(self) -> Credentials:
-        """What is shown to the broker. Raises a `TrustError`."""
+        """Return what is shown to the broker. Raises a `TrustError`."""
         from restow.broker.client.credentials import Credentials
 
         return Credentials.of(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
 
     def client(self) -> AdminClient:
-        """A client, to be used as a context. Raises a `TrustError`."""
+        """Return a client, to be used as a context. Raises a `TrustError`."""
         return self._client(None)
 
     def _client(self, tenant: str | None) -> AdminClient:
@@ -86,17 +86,17 @@ class Connection:
 
 @dataclass(frozen=True)
 class TenantConnection(Connection):
-    """To what a broker holds of one tenant."""
+    """Leads to what a broker holds of one tenant."""
 
     tenant: TenantOption
 
     def client(self) -> AdminClient:
-        """A client of that tenant. Raises a `TrustError`."""
+        """Return a client of that tenant. Raises a `TrustError`."""
         return self._client(self.tenant)
 
 
 def connects(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of its keyword ``connection`` in place of that."""
+    """Give the command the options of its keyword ``connection`` in place of that."""
     signature = inspect.signature(command, eval_str=True)
     kind = signature.parameters["connection"].annotation
     names = [one.name for one in fields(kind)]

@@ -1,4 +1,4 @@
-"""Files that commands read and write."""
+"""Commands read and write files by these functions, which name the file in every error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEEP = "nested too deeply"
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises `LayoutFormError` that names file and line."""
+    """Return what a JSON file holds. Raises `LayoutFormError` that names file and line."""
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -26,7 +26,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """An object of a JSON file. Raises `LayoutFormError`."""
+    """Return the object that a JSON file holds. Raises `LayoutFormError`."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise LayoutFormError(f"{path} holds no JSON object", file=path)
@@ -34,7 +34,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_layout(path: Path) -> Layout:
-    """A checked layout. Raises `LayoutError` that names the file too."""
+    """Return a checked layout. Raises `LayoutError` that names the file too."""
     try:
         layout = layout_from_json(read_json(path))
         check_layout(layout)

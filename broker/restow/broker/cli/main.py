@@ -1,4 +1,4 @@
-"""The entry of ``restow``: commands import what they need when they run, so ``--help`` is quick."""
+"""`main` runs ``restow``: commands import what they need when they run, so ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.action_commands import check, drain, release
-from restow.broker.cli.admin_commands import (
+from restow.broker.cli.commands.actions import check, drain, release
+from restow.broker.cli.commands.agent import agent
+from restow.broker.cli.commands.doctor import doctor
+from restow.broker.cli.commands.inspection import (
     agents,
     costs,
     engines,
@@ -18,16 +20,14 @@ from restow.broker.cli.admin_commands import (
     leases,
     status,
 )
-from restow.broker.cli.agent_command import agent
-from restow.broker.cli.doctor_command import doctor
-from restow.broker.cli.layout_commands import app as layout_app
+from restow.broker.cli.commands.layout import app as layout_app
+from restow.broker.cli.commands.plan import plan
+from restow.broker.cli.commands.reasons import reasons
+from restow.broker.cli.commands.router import router
+from restow.broker.cli.commands.serve import serve
+from restow.broker.cli.commands.token import token
+from restow.broker.cli.commands.top import top
 from restow.broker.cli.output import print_error
-from restow.broker.cli.plan_command import plan
-from restow.broker.cli.reasons_command import reasons
-from restow.broker.cli.router_command import router
-from restow.broker.cli.serve_command import serve
-from restow.broker.cli.token_command import token
-from restow.broker.cli.top_command import top
 from restow.broker.errors import RestowError
 
 app = typer.Typer(
@@ -35,13 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(layout_app, name="layout")
-app.command()(plan)
-
-
-app.command()(serve)
-app.command()(agent)
-app.command()(router)
 COMMANDS: tuple[Callable[..., None], ...] = (
+    *(plan, serve, agent, router),
     *(status, top, engines, agents, handoffs, handoff, leases, costs, reasons),
     *(check, doctor, release, drain, token),
 )

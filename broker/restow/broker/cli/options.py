@@ -1,4 +1,4 @@
-"""Options that several commands share beside their `connection`, and what they set up."""
+"""Several commands share these options beside those of their `connection`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSON file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 StrategyName = Literal["auto", "slices", "whole", "pack", "interleave", "recompute"]
 """The strategies by name: the planner is imported when one is used."""

@@ -1,4 +1,4 @@
-"""What commands print: JSON for scripts on stdout, text for people, errors on stderr."""
+"""Commands print JSON for scripts on stdout, and errors as JSON too or as a line on stderr."""
 
 from __future__ import annotations
 

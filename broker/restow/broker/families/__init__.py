@@ -1,7 +1,7 @@
 """Families: from a model's numbers and an engine's settings to a layout."""
 
 from restow.broker.families.build import build_layout
-from restow.broker.families.hf_config import model_from_hf_config
+from restow.broker.families.hf.config import model_from_hf_config
 from restow.broker.families.parts import Mixer
 from restow.broker.families.recurrent import (
     GdnSpec,

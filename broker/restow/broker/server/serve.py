@@ -18,11 +18,11 @@ from restow.broker.errors import ExtraMissingError, ListenError
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
 from restow.broker.rpc.status import ErrorInterceptor
-from restow.broker.server.admin_service import AdminService
-from restow.broker.server.agent_service import AgentLinkService
-from restow.broker.server.broker_service import BrokerService
 from restow.broker.server.guard import GuardInterceptor
 from restow.broker.server.hub import Hub
+from restow.broker.server.services.admin_service import AdminService
+from restow.broker.server.services.agent_service import AgentLinkService
+from restow.broker.server.services.broker_service import BrokerService
 from restow.broker.server.settings import BrokerSettings
 from restow.broker.server.trust import Trust, trust_of
 from restow.v1 import (

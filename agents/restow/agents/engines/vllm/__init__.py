@@ -1,4 +1,4 @@
-"""Restow in vLLM: ``{"kv_connector": "RestowConnector",
+"""vLLM finds Restow here: ``{"kv_connector": "RestowConnector",
 "kv_connector_module_path": "restow.agents.engines.vllm", "kv_role": "kv_producer"}``.
 
 The name below is loaded when it is first used: whoever needs only a submodule needs no vLLM.

@@ -1,4 +1,4 @@
-"""vLLM's connector: its hooks on one side, `SchedulerSide` and `WorkerSide` on the other.
+"""vLLM calls the connector's hooks, and `SchedulerSide` and `WorkerSide` do what they ask.
 
 Contract: vLLM 0.32.0 `distributed/kv_transfer/kv_connector/v1/base.py`.
 """
@@ -25,22 +25,16 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from restow.agents.engines.vllm.caches import (
-    check_groups,
-    groups_of,
-    layer_caches,
-    model_spec,
-    windows_of,
-)
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
-from restow.agents.engines.vllm.identity import weights_revision
-from restow.agents.engines.vllm.metrics import RestowPromMetrics, RestowStats
-from restow.agents.engines.vllm.rank_pages import RankShape, rank_pages
-from restow.agents.engines.vllm.registration import registered
-from restow.agents.engines.vllm.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.model_revision import weights_revision
+from restow.agents.engines.vllm.scheduler.broker_session import registered
+from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, RestowStats
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.step import Step
-from restow.agents.engines.vllm.worker_side import WorkerSide
+from restow.agents.engines.vllm.worker import caches
+from restow.agents.engines.vllm.worker.rank_pages import RankShape, rank_pages
+from restow.agents.engines.vllm.worker.worker_side import WorkerSide
 from restow.broker.client import BlockingSession
 from restow.broker.families import ConvLayout, ModelSpec
 from restow.broker.layout import Layout, RankLayout
@@ -85,10 +79,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
         self._engine_id, self._incarnation = transfer.engine_id, vllm_config.instance_id
         _check_engine(vllm_config)
-        check_groups(kv_cache_config)
+        caches.check_groups(kv_cache_config)
         model = vllm_config.model_config
         self._model: ModelSpec = replace(
-            model_spec(model.hf_text_config.to_dict(), kv_cache_config),
+            caches.model_spec(model.hf_text_config.to_dict(), kv_cache_config),
             quantisation=model.quantization or "",
         )
         self._handshake: RankHandshake | None = None
@@ -116,7 +110,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> RestowStats:
-        """Stats from the values that travelled."""
+        """Make stats from the values that travelled."""
         stats = RestowStats()
         if data is None:
             stats.reset()
@@ -132,11 +126,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> RestowPromMetrics:
-        """The Prometheus side of `RestowStats`."""
+        """Make the Prometheus side of `RestowStats`."""
         return RestowPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """All: a handoff carries the request's own blocks."""
+        """Return all: a handoff carries the request's own blocks."""
         ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
         return ids
 
@@ -158,13 +152,13 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             config.num_speculative_tokens if config.speculative_config else 0,
         )
         layers = config.compilation_config.static_forward_context
-        caches = list(layer_caches(self._kv_cache_config, kv_caches, layers))
-        pages = rank_pages(self._model, shape, caches)
-        self._worker = WorkerSide(self._engine_id, self._incarnation, pages, caches, self._settings)
+        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers))
+        pages = rank_pages(self._model, shape, found)
+        self._worker = WorkerSide(self._engine_id, self._incarnation, pages, found, self._settings)
         self._handshake = RankHandshake(pages.layout)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """The rank's layout, for the scheduler's side to register."""
+        """Return the rank's layout, for the scheduler's side to register."""
         return self._handshake
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
@@ -173,12 +167,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker.load(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: states are there before a request is scheduled."""
+        """Do nothing: states are there before a request is scheduled."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Nothing: D reads P's pages."""
+        """Do nothing: D reads P's pages."""
 
     def wait_for_save(self) -> None:
         """Say which prompts this step has completed."""
@@ -186,7 +180,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker.fence(self._step())
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """What the scheduler's side has learnt since the last step."""
+        """Return what the scheduler's side has learnt since the last step."""
         step = self._step()
         return KVConnectorTransferResults(
             finished_sending=set(step.sent),
@@ -199,7 +193,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """All ranks are known: register the engine with the broker, and wait for that.
+        """Register the engine with the broker, now that all ranks are known, and wait for that.
 
         Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
         """
@@ -213,8 +207,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._engine_id,
             self._incarnation,
             transfer.kv_role,
-            groups_of(self._kv_cache_config),
-            windows_of(self._model, self._kv_cache_config),
+            caches.groups_of(self._kv_cache_config),
+            caches.windows_of(self._model, self._kv_cache_config),
             self._vllm_config.num_prefill_lookahead_tokens,
             session,
             self._settings,
@@ -227,7 +221,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """What another engine has of the prompt, or will have."""
+        """Return how much of the prompt another engine has, or will have."""
         count = self._side().loadable_tokens(request, num_computed_tokens)
         return count, count > 0
 
@@ -241,7 +235,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             side.allocated(request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """What workers do in this step."""
+        """Return what workers do in this step."""
         return RestowMetadata(self._side().step(_progress(scheduler_output)))
 
     def request_finished_all_groups(
@@ -257,7 +251,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return answer is not None, answer
 
     def get_kv_connector_stats(self) -> RestowStats | None:
-        """The scheduler's side counts; workers have nothing to add."""
+        """Return what the scheduler's side has counted; workers have nothing to add."""
         if self._scheduler is None or self._scheduler.tally.empty:
             return None
         return RestowStats(data=self._scheduler.tally.take())
@@ -285,7 +279,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 def _progress(scheduler_output: SchedulerOutput) -> Iterator[tuple[str, int]]:
-    """Requests of this step, and how many of their tokens are computed when it is over."""
+    """Yield the step's requests, and how many of their tokens are computed when it is over."""
     scheduled = scheduler_output.num_scheduled_tokens
     for new in scheduler_output.scheduled_new_reqs:
         yield new.req_id, new.num_computed_tokens + scheduled[new.req_id]

@@ -1,4 +1,4 @@
-"""What the connector refuses, with stable reasons."""
+"""These errors say what the connector refuses, with stable reasons."""
 
 from __future__ import annotations
 

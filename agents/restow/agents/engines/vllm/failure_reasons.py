@@ -1,6 +1,6 @@
-"""Why no state came, in vLLM's HTTP answer.
+"""This middleware says in vLLM's HTTP answers why no state came.
 
-To its clients vLLM says "Internal server error" of every state that could not be loaded. This
+To its clients vLLM says "Internal server error" of every state that could not be loaded. So the
 middleware asks the broker what became of the handoff that the request named, and says that. A
 request whose ``kv_transfer_params`` are no use is refused before an engine has it.
 

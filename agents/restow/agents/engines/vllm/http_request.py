@@ -1,4 +1,4 @@
-"""What the body of a client's HTTP request says of handoffs."""
+"""`HttpRequest` holds what the body of a client's HTTP request says of handoffs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from restow.agents.engines.common.parameters import HANDOFF_ID, Place, part_of
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """Of a request that names a handoff, or means to."""
+    """Tells of a request that names a handoff, or means to."""
 
     params: object
     prompts: int
@@ -20,7 +20,7 @@ class HttpRequest:
 
     @classmethod
     def of(cls, body: bytes) -> HttpRequest | None:
-        """None where no handoff is meant; what is no JSON vLLM refuses in its own words."""
+        """Return None where no handoff is meant; what is no JSON vLLM refuses in its own words."""
         try:
             said = json.loads(body)
         except ValueError:
@@ -46,7 +46,7 @@ class HttpRequest:
             )
 
     def handoff_ids(self, most: int) -> list[str]:
-        """The handoffs of its requests, ``most`` of them; none if it names none."""
+        """Return the handoffs of its requests, ``most`` of them; none if it names none."""
         given = self.params.get(HANDOFF_ID) if isinstance(self.params, dict) else None
         if not isinstance(given, str):
             return []

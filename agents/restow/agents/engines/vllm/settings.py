@@ -1,4 +1,4 @@
-"""What an operator may say in ``kv_connector_extra_config``."""
+"""`ConnectorSettings` holds what an operator says in ``kv_connector_extra_config``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ConnectorSettings:
     """File of the engine's token."""
 
     def credentials(self) -> Credentials:
-        """What the engine and its agents show to the broker. Raises a `TrustError`."""
+        """Return what the engine and its agents show to the broker. Raises a `TrustError`."""
         return Credentials.of(self.tls_ca, self.tls_cert, self.tls_key, self.token_file)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the scheduler's side tells the workers in a step."""
+"""A `Step` is what the scheduler's side tells the workers in one step of the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from restow.agents.engines.common.unwritten import Unwritten
 
 @dataclass(slots=True)
 class Step:
-    """Of one step; nearly always all is empty.
+    """Holds the words of one step; nearly always all is empty.
 
     ``fences`` are handoffs whose prompt this step completes. ``loading`` says what of the blocks of
     requests that now wait for a state will not be written. ``received`` are requests whose state

@@ -38,7 +38,6 @@ from restow.broker.server.observe.overview import Overview
 ANSWER_S = 5.0
 """For so long the loop may be busy before a request is told so."""
 PATHS = ("/metrics", "/healthz", "/readyz")
-STATUS_PATHS = ("/", "/status.json")
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"

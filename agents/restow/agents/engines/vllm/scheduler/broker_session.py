@@ -1,0 +1,57 @@
+"""An engine begins its session with the broker here, and ends when it has lost that for good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import structlog
+
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.broker.client import BlockingSession, BrokerUnreachableError
+from restow.broker.errors import RestowError
+from restow.broker.layout import Layout
+
+PATIENCE_S = 5.0
+"""How often an engine that waits for its broker says so."""
+
+
+def registered(
+    engine_id: str,
+    incarnation: str,
+    layout: Layout,
+    settings: ConnectorSettings,
+    log: structlog.typing.FilteringBoundLogger,
+) -> BlockingSession:
+    """Return a session, as soon as the broker answers.
+
+    Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
+    """
+
+    def lost(error: RestowError) -> None:
+        # It can hand nothing over any more, and whoever looks after the engine must see that.
+        # vLLM's core ends by this as it always does (--shutdown-timeout), and its server with it.
+        log.error("the broker is lost for good", reason=error.reason, detail=error.message)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    began_s = time.monotonic()
+    while True:
+        credentials = settings.credentials()
+        session = BlockingSession(
+            engine_id, incarnation, layout, settings.broker or None, credentials, lost
+        )
+        left_s = began_s + settings.connect_timeout_s - time.monotonic()
+        try:
+            session.start(min(PATIENCE_S, max(left_s, 0.1)))
+        except BrokerUnreachableError as error:
+            if left_s <= PATIENCE_S:
+                raise
+            log.warning(
+                "the broker is not there yet",
+                detail=error.message,
+                gives_up_in_s=round(left_s - PATIENCE_S),
+            )
+            continue
+        log.info("registered with the broker", ranks=len(layout.ranks))
+        return session

@@ -1,0 +1,78 @@
+"""`content` names what a state is computed from; `truncate` cuts P's prompt to where it stops."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from restow.agents.engines.common.parameters import TRUNCATED
+from restow.agents.engines.vllm.scheduler.lora_adapters import LoraRequest
+from restow.broker.client import content_of
+
+
+class Request(Protocol):
+    """What is needed of a vLLM request (`v1/request.py`)."""
+
+    request_id: str
+    kv_transfer_params: dict[str, Any] | None
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    max_tokens: int
+    prompt_token_ids: list[int] | None
+    prompt_embeds: Any
+    mm_features: list[Any]
+    lora_request: LoraRequest | None
+    cache_salt: str | None
+    _all_token_ids: list[int]
+
+    @property
+    def trace_headers(self) -> Mapping[str, str] | None:
+        """Those that the request came with; `traceparent` names its trace."""
+
+    def get_skip_reading_prefix_cache(self) -> bool:
+        """Whether all of the prompt must be computed here, as for prompt logprobs."""
+
+
+def content(request: Request, position: int, adapter: str) -> bytes:
+    """Name what the state at ``position`` is computed from, for P and D alike.
+
+    ``adapter`` is the word of the request's (`Adapters`).
+    """
+    attachments = [
+        (feature.mm_position.offset, feature.identifier.encode()) for feature in request.mm_features
+    ]
+    if request.prompt_embeds is not None:
+        rows = request.prompt_embeds[:position].contiguous().view(-1).view(torch.uint8)
+        attachments.append((0, hashlib.sha256(rows.cpu().numpy().tobytes()).digest()))
+    return content_of(
+        request._all_token_ids[:position],
+        position,
+        adapter=adapter,
+        salt=request.cache_salt or "",
+        attachments=attachments,
+    )
+
+
+def truncate(request: Request, backoff: int) -> None:
+    """Take the last tokens from P's prompt, once per request, however often it is preempted."""
+    params = request.kv_transfer_params
+    if (
+        params is None
+        or params.get(TRUNCATED)
+        or not 0 < backoff < request.num_prompt_tokens
+        or request.get_skip_reading_prefix_cache()
+    ):
+        return
+    if request.prompt_token_ids is not None:
+        del request.prompt_token_ids[-backoff:]
+    elif request.prompt_embeds is not None:
+        request.prompt_embeds = request.prompt_embeds[:-backoff]
+    else:
+        return
+    del request._all_token_ids[-backoff:]
+    request.num_prompt_tokens -= backoff
+    request.max_tokens = 1
+    params[TRUNCATED] = True

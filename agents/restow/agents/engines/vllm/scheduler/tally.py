@@ -1,0 +1,57 @@
+"""A `Tally` counts what became of an interval's handoffs, for vLLM's log and Prometheus."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from restow.agents.engines.common.ends import End
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the last `take`, as plain values that travel between vLLM's processes."""
+
+    transfers: list[tuple[int, float]] = field(default_factory=list)
+    """Bytes and seconds of each state received."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """By side and reason, such as ``decode:TIMEOUT``."""
+    waits: list[float] = field(default_factory=list)
+    """Seconds from D's wish to the beginning of the read."""
+    external_tokens: int = 0
+
+    def received(self, end: End) -> None:
+        """Count D's wait, which has ended."""
+        if end.reason:
+            self.failures[f"decode:{end.reason}"] += 1
+            return
+        self.transfers.append((end.bytes, end.transfer_us / 1e6))
+        self.waits.append(max(end.waited_s - end.transfer_us / 1e6, 0.0))
+        self.external_tokens += end.tokens
+
+    def sent(self, end: End) -> None:
+        """Count P's part, whose pages are free."""
+        if end.failed:
+            self.failures[f"prefill:{end.reason}"] += 1
+
+    def refused(self, kv_role: str, reason: str) -> None:
+        """Count a request that said something that can't be meant."""
+        self.failures[f"{'prefill' if kv_role == 'kv_producer' else 'decode'}:{reason}"] += 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has happened."""
+        return not (self.transfers or self.failures)
+
+    def take(self) -> dict[str, Any]:
+        """Return everything so far, and begin anew."""
+        data = {
+            "transfers": [list(one) for one in self.transfers],
+            "failures": dict(self.failures),
+            "waits": list(self.waits),
+            "external_tokens": self.external_tokens,
+        }
+        self.transfers, self.waits, self.external_tokens = [], [], 0
+        self.failures = Counter()
+        return data

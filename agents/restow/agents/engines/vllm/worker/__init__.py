@@ -1,0 +1,1 @@
+"""The connector in vLLM's workers, which serve the caches of their ranks."""

@@ -1,0 +1,125 @@
+"""vLLM's cache config and tensors become the connector's own values (`v1/kv_cache_interface.py`).
+
+Beside `connector`, `kv_order` and `scheduler.metrics` no other module needs vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from restow.agents.engines.common.groups import Group, group_name
+from restow.agents.engines.vllm.errors import CacheUnknownError, EngineUnsupportedError
+from restow.agents.engines.vllm.worker.kv_order import kv_order
+from restow.agents.engines.vllm.worker.rank_pages import LayerCache, dtype_of
+from restow.broker.families import KvOrder, ModelSpec, model_from_hf_config
+from restow.broker.layout import DType
+
+
+def model_spec(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpec:
+    """Return the model's state, in the types of vLLM's caches. Raises as `model_from_hf_config`."""
+    kv: DType | None = None
+    conv: DType | None = None
+    ssm: DType | None = None
+    for group in config.transfer_groups:
+        for spec in _specs(group.kv_cache_spec):
+            if isinstance(spec, MambaSpec):
+                conv, ssm = dtype_of(spec.dtypes[0]), dtype_of(spec.dtypes[-1])
+            elif isinstance(spec, AttentionSpec):
+                kv = dtype_of(spec.dtype)
+    return model_from_hf_config(hf_config, kv_dtype=kv, conv_dtype=conv, ssm_dtype=ssm)
+
+
+def groups_of(config: KVCacheConfig) -> tuple[Group, ...]:
+    """Return the groups whose state is handed over."""
+    return tuple(
+        Group(group_name(index), group.kv_cache_spec.block_size, _scratch(group.kv_cache_spec))
+        for index, group in enumerate(config.transfer_groups)
+    )
+
+
+def windows_of(model: ModelSpec, config: KVCacheConfig) -> dict[str, int]:
+    """Return how many tokens each group with a sliding window keeps, by the group's name."""
+    by_layer = {
+        spec.layer: window for spec in model.layers if (window := getattr(spec, "window_tokens", 0))
+    }
+    found = {}
+    for index, group in enumerate(config.transfer_groups):
+        sizes = {by_layer.get(extract_layer_index(name), 0) for name in group.layer_names}
+        if len(sizes) > 1:
+            raise CacheUnknownError(
+                f"{group_name(index)} holds layers with windows of {sorted(sizes)} tokens",
+                group=group_name(index),
+            )
+        if window := sizes.pop():
+            found[group_name(index)] = window
+    return found
+
+
+def layer_caches(
+    config: KVCacheConfig, tensors: Mapping[str, torch.Tensor], layers: Mapping[str, Any]
+) -> Iterator[LayerCache]:
+    """Yield every layer's cache on this rank, in the order of the groups.
+
+    ``layers`` are vLLM's own (`static_forward_context`), which know how they write.
+    """
+    for index, group in enumerate(config.transfer_groups):
+        for name in group.layer_names:
+            tensor = tensors.get(name)
+            if tensor is None:  # another stage's
+                continue
+            spec = _spec_of(group.kv_cache_spec, name)
+            pages, blocks = tensor.shape[0], config.num_blocks
+            if pages % blocks:
+                raise CacheUnknownError(
+                    f"{name}: {pages} pages are no multiple of {blocks} blocks", layer=name
+                )
+            state = isinstance(spec, MambaSpec)
+            yield LayerCache(
+                name,
+                extract_layer_index(name),
+                index,
+                tensor,
+                pages // blocks,
+                KvOrder.HND if state else kv_order(name, tensor, layers.get(name)),
+                tuple(tuple(shape) for shape in spec.shapes) if state else (),
+                tuple(spec.dtypes) if state else (),
+            )
+
+
+def check_groups(config: KVCacheConfig) -> None:
+    """Refuse caches that hold more than the connector knows of. Raises `EngineUnsupportedError`."""
+    for group in config.kv_cache_groups:
+        if group.host_resident:
+            raise EngineUnsupportedError(f"caches in host memory ({group.layer_names[0]}, ...)")
+        for spec in _specs(group.kv_cache_spec):
+            if not isinstance(spec, AttentionSpec | MambaSpec):
+                raise EngineUnsupportedError(f"caches of kind {type(spec).__name__}")
+
+
+def _specs(spec: KVCacheSpec) -> Iterator[KVCacheSpec]:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        yield from spec.kv_cache_specs.values()
+    else:
+        yield spec
+
+
+def _spec_of(spec: KVCacheSpec, layer_name: str) -> KVCacheSpec:
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return spec.kv_cache_specs[layer_name]
+    return spec
+
+
+def _scratch(spec: KVCacheSpec) -> int | None:
+    first = next(_specs(spec))
+    return first.num_speculative_blocks if isinstance(first, MambaSpec) else None

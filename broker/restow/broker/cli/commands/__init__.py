@@ -1,0 +1,1 @@
+"""A command is a function here; `main` gives it its name."""

@@ -1,0 +1,106 @@
+"""``restow doctor`` finds what is wrong with this host, the broker, or the way between engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from restow.broker.cli.connection import TenantConnection, connects
+from restow.broker.cli.options import JsonOption
+from restow.broker.cli.output import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from restow.broker.client.admin import AdminClient
+    from restow.broker.doctor.finding import Finding
+
+UNSOUND = 4
+"""Exit status if anything is bad."""
+ALL = "all"
+COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
+
+
+def _pairs(client: AdminClient, wanted: list[str]) -> list[tuple[str, str]]:
+    from restow.broker.doctor.broker_view import all_pairs
+
+    if ALL in wanted:
+        return all_pairs(client.engines())
+    pairs = []
+    for one in wanted:
+        source, colon, destination = one.partition(":")
+        if not (colon and source and destination):
+            raise typer.BadParameter(f"{one} is not P:D, or all", param_hint="--pair")
+        pairs.append((source, destination))
+    return pairs
+
+
+def _of_broker(client: AdminClient, pairs: list[str]) -> Iterator[Finding]:
+    from restow.broker.doctor.broker_view import look_at_broker, look_at_pairs
+    from restow.broker.doctor.finding import bad
+    from restow.broker.errors import RestowError
+
+    try:
+        yield from look_at_broker(client)
+        yield from look_at_pairs(client, _pairs(client, pairs))
+    except RestowError as error:
+        yield bad("broker", error.message, f"reason {error.reason}: is it started, and is it this?")
+
+
+def _show(finding: Finding) -> None:
+    typer.secho(f"{finding.verdict:4}", fg=COLORS[finding.verdict], bold=True, nl=False)
+    typer.echo(f"  {finding.subject}: {finding.words}")
+    if finding.next_step:
+        typer.echo(f"      Next: {finding.next_step}")
+
+
+@connects
+def doctor(
+    here: Annotated[
+        bool, typer.Option("--here", help="Look at this host alone, and ask no broker.")
+    ] = False,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="P:D",
+            help="Have D's agent read from P's, and say over which transport; all: every pair.",
+        ),
+    ] = None,
+    *,
+    connection: TenantConnection,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for what is wrong: limits, versions, NIXL, certificates, broker, engines, transports.
+
+    Exits with 4 if anything is bad; warnings are no reason to.
+    """
+    from dataclasses import asdict
+    from itertools import chain
+
+    from restow.broker.doctor.certificates import look_at_trust
+    from restow.broker.doctor.finding import Verdict
+    from restow.broker.doctor.host import look_at_host
+    from restow.broker.doctor.packages import look_at_packages
+
+    if here and pair:
+        raise typer.BadParameter("--here asks no broker, and --pair does: leave one of them out")
+    credentials = connection.credentials()
+    looked = chain(look_at_host(), look_at_packages(), look_at_trust(credentials))
+    found = []
+
+    def take(findings: Iterator[Finding]) -> None:
+        for one in findings:
+            found.append(one)
+            if not as_json:
+                _show(one)
+
+    take(looked)
+    if not here and not any(one.subject == "trust" and one.verdict is Verdict.BAD for one in found):
+        with connection.client() as client:
+            take(_of_broker(client, pair or []))
+    unsound = any(one.verdict is Verdict.BAD for one in found)
+    if as_json:
+        print_json({"findings": [asdict(one) for one in found], "sound": not unsound})
+    if unsound:
+        raise typer.Exit(UNSOUND)

@@ -1,0 +1,221 @@
+"""``restow layout`` makes a layout from a model's config, checks one, or compares two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from restow.broker.cli.options import JsonFile, JsonOption
+from restow.broker.cli.output import print_json
+
+if TYPE_CHECKING:
+    from restow.broker.families import Scales
+
+DIFFERENT = 4
+
+app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
+
+StateDType = Literal["float32", "bfloat16", "float16"]
+KvDType = Literal["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"]
+
+
+@app.command("from-config")
+def from_config(
+    config: JsonFile,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 1,
+    layers_per_stage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Layers of each pipeline stage. Default: evenly, as vLLM cuts them.",
+        ),
+    ] = None,
+    conv_layout: Annotated[
+        Literal["SD", "DS"], typer.Option(help="Innermost axis of conv states: channels or taps.")
+    ] = "SD",
+    page_tokens: Annotated[int, typer.Option(min=1, help="Tokens in an attention page.")] = 16,
+    pages_per_block: Annotated[int, typer.Option(min=1, help="Pages that a block id names.")] = 1,
+    kv_order: Annotated[
+        Literal["HND", "NHD", "HDN"],
+        typer.Option(
+            help="Heads or tokens first in an attention page; HDN: keys with tokens innermost, as "
+            "vLLM's attention on the CPU."
+        ),
+    ] = "HND",
+    kv_packed: Annotated[
+        bool,
+        typer.Option(
+            "--kv-packed/--kv-apart",
+            help="Keys and values side by side, or in regions of their own.",
+        ),
+    ] = True,
+    kv_dtype: Annotated[
+        KvDType | None,
+        typer.Option(help="Type of keys and values. Default: the checkpoint's, or the model's."),
+    ] = None,
+    kv_scales: Annotated[
+        Literal["none", "static", "per-token-head"] | None,
+        typer.Option(help="Scales of float8 or int8 KV. Default: none, where there can be none."),
+    ] = None,
+    kv_scales_fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Tells static scales apart: equal on P and D exactly when their scales are.",
+        ),
+    ] = None,
+    conv_dtype: Annotated[
+        StateDType | None, typer.Option(help="Type of conv states. Default: the model's.")
+    ] = None,
+    ssm_dtype: Annotated[
+        StateDType | None, typer.Option(help="Type of SSM states. Default: the family's.")
+    ] = None,
+    speculative_tokens: Annotated[
+        int, typer.Option(min=0, help="Rows for speculative tokens behind the conv window.")
+    ] = 0,
+    page_align_bytes: Annotated[
+        int, typer.Option(min=1, help="Pages are padded to a multiple of this.")
+    ] = 1,
+    mixer_inputs: Annotated[
+        bool,
+        typer.Option(
+            "--mixer-inputs",
+            help="Keep what the mixers read, so that a D may rebuild conv states.",
+        ),
+    ] = False,
+    projections: Annotated[
+        bool,
+        typer.Option(
+            "--projections", help="Offer in-projection weights, to rebuild conv states with."
+        ),
+    ] = False,
+    null_block: Annotated[
+        int | None,
+        typer.Option(min=0, help="The id in lists where a request has no block. Default: none."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
+    ] = None,
+    revision: Annotated[
+        str,
+        typer.Option(help="Tells weights apart: equal on P and D exactly when their weights are."),
+    ] = "",
+    adapter: Annotated[
+        str, typer.Option(help="The adapter that all of the engine's requests go through.")
+    ] = "",
+    quantisation: Annotated[str, typer.Option(help="How the weights are quantised.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Write the layout of a model with a Hugging Face config.json as JSON."""
+    from dataclasses import replace
+
+    from restow.broker.cli.files import read_json
+    from restow.broker.families import (
+        ConvLayout,
+        EngineSettings,
+        KvOrder,
+        build_layout,
+        model_from_hf_config,
+    )
+    from restow.broker.layout import DType, check_layout
+    from restow.broker.layout.json_form import layout_to_json
+
+    scales = _scales(kv_scales, kv_scales_fingerprint)
+    kv, conv, ssm = (
+        None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype)
+    )
+    model = model_from_hf_config(read_json(config), kv, conv, ssm, scales)
+    settings = EngineSettings(
+        tp=tp,
+        page_tokens=page_tokens,
+        pages_per_block=pages_per_block,
+        conv_layout=ConvLayout(conv_layout),
+        kv_order=KvOrder(kv_order),
+        conv_rows_extra=speculative_tokens,
+        page_align_bytes=page_align_bytes,
+        pp=pp,
+        layers_per_stage=_counts(layers_per_stage),
+        kv_packed=kv_packed,
+        mixer_inputs=mixer_inputs,
+        projections=projections,
+        null_block=null_block,
+    )
+    model = replace(
+        model,
+        name=name or model.name,
+        revision=revision,
+        adapter=adapter,
+        quantisation=quantisation,
+    )
+    layout = build_layout(model, settings)
+    check_layout(layout)
+    print_json(layout_to_json(layout))
+
+
+def _scales(kind: str | None, fingerprint: str | None) -> Scales | None:
+    from restow.broker.families import ScaleKind, Scales
+
+    if (kind == "static") != bool(fingerprint):
+        raise typer.BadParameter(
+            "static scales need a fingerprint, and no others have one",
+            param_hint="--kv-scales-fingerprint",
+        )
+    return None if kind is None else Scales(ScaleKind(kind), fingerprint or "")
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers such as 12,14", param_hint="--layers-per-stage"
+        ) from None
+
+
+@app.command()
+def check(file: JsonFile, as_json: JsonOption = False) -> None:
+    """Prove that a layout is whole: every element held, no byte claimed twice."""
+    from dataclasses import asdict
+
+    from restow.broker.cli.files import read_layout
+    from restow.broker.cli.views.plan_tables import show_layout
+    from restow.broker.layout import digest
+    from restow.broker.layout.summary import scaled_fields, summarize
+    from restow.broker.layout.values import IDENTITY_PARTS
+
+    layout = read_layout(file)
+    ranks = [summarize(rank) for rank in layout.ranks]
+    if as_json:
+        summary = {
+            "ok": True,
+            "digest": digest(layout),
+            "model": layout.model.name,
+            **{part: getattr(layout.model, part) for part in IDENTITY_PARTS},
+            "fields": len(layout.model.fields),
+            "scales": scaled_fields(layout.model),
+            "ranks": [asdict(rank) for rank in ranks],
+        }
+        print_json(summary)
+    else:
+        show_layout(layout, ranks)
+
+
+@app.command()
+def diff(left: JsonFile, right: JsonFile, as_json: JsonOption = False) -> None:
+    """Say in what two layouts differ. Exits with 0 if in nothing, with 4 if in something."""
+    from dataclasses import asdict
+
+    from restow.broker.cli.files import read_layout
+    from restow.broker.cli.views.plan_tables import show_differences
+    from restow.broker.layout.difference import differences
+
+    found = differences(read_layout(left), read_layout(right))
+    if as_json:
+        print_json({"equal": not found, "differences": [asdict(one) for one in found]})
+    else:
+        show_differences(found, left.name, right.name)
+    if found:
+        raise typer.Exit(DIFFERENT)

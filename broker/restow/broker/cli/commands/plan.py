@@ -1,0 +1,55 @@
+"""``restow plan`` says what goes where between two layouts, without a broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from restow.broker.cli.options import CostsOption, JsonFile, JsonOption, StrategyName
+from restow.broker.cli.output import print_json
+
+
+def plan(
+    source: JsonFile,
+    destination: JsonFile,
+    strategy: Annotated[StrategyName, typer.Option(help="How the pieces travel.")] = "auto",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every field: boxes, replicas, pieces, costs.")
+    ] = False,
+    allow_narrowing: Annotated[
+        bool, typer.Option("--allow-narrowing", help="Plan though D's types round P's values.")
+    ] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt to count with.")] = 8192,
+    costs: CostsOption = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Draw which bytes go where, into this file."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say for every rank of DESTINATION what it reads from whom in SOURCE."""
+    from restow.broker.cli.files import read_layout, read_object, write_text
+    from restow.broker.cli.views.plan_json import plan_json
+    from restow.broker.cli.views.plan_tables import show_costs_used, show_plan
+    from restow.broker.draw.explain import explain as explain_plan
+    from restow.broker.draw.picture import make_picture
+    from restow.broker.planner import CostModel, Strategy, check_exact, make_plan
+
+    made = make_plan(read_layout(source), read_layout(destination))
+    if not allow_narrowing:
+        check_exact(made)
+    model = CostModel() if costs is None else CostModel.of(read_object(costs))
+    ranks = explain_plan(made, Strategy(strategy), tokens, model)
+    picture = make_picture(made, ranks, tokens) if svg or explain else None
+    if svg and picture:
+        from restow.broker.draw.plan_svg import plan_svg
+
+        write_text(svg, plan_svg(picture))
+    if as_json:
+        print_json(plan_json(made, ranks, tokens, model, picture if explain else None))
+    else:
+        show_plan(made, ranks, tokens, picture if explain else None)
+        if explain:
+            show_costs_used(model)

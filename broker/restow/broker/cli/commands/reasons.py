@@ -1,0 +1,34 @@
+"""``restow reasons`` says why handoffs fail and engines are refused, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from restow.broker.cli.options import JsonOption
+from restow.broker.cli.output import print_json
+
+
+def reasons(
+    reason: Annotated[
+        str | None, typer.Argument(metavar="[REASON]", help="Only this one.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What each reason of a failure or refusal means, and what to do next. Asks no broker."""
+    from restow.broker.reasons import REASONS
+
+    wanted = None if reason is None else reason.upper()
+    if wanted is not None and wanted not in REASONS:
+        raise typer.BadParameter(
+            f"{reason} is no reason that is known; `restow reasons` lists all",
+            param_hint="REASON",
+        )
+    found = {name: advice for name, advice in REASONS.items() if wanted in (None, name)}
+    if as_json:
+        print_json({name: advice._asdict() for name, advice in found.items()})
+        return
+    for name, advice in sorted(found.items()):
+        typer.secho(name, bold=True)
+        typer.echo(f"  {advice.meaning}\n  Next: {advice.next_step}")

@@ -1,0 +1,54 @@
+"""``restow router`` stands before engines with an OpenAI API."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from restow.broker.cli.options import LogFormatOption, set_up_log
+from restow.broker.errors import ExtraMissingError
+
+
+def router(
+    prefill: Annotated[
+        list[str],
+        typer.Option("--prefill", metavar="URL", help="A prefill engine; once for each."),
+    ],
+    decode: Annotated[
+        list[str],
+        typer.Option("--decode", metavar="URL", help="A decode engine; once for each."),
+    ],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
+    ] = "127.0.0.1:8000",
+    aside_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds for which an engine that failed is left alone.")
+    ] = 5.0,
+    max_body_mb: Annotated[
+        int, typer.Option(min=1, help="The largest request that is taken, in MiB.")
+    ] = 64,
+    log_format: LogFormatOption = "console",
+) -> None:
+    """Send each prompt to a prefill and a decode engine, under a handoff id of its own.
+
+    Serves /v1/completions, /v1/chat/completions, /v1/responses, /v1/models and /health until
+    SIGTERM or SIGINT. Keys and traces in headers go on to the engines. Asks no broker.
+    """
+    try:
+        from restow.broker.router.serve import RouterSettings, serve_router
+    except ModuleNotFoundError as error:
+        raise ExtraMissingError(
+            f"the router needs module {error.name}, which is not installed: "
+            f"pip install 'restow[router]'",
+            module=error.name,
+        ) from None
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) >= 1 << 16:
+        raise typer.BadParameter(f"{listen} is no HOST:PORT", param_hint="--listen")
+    for url in (*prefill, *decode):
+        if not url.startswith(("http://", "https://")):
+            raise typer.BadParameter(f"{url} is no http:// or https:// URL", param_hint="URL")
+    set_up_log(log_format)
+    settings = RouterSettings(prefill, decode, aside_s, max_body_bytes=max_body_mb << 20)
+    serve_router(settings, host.strip("[]"), int(port))

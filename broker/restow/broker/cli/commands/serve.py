@@ -1,0 +1,221 @@
+"""``restow serve`` runs the broker."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from restow.broker.cli.options import (
+    CostsOption,
+    DigestModeName,
+    LogFormatOption,
+    StrategyName,
+    set_up_log,
+)
+
+
+def serve(
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where to listen. Default: 127.0.0.1:7350."),
+    ] = None,
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Show Prometheus metrics and probes there (/metrics, /healthz, /readyz), to "
+            "whoever asks. Default: nowhere.",
+        ),
+    ] = None,
+    status_page: Annotated[
+        bool | None,
+        typer.Option(
+            "--status-page",
+            help="With --http-listen: also a page for people (/), which names engines and "
+            "handoffs of all tenants to whoever asks. Default: none.",
+        ),
+    ] = None,
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send a trace of each handoff to this OpenTelemetry collector (OTLP over gRPC, "
+            "http://HOST:4317). Default: none are made.",
+        ),
+    ] = None,
+    trace_ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="Trace so many of the handoffs whose request has no trace of its own, 0 to 1. "
+            "Default: 1."
+        ),
+    ] = None,
+    strategy: Annotated[
+        StrategyName | None,
+        typer.Option(help="How states travel. Default: auto."),
+    ] = None,
+    allow_narrowing: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-narrowing",
+            help="Round states to D's type where it is narrower than P's, for example float32 to "
+            "bfloat16. Default: such pairs are refused.",
+        ),
+    ] = None,
+    costs: CostsOption = None,
+    digests: Annotated[
+        DigestModeName | None,
+        typer.Option(
+            help="Have P hash what it holds and D compare what it read: of no handoff, of one in "
+            "so many, or of all. Default: off."
+        ),
+    ] = None,
+    digest_every: Annotated[
+        int | None,
+        typer.Option(help="With --digests sampled: one handoff in so many. Default: 64."),
+    ] = None,
+    lease_s: Annotated[
+        float | None, typer.Option(help="Lease of publications that name none. Default: 30.")
+    ] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option(help="Patience of demands that name none. Default: 30.")
+    ] = None,
+    grant_s: Annotated[
+        float | None, typer.Option(help="Longest time that a read may take. Default: 10.")
+    ] = None,
+    settle_grace_s: Annotated[
+        float | None,
+        typer.Option(
+            help="How long reports are awaited after a grant: longer than agents keep a failed "
+            "read in quarantine. Default: 7."
+        ),
+    ] = None,
+    drain_s: Annotated[
+        float | None,
+        typer.Option(help="How long SIGTERM waits for reads under way. Default: 10."),
+    ] = None,
+    max_live: Annotated[
+        int | None, typer.Option(help="Handoffs under way at once. Default: 100000.")
+    ] = None,
+    max_ended: Annotated[
+        int | None, typer.Option(help="Ended handoffs remembered. Default: 10000.")
+    ] = None,
+    max_queue: Annotated[
+        int | None, typer.Option(help="Messages that may wait for one stream. Default: 100000.")
+    ] = None,
+    tenant_max_live: Annotated[
+        int | None,
+        typer.Option(help="Handoffs under way at once of one tenant. Default: those of all."),
+    ] = None,
+    tenant_max_ended: Annotated[
+        int | None,
+        typer.Option(help="Ended handoffs remembered of one tenant. Default: those of all."),
+    ] = None,
+    tenant_max_engines: Annotated[
+        int | None, typer.Option(help="Engines of one tenant. Default: those of all.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            help="Speak TLS, and show this certificate. Needs --client-ca or --tokens.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key.")
+    ] = None,
+    client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--client-ca",
+            metavar="FILE",
+            help="Know clients by certificates of this authority. Excludes --tokens.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokens",
+            metavar="FILE",
+            help="Know clients by tokens that this file lists (`restow token`).",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Speak plaintext on an address others can reach.")
+    ] = False,
+    log_format: LogFormatOption = "console",
+) -> None:
+    """Run the broker until SIGTERM or SIGINT; reads under way end first.
+
+    What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...). Who may
+    say what with --client-ca and --tokens: docs/security.md.
+    """
+    import uvloop
+    from pydantic import ValidationError
+
+    from restow.broker.cli.files import read_object
+    from restow.broker.planner import CostModel
+    from restow.broker.server.serve import serve_until_signalled
+    from restow.broker.server.settings import BrokerSettings
+
+    given: dict[str, Any] = {
+        "listen": listen,
+        "http_listen": http_listen,
+        "status_page": status_page,
+        "otlp_endpoint": otlp_endpoint,
+        "trace_ratio": trace_ratio,
+        "strategy": strategy,
+        "allow_narrowing": allow_narrowing,
+        "costs": None if costs is None else asdict(CostModel.of(read_object(costs))),
+        "digests": digests,
+        "digest_every": digest_every,
+        "lease_s": lease_s,
+        "timeout_s": timeout_s,
+        "grant_s": grant_s,
+        "settle_grace_s": settle_grace_s,
+        "drain_s": drain_s,
+        "max_live": max_live,
+        "max_ended": max_ended,
+        "max_queue": max_queue,
+        "tenant_max_live": tenant_max_live,
+        "tenant_max_ended": tenant_max_ended,
+        "tenant_max_engines": tenant_max_engines,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "client_ca": client_ca,
+        "tokens": tokens,
+    }
+    try:
+        settings = BrokerSettings(**{k: v for k, v in given.items() if v is not None})
+    except ValidationError as error:
+        words = "; ".join(f"{one['loc'][0]}: {one['msg']}" for one in error.errors())
+        raise typer.BadParameter(words) from None
+    if settings.tls_cert is None and not insecure and not is_loopback(settings.listen):
+        raise typer.BadParameter(
+            f"{settings.listen} can be reached from other machines, and the broker speaks "
+            f"plaintext without authentication: give --tls-cert and --tls-key, listen on "
+            f"127.0.0.1, or add --insecure on a network that you trust",
+            param_hint="--listen",
+        )
+    set_up_log(log_format)
+    uvloop.run(serve_until_signalled(settings))
+
+
+def is_loopback(listen: str) -> bool:
+    """Return whether only this machine can reach an address.
+
+    >>> is_loopback("127.0.0.1:7350"), is_loopback("[::1]:0"), is_loopback("0.0.0.0:7350")
+    (True, True, False)
+    """
+    host = listen.rpartition(":")[0].strip("[]")
+    if listen.startswith("unix:") or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""Views turn what a command knows into tables, JSON or a screen."""

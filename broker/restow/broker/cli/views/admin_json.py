@@ -1,0 +1,167 @@
+"""These functions put what a broker tells operators into the form that scripts rely on.
+
+Null means not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from restow.broker.reasons import advice_for
+from restow.v1 import admin_pb2 as pb
+from restow.v1 import broker_pb2
+
+ENDS = ("DONE", "FAILED", "EXPIRED", "CANCELLED")
+
+
+def _state(number: int) -> str:
+    return broker_pb2.HandoffState.Name(broker_pb2.HandoffState.ValueType(number)).removeprefix(
+        "HANDOFF_STATE_"
+    )
+
+
+def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
+    """Return what ``restow status --json`` prints."""
+    ended = {_state(one.state): one.count for one in status.ended}
+    return {
+        "broker": address,
+        "version": status.version,
+        "broker_epoch": status.broker_epoch,
+        "uptime_s": round(status.uptime_s, 3),
+        "engines": status.engines,
+        "agents": status.agents,
+        "plans": status.plans,
+        "handoffs_live": status.handoffs_live,
+        "handoffs_quarantined": status.handoffs_quarantined,
+        "handoffs_ended": {state: ended.get(state, 0) for state in ENDS},
+        "bytes_read": status.bytes_read,
+        "handoffs_checked": status.handoffs_checked,
+        "digest_mismatches": status.digest_mismatches,
+        "draining": status.draining,
+    }
+
+
+def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
+    """Return what ``restow engines --json`` prints."""
+    return {
+        "engines": [
+            {
+                "engine_id": one.engine_id,
+                "incarnation": one.incarnation,
+                "model": one.model,
+                "revision": one.revision,
+                "adapter": one.adapter,
+                "quantisation": one.quantisation,
+                "layout_digest": one.layout_digest,
+                "ranks": one.ranks,
+                "agents": one.agents,
+                "session": one.session,
+                "replaced": list(one.replaced),
+                "age_s": round(one.age_s, 3),
+            }
+            for one in engines
+        ]
+    }
+
+
+def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
+    """Return what ``restow agents --json`` prints."""
+    return {
+        "agents": [
+            {
+                "engine_id": one.engine_id,
+                "rank": one.rank,
+                "agent_name": one.agent_name,
+                "regions": one.regions,
+                "region_bytes": one.region_bytes,
+                "staging_bytes": one.staging_bytes,
+            }
+            for one in agents
+        ]
+    }
+
+
+def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
+    """Return what ``restow handoffs --json`` prints."""
+    return {
+        "handoffs": [_info_json(one) for one in response.handoffs],
+        "left_out": response.left_out,
+    }
+
+
+def leases_json(response: pb.ListHandoffsResponse, limit: int) -> dict[str, Any]:
+    """Return what ``restow leases --json`` prints: those that end first come first."""
+    leases = [one for one in map(_info_json, response.handoffs) if one["lease_s"] is not None]
+    leases.sort(key=lambda one: one["lease_s"])
+    return {"leases": leases[:limit], "left_out": max(0, len(leases) - limit)}
+
+
+def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
+    """Return what ``restow handoff ID --json`` prints."""
+    reason = response.handoff.reason
+    advice = advice_for(reason) if reason else None
+    return {
+        **_info_json(response.handoff),
+        "meaning": advice.meaning if advice else None,
+        "next_step": advice.next_step if advice else None,
+        "timeline": [
+            {"at_ms": round(one.at_ms, 3), "event": one.event, "detail": one.detail or None}
+            for one in response.timeline
+        ],
+    }
+
+
+COSTS = (
+    "seconds_per_descriptor",
+    "read_bytes_per_second",
+    "copy_bytes_per_second",
+    "seconds_per_launch",
+    "seconds_per_copy",
+    "seconds_per_element",
+    "seconds_per_stage",
+    "seconds_per_weight_byte",
+    "nominal_tokens",
+)
+
+
+def costs_json(response: pb.ListCostsResponse) -> dict[str, Any]:
+    """Return what ``restow costs --json`` prints; ``--costs`` of other commands takes ``costs``."""
+    return {
+        "measured": not response.fixed,
+        "otherwise": _costs(response.otherwise),
+        "hosts": [
+            {
+                "source_host": one.source_host,
+                "destination_host": one.destination_host,
+                "costs": _costs(one.costs) if one.HasField("costs") else None,
+                "failure": one.failure or None,
+            }
+            for one in response.hosts
+        ],
+    }
+
+
+def _costs(costs: pb.Costs) -> dict[str, float]:
+    return {name: getattr(costs, name) for name in COSTS}
+
+
+def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
+    return {
+        "handoff_id": info.handoff_id,
+        "number": info.number,
+        "state": _state(info.state),
+        "source_engine": info.source_engine or None,
+        "destination_engine": info.destination_engine or None,
+        "position_tokens": info.position_tokens or None,
+        "bytes": info.bytes,
+        "reason": info.reason or None,
+        "detail": info.detail or None,
+        "age_s": round(info.age_s, 3),
+        "waits_for": info.waits_for or None,
+        "lease_s": round(info.lease_s, 3) if info.HasField("lease_s") else None,
+        "patience_s": round(info.patience_s, 3) if info.HasField("patience_s") else None,
+        "transfer_s": round(info.transfer_s, 6) if info.HasField("transfer_s") else None,
+        "strategies": list(info.strategies),
+        "content": info.content,
+    }

@@ -1,0 +1,184 @@
+"""These functions print layouts and plans as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from restow.broker.draw.explain import FieldLine, RankLines
+from restow.broker.draw.picture import Picture
+from restow.broker.draw.quantities import size_text
+from restow.broker.layout import Box, Layout, digest
+from restow.broker.layout.difference import Difference
+from restow.broker.layout.summary import RankSummary, scaled_fields
+from restow.broker.planner import CostModel, Plan
+from restow.broker.planner.estimate import Cost
+
+
+def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
+    """Print a checked layout's numbers."""
+    console = Console(highlight=False)
+    console.print(
+        f"ok: model {layout.model.identity}, {len(layout.model.fields)} fields, "
+        f"{len(ranks)} ranks, digest {digest(layout)[:12]}",
+        soft_wrap=True,
+        markup=False,
+    )
+    for scales, names in scaled_fields(layout.model).items():
+        console.print(f"scales of {', '.join(names)}: {scales}", soft_wrap=True, markup=False)
+    columns = ["rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding"]
+    rebuilding = any(rank.bytes_of_inputs or rank.bytes_of_weights for rank in ranks)
+    table = _table(*columns, *(["mixer inputs", "weights"] if rebuilding else []))
+    for rank in ranks:
+        table.add_row(
+            str(rank.rank),
+            str(rank.regions),
+            str(rank.shards),
+            f"{rank.bytes_per_token:,}",
+            f"{rank.bytes_per_snapshot:,}",
+            f"{rank.padding_bytes:,}",
+            *([f"{rank.bytes_of_inputs:,}", f"{rank.bytes_of_weights:,}"] if rebuilding else []),
+        )
+    console.print(table)
+
+
+def show_differences(found: Sequence[Difference], left: str, right: str) -> None:
+    """Print in what two layouts differ."""
+    console = Console(highlight=False)
+    if not found:
+        console.print("equal")
+        return
+    table = _table("of", "aspect", left, right)
+    for one in found:
+        table.add_row(one.subject, one.aspect, one.left, one.right)
+    console.print(table)
+
+
+def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Picture | None) -> None:
+    """Print what every destination rank reads from whom, and what each strategy would cost.
+
+    With a ``picture`` also every field, and what the picture says in words.
+    """
+    console = Console(highlight=False)
+    console.print(
+        f"{len(plan.source.ranks)} ranks to {len(plan.destination.ranks)}: "
+        f"{size_text(plan.bytes_at(tokens))} at {tokens:,} tokens, {len(plan.moves):,} moves",
+        soft_wrap=True,
+        markup=False,
+    )
+    table = _table("rank", "from", "state", "a token", "of these fields")
+    for rank in ranks:
+        token_bytes = _bytes_of_token(rank)
+        for src, size in rank.bytes_from.items():
+            token = token_bytes.get(src, 0)
+            classes = ", ".join(rank.classes_from[src])
+            row = (str(src), size_text(size - token), size_text(token), classes)
+            table.add_row(str(rank.dst_rank), *row)
+    console.print(table)
+    _show_costs(console, ranks)
+    if picture:
+        console.print(f"\nmodel {plan.source.model.identity}", markup=False)
+        for panel in picture.panels:
+            console.print(f"\n{panel.title}", markup=False, style="bold")
+            for remark in panel.remarks:
+                console.print(Padding(Text(remark), (0, 0, 0, 2)))
+        for rank in ranks:
+            _show_fields(console, rank)
+
+
+def _show_costs(console: Console, ranks: Sequence[RankLines]) -> None:
+    """Print the costs of each strategy; ranks that cost the same share their lines."""
+    alike: dict[object, list[RankLines]] = {}
+    for rank in ranks:
+        key = tuple(rank.cost_by_strategy.items()), rank.cost, tuple(rank.strategy.items())
+        alike.setdefault(key, []).append(rank)
+    table = _table("ranks", "strategy", "bytes", "reads", "launches", "expected", "")
+    for group in alike.values():
+        first = group[0]
+        names = ",".join(str(rank.dst_rank) for rank in group)
+        chosen = _ways(first.strategy)
+        table.add_row(names, "as asked", *_numbers(first.cost), chosen)
+        for strategy, cost in first.cost_by_strategy.items():
+            if isinstance(cost, Cost):
+                table.add_row("", strategy.value, *_numbers(cost), "")
+            else:
+                table.add_row("", strategy.value, "", "", "", "", f"refused: {cost}")
+    console.print()
+    console.print(table)
+
+
+def _numbers(cost: Cost) -> tuple[str, str, str, str]:
+    expected = f"{cost.seconds * 1e3:,.2f} ms"
+    return size_text(cost.bytes), f"{cost.reads:,}", f"{cost.launches:,}", expected
+
+
+def show_costs_used(costs: CostModel) -> None:
+    """Print what times are expected by."""
+    Console(highlight=False).print(
+        f"\nexpected by these costs: {costs.seconds_per_descriptor * 1e6:.2f} us a read, "
+        f"{costs.read_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_copy * 1e6:.2f} us "
+        f"a copy, {costs.seconds_per_element * 1e9:.1f} ns an element, "
+        f"{costs.copy_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_launch * 1e6:.0f} us a "
+        f"launch, {costs.seconds_per_stage * 1e6:.0f} us a stage; "
+        f"{costs.seconds_per_weight_byte * 1e9:.2f} ns a byte of weights",
+        markup=False,
+    )
+
+
+def _ways(strategy: dict[str, str]) -> str:
+    """Return which classes of fields travel how."""
+    by_way: dict[str, list[str]] = {}
+    for name, way in strategy.items():
+        by_way.setdefault(way, []).append(name)
+    return "; ".join(f"{way} {', '.join(names)}" for way, names in by_way.items())
+
+
+def _bytes_of_token(rank: RankLines) -> dict[int, int]:
+    """Return the bytes of one token by source rank."""
+    found: dict[int, int] = {}
+    for line in rank.fields:
+        if line.per_token:
+            for part in line.parts:
+                size = part.pieces * part.piece_bytes * len(line.fields)
+                found[part.src_rank] = found.get(part.src_rank, 0) + size
+    return found
+
+
+def _show_fields(console: Console, rank: RankLines) -> None:
+    console.print(f"\nrank {rank.dst_rank}", markup=False)
+    table = _table("field", "box", "from", "or", "pieces", "by")
+    table.columns[0].no_wrap = True
+    for line in rank.fields:
+        for index, part in enumerate(line.parts):
+            others = ",".join(str(r) for r in part.replicas if r != part.src_rank)
+            unit = "/token" if line.per_token else ""
+            table.add_row(
+                _name(line) if index == 0 else "",
+                _box(part.box),
+                str(part.src_rank),
+                others,
+                f"{part.pieces:,} x {part.piece_bytes:,} B{unit}"
+                + (f", {part.cast}" if part.cast else ""),
+                line.strategy if index == 0 else "",
+            )
+    console.print(table)
+
+
+def _name(line: FieldLine) -> str:
+    count = len(line.fields)
+    return line.name + (f" x{count}" if count > 1 else "")
+
+
+def _box(box: Box) -> str:
+    return " ".join(f"[{span.start},{span.stop})" for span in box)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

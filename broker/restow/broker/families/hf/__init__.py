@@ -1,0 +1,1 @@
+"""A Hugging Face ``config.json`` becomes a `ModelSpec` here."""

@@ -1,0 +1,41 @@
+"""`layers_by_kind` says what each layer of a model keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from restow.broker.errors import LayoutFormError
+from restow.broker.families.recurrent import RecurrentSpec
+from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
+
+Layers = list[tuple[LayerSpec, ...]]
+"""What each layer of a model keeps, those that keep nothing included."""
+
+
+def layers_by_kind(
+    kinds: Sequence[str],
+    attention: AttentionSpec | MlaSpec | None,
+    recurrent: RecurrentSpec | None,
+    sliding: AttentionSpec | None = None,
+) -> Layers:
+    """Return what layers keep, by their kinds. Raises `LayoutFormError` for one the model lacks."""
+    by_kind: dict[str, tuple[LayerSpec | None, ...]] = {
+        "attention": (attention,),
+        "recurrent": (recurrent,),
+        "both": (attention, recurrent),
+        "sliding": (sliding,),
+        "none": (),
+    }
+    layers: Layers = []
+    for index, kind in enumerate(kinds):
+        specs: list[LayerSpec] = []
+        for spec in by_kind[kind]:
+            if spec is None:
+                raise LayoutFormError(
+                    f"config: layer {index}: this model type has no layers of that kind ({kind})",
+                    key="layer_types",
+                )
+            specs.append(replace(spec, layer=index))
+        layers.append(tuple(specs))
+    return layers

@@ -1,0 +1,212 @@
+"""`restow.v1.AgentLink`: what agents say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from itertools import islice
+
+import structlog
+
+from restow.broker.core import actions as act
+from restow.broker.core.engines.agent import AgentRecord, RegionMemory
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
+from restow.broker.errors import RequestError, RestowError
+from restow.broker.planner import CopyCosts, ReadCosts
+from restow.broker.server.callers import Context, engine_key
+from restow.broker.server.hub import AgentOutbox, Hub
+from restow.broker.server.outbox import Outbox
+from restow.broker.server.services.broker_service import MAX_AT_ONCE
+from restow.broker.trust.identity import Role
+from restow.v1 import agent_link_pb2 as pb
+from restow.v1 import agent_link_pb2_grpc
+
+_MEMORY_KINDS = frozenset(pb.MemoryKind.values())
+
+
+class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
+    """Translates; the directory decides."""
+
+    def __init__(self, hub: Hub) -> None:
+        """Serve the hub's directory."""
+        self._hub = hub
+        self._log = structlog.get_logger("restow.broker")
+
+    async def Connect(
+        self, requests: AsyncIterator[pb.ConnectRequest], context: Context
+    ) -> AsyncIterator[pb.ConnectResponse]:
+        """An agent's stream."""
+        hub = self._hub
+        first = await anext(aiter(requests), None)
+        if first is None:
+            return
+        if not first.messages or first.messages[0].WhichOneof("body") != "hello":
+            raise RequestError("the first message of an agent must be Hello")
+        hello = first.messages[0].hello
+        key = engine_key(context, Role.AGENT, hello.engine.engine_id)
+        engine = await hub.expected.engine(key, hello.engine.incarnation)
+        agent = self._admit(engine, hello)
+        loop = asyncio.get_running_loop()
+
+        def lose() -> None:
+            """Take the agent out, once; a stream that nobody reads may end much later."""
+            if hub.agents.get(agent.key) is outbox:
+                del hub.agents[agent.key]
+            hub.perform(hub.directory.members.break_off(engine, agent, hub.now_s()))
+
+        outbox: AgentOutbox = Outbox(
+            pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+        )
+        hub.agents[agent.key] = outbox
+        outbox.open().orders.add().welcome.broker_epoch = hub.epoch
+        hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
+        reader = asyncio.create_task(self._read(engine, agent, outbox, first, requests))
+        try:
+            while (batch := await outbox.take()) is not None:
+                yield batch
+            if reader.done():
+                reader.result()
+        finally:
+            reader.cancel()
+            lose()
+
+    def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
+        hub = self._hub
+        # One more than there should be is enough to be refused for.
+        regions = [
+            RegionMemory(
+                r.name, r.base_address, r.page_count, r.page_stride_bytes, r.memory, r.device_id
+            )
+            for r in islice(hello.regions, len(engine.rank_layout(hello.rank).regions) + 1)
+        ]
+        for one in regions:
+            if one.memory not in _MEMORY_KINDS:
+                raise RequestError(
+                    f"region {one.name}: {one.memory} is no kind of memory", field="memory"
+                )
+        agent, actions = hub.directory.members.admit(
+            engine,
+            hello.rank,
+            hello.agent_name,
+            hello.nixl_metadata,
+            regions,
+            hello.staging_bytes,
+            hub.now_s(),
+            hello.host,
+            hello.host_memory,
+        )
+        hub.perform(actions)
+        return agent
+
+    async def _read(
+        self,
+        engine: EngineRecord,
+        agent: AgentRecord,
+        outbox: AgentOutbox,
+        first: pb.ConnectRequest,
+        requests: AsyncIterator[pb.ConnectRequest],
+    ) -> None:
+        try:
+            await self._take(engine, agent, outbox, islice(first.messages, 1, None))
+            async for request in requests:
+                # One that ends is heard no more: who does not read it could write for ever.
+                if outbox.closed:
+                    return
+                await self._take(engine, agent, outbox, request.messages)
+        except RestowError as error:
+            outbox.close(error)
+        finally:
+            outbox.close()
+
+    async def _take(
+        self,
+        engine: EngineRecord,
+        agent: AgentRecord,
+        outbox: AgentOutbox,
+        messages: Iterable[pb.AgentMessage],
+    ) -> None:
+        hub = self._hub
+        now_s = hub.now_s()
+        for index, message in enumerate(messages, 1):
+            if not index % MAX_AT_ONCE:
+                await asyncio.sleep(0)
+                now_s = hub.now_s()
+            if outbox.closed:
+                return
+            actions = self._apply(engine, agent, message, now_s)
+            if actions:
+                hub.perform(actions)
+
+    def _apply(
+        self, engine: EngineRecord, agent: AgentRecord, message: pb.AgentMessage, now_s: float
+    ) -> list[act.Action]:
+        directory = self._hub.directory
+        body = message.WhichOneof("body")
+        if body == "fenced":
+            return self._fence(engine, agent, message.fenced.handoff_id, now_s)
+        if body == "settled":
+            settled = message.settled
+            settlement = Settlement(
+                settled.handoff,
+                settled.bytes,
+                settled.elapsed_us,
+                settled.reason,
+                settled.detail,
+                settled.compared,
+            )
+            return directory.reports.settled(engine, agent, settlement, now_s)
+        if body == "staged":
+            staged = message.staged
+            failure = (
+                Failure(act.State.FAILED, staged.reason, f"rank {agent.key.rank}: {staged.detail}")
+                if staged.reason
+                else None
+            )
+            run = StagedRun(staged.address, staged.bytes, staged.digest)
+            return directory.reports.staged(
+                engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
+            )
+        if body == "probed":
+            return directory.reports.probed(agent, probed_from_proto(message.probed), now_s)
+        raise RequestError(f"an agent may not send {body or 'a message without a body'} here")
+
+    def _fence(
+        self, engine: EngineRecord, agent: AgentRecord, handoff_id: str, now_s: float
+    ) -> list[act.Action]:
+        """A fence that is refused concerns one handoff: it must not cost the agent its stream."""
+        try:
+            return self._hub.directory.reports.fence(engine, agent, handoff_id, now_s)
+        except RestowError as error:
+            self._log.warning(
+                "fence refused",
+                engine=engine.key.engine_id,
+                rank=agent.key.rank,
+                handoff=handoff_id[:64],
+                reason=error.reason,
+            )
+            return [act.SendUnfence(agent.key, handoff_id)]
+
+
+def probed_from_proto(message: pb.Probed) -> Probed:
+    """What an agent measured."""
+    copying, reading = message.copying, message.reading
+    return Probed(
+        message.number,
+        message.address,
+        message.bytes,
+        CopyCosts(
+            copying.seconds_per_launch,
+            copying.seconds_per_copy,
+            copying.seconds_per_element,
+            copying.copy_bytes_per_second,
+        ),
+        ReadCosts(reading.seconds_per_descriptor, reading.read_bytes_per_second)
+        if message.HasField("reading")
+        else None,
+        message.elapsed_us,
+        message.reason,
+        message.detail,
+        message.transport,
+        message.method,
+    )
