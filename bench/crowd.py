@@ -24,6 +24,7 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Layout
+from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -49,6 +50,7 @@ class CrowdAgent:
             agent_name=f"{engine_id}.{rank}",
             nixl_metadata=bytes(METADATA_BYTES),
             host=engine_id,
+            program_form=wire_program.PROGRAM_FORM,
             regions=[
                 pb.RegionMemory(
                     name=region.name,

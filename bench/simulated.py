@@ -24,7 +24,7 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Layout
-from restow.broker.rpc import wire
+from restow.broker.rpc import wire, wire_program
 from restow.v1 import agent_link_pb2, agent_link_pb2_grpc, broker_pb2, broker_pb2_grpc
 
 PROMPT_TOKENS = 8192
@@ -102,6 +102,7 @@ async def side(address: str, engine_id: str) -> AsyncIterator[Side]:
             engine=ref,
             rank=0,
             agent_name=f"{engine_id}/0",
+            program_form=wire_program.PROGRAM_FORM,
             regions=[
                 agent_link_pb2.RegionMemory(
                     name=r.name,

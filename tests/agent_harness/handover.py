@@ -95,22 +95,31 @@ async def send_execute(
             )
         )
     destination.send(pb.AgentOrder(program=wire_program.program_to_proto(program)))
-    destination.send(
-        pb.AgentOrder(
-            execute=pb.Execute(
-                handoff=handoff,
-                handoff_id=f"handoff-{handoff}",
-                program_id=program.program_id,
-                src_blocks=wire.block_lists(case.src_ids),
-                dst_blocks=wire.block_lists(case.dst_ids),
-                stop_token=case.tokens,
-                sources=sources,
-                grant_ms=grant_ms,
-                digest=KINDS[hashed],
-            )
-        )
-    )
+    order = execute_order(case, program, handoff, sources, grant_ms, hashed)
+    destination.send(pb.AgentOrder(execute=order))
     return destination
+
+
+def execute_order(
+    case: Case,
+    program: Program,
+    handoff: int,
+    sources: list[pb.Source],
+    grant_ms: int = 10_000,
+    hashed: bool = False,
+) -> pb.Execute:
+    """Have the program's rank read from the sources."""
+    return pb.Execute(
+        handoff=handoff,
+        handoff_id=f"handoff-{handoff}",
+        program_id=program.program_id,
+        src_blocks=wire.block_lists(case.src_ids),
+        dst_blocks=wire.block_lists(case.dst_ids),
+        stop_token=case.tokens,
+        sources=sources,
+        grant_ms=grant_ms,
+        digest=KINDS[hashed],
+    )
 
 
 async def hand_over(

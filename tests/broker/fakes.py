@@ -24,6 +24,7 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Layout
+from restow.broker.rpc import wire_program
 from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
 from restow.v1 import agent_link_pb2 as link
@@ -73,6 +74,7 @@ class FakeAgent:
                 for r in one.regions
             ],
             staging_bytes=1 << 20,
+            program_form=wire_program.PROGRAM_FORM,
         )
         self.address = address or session.address
         self._line = Line(self.address, session._credentials)

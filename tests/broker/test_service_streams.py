@@ -28,6 +28,7 @@ from restow.broker.client.errors import from_rpc_error
 from restow.broker.core.handoffs import flow
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire
+from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from restow.v1 import broker_pb2 as pb
@@ -105,6 +106,12 @@ async def test_a_hello_that_is_refused_leaves_the_present_agent_alone() -> None:
         error = await end_of(connect(batches(agent_batch(hello=hello))))
         assert error is not None
         assert error.reason == "AGENT_REGIONS_MISMATCH"
+        hello.CopyFrom(both.p_agents[0].hello)
+        for form in (0, PROGRAM_FORM - 1, PROGRAM_FORM + 1):
+            hello.program_form = form
+            error = await end_of(connect(batches(agent_batch(hello=hello))))
+            assert error is not None
+            assert error.reason == "AGENT_RELEASE_DIFFERS"
         await both.hand_over("next")
 
 

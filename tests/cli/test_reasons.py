@@ -62,7 +62,7 @@ def reasons_of_modules() -> Iterator[str]:
 def reasons_told_to_engines() -> set[str]:
     """What the broker's mind says, and what any error says that reaches an engine."""
     found = {
-        reason for path in (BROKER / "core").glob("*.py") for reason in reasons_of_failures(path)
+        reason for path in (BROKER / "core").rglob("*.py") for reason in reasons_of_failures(path)
     }
     found.update(reasons_of_modules())
     # An error that names no reason of its own has that of the base.

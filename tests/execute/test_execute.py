@@ -13,6 +13,7 @@ import pytest
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import (
     destination_memory,
+    execute_order,
     hand_over,
     part,
     programs,
@@ -30,8 +31,9 @@ from restow.agents.settings import AgentSettings
 from restow.broker.layout import Field
 from restow.broker.planner import CostModel, Strategy, compile_programs, make_plan
 from restow.broker.planner.program import READ_PAGES
-from restow.broker.rpc import wire
+from restow.broker.rpc import wire, wire_program
 from restow.v1 import agent_link_pb2 as pb
+from restow.v1 import program_pb2
 
 QUARANTINE_S = 0.4
 
@@ -271,6 +273,22 @@ async def test_orders_that_do_not_fit_are_refused_with_a_reason() -> None:
         outside = await (await send_execute(fake, case, direct, 4)).next()
         assert outside.reason == "PROGRAM_INVALID"
         assert "leaves its destination page" in outside.detail
+
+
+async def test_orders_that_name_a_program_of_another_release_hear_so() -> None:
+    async with on_stage("wide") as stage_:
+        await stage_.enter(0)
+        program = programs(stage_.case, Strategy.SLICES)[0]
+        assert (await hand_over(stage_.fake, stage_.case, program, 1)).reason == ""
+        odd = wire_program.program_to_proto(program)
+        odd.steps[0].kind = program_pb2.STEP_KIND_UNSPECIFIED
+        destination = await stage_.fake.agent("D", 0)
+        order = execute_order(stage_.case, program, 2, [])
+        destination.send(pb.AgentOrder(program=odd))
+        destination.send(pb.AgentOrder(execute=order))
+        settled = await destination.next()
+        assert settled.reason == "AGENT_RELEASE_DIFFERS", settled.detail
+        assert (await hand_over(stage_.fake, stage_.case, program, 3)).reason == ""
 
 
 async def test_staging_waits_in_line_and_is_given_back() -> None:

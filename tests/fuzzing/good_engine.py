@@ -9,7 +9,7 @@ from typing import Any
 from broker.fakes import PAGES, POSITION, answer_at_once
 from fuzzing.door import Answer, Door, Stream, Violation
 from restow.broker.layout import Layout
-from restow.broker.rpc import wire
+from restow.broker.rpc import wire, wire_program
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
 
@@ -40,6 +40,7 @@ def hello(
             for region in one.regions
         ],
         staging_bytes=1 << 20,
+        program_form=wire_program.PROGRAM_FORM,
         host=host,
     )
 

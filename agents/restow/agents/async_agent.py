@@ -47,7 +47,7 @@ from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
-from restow.v1 import broker_pb2
+from restow.v1 import broker_pb2, program_pb2
 
 MAX_ORDERS = 4096
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -168,6 +168,7 @@ class AsyncAgent:
             staging_bytes=self._settings.staging_bytes,
             host=host_name(),
             host_memory=self._shown(),
+            program_form=wire_program.PROGRAM_FORM,
         )
 
     def welcomed(self, broker_epoch: str) -> None:
@@ -181,7 +182,7 @@ class AsyncAgent:
         body = order.WhichOneof("body")
         try:
             if body == "program":
-                self._executor.load(wire_program.program_from_proto(order.program))
+                self._load(order.program)
             elif body == "peer":
                 self._executor.add_peer(orders.peer_from_proto(order.peer))
             elif body == "forget":
@@ -211,6 +212,14 @@ class AsyncAgent:
             self._log.error("order refused", order=body, reason=error.reason, detail=error.message)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _load(self, message: program_pb2.Program) -> None:
+        try:
+            program = wire_program.program_from_proto(message)
+        except RestowError as error:
+            self._executor.refuse(message.program_id, error)
+            raise
+        self._executor.load(program)
 
     def _fenced(self, handoff_id: str) -> None:
         self._fences.add(handoff_id)

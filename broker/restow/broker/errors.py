@@ -215,6 +215,13 @@ class AgentMismatchError(RestowError):
     reason = "AGENT_REGIONS_MISMATCH"
 
 
+class AgentReleaseError(RestowError):
+    """A broker and an agent whose releases write programs in different forms."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "AGENT_RELEASE_DIFFERS"
+
+
 class SessionReplacedError(RestowError):
     """Another stream of the same life of the engine was opened after this one, or came before it.
 

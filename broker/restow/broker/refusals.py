@@ -85,6 +85,10 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "An agent's memory is not what its engine's layout says of the rank.",
             "Register in the agent what the layout describes; the message names the region.",
         ),
+        "AGENT_RELEASE_DIFFERS": Advice(
+            "The broker and an agent are of releases that write programs in different forms.",
+            "Run one version of Restow on the broker and on all hosts.",
+        ),
         "REGION_INVALID": Advice(
             "Memory that an engine hands to its agent is not what its region says.",
             "The message names the region: compare its strides and pages with the memory.",

@@ -117,6 +117,7 @@ class Hello(google.protobuf.message.Message):
     STAGING_BYTES_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     HOST_MEMORY_FIELD_NUMBER: builtins.int
+    PROGRAM_FORM_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
@@ -132,6 +133,10 @@ class Hello(google.protobuf.message.Message):
     host_memory: builtins.bytes
     """How processes of its host read its memory themselves: an encoded HostMemory, which the broker
     hands on unread. Empty: they can't.
+    """
+    program_form: builtins.int
+    """The form of the programs that it reads, which both sides must share: 2, a list of steps. 0, of
+    agents that do not say, is refused like any other: AGENT_RELEASE_DIFFERS.
     """
     @property
     def engine(self) -> restow.v1.broker_pb2.EngineRef:
@@ -152,9 +157,10 @@ class Hello(google.protobuf.message.Message):
         staging_bytes: builtins.int = ...,
         host: builtins.str = ...,
         host_memory: builtins.bytes = ...,
+        program_form: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 

@@ -117,6 +117,11 @@ class Executor:
         except ProgramInvalidError as error:
             self._programs[program.program_id] = error
 
+    def refuse(self, program_id: str, error: RestowError) -> None:
+        """Refuse the orders that name a program which could not be read."""
+        self._laid.forget_program(program_id)
+        self._programs[program_id] = error
+
     def add_peer(self, peer: Peer) -> None:
         """Know an agent to read from."""
         self._laid.forget_peer(peer.agent_name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from restow.broker.errors import PlanError
+from restow.broker.errors import AgentReleaseError, PlanError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
     FORMS,
@@ -20,6 +20,9 @@ from restow.broker.planner.program import (
     columns_of,
 )
 from restow.v1 import program_pb2
+
+PROGRAM_FORM = 2
+"""What `Hello.program_form` says of the programs here: 2, lists of steps. 1 were eight tables."""
 
 
 def program_to_proto(
@@ -71,10 +74,11 @@ def _form_to_proto(form: PageForm) -> program_pb2.PageForm:
 def program_from_proto(message: program_pb2.Program) -> Program:
     """The message as a program.
 
-    Raises `PlanError` for tables that are no tables, and for what another release says.
+    Raises `PlanError` for tables that are no tables, and `AgentReleaseError` for what this release
+    does not know.
     """
     if len(UnknownFieldSet(message)) or any(len(UnknownFieldSet(one)) for one in message.steps):
-        raise PlanError("the program has fields that this release does not know: use one release")
+        raise _other_release(f"program {message.program_id} has fields that it does not know")
     return Program(
         program_id=message.program_id,
         dst_rank=message.dst_rank,
@@ -89,15 +93,21 @@ def program_from_proto(message: program_pb2.Program) -> Program:
 def _step(message: program_pb2.Step) -> Step:
     form = _FORMS.get((message.kind, message.src, message.dst))
     if form is None:
-        raise PlanError(
-            f"a step of kind {message.kind} from operand {message.src} to {message.dst} is none "
-            f"that this release knows: use one release"
+        raise _other_release(
+            f"it does not know steps of kind {message.kind} from operand {message.src} to "
+            f"{message.dst}"
         )
     return Step(form, _table(message.rows, len(columns_of(form))))
 
 
 def _form(message: program_pb2.PageForm) -> PageForm:
     return PageForm(message.group, message.page_tokens, message.pages_per_block)
+
+
+def _other_release(why: str) -> AgentReleaseError:
+    return AgentReleaseError(
+        f"this agent and the broker are of different releases: {why}; run one version of Restow"
+    )
 
 
 def _table(data: bytes, columns: int) -> Int64s:

@@ -12,8 +12,9 @@ from restow.broker.core import actions as act
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
-from restow.broker.errors import RequestError, RestowError
+from restow.broker.errors import AgentReleaseError, RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
+from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import AgentOutbox, Hub
 from restow.broker.server.outbox import Outbox
@@ -72,6 +73,15 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             lose()
 
     def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
+        if hello.program_form != PROGRAM_FORM:
+            engine_id = engine.key.engine_id
+            raise AgentReleaseError(
+                f"the agent of engine {engine_id}, rank {hello.rank} reads programs of form "
+                f"{hello.program_form}, this broker writes form {PROGRAM_FORM}: run one version of "
+                f"Restow on the broker and on all hosts",
+                engine=engine_id,
+                rank=hello.rank,
+            )
         hub = self._hub
         # One more than there should be is enough to be refused for.
         regions = [
