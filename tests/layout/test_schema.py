@@ -71,7 +71,8 @@ PLACES = [(part, one) for part in RANK.nested for one in part.record.attributes]
 def test_the_schema_has_what_the_value_and_its_message_have(record: Record) -> None:
     values = {one.name: one.default for one in dataclasses.fields(record.of)}
     message = layout_pb2.DESCRIPTOR.message_types_by_name[record.of.__name__].fields_by_name
-    names = {one.name for one in (*record.attributes, *record.nested)}
+    parts: tuple[Any, ...] = (*record.attributes, *record.nested)
+    names = {one.name for one in parts}
     assert names == set(values) == set(message)
     for one in record.attributes:
         assert values[one.name] in (dataclasses.MISSING, one.default)
@@ -85,7 +86,8 @@ def test_all_that_a_rank_says_is_carried_and_counts(part: Any, one: Any) -> None
     (rank,) = LAYOUT.ranks
     (value,) = getattr(rank, part.name)
     other = replace(value, **{one.name: CHANGES[one.sort]})
-    there = replace(LAYOUT, ranks=(replace(rank, **{part.name: (other,)}),))
+    changed: Any = {part.name: (other,)}
+    there = replace(LAYOUT, ranks=(replace(rank, **changed),))
     assert digest(there) != digest(LAYOUT)
     assert wire.layout_from_proto(wire.layout_to_proto(there)) == there
     assert layout_from_json(layout_to_json(there)) == there
