@@ -157,8 +157,7 @@ def _message(**more: int) -> layout_pb2.Layout:
 def test_a_message_of_too_many_parts_is_refused_before_anything_is_made_of_them(
     more: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "_rank", None)
-    monkeypatch.setattr(wire, "_field", None)
+    monkeypatch.setattr(wire, "_value", None)
     with pytest.raises(LayoutFormError, match=r"are allowed$"):
         wire.layout_from_proto(_message(**more))
 

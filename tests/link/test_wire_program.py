@@ -85,7 +85,7 @@ def test_a_step_of_a_release_to_come_is_refused() -> None:
         for src in range(-1, 5):
             for dst in range(-1, 5):
                 message = program_pb2.Program(program_id="p")
-                message.steps.add(kind=kind, src=src, dst=dst)  # type: ignore[arg-type]
+                message.steps.add(kind=kind, src=src, dst=dst)
                 if (kind, src, dst) in known:
                     assert program_from_proto(message).steps[0].form == Form(
                         StepKind(kind), Operand(src), Operand(dst)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 from restow.broker.errors import LayoutFormError, RanksDisagreeError
 from restow.broker.layout.check_boxes import check_boxes
 from restow.broker.layout.check_inputs import check_inputs
 from restow.broker.layout.check_pages import MAX_AXES, MAX_PAGE_BYTES, MAX_TOKENS, PageChecker
+from restow.broker.layout.schema import RANK
 from restow.broker.layout.span import Box
 from restow.broker.layout.values import IDENTITY_PARTS, Field, Kind, Layout
 
@@ -54,10 +56,18 @@ def check_layout(layout: Layout) -> None:
             proven.add(form)
 
 
-def check_counts(ranks: int, fields: int = 0, regions: int = 0, shards: int = 0) -> None:
-    """Raise `LayoutFormError` for more parts than are looked at one by one."""
-    if not 0 < ranks <= MAX_RANKS:
-        raise LayoutFormError(f"{ranks} ranks; 1 to {MAX_RANKS} are allowed")
+def check_counts(layout: Any) -> None:
+    """Raise `LayoutFormError` for more parts than are looked at one by one.
+
+    ``layout`` may be the message of one, of which nothing is made yet.
+    """
+    ranks, model = layout.ranks, layout.model
+    if not 0 < len(ranks) <= MAX_RANKS:
+        raise LayoutFormError(f"{len(ranks)} ranks; 1 to {MAX_RANKS} are allowed")
+    fields = len(model.fields) + len(model.inputs)
+    regions = sum(len(rank.regions) for rank in ranks)
+    parts = sum(len(getattr(rank, part.name)) for rank in ranks for part in RANK.nested)
+    shards = parts - regions
     if max(fields, regions, shards) > MAX_SHARDS:
         raise LayoutFormError(
             f"{fields} fields, {regions} regions and {shards} shards; at most {MAX_SHARDS} of each "
@@ -75,15 +85,7 @@ def _check_size(layout: Layout) -> None:
     if not layout.model.fields:
         raise LayoutFormError("the model has no fields: there is no state to hand over")
     fields = (*layout.model.fields, *layout.model.inputs)
-    check_counts(
-        len(layout.ranks),
-        len(fields),
-        sum(len(rank.regions) for rank in layout.ranks),
-        sum(
-            len(rank.shards) + len(rank.scratch) + len(rank.inputs) + len(rank.projections)
-            for rank in layout.ranks
-        ),
-    )
+    check_counts(layout)
     if double := _double(field.name for field in fields):
         raise LayoutFormError(f"field {double[0]} is listed more than once", field=double[0])
     if double := _double(rank.rank for rank in layout.ranks):

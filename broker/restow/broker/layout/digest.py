@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import astuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
 
+from restow.broker.layout.dtype import DType
+from restow.broker.layout.schema import MODEL, RANK, Attribute, Sort
 from restow.broker.layout.values import Layout
+
+_REGIONS, _SHARDS, _SCRATCH, _INPUTS, *_OTHERS = RANK.nested
+_OF_RANK = (_REGIONS, _SHARDS, _INPUTS, _SCRATCH, *_OTHERS)
+"""Inputs come next to the shards, unlike in JSON."""
+_LABELS = {dtype: dtype.label for dtype in DType}
+_ENDS = attrgetter("start", "stop")
+_WRITE: dict[Sort, Callable[[Any], object]] = {
+    Sort.BOX: lambda box: list(map(_ENDS, box)),
+    Sort.DTYPE: _LABELS.__getitem__,
+    Sort.KIND: lambda kind: kind.value,
+}
 
 
 def digest(layout: Layout) -> str:
@@ -15,74 +30,24 @@ def digest(layout: Layout) -> str:
     The text is one line of ASCII for each field, region and shard, in the layout's order: quoted
     names and integers, so that two layouts never share a text.
     """
-    return hashlib.sha256("\n".join(_lines(layout)).encode("ascii")).hexdigest()
-
-
-def _lines(layout: Layout) -> Iterator[str]:
-    yield ascii(("layout", *astuple(layout.model.identity)))
-    for field in layout.model.fields:
-        yield ascii(
-            (
-                "field",
-                field.name,
-                field.kind.value,
-                field.axes,
-                field.shape,
-                field.window_tokens,
-                field.scales,
-            )
-        )
-    for one in layout.model.inputs:
-        yield ascii(("input field", one.name, one.kind.value, one.axes, one.shape))
+    model = layout.model
+    lines = _lines("layout", [model], MODEL.attributes)
+    for part in MODEL.nested:
+        told = [one for one in part.record.attributes if one.of_inputs or part.name != "inputs"]
+        lines += _lines(part.word, getattr(model, part.name), told)
     for rank in layout.ranks:
-        yield ascii(("rank", rank.rank))
-        for region in rank.regions:
-            yield ascii(
-                (
-                    "region",
-                    region.name,
-                    region.group,
-                    region.page_stride_bytes,
-                    region.page_tokens,
-                    region.pages_per_block,
-                    region.null_block,
-                )
-            )
-        held = [("shard", shard) for shard in rank.shards]
-        for kind, shard in (*held, *(("input", shard) for shard in rank.inputs)):
-            yield ascii(
-                (
-                    kind,
-                    shard.field,
-                    [(span.start, span.stop) for span in shard.box],
-                    shard.dtype.label,
-                    shard.region,
-                    shard.offset_bytes,
-                    shard.strides_bytes,
-                    shard.token_stride_bytes,
-                )
-            )
-        for scratch in rank.scratch:
-            yield ascii(
-                (
-                    "scratch",
-                    scratch.region,
-                    scratch.dtype.label,
-                    scratch.offset_bytes,
-                    scratch.sizes,
-                    scratch.strides_bytes,
-                )
-            )
-        for weights in rank.projections:
-            yield ascii(
-                (
-                    "projection",
-                    weights.field,
-                    [(span.start, span.stop) for span in weights.box],
-                    weights.input,
-                    weights.dtype.label,
-                    weights.region,
-                    weights.offset_bytes,
-                    weights.strides_bytes,
-                )
-            )
+        lines += _lines("rank", [rank], RANK.attributes)
+        for part in _OF_RANK:
+            lines += _lines(part.word, getattr(rank, part.name), part.record.attributes)
+    return hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest()
+
+
+def _lines(word: str, values: Sequence[object], told: Iterable[Attribute]) -> list[str]:
+    """One line a value, made of columns: that is quicker than value by value."""
+    columns = [_column(values, one) for one in told]
+    return [ascii(line) for line in zip(repeat(word), *columns, strict=False)]
+
+
+def _column(values: Sequence[object], one: Attribute) -> Iterable[object]:
+    column, write = map(attrgetter(one.name), values), _WRITE.get(one.sort)
+    return map(write, column) if write else column

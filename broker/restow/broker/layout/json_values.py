@@ -23,24 +23,16 @@ def get(item: object, key: str, where: str) -> Any:
     return data[key]
 
 
-def text(item: Json, key: str, where: str) -> str:
-    """A name behind a key."""
-    return name(get(item, key, where), f"{where}.{key}")
+def name(data: object, where: str) -> str:
+    """Text, not empty."""
+    if not text(data, where):
+        raise malformed(where, f"{data!r} is not a name")
+    return str(data)
 
 
-def number(item: Json, key: str, where: str) -> int:
-    """An integer behind a key."""
-    return integer(get(item, key, where), f"{where}.{key}")
-
-
-def numbers(item: Json, key: str, where: str) -> tuple[int, ...]:
-    """A list of integers behind a key."""
-    return integers(get(item, key, where), f"{where}.{key}")
-
-
-def name(data: object, where: str, least: int = 1) -> str:
-    """A word of at least so many letters."""
-    if not isinstance(data, str) or len(data) < least or not _is_whole(data):
+def text(data: object, where: str) -> str:
+    """Text whose every character is a whole one: JSON can write halves, and nothing else can."""
+    if not isinstance(data, str) or any("\ud800" <= letter <= "\udfff" for letter in data):
         raise malformed(where, f"{_short(data)} is not a name")
     return data
 
@@ -74,11 +66,6 @@ def integer(data: object, where: str) -> int:
 def integers(data: object, where: str) -> tuple[int, ...]:
     """A list of integers."""
     return tuple(integer(value, place) for place, value in items(data, where))
-
-
-def _is_whole(words: str) -> bool:
-    """Whether no character is half of one: JSON can write halves, and nothing else can."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in words)
 
 
 def _short(data: object) -> str:

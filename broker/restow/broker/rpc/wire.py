@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from restow.broker.errors import LayoutFormError, PagesError
-from restow.broker.layout import (
-    Box,
-    DType,
-    Field,
-    Kind,
-    Layout,
-    Model,
-    Projection,
-    RankLayout,
-    Region,
-    Scratch,
-    Shard,
-    Span,
-)
+from restow.broker.layout import Box, DType, Kind, Layout, Span
 from restow.broker.layout.check import check_counts
 from restow.broker.layout.check_pages import MAX_AXES
 from restow.broker.layout.rows import Int64s
+from restow.broker.layout.schema import MODEL, NEEDED, RANK, Record, Sort
 from restow.v1 import broker_pb2, layout_pb2
 
 MAX_BLOCKS = 1 << 20
@@ -33,159 +22,73 @@ _KINDS = {
     layout_pb2.FIELD_KIND_SNAPSHOT: Kind.SNAPSHOT,
 }
 _KIND_NUMBERS = {kind: number for number, kind in _KINDS.items()}
+_DTYPES = {dtype.value: dtype for dtype in DType}
 
 
 def layout_to_proto(layout: Layout) -> layout_pb2.Layout:
     """The layout as a message."""
-    return layout_pb2.Layout(
-        model=layout_pb2.Model(
-            name=layout.model.name,
-            fields=[_field_to_proto(field) for field in layout.model.fields],
-            inputs=[_field_to_proto(field) for field in layout.model.inputs],
-            revision=layout.model.revision,
-            adapter=layout.model.adapter,
-            quantisation=layout.model.quantisation,
-        ),
-        ranks=[_rank_to_proto(rank) for rank in layout.ranks],
-    )
+    parts: dict[str, Any] = {
+        "model": _told(layout.model, MODEL),
+        "ranks": [_told(rank, RANK) for rank in layout.ranks],
+    }
+    return layout_pb2.Layout(**parts)
 
 
-def _field_to_proto(field: Field) -> layout_pb2.Field:
-    return layout_pb2.Field(
-        name=field.name,
-        kind=_KIND_NUMBERS[field.kind],
-        axes=field.axes,
-        shape=field.shape,
-        window_tokens=field.window_tokens,
-        scales=field.scales,
-    )
+def _told(value: object, record: Record) -> dict[str, Any]:
+    """What the message of a value is made of."""
+    told: dict[str, Any] = {}
+    for one in record.attributes:
+        held, write = getattr(value, one.name), _WRITE.get(one.sort)
+        told[one.name] = write(held) if write else held
+    for part in record.nested:
+        told[part.name] = [_told(one, part.record) for one in getattr(value, part.name)]
+    return told
 
 
-def _rank_to_proto(rank: RankLayout) -> layout_pb2.RankLayout:
-    return layout_pb2.RankLayout(
-        rank=rank.rank,
-        regions=[
-            layout_pb2.Region(
-                name=region.name,
-                group=region.group,
-                page_stride_bytes=region.page_stride_bytes,
-                page_tokens=region.page_tokens or 0,
-                pages_per_block=region.pages_per_block,
-                null_block=region.null_block,
-            )
-            for region in rank.regions
-        ],
-        shards=[_shard_to_proto(shard) for shard in rank.shards],
-        scratch=[
-            layout_pb2.Scratch(
-                region=scratch.region,
-                dtype=layout_pb2.DataType.ValueType(scratch.dtype),
-                offset_bytes=scratch.offset_bytes,
-                sizes=scratch.sizes,
-                strides_bytes=scratch.strides_bytes,
-            )
-            for scratch in rank.scratch
-        ],
-        inputs=[_shard_to_proto(shard) for shard in rank.inputs],
-        projections=[
-            layout_pb2.Projection(
-                field=weights.field,
-                box=_box_to_proto(weights.box),
-                input=weights.input,
-                dtype=layout_pb2.DataType.ValueType(weights.dtype),
-                region=weights.region,
-                offset_bytes=weights.offset_bytes,
-                strides_bytes=weights.strides_bytes,
-            )
-            for weights in rank.projections
-        ],
-    )
-
-
-def _shard_to_proto(shard: Shard) -> layout_pb2.Shard:
-    return layout_pb2.Shard(
-        field=shard.field,
-        box=_box_to_proto(shard.box),
-        dtype=layout_pb2.DataType.ValueType(shard.dtype),
-        region=shard.region,
-        offset_bytes=shard.offset_bytes,
-        strides_bytes=shard.strides_bytes,
-        token_stride_bytes=shard.token_stride_bytes or 0,
-    )
-
-
-def _box_to_proto(box: Box) -> list[layout_pb2.Span]:
-    return [layout_pb2.Span(start=span.start, stop=span.stop) for span in box]
+_WRITE: dict[Sort, Callable[[Any], object]] = {
+    Sort.BOX: lambda box: [{"start": span.start, "stop": span.stop} for span in box],
+    Sort.KIND: _KIND_NUMBERS.__getitem__,
+}
 
 
 def layout_from_proto(message: layout_pb2.Layout) -> Layout:
     """The message as a layout. Raises `LayoutFormError`; `check_layout` does the rest."""
     # Empty parts are two bytes in a message, and much more as values: so count them first.
-    check_counts(len(message.ranks))
-    check_counts(
-        len(message.ranks),
-        len(message.model.fields) + len(message.model.inputs),
-        sum(len(rank.regions) for rank in message.ranks),
-        sum(
-            len(rank.shards) + len(rank.scratch) + len(rank.inputs) + len(rank.projections)
-            for rank in message.ranks
-        ),
-    )
-    told = message.model
-    fields, inputs = tuple(map(_field, told.fields)), tuple(map(_field, told.inputs))
-    identity = (told.revision, told.adapter, told.quantisation)
-    model = Model(told.name, fields, inputs, *identity)
-    return Layout(model, tuple(_rank(rank) for rank in message.ranks))
+    check_counts(message)
+    for field in (*message.model.fields, *message.model.inputs):
+        if field.kind not in _KINDS or not field.name:
+            raise LayoutFormError(
+                f"field {field.name!r}: name and kind are needed", field=field.name
+            )
+    model = _value(message.model, MODEL, 0)
+    return Layout(model, tuple(_value(rank, RANK, rank.rank) for rank in message.ranks))
 
 
-def _field(message: layout_pb2.Field) -> Field:
-    kind = _KINDS.get(message.kind)
-    if kind is None or not message.name:
-        raise LayoutFormError(
-            f"field {message.name!r}: name and kind are needed", field=message.name
+def _value(message: Any, record: Record, rank: int) -> Any:
+    """The value of a message, which is one of ``rank``'s."""
+    told: dict[str, Any] = {}
+    for one in record.attributes:
+        said = getattr(message, one.name)
+        if read := _READ.get(one.sort):
+            told[one.name] = read(said)
+            if told[one.name] is None:
+                raise _unknown(message, record, rank, f"{one.name} {said}")
+        elif said or one.default is NEEDED or (one.zero and message.HasField(one.name)):
+            told[one.name] = said
+        else:
+            told[one.name] = one.default
+    for part in record.nested:
+        told[part.name] = tuple(
+            _value(one, part.record, rank) for one in getattr(message, part.name)
         )
-    axes, shape = tuple(message.axes), tuple(message.shape)
-    return Field(message.name, kind, axes, shape, message.window_tokens, message.scales)
+    return record.of(**told)
 
 
-def _rank(message: layout_pb2.RankLayout) -> RankLayout:
-    return RankLayout(
-        rank=message.rank,
-        regions=tuple(
-            Region(
-                name=region.name,
-                group=region.group,
-                page_stride_bytes=region.page_stride_bytes,
-                page_tokens=region.page_tokens or None,
-                pages_per_block=region.pages_per_block or 1,
-                null_block=region.null_block if region.HasField("null_block") else None,
-            )
-            for region in message.regions
-        ),
-        shards=tuple(_shard(shard, message.rank) for shard in message.shards),
-        scratch=tuple(
-            Scratch(
-                region=scratch.region,
-                dtype=_dtype(scratch.dtype, message.rank, region=scratch.region),
-                offset_bytes=scratch.offset_bytes,
-                sizes=tuple(scratch.sizes),
-                strides_bytes=tuple(scratch.strides_bytes),
-            )
-            for scratch in message.scratch
-        ),
-        inputs=tuple(_shard(shard, message.rank) for shard in message.inputs),
-        projections=tuple(
-            Projection(
-                field=weights.field,
-                box=_box(weights.box),
-                input=weights.input,
-                region=weights.region,
-                offset_bytes=weights.offset_bytes,
-                strides_bytes=tuple(weights.strides_bytes),
-                dtype=_dtype(weights.dtype, message.rank, field=weights.field),
-            )
-            for weights in message.projections
-        ),
+def _unknown(message: Any, record: Record, rank: int, what: str) -> LayoutFormError:
+    owner = record.attributes[0].name
+    name = getattr(message, owner)
+    return LayoutFormError(
+        f"rank {rank}, {owner} {name}: {what} is unknown", ranks=rank, **{owner: name}
     )
 
 
@@ -195,26 +98,14 @@ def _box(spans: Sequence[layout_pb2.Span]) -> Box:
     return tuple(Span(span.start, span.stop) for span in spans)
 
 
-def _dtype(number: int, rank: int, **owner: str) -> DType:
-    try:
-        return DType(number)
-    except ValueError:
-        ((kind, name),) = owner.items()
-        raise LayoutFormError(
-            f"rank {rank}, {kind} {name}: dtype {number} is unknown", ranks=rank, **owner
-        ) from None
-
-
-def _shard(message: layout_pb2.Shard, rank: int) -> Shard:
-    return Shard(
-        field=message.field,
-        box=_box(message.box),
-        dtype=_dtype(message.dtype, rank, field=message.field),
-        region=message.region,
-        offset_bytes=message.offset_bytes,
-        strides_bytes=tuple(message.strides_bytes),
-        token_stride_bytes=message.token_stride_bytes or None,
-    )
+_READ: dict[Sort, Callable[[Any], object]] = {
+    Sort.NAMES: tuple,
+    Sort.NUMBERS: tuple,
+    Sort.BOX: _box,
+    Sort.DTYPE: _DTYPES.get,
+    Sort.KIND: _KINDS.get,
+}
+"""None is what a number stands for that stands for nothing."""
 
 
 def block_list(

@@ -1,0 +1,93 @@
+"""The schema leaves nothing out: what a value has, each of its forms carries, and it counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from restow.broker.layout import (
+    DType,
+    Field,
+    Kind,
+    Layout,
+    Model,
+    Projection,
+    RankLayout,
+    Region,
+    Scratch,
+    Shard,
+    Span,
+    digest,
+)
+from restow.broker.layout.json_form import layout_from_json, layout_to_json
+from restow.broker.layout.schema import (
+    FIELD,
+    MODEL,
+    PROJECTION,
+    RANK,
+    REGION,
+    SCRATCH,
+    SHARD,
+    Record,
+    Sort,
+)
+from restow.broker.rpc import wire
+from restow.v1 import layout_pb2
+
+RECORDS = (FIELD, MODEL, REGION, SHARD, SCRATCH, PROJECTION, RANK)
+BOX = (Span(0, 2),)
+LAYOUT = Layout(
+    Model(
+        "m",
+        tuple(Field(name, Kind.SNAPSHOT, ("a",), (2,)) for name in ("f", "other")),
+        (Field("i", Kind.SNAPSHOT, ("a",), (2,)),),
+    ),
+    (
+        RankLayout(
+            0,
+            (Region("r", "g", 64, None),),
+            (Shard("f", BOX, DType.UINT8, "r", 0, (1,)),),
+            (Scratch("r", DType.UINT8, 2, (2,), (1,)),),
+            (Shard("i", BOX, DType.UINT8, "r", 4, (1,)),),
+            (Projection("f", BOX, "i", "r", 6, (1,), DType.UINT8),),
+        ),
+    ),
+)
+CHANGES: dict[Sort, object] = {
+    Sort.NAME: "other",
+    Sort.TEXT: "other",
+    Sort.NUMBER: 7,
+    Sort.NUMBERS: (7,),
+    Sort.BOX: (Span(3, 5),),
+    Sort.DTYPE: DType.INT8,
+}
+PLACES = [(part, one) for part in RANK.nested for one in part.record.attributes]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.of.__name__)
+def test_the_schema_has_what_the_value_and_its_message_have(record: Record) -> None:
+    values = {one.name: one.default for one in dataclasses.fields(record.of)}
+    message = layout_pb2.DESCRIPTOR.message_types_by_name[record.of.__name__].fields_by_name
+    parts: tuple[Any, ...] = (*record.attributes, *record.nested)
+    names = {one.name for one in parts}
+    assert names == set(values) == set(message)
+    for one in record.attributes:
+        assert values[one.name] in (dataclasses.MISSING, one.default)
+        assert message[one.name].has_presence == one.zero
+
+
+@pytest.mark.parametrize(
+    ("part", "one"), PLACES, ids=[f"{part.name}.{one.name}" for part, one in PLACES]
+)
+def test_all_that_a_rank_says_is_carried_and_counts(part: Any, one: Any) -> None:
+    (rank,) = LAYOUT.ranks
+    (value,) = getattr(rank, part.name)
+    other = replace(value, **{one.name: CHANGES[one.sort]})
+    changed: Any = {part.name: (other,)}
+    there = replace(LAYOUT, ranks=(replace(rank, **changed),))
+    assert digest(there) != digest(LAYOUT)
+    assert wire.layout_from_proto(wire.layout_to_proto(there)) == there
+    assert layout_from_json(layout_to_json(there)) == there
