@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.execute.laid_rows import LaidRows
 from restow.agents.link.orders import Peer
 from restow.agents.memory.regions import HOST

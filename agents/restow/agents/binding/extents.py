@@ -8,14 +8,23 @@ pages of spans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.binding.addresses import DST, SRC, Lines, Side, by_pair, cut, pages_of
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, check_pages
-from restow.agents.binding.reads import by_region
+from restow.agents.binding.operands import (
+    DST,
+    SRC,
+    Side,
+    held_pages,
+    in_regions,
+    listed,
+    side_end,
+    span_lines,
+)
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.parts import by_pair, parts
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair, Program, SpanColumn
 
@@ -99,18 +108,15 @@ def direct_extents(
     """Those of the direct rows of a source rank. Raises `PageCountError` and `PageRangeError`."""
     found = []
     rows = program.direct[program.direct[:, Column.SRC_RANK] == src_rank]
-    for pair, table in by_pair(rows, program.group_pairs):
-        joined = SRC.joined(table) & DST.joined(table)
-        for some, whole in ((table[joined], True), (table[~joined], False)):
-            # By the pages of both sides on both sides: else rows would take turns differently.
-            stretches = cut(pair, (SRC, DST), tokens, whole)
-            pages = pages_of(pair, side, blocks, tokens)
-            for alike in by_region(some):
-                lines = Lines.of(alike, memory, side)
-                address = lines.addresses(pages, side.form(pair), stretches)
-                repeats = stretches.count if whole else np.ones_like(stretches.count)
-                length = alike[:, None, :, Column.COUNT] * repeats[:, None]
-                found.append(Extents(address.ravel(), length.ravel()))
+    # Cut by the pages of both sides on both sides: else rows would take turns differently.
+    for part in parts(rows, program.group_pairs, (SRC, DST)):
+        stretches = part.stretches(tokens)
+        pages = listed(part.pair, side, blocks, tokens)
+        for alike in part.by_region(rows):
+            some = rows[alike.index]
+            address = side_end(some, memory, side).lines.addresses(pages, stretches)
+            length = some[..., Column.COUNT] * stretches.count[:, None]
+            found.append(Extents(address.ravel(), length.ravel()))
     return found
 
 
@@ -121,49 +127,35 @@ def own_span_extents(
 
     Raises `PageCountError` and `PageRangeError`.
     """
-    spans = program.spans[program.spans[:, SpanColumn.SRC_RANK] == src_rank]
-    region = spans[:, SpanColumn.SRC_REGION]
-
-    def pages(pair: GroupPair, held: range, mine: Int64s) -> Int64s:
-        ids = pages_of(pair, SRC, blocks, tokens)[held.start : held.stop]
-        check_pages(ids, int(memory.page_count[region[mine]].min()), SRC.name)
-        return ids
-
-    base = memory.base_address[region] + spans[:, SpanColumn.OFFSET_BYTES]
-    strides = memory.page_stride_bytes[region]
-    return _span_extents(spans, program.group_pairs, tokens, base, strides, pages)
+    found = []
+    for pair, index in _spans(program, src_rank, tokens):
+        spans = program.spans[index]
+        lines, pages = span_lines(spans, memory), held_pages(pair, blocks, tokens)
+        lines.check(pages)
+        found.append(_whole(lines.at(pages), spans))
+    return found
 
 
 def staged_span_extents(
     program: Program, src_rank: int, staged: RegionTable, tokens: Tokens
 ) -> list[Extents]:
     """Those of the spans of a source rank where they were read to: span ``i`` is region ``i``."""
-    mine = np.flatnonzero(program.spans[:, SpanColumn.SRC_RANK] == src_rank)
-    return _span_extents(
-        program.spans[mine],
-        program.group_pairs,
-        tokens,
-        staged.base_address[mine],
-        staged.page_stride_bytes[mine],
-        lambda pair, held, _: np.arange(len(held)),
-    )
-
-
-def _span_extents(
-    spans: Int64s,
-    pairs: Sequence[GroupPair],
-    tokens: Tokens,
-    base_address: Int64s,
-    stride_bytes: Int64s,
-    pages_of_pair: Callable[[GroupPair, range, Int64s], Int64s],
-) -> list[Extents]:
     found = []
-    for number, pair in enumerate(pairs):
-        mine = np.flatnonzero(spans[:, SpanColumn.GROUP_PAIR] == number)
-        held = pair.src_pages(tokens.start, tokens.stop)
-        if len(mine) and len(held):
-            pages = pages_of_pair(pair, held, mine)
-            address = base_address[mine, None] + stride_bytes[mine, None] * pages
-            length = np.broadcast_to(spans[mine, SpanColumn.LENGTH_BYTES, None], address.shape)
-            found.append(Extents(address.ravel(), length.ravel()))
+    for pair, index in _spans(program, src_rank, tokens):
+        pages = np.arange(len(pair.src_pages(tokens.start, tokens.stop)))
+        found.append(_whole(in_regions(staged, index).at(pages), program.spans[index]))
     return found
+
+
+def _spans(program: Program, src_rank: int, tokens: Tokens) -> Iterator[tuple[GroupPair, Int64s]]:
+    """The spans of a source rank by pair of page lists, if they have pages: ``[spans, 1]``."""
+    spans = program.spans
+    mine = spans[:, SpanColumn.SRC_RANK] == src_rank
+    for pair, index in by_pair(spans[:, SpanColumn.GROUP_PAIR], program.group_pairs, mine):
+        if len(pair.src_pages(tokens.start, tokens.stop)):
+            yield pair, index[:, None]
+
+
+def _whole(address: Int64s, spans: Int64s) -> Extents:
+    length = np.broadcast_to(spans[..., SpanColumn.LENGTH_BYTES], address.shape)
+    return Extents(address.ravel(), length.ravel())

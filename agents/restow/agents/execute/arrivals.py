@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from restow.agents.binding.chunks import bind_restore
-from restow.agents.binding.copies import RegionTable, bind_scatter, staged_bytes
+from restow.agents.binding.copies import Extraction, bind_copies
 from restow.agents.binding.extents import Extents, one_extent, staged_span_extents
-from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
+from restow.agents.binding.pages import RegionTable
 from restow.agents.binding.pieces import Copies, Descriptors
-from restow.agents.binding.spans import SpanReads, StagedSpans
+from restow.agents.binding.reads import SpanReads
+from restow.agents.binding.staging import StagedSpans, staged_bytes
 from restow.agents.copying.prepared_copies import PreparedCopies
 from restow.agents.copying.projecting import bind_projections
 from restow.agents.errors import OrderInvalidError
@@ -116,13 +117,18 @@ class Arrivals:
 
     def _staged_copies(self, rank: int, memory: RegionTable) -> Iterator[Copies]:
         """What is copied from what one source gathered."""
-        order, pairs, begin = self._order, self._rows.program.group_pairs, self._begins[rank]
+        pairs, tokens, begin = (
+            self._rows.program.group_pairs,
+            self._order.tokens,
+            self._begins[rank],
+        )
+        pages = paged(memory, DST, self._order.dst_blocks)
         rows = self._rows.restored[rank]
         if len(rows):
-            yield bind_restore(rows, pairs, memory, order.dst_blocks, begin)
+            yield bind_copies(rows, pairs, by_place(begin, SRC), pages, tokens)
         rows, begin = self._rows.packed[rank], begin + self._rows.chunks[rank]
         if len(rows):
-            yield bind_scatter(rows, pairs, memory, order.dst_blocks, order.tokens, begin)
+            yield bind_copies(rows, pairs, in_order(rows, pairs, tokens, begin), pages, tokens)
 
     def projections(self, memory: RegionTable) -> Int64s:
         """The products of inputs in the run with weights in own memory."""

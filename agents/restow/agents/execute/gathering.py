@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from restow.agents.binding.chunks import bind_interleave
-from restow.agents.binding.copies import RegionTable, Tokens, bind_gather, staged_bytes
+from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.extents import one_extent, source_extents
+from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
+from restow.agents.binding.pages import RegionTable, Tokens
 from restow.agents.binding.pieces import Copies
+from restow.agents.binding.staging import staged_bytes
 from restow.agents.copying.copier import Copier
 from restow.agents.copying.hasher import Hasher
 from restow.agents.execute.program_check import CheckedProgram
@@ -56,11 +58,11 @@ class Share:
 
     def copies(self, memory: RegionTable, order: StageOrder, address: int) -> list[Copies]:
         """From own pages to the run at ``address``."""
-        behind = address + self.chunk_bytes
-        blocks, pairs = order.src_blocks, self.pairs
+        pages, pairs, tokens = paged(memory, SRC, order.src_blocks), self.pairs, order.tokens
+        run = in_order(self.packed, pairs, tokens, address + self.chunk_bytes)
         return [
-            bind_interleave(self.interleaved, pairs, memory, blocks, address),
-            bind_gather(self.packed, pairs, memory, blocks, order.tokens, behind),
+            bind_copies(self.interleaved, pairs, pages, by_place(address, DST), tokens),
+            bind_copies(self.packed, pairs, pages, run, tokens),
         ]
 
 
