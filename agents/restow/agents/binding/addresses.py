@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -20,7 +23,7 @@ class Lines:
 
     Arrays are ``[rows, 1]`` or ``[regions, 1, rows]``: the axis of length 1 is that of stretches.
     Strides that all rows share may be one. ``page_count`` is that of the smallest region among
-    them, of the memory called ``name``; None: no list from elsewhere names their pages.
+    them, of the memory called ``name``, where a list from elsewhere names their pages.
 
     A row 8 bytes from the beginning of its page, which holds 4 tokens of 16 bytes; then the same
     tokens, 2 to 8, in a run, which is one page for all of them:
@@ -32,28 +35,35 @@ class Lines:
     >>> paged.addresses(PageList(np.array([5, 7, 3]), 4), stretches).tolist()
     [[2320, 2800, 1776]]
     >>> run = Lines(one * 4096, one * 0, one * 16)
-    >>> run.addresses(PageList(np.array([0]), first_token=2), stretches).tolist()
+    >>> run.addresses(PageList(None, first_token=2), stretches).tolist()
     [[4096, 4128, 4192]]
     """
 
     first_address: Int64s
     page_stride_bytes: Int64s
     token_stride_bytes: Int64s
-    page_count: int | None = None
+    page_count: int = sys.maxsize
     name: str = ""
 
     def addresses(self, pages: PageList, stretches: Stretches) -> Int64s:
         """Where every row begins at every stretch. Raises `PageRangeError`."""
-        self.check(pages.ids)
+        if pages.ids is not None:
+            self.check(pages.ids)
         return self.at(*pages.holding(stretches))
 
-    def at(self, page: Int64s, in_page: Int64s | None = None) -> Int64s:
-        """Where every row begins at each ``in_page``-th token of a ``page``; None: the first."""
-        stretches = (-1,) + (1,) * (self.first_address.ndim - 2)
-        moved = self.page_stride_bytes * page.reshape(stretches)
-        if in_page is not None:
-            moved = moved + self.token_stride_bytes * in_page.reshape(stretches)
-        return self.first_address + moved
+    def at(self, page: Int64s | None, in_page: Int64s | None = None) -> Int64s:
+        """Where every row begins at each ``in_page``-th token of a ``page``; None: all are 0."""
+        axes = self.first_address.ndim
+        moved = [
+            _moved(stride, count, axes)
+            for stride, count in (
+                (self.page_stride_bytes, page),
+                (self.token_stride_bytes, in_page),
+            )
+            if count is not None
+        ]
+        # What rows share is small, and added first.
+        return reduce(add, [*moved, self.first_address])
 
     def some(self, mask: Bools) -> Lines:
         """Those of a flat mask, as ``[rows, 1]``."""
@@ -61,17 +71,26 @@ class Lines:
             np.broadcast_to(values, self.first_address.shape).ravel()[mask, None]
             for values in (self.first_address, self.page_stride_bytes, self.token_stride_bytes)
         )
-        strides = one_if_alike(page), one_if_alike(token)
-        return Lines(first, *strides, self.page_count, self.name)
+        return replace(self, first_address=first, page_stride_bytes=page, token_stride_bytes=token)
+
+    def kept(self) -> Lines:
+        """The same, cheaper to use often: strides that all rows share are one."""
+        page, token = one_if_alike(self.page_stride_bytes), one_if_alike(self.token_stride_bytes)
+        return replace(self, page_stride_bytes=page, token_stride_bytes=token)
 
     def check(self, page: Int64s) -> None:
         """Raise `PageRangeError` unless all pages are there."""
-        if self.page_count is not None:
-            check_pages(page, self.page_count, self.name)
+        check_pages(page, self.page_count, self.name)
+
+
+def _moved(stride_bytes: Int64s, count: Int64s, axes: int) -> Int64s:
+    """By how much so many strides move rows, along the axis of stretches, the last but 0 or 1."""
+    stride = one_if_alike(stride_bytes) if len(count) > 1 else stride_bytes
+    return stride * (count if axes == 2 else count[:, None])
 
 
 def one_if_alike(values: Int64s) -> Int64s:
     """The first of equal values, along every axis, or all: what is made of one is made once."""
-    if values.size and (values == values.flat[0]).all():
+    if values.size > 1 and (values == values.flat[0]).all():
         return values[(slice(1),) * values.ndim]
     return values

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from restow.agents.binding.addresses import Lines, one_if_alike
 from restow.agents.binding.operands import DST, SRC, End, Operand, in_spans, listed, side_end
-from restow.agents.binding.pages import SNAPSHOT, Blocks, PageList, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, PageList, RegionTable, Tokens, check_pages
 from restow.agents.binding.parts import Part, parts
 from restow.agents.binding.pieces import Copies, Grid
 from restow.broker.layout.rows import Int64s
@@ -26,11 +24,9 @@ def bind_copies(
     sides = [one.side for one in (src, dst) if one.side is not None]
     grids = []
     for part in parts(rows, pairs, sides):
-        some = rows[part.index]
-        ends, pages = zip(
-            *((one.end(some, part.index), one.pages(part.pair, tokens)) for one in (src, dst)),
-            strict=True,
-        )
+        some = rows.take(part.index, axis=0)
+        ends = src.end(some, part.index), dst.end(some, part.index)
+        pages = src.pages(part.pair, tokens), dst.pages(part.pair, tokens)
         grids.append(_grid(part, some, ends, pages, tokens))
     return Copies(tuple(grid for grid in grids if grid is not None))
 
@@ -59,10 +55,11 @@ class Extraction:
 
     def __init__(self, rows: Int64s, pairs: Sequence[GroupPair], memory: RegionTable) -> None:
         """Sort the rows into parts."""
-        self._kept = [
-            (part, rows[part.index], side_end(rows[part.index], memory, DST))
-            for part in parts(rows, pairs, (SRC, DST))
-        ]
+        self._kept = []
+        for part in parts(rows, pairs, (SRC, DST)):
+            some = rows.take(part.index, axis=0)
+            end = side_end(some, memory, DST)
+            self._kept.append((part, some, end._replace(lines=end.lines.kept())))
         self._rigid = _rigid([(part.pair, end.lines) for part, _, end in self._kept])
 
     def distance(self, dst_blocks: Blocks, tokens: Tokens) -> int | None:
@@ -72,8 +69,10 @@ class Extraction:
         """
         if self._rigid is None:
             return None
-        pair, lines = self._rigid
-        return int(lines.addresses(listed(pair, DST, dst_blocks, tokens), SNAPSHOT)[0, 0])
+        pair, stride_bytes, page_count = self._rigid
+        pages = dst_blocks.pages(pair.dst, tokens)
+        check_pages(pages, page_count, DST.name)
+        return stride_bytes * int(pages[0])
 
     def bind(self, staged: RegionTable, dst_blocks: Blocks, tokens: Tokens) -> Copies:
         """Copies from the spans in staging to pages.
@@ -91,15 +90,10 @@ class Extraction:
         return Copies(tuple(grid for grid in grids if grid is not None))
 
 
-def _rigid(kept: Sequence[tuple[GroupPair, Lines]]) -> tuple[GroupPair, Lines] | None:
-    """The one list of pages of snapshots alone, and a line from address 0 on that moves as all do.
-
-    It has their one stride and their least count of pages.
-    """
-    pairs = {pair for pair, _ in kept}
+def _rigid(kept: Sequence[tuple[GroupPair, Lines]]) -> tuple[GroupPair, int, int] | None:
+    """The one list of pages, with one stride and the least count, of snapshots alone."""
     strides = {int(stride) for _, lines in kept for stride in lines.page_stride_bytes.ravel()}
+    pairs = {pair for pair, _ in kept}
     if len(pairs) != 1 or len(strides) != 1 or kept[0][0].per_token:
         return None
-    stride, none = np.full((1, 1), strides.pop()), np.zeros((1, 1), np.int64)
-    counts = [lines.page_count for _, lines in kept if lines.page_count is not None]
-    return pairs.pop(), Lines(none, stride, none, min(counts), DST.name)
+    return kept[0][0], strides.pop(), min(lines.page_count for _, lines in kept)

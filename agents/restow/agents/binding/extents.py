@@ -113,7 +113,7 @@ def direct_extents(
         stretches = part.stretches(tokens)
         pages = listed(part.pair, side, blocks, tokens)
         for alike in part.by_region(rows):
-            some = rows[alike.index]
+            some = rows.take(alike.index, axis=0)
             address = side_end(some, memory, side).lines.addresses(pages, stretches)
             length = some[..., Column.COUNT] * stretches.count[:, None]
             found.append(Extents(address.ravel(), length.ravel()))
@@ -151,11 +151,12 @@ def _spans(program: Program, src_rank: int, tokens: Tokens) -> Iterator[tuple[Gr
     """The spans of a source rank by pair of page lists, if they have pages: ``[spans, 1]``."""
     spans = program.spans
     mine = spans[:, SpanColumn.SRC_RANK] == src_rank
-    for pair, index in by_pair(spans[:, SpanColumn.GROUP_PAIR], program.group_pairs, mine):
+    numbers = np.where(mine, spans[:, SpanColumn.GROUP_PAIR], -1)
+    for pair, index in by_pair(numbers, program.group_pairs):
         if len(pair.src_pages(tokens.start, tokens.stop)):
             yield pair, index[:, None]
 
 
 def _whole(address: Int64s, spans: Int64s) -> Extents:
-    length = np.broadcast_to(spans[..., SpanColumn.LENGTH_BYTES], address.shape)
+    length = spans[..., SpanColumn.LENGTH_BYTES].repeat(address.shape[1], axis=1)
     return Extents(address.ravel(), length.ravel())

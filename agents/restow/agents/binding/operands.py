@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from restow.agents.binding.addresses import Lines, one_if_alike
+from restow.agents.binding.addresses import Lines
 from restow.agents.binding.pages import Blocks, PageList, RegionTable, Tokens
 from restow.agents.binding.staging import row_begins, wire_dtypes
 from restow.broker.layout.rows import Bools, Int64s
@@ -16,7 +16,6 @@ from restow.broker.planner.program import Column, GroupPair, PageForm, SpanColum
 from restow.broker.planner.table import ITEM_BYTES
 
 _ZERO: Int64s = np.zeros((1, 1), np.int64)
-_ONE_PAGE: Int64s = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,8 @@ def in_spans(staged: RegionTable) -> Operand:
     """SPAN: pages of the source as they were read; span ``i`` is region ``i`` of ``staged``."""
 
     def pages(pair: GroupPair, tokens: Tokens) -> PageList:
+        if not pair.per_token:
+            return PageList(None)
         # Page 0 is the first one that was read.
         held = pair.src_pages(tokens.start, tokens.stop)
         size = pair.src.page_tokens
@@ -108,7 +109,7 @@ def by_place(address: int, columns: Side) -> Operand:
         lines = Lines(address + rows[..., columns.offset], _ZERO, _ZERO)
         return End(lines, rows[..., columns.step], rows[..., columns.dtype])
 
-    return Operand(None, end, lambda pair, tokens: PageList(_ONE_PAGE))
+    return Operand(None, end, lambda pair, tokens: PageList(None))
 
 
 def in_order(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens, address: int) -> Operand:
@@ -122,12 +123,11 @@ def in_order(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens, address: 
     def end(some: Int64s, index: Int64s) -> End:
         dtype = wire_dtypes(some)
         item = ITEM_BYTES[dtype]
-        stride = one_if_alike(some[..., Column.COUNT] * item)
-        return End(Lines(begins[index], _ZERO, stride), item, dtype)
+        return End(Lines(begins[index], _ZERO, some[..., Column.COUNT] * item), item, dtype)
 
     def pages(pair: GroupPair, moved: Tokens) -> PageList:
         first = pair.first_token(moved.start, moved.stop) if pair.per_token else 0
-        return PageList(_ONE_PAGE, first_token=first)
+        return PageList(None, first_token=first)
 
     return Operand(None, end, pages)
 
@@ -140,13 +140,11 @@ def in_regions(
     side: Side | None = None,
 ) -> Lines:
     """Lines at an offset in every page of a region; None: no side lists their pages."""
-    return Lines(
-        memory.base_address[region] + offset_bytes,
-        one_if_alike(memory.page_stride_bytes[region]),
-        one_if_alike(token_stride_bytes),
-        None if side is None else int(memory.page_count[region].min()),
-        "" if side is None else side.name,
-    )
+    first_address = memory.base_address[region] + offset_bytes
+    strides = memory.page_stride_bytes[region], token_stride_bytes
+    if side is None:
+        return Lines(first_address, *strides)
+    return Lines(first_address, *strides, int(memory.page_count[region].min()), side.name)
 
 
 def side_end(rows: Int64s, memory: RegionTable, side: Side) -> End:
@@ -173,8 +171,6 @@ def held_pages(pair: GroupPair, blocks: Blocks, tokens: Tokens) -> Int64s:
 
 
 def _end(rows: Int64s, memory: RegionTable, side: Side, lister: Side | None) -> End:
-    region, offset, stride = (
-        rows[..., column] for column in (side.region, side.offset, side.token_stride)
-    )
-    lines = in_regions(memory, region, offset, stride, lister)
+    region, offset = rows[..., side.region], rows[..., side.offset]
+    lines = in_regions(memory, region, offset, rows[..., side.token_stride], lister)
     return End(lines, rows[..., side.step], rows[..., side.dtype])

@@ -94,18 +94,19 @@ SNAPSHOT = Stretches(np.zeros(1, np.int64), np.ones(1, np.int64))
 class PageList:
     """Which page holds a token: from ``first_token`` on, ``page_tokens`` in each of ``ids``.
 
-    ``page_tokens`` 0: there is one page, and it holds them all.
+    ``page_tokens`` 0: there is one page, and it holds them all; ``ids`` None: that is page 0.
     """
 
-    ids: Int64s
+    ids: Int64s | None
     page_tokens: int = 0
     first_token: int = 0
 
-    def holding(self, stretches: Stretches) -> tuple[Int64s, Int64s | None]:
+    def holding(self, stretches: Stretches) -> tuple[Int64s | None, Int64s | None]:
         """The page of each stretch, and its first token inside that page; None: all are 0."""
-        if self.page_tokens == 0:
-            in_page = stretches.first - self.first_token
-            return self.ids, in_page if in_page.any() else None
+        if stretches is SNAPSHOT:
+            return self.ids, None
+        if self.ids is None or self.page_tokens == 0:
+            return self.ids, stretches.first - self.first_token
         if self.page_tokens != stretches.page_tokens:
             index, in_page = np.divmod(stretches.first - self.first_token, self.page_tokens)
             return self.ids[index], in_page

@@ -9,10 +9,8 @@ import numpy as np
 
 from restow.agents.binding.operands import Side
 from restow.agents.binding.pages import SNAPSHOT, Stretches, Tokens, cut_tokens
-from restow.broker.layout.rows import Bools, Int64s
+from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
-
-_ALL: Bools = np.ones(1, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,9 @@ class Part:
 
 def parts(rows: Int64s, pairs: Sequence[GroupPair], sides: Sequence[Side]) -> Iterator[Part]:
     """All rows of a table, by pair of page lists and by whether their tokens join."""
-    joined = np.logical_and.reduce([side.joined(rows) for side in sides])
+    joined = sides[0].joined(rows)
+    for side in sides[1:]:
+        joined &= side.joined(rows)
     for pair, index in by_pair(rows[:, Column.GROUP_PAIR], pairs):
         whole = joined[index]
         for some, join in ((index[whole], True), (index[~whole], False)):
@@ -58,11 +58,9 @@ def parts(rows: Int64s, pairs: Sequence[GroupPair], sides: Sequence[Side]) -> It
                 yield Part(pair, tuple(sides), join, some[:, None])
 
 
-def by_pair(
-    numbers: Int64s, pairs: Sequence[GroupPair], chosen: Bools = _ALL
-) -> Iterator[tuple[GroupPair, Int64s]]:
-    """Each pair of page lists that ``chosen`` rows have the number of, and which rows."""
+def by_pair(numbers: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[GroupPair, Int64s]]:
+    """Each pair of page lists whose number is among the ``numbers`` of rows, and in which rows."""
     for number, pair in enumerate(pairs):
-        index = np.flatnonzero((numbers == number) & chosen)
+        index = np.flatnonzero(numbers == number)
         if len(index):
             yield pair, index

@@ -34,6 +34,8 @@ class Descriptors:
     @classmethod
     def joined(cls, parts: Sequence[Descriptors]) -> Descriptors:
         """All pieces of all parts."""
+        if len(parts) == 1:
+            return parts[0]
         empty = np.empty(0, np.int64)
         return cls(
             np.concatenate([empty, *(part.src_address for part in parts)]),

@@ -36,17 +36,15 @@ class _Rows:
     @classmethod
     def of(cls, part: Part, table: Int64s, src: RegionTable, dst: RegionTable) -> _Rows:
         """Those of a part of ``table``."""
-        rows = table[part.index]
-        lines = (side_end(rows, src, SRC).lines, side_end(rows, dst, DST).lines)
-        laid = cls(part, *lines, rows[..., Column.COUNT])
-        return laid if part.pair.per_token else laid._joined()
-
-    def _joined(self) -> _Rows:
-        """Snapshots joined at page 0: those of a region keep their distance at any other."""
-        begins = breaks(self.src.first_address, self.dst.first_address, self.length_bytes)
-        lengths = np.add.reduceat(self.length_bytes.ravel(), np.flatnonzero(begins))
-        lines = self.src.some(begins), self.dst.some(begins)
-        return _Rows(self.part, *lines, lengths[:, None])
+        rows = table.take(part.index, axis=0)
+        there, here = side_end(rows, src, SRC).lines, side_end(rows, dst, DST).lines
+        length = rows[..., Column.COUNT]
+        if not part.pair.per_token:
+            # Joined at page 0: those of a region keep their distance at any other.
+            begins = breaks(there.first_address, here.first_address, length)
+            length = np.add.reduceat(length.ravel(), np.flatnonzero(begins))[:, None]
+            there, here = there.some(begins), here.some(begins)
+        return cls(part, there.kept(), here.kept(), length)
 
     def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Descriptors:
         """Their descriptors."""
@@ -116,10 +114,10 @@ class SpanReads:
     ) -> SpanReads:
         """Of the ``chosen`` ones."""
         found = []
-        for pair, rows in by_pair(spans[:, SpanColumn.GROUP_PAIR], pairs, chosen):
+        for pair, rows in by_pair(np.where(chosen, spans[:, SpanColumn.GROUP_PAIR], -1), pairs):
             index = rows[:, None]
             table = spans[index]
-            lines = span_lines(table, src)
+            lines = span_lines(table, src).kept()
             found.append(_Spans(pair, index, lines, table[..., SpanColumn.LENGTH_BYTES]))
         return cls(tuple(found))
 
@@ -135,7 +133,7 @@ class SpanReads:
             pages = held_pages(part.pair, src_blocks, tokens)
             part.src.check(pages)
             here = in_regions(staged, part.index).at(np.arange(len(pages)))
-            lengths = np.broadcast_to(part.length_bytes, here.shape)
+            lengths = part.length_bytes.repeat(len(pages), axis=1)
             found.append(merged(part.src.at(pages), here, lengths))
         return Descriptors.joined(found)
 

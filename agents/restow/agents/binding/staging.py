@@ -28,7 +28,8 @@ def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tupl
         for pair in pairs
     ]
     repeats = np.array(entries, np.int64)[rows[:, Column.GROUP_PAIR]]
-    return _behind(rows[:, Column.COUNT] * ITEM_BYTES[wire_dtypes(rows)] * repeats)
+    lengths = rows[:, Column.COUNT] * ITEM_BYTES[wire_dtypes(rows)] * repeats
+    return _behind(_aligned(lengths))
 
 
 def wire_dtypes(rows: Int64s) -> Int64s:
@@ -76,9 +77,8 @@ class StagedSpans:
 
 def _behind(length_bytes: Int64s) -> tuple[Int64s, int]:
     """Where each begins if all lie one behind the other, and where the last one ends."""
-    lengths = _aligned(length_bytes)
-    ends = np.cumsum(lengths)
-    return ends - lengths, int(ends[-1]) if len(ends) else 0
+    ends = np.cumsum(length_bytes)
+    return ends - length_bytes, int(ends[-1]) if len(ends) else 0
 
 
 def _aligned(length_bytes: Int64s) -> Int64s:

@@ -149,8 +149,7 @@ def joined_reads(reads: Sequence[Read]) -> list[Read]:
     for read in reads:
         found.setdefault((read.peer, read.src, read.dst), []).append(read.descriptors)
     return [
-        Read(peer, parts[0] if len(parts) == 1 else Descriptors.joined(parts), src, dst)
-        for (peer, src, dst), parts in found.items()
+        Read(peer, Descriptors.joined(parts), src, dst) for (peer, src, dst), parts in found.items()
     ]
 
 
