@@ -58,7 +58,7 @@ class Extraction:
         self._kept = []
         for part in parts(rows, pairs, (SRC, DST)):
             some = rows.take(part.index, axis=0)
-            end = side_end(some, memory, DST)
+            end = side_end(some, memory, DST, DST)
             self._kept.append((part, some, end._replace(lines=end.lines.kept())))
         self._rigid = _rigid([(part.pair, end.lines) for part, _, end in self._kept])
 

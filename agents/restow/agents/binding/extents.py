@@ -22,6 +22,7 @@ from restow.agents.binding.operands import (
     listed,
     side_end,
     span_lines,
+    staged_pages,
 )
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.parts import by_pair, parts
@@ -114,7 +115,7 @@ def direct_extents(
         pages = listed(part.pair, side, blocks, tokens)
         for alike in part.by_region(rows):
             some = rows.take(alike.index, axis=0)
-            address = side_end(some, memory, side).lines.addresses(pages, stretches)
+            address = side_end(some, memory, side, side).lines.addresses(pages, stretches)
             length = some[..., Column.COUNT] * stretches.count[:, None]
             found.append(Extents(address.ravel(), length.ravel()))
     return found
@@ -142,8 +143,8 @@ def staged_span_extents(
     """Those of the spans of a source rank where they were read to: span ``i`` is region ``i``."""
     found = []
     for pair, index in _spans(program, src_rank, tokens):
-        pages = np.arange(len(pair.src_pages(tokens.start, tokens.stop)))
-        found.append(_whole(in_regions(staged, index).at(pages), program.spans[index]))
+        address = in_regions(staged, index).at(staged_pages(pair, tokens).ids)
+        found.append(_whole(address, program.spans[index]))
     return found
 
 

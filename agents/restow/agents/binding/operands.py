@@ -83,23 +83,14 @@ def paged(memory: RegionTable, side: Side, blocks: Blocks) -> Operand:
     """PAGES: those that one side lists, in its regions."""
     return Operand(
         side,
-        lambda rows, _: side_end(rows, memory, side),
+        lambda rows, _: side_end(rows, memory, side, side),
         lambda pair, tokens: listed(pair, side, blocks, tokens),
     )
 
 
 def in_spans(staged: RegionTable) -> Operand:
     """SPAN: pages of the source as they were read; span ``i`` is region ``i`` of ``staged``."""
-
-    def pages(pair: GroupPair, tokens: Tokens) -> PageList:
-        if not pair.per_token:
-            return PageList(None)
-        # Page 0 is the first one that was read.
-        held = pair.src_pages(tokens.start, tokens.stop)
-        size = pair.src.page_tokens
-        return PageList(np.arange(len(held)), size, held.start * size)
-
-    return Operand(SRC, lambda rows, _: _end(rows, staged, SRC, None), pages)
+    return Operand(SRC, lambda rows, _: side_end(rows, staged, SRC, None), staged_pages)
 
 
 def by_place(address: int, columns: Side) -> Operand:
@@ -139,7 +130,7 @@ def in_regions(
     token_stride_bytes: Int64s = _ZERO,
     side: Side | None = None,
 ) -> Lines:
-    """Lines at an offset in every page of a region; None: no side lists their pages."""
+    """Lines at an offset in every page of a region; a ``side`` lists their pages, or none does."""
     first_address = memory.base_address[region] + offset_bytes
     strides = memory.page_stride_bytes[region], token_stride_bytes
     if side is None:
@@ -147,15 +138,28 @@ def in_regions(
     return Lines(first_address, *strides, int(memory.page_count[region].min()), side.name)
 
 
-def side_end(rows: Int64s, memory: RegionTable, side: Side) -> End:
-    """Rows, of which there is at least one, in pages that their side lists: for any handoff."""
-    return _end(rows, memory, side, side)
+def side_end(rows: Int64s, memory: RegionTable, side: Side, lister: Side | None) -> End:
+    """What the columns of one side say of rows, of which there is at least one, in ``memory``.
+
+    Its pages are listed by a side, or known to be there.
+    """
+    region, offset = rows[..., side.region], rows[..., side.offset]
+    lines = in_regions(memory, region, offset, rows[..., side.token_stride], lister)
+    return End(lines, rows[..., side.step], rows[..., side.dtype])
 
 
 def listed(pair: GroupPair, side: Side, blocks: Blocks, tokens: Tokens) -> PageList:
     """The pages that one side lists, from token 0 on. Raises `PageCountError`."""
     form = side.form(pair)
     return PageList(blocks.pages(form, tokens), form.page_tokens)
+
+
+def staged_pages(pair: GroupPair, tokens: Tokens) -> PageList:
+    """The pages of a pair's spans in staging: page 0 is the first one that was read."""
+    if not pair.per_token:
+        return PageList(None)
+    held = pair.src_pages(tokens.start, tokens.stop)
+    return PageList(np.arange(len(held)), pair.src.page_tokens, held.start * pair.src.page_tokens)
 
 
 def span_lines(spans: Int64s, memory: RegionTable) -> Lines:
@@ -168,9 +172,3 @@ def held_pages(pair: GroupPair, blocks: Blocks, tokens: Tokens) -> Int64s:
     """The source's pages that are read whole, as spans. Raises `PageCountError`."""
     held = pair.src_pages(tokens.start, tokens.stop)
     return blocks.pages(pair.src, tokens)[held.start : held.stop]
-
-
-def _end(rows: Int64s, memory: RegionTable, side: Side, lister: Side | None) -> End:
-    region, offset = rows[..., side.region], rows[..., side.offset]
-    lines = in_regions(memory, region, offset, rows[..., side.token_stride], lister)
-    return End(lines, rows[..., side.step], rows[..., side.dtype])

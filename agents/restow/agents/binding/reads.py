@@ -16,6 +16,7 @@ from restow.agents.binding.operands import (
     listed,
     side_end,
     span_lines,
+    staged_pages,
 )
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.parts import Part, by_pair, parts
@@ -37,7 +38,9 @@ class _Rows:
     def of(cls, part: Part, table: Int64s, src: RegionTable, dst: RegionTable) -> _Rows:
         """Those of a part of ``table``."""
         rows = table.take(part.index, axis=0)
-        there, here = side_end(rows, src, SRC).lines, side_end(rows, dst, DST).lines
+        there, here = (
+            side_end(rows, memory, side, side).lines for memory, side in ((src, SRC), (dst, DST))
+        )
         length = rows[..., Column.COUNT]
         if not part.pair.per_token:
             # Joined at page 0: those of a region keep their distance at any other.
@@ -132,7 +135,7 @@ class SpanReads:
                 continue
             pages = held_pages(part.pair, src_blocks, tokens)
             part.src.check(pages)
-            here = in_regions(staged, part.index).at(np.arange(len(pages)))
+            here = in_regions(staged, part.index).at(staged_pages(part.pair, tokens).ids)
             lengths = part.length_bytes.repeat(len(pages), axis=1)
             found.append(merged(part.src.at(pages), here, lengths))
         return Descriptors.joined(found)
