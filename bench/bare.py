@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from touched import touched
 
-from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.pieces import Descriptors
-from restow.agents.binding.reads import Reads
-from restow.agents.binding.spans import SpanReads, StagedSpans
+from restow.agents.binding.reads import Reads, SpanReads
+from restow.agents.binding.staging import StagedSpans
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.broker.layout import RankLayout

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from geometry import geometries
 
-from restow.agents.binding.copies import RegionTable, bind_gather, bind_scatter, staged_bytes
-from restow.agents.binding.pages import Blocks, Tokens
+from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.operands import DST, SRC, in_order, paged
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.pieces import Copies
+from restow.agents.binding.staging import staged_bytes
 from restow.agents.copying.prepared_copies import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
@@ -84,11 +86,12 @@ def state_cases(device: torch.device, tokens: int) -> Iterator[DeviceCase]:
     p_rank = next(rank for rank in source.ranks if rank.rank == src_rank)
     d_rank = next(rank for rank in target.ranks if rank.rank == program.dst_rank)
     name = f"{MODEL}, {tokens} tokens, P rank {src_rank} to D rank {program.dst_rank}"
-    for verb, layout, bind in (("gather", p_rank, bind_gather), ("scatter", d_rank, bind_scatter)):
+    run = in_order(rows, program.group_pairs, span, staging.data_ptr())
+    for verb, layout, side in (("gather", p_rank, SRC), ("scatter", d_rank, DST)):
         memory = _RankPages(device, layout, program, span)
-        copies: Copies = bind(
-            rows, program.group_pairs, memory.table, memory.blocks, span, staging.data_ptr()
-        )
+        pages = paged(memory.table, side, memory.blocks)
+        operands = (pages, run) if verb == "gather" else (run, pages)
+        copies: Copies = bind_copies(rows, program.group_pairs, *operands, span)
         ends = (memory.data, staging) if verb == "gather" else (staging, memory.data)
         yield DeviceCase(f"{verb} {name}", *ends, piece_table(copies))
 

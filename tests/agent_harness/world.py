@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_harness import mixers
-from restow.agents.binding.copies import Blocks
+from restow.agents.binding.pages import Blocks
 from restow.agents.memory.regions import RegionMemory
 from restow.broker.families import (
     AttentionSpec,

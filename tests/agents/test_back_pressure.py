@@ -15,8 +15,8 @@ from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.binding.copies import Blocks, RegionTable, Tokens
-from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.copies import Extraction
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.execute.arrivals import Arrivals, ArrivingRows
 from restow.agents.execute.gathering import Share
 from restow.agents.link.orders import ExecuteOrder, Source

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agent_harness.steps import with_rows
-from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.execute.laid_rows import LaidRows
 from restow.agents.link.orders import Peer
 from restow.agents.memory.regions import HOST

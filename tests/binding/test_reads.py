@@ -7,15 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from restow.agents.binding.copies import (
-    Blocks,
-    RegionTable,
-    Tokens,
-    bind_gather,
-    staged_bytes,
-)
+from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.operands import SRC, in_order, paged
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.binding.reads import Reads
+from restow.agents.binding.staging import staged_bytes
 from restow.broker.errors import PageCountError, PageRangeError
 from restow.broker.families import (
     AttentionSpec,
@@ -101,8 +98,9 @@ def test_no_tokens_move_only_snapshots() -> None:
     assert staged_bytes(made.rows(GATHER_IN_ORDER), made.group_pairs, Tokens(3, 3)) == 0
     nothing = made.rows(GATHER_IN_ORDER)[:0]
     assert staged_bytes(nothing, made.group_pairs, Tokens(0, 3)) == 0
-    table = memory(layout, 8)
-    copies = bind_gather(nothing, made.group_pairs, table, blocks(1), Tokens(0, 3), 64)
+    pages = paged(memory(layout, 8), SRC, blocks(1))
+    run = in_order(nothing, made.group_pairs, Tokens(0, 3), 64)
+    copies = bind_copies(nothing, made.group_pairs, pages, run, Tokens(0, 3))
     assert len(copies) == 0
 
 

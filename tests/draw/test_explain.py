@@ -13,7 +13,7 @@ from laws.executor import Arena
 from laws.strategies import STRATEGIES, Case, any_cases
 from laws.transfers import served, transfer
 from laws.world import Engine
-from restow.agents.binding.copies import Tokens
+from restow.agents.binding.pages import Tokens
 from restow.broker.draw.explain import explain
 from restow.broker.families import (
     AttentionSpec,

@@ -20,19 +20,12 @@ from geometry import geometries
 
 from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
 from laws.strategies import SENDING
-from restow.agents.binding.chunks import bind_interleave, bind_restore
-from restow.agents.binding.copies import (
-    Blocks,
-    RegionTable,
-    Tokens,
-    bind_gather,
-    bind_scatter,
-    staged_bytes,
-)
-from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.copies import Extraction, bind_copies
+from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.pieces import Descriptors
-from restow.agents.binding.reads import Reads
-from restow.agents.binding.spans import SpanReads, StagedSpans
+from restow.agents.binding.reads import Reads, SpanReads
+from restow.agents.binding.staging import StagedSpans, staged_bytes
 from restow.agents.copying.prepared_copies import run_copies, zero_destinations
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
@@ -195,8 +188,9 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
     if size:
         extraction = Extraction(program.rows(SCATTER_SPANS), pairs, here)
         run_copies(extraction.bind(staged, destination.blocks, tokens), CPU)
-    cleared = bind_scatter(program.rows(CLEAR_PAGES), pairs, here, destination.blocks, tokens, 0)
-    zero_destinations(cleared, CPU)
+    own = paged(here, DST, destination.blocks)
+    run = in_order(program.rows(CLEAR_PAGES), pairs, tokens, 0)
+    zero_destinations(bind_copies(program.rows(CLEAR_PAGES), pairs, run, own, tokens), CPU)
     for src_rank in program.src_ranks:
         there = source.regions(src_rank)
         rows = program.rows(READ_PAGES, src_rank)
@@ -211,12 +205,13 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
         if size == 0:
             continue
         runs = [piece.ctypes.data for piece in wire.staging]
-        behind = [run + chunk for run in runs]
-        run_copies(bind_interleave(interleaved, pairs, there, source.blocks, runs[0]), CPU)
-        run_copies(bind_gather(rows, pairs, there, source.blocks, tokens, behind[0]), CPU)
+        behind = [in_order(rows, pairs, tokens, run + chunk) for run in runs]
+        pages = paged(there, SRC, source.blocks)
+        run_copies(bind_copies(interleaved, pairs, pages, by_place(runs[0], DST), tokens), CPU)
+        run_copies(bind_copies(rows, pairs, pages, behind[0], tokens), CPU)
         wire.read(Descriptors(*(np.array([value], np.int64) for value in (*runs, size))))
-        run_copies(bind_restore(restored, pairs, here, destination.blocks, runs[1]), CPU)
-        run_copies(bind_scatter(rows, pairs, here, destination.blocks, tokens, behind[1]), CPU)
+        run_copies(bind_copies(restored, pairs, by_place(runs[1], SRC), own, tokens), CPU)
+        run_copies(bind_copies(rows, pairs, behind[1], own, tokens), CPU)
 
 
 def cases(

@@ -11,7 +11,7 @@ from agent_harness.handover import programs
 from agent_harness.steps import with_rows
 from agent_harness.world import make_case
 from laws.strategies import SENDING
-from restow.agents.binding.copies import Tokens
+from restow.agents.binding.pages import Tokens
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.execute.program_check import CheckedProgram
 from restow.broker.layout import DType

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from restow.agents.binding.copies import Blocks, RegionTable, Tokens
-from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.copies import Extraction
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.pieces import Copies
-from restow.agents.binding.spans import StagedSpans
+from restow.agents.binding.staging import StagedSpans
 from restow.agents.copying.prepared_copies import PreparedCopies, run_copies
 from restow.agents.execute.turning import Turning
 from restow.broker.errors import PageRangeError

@@ -11,7 +11,7 @@ from laws.executor import Arena
 from laws.strategies import Case
 from laws.transfers import Traffic, served, transfer
 from laws.world import Engine
-from restow.agents.binding.copies import Tokens
+from restow.agents.binding.pages import Tokens
 from restow.broker.layout import Box, Kind, Layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.span import overlap, volume

@@ -12,8 +12,8 @@ from laws.executor import Arena, Int64s
 from laws.strategies import Case
 from laws.transfers import served
 from laws.world import Engine
-from restow.agents.binding.copies import RegionTable
 from restow.agents.binding.extents import Extents, one_extent, source_extents
+from restow.agents.binding.pages import RegionTable
 from restow.agents.execute.arrivals import Arrivals, joined_reads
 from restow.agents.execute.comparing import arrived_extents
 from restow.agents.execute.gathering import Share

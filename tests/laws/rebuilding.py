@@ -29,7 +29,7 @@ from laws.strategies import (
     prompts,
 )
 from laws.values import FLOATS
-from restow.agents.binding.copies import Tokens
+from restow.agents.binding.pages import Tokens
 from restow.broker.errors import LayoutFormError, StrategyRefusedError
 from restow.broker.families import Mamba1Spec, Mamba2Spec, Mixer, build_layout
 from restow.broker.layout import Layout, RankLayout, Region, check_layout

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from laws.outright import outright_layouts
 from laws.values import FLOATS, GlobalState
-from restow.agents.binding.copies import Tokens
+from restow.agents.binding.pages import Tokens
 from restow.broker.families import (
     AttentionSpec,
     BlockScaledMlaSpec,

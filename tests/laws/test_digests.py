@@ -6,6 +6,7 @@ side knows the other's addresses. Then the law is shown to bite.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from laws.test_laws_bite import bites, change_function
 from restow.agents.binding import extents
 from restow.agents.binding.extents import Extents
 from restow.agents.binding.pages import RegionTable
+from restow.agents.binding.parts import Part
 from restow.agents.copying import hasher as hashing
 from restow.agents.copying.copier import Copier
 from restow.agents.execute import arrivals, comparing
@@ -105,12 +107,12 @@ def test_rows_cut_by_the_pages_of_one_side(monkeypatch: pytest.MonkeyPatch) -> N
         sides[:] = [side]
         return right(program, src_rank, memory, side, *more)
 
-    def by_own_pages(right: Any, pair: Any, _: Any, *more: Any) -> Any:
-        return right(pair, sides, *more)
+    def by_own_pages(right: Any, part: Any, tokens: Any) -> Any:
+        return right(replace(part, sides=tuple(sides)), tokens)
 
     for module in (extents, comparing):
         change_function(monkeypatch, module, "direct_extents", of_side)
-    change_function(monkeypatch, extents, "cut", by_own_pages)
+    change_function(monkeypatch, Part, "stretches", by_own_pages)
     bites(law(Strategy.SLICES), any_cases(), tries=3000)
 
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from laws import transfers
 from laws.checks import check_composition, check_cover, check_minimality
 from laws.strategies import Case, any_cases, family_cases, outright_cases
-from restow.agents.binding import addresses, copies, reads
-from restow.agents.binding.copies import Tokens
+from restow.agents.binding import operands, parts, reads, staging
+from restow.agents.binding.pages import Blocks, Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
@@ -217,7 +217,7 @@ def test_a_held_prefix_that_is_moved_again(
     def from_the_start(right: Any, tokens: Tokens, sizes: Any) -> Any:
         return right(Tokens(0, tokens.stop), sizes)
 
-    change_function(monkeypatch, addresses, "cut_tokens", from_the_start)
+    change_function(monkeypatch, parts, "cut_tokens", from_the_start)
     bites(cover(strategy), any_cases())
 
 
@@ -225,13 +225,13 @@ def test_pages_of_only_one_side_cut_the_tokens(monkeypatch: pytest.MonkeyPatch) 
     def source_only(right: Any, tokens: Tokens, sizes: Any) -> Any:
         return right(tokens, sizes[:1])
 
-    change_function(monkeypatch, addresses, "cut_tokens", source_only)
+    change_function(monkeypatch, parts, "cut_tokens", source_only)
     bites(cover(SLICES), any_cases())
 
 
 @pytest.mark.parametrize("strategy", [SLICES, PACK])
 def test_every_row_taken_for_joined(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
-    monkeypatch.setattr(addresses.Side, "joined", lambda side, rows: np.ones(len(rows), bool))
+    monkeypatch.setattr(operands.Side, "joined", lambda side, rows: np.ones(len(rows), bool))
     bites(cover(strategy), any_cases())
 
 
@@ -241,15 +241,13 @@ def test_blocks_taken_for_pages(monkeypatch: pytest.MonkeyPatch, strategy: Strat
         pages = right(self, form, *rest)
         return pages // form.pages_per_block
 
-    right = copies.Blocks.pages
-    monkeypatch.setattr(
-        copies.Blocks, "pages", lambda self, *args: ids_as_they_are(right, self, *args)
-    )
+    right = Blocks.pages
+    monkeypatch.setattr(Blocks, "pages", lambda self, *args: ids_as_they_are(right, self, *args))
     bites(cover(strategy), any_cases())
 
 
 def test_one_sides_columns_read_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copies, "DST", addresses.SRC)
+    monkeypatch.setattr(reads, "DST", operands.SRC)
     bites(cover(SLICES), any_cases(), by=(AssertionError, PagesError, IndexError))
 
 
@@ -307,7 +305,8 @@ def test_staged_rows_one_byte_too_close(monkeypatch: pytest.MonkeyPatch) -> None
         begins, size = right(*args)
         return begins - (np.arange(len(begins)) > 0), size
 
-    change_function(monkeypatch, copies, "_staging", closer)
+    for module in (operands, staging):
+        change_function(monkeypatch, module, "row_begins", closer)
     bites(cover(PACK), any_cases())
 
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from laws.executor import bytes_read_by
 from laws.world import Engine
-from restow.agents.binding import chunks, copies
-from restow.agents.binding.copies import Tokens
-from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.copies import Extraction, bind_copies
+from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
+from restow.agents.binding.pages import Tokens
 from restow.agents.binding.pieces import Descriptors
-from restow.agents.binding.reads import Reads
-from restow.agents.binding.spans import SpanReads, StagedSpans
+from restow.agents.binding.reads import Reads, SpanReads
+from restow.agents.binding.staging import StagedSpans, staged_bytes
 from restow.agents.copying import projecting
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
@@ -66,15 +66,10 @@ def transfer(
             if src_rank in program.staging_ranks:
                 _read_packed(program, source, src, destination, rank, tokens, traffic)
         _read_spans(program, source, destination, rank, tokens, traffic)
-        cleared = copies.bind_scatter(
-            program.rows(CLEAR_PAGES),
-            program.group_pairs,
-            destination.regions(rank),
-            destination.blocks,
-            tokens,
-            0,
-        )
-        destination.arena.zero(cleared)
+        rows, pairs = program.rows(CLEAR_PAGES), program.group_pairs
+        pages = paged(destination.regions(rank), DST, destination.blocks)
+        run = in_order(rows, pairs, tokens, 0)
+        destination.arena.zero(bind_copies(rows, pairs, run, pages, tokens))
     return traffic
 
 
@@ -123,23 +118,25 @@ def _read_packed(
     )
     chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
     assert chunk == chunk_bytes(restored), "the two sides see chunks of other lengths"
-    size = chunk + copies.staged_bytes(packed, pairs, tokens)
+    size = chunk + staged_bytes(packed, pairs, tokens)
     if size == 0:
         return
     there, here = (arena.address(arena.allocate(size, 16)) for _ in range(2))
-    regions, blocks = source.regions(src), source.blocks
+    pages = paged(source.regions(src), SRC, source.blocks)
+    packed_run = in_order(packed, pairs, tokens, there + chunk)
     gathers = (
-        chunks.bind_interleave(interleaved, pairs, regions, blocks, there),
-        copies.bind_gather(packed, pairs, regions, blocks, tokens, there + chunk),
+        bind_copies(interleaved, pairs, pages, by_place(there, DST), tokens),
+        bind_copies(packed, pairs, pages, packed_run, tokens),
     )
     for gather in gathers:
         arena.copy(gather)
         traffic.read_bytes[src.rank, dst.rank] += bytes_read_by(gather)
     run = (np.array([value], np.int64) for value in (there, here, size))
     arena.read(Descriptors(*run))
-    regions, blocks = destination.regions(dst), destination.blocks
-    arena.copy(chunks.bind_restore(restored, pairs, regions, blocks, here))
-    arena.copy(copies.bind_scatter(packed, pairs, regions, blocks, tokens, here + chunk))
+    pages = paged(destination.regions(dst), DST, destination.blocks)
+    packed_run = in_order(packed, pairs, tokens, here + chunk)
+    arena.copy(bind_copies(restored, pairs, by_place(here, SRC), pages, tokens))
+    arena.copy(bind_copies(packed, pairs, packed_run, pages, tokens))
     traffic.wire_bytes[src.rank, dst.rank] += size
     traffic.reads += 1
     traffic.launches += 2
@@ -171,9 +168,7 @@ def _read_spans(
         traffic.wire_bytes[src.rank, dst.rank] += read_bytes
         traffic.span_bytes[src.rank, dst.rank] += read_bytes
         traffic.reads += len(descriptors.length_bytes)
-        rows = program.rows(SCATTER_SPANS)[
-            program.rows(SCATTER_SPANS)[:, Column.SRC_RANK] == src.rank
-        ]
+        rows = program.rows(SCATTER_SPANS, src.rank)
         extraction = Extraction(rows, pairs, destination.regions(dst))
         copies = extraction.bind(staged, destination.blocks, tokens)
         arena.copy(copies)

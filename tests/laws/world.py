@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from laws.executor import Arena
 from laws.values import POISON, GlobalState, Patterns, to_bits
-from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard, Span
 
 _UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}

@@ -23,6 +23,7 @@ MODULES = [
     "restow.broker.layout.names",
     "restow.broker.families.stages",
     "restow.agents.binding.pages",
+    "restow.agents.binding.addresses",
 ]
 SPANS = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(lambda p: Span(p[0], p[0] + p[1]))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from laws.strategies import SENDING
-from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.reads import Reads
 from restow.broker.errors import (
     CastUnsupportedError,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
 
-from restow.agents.binding.copies import Blocks
+from restow.agents.binding.pages import Blocks
 from restow.agents.link import orders
 from restow.broker.core.pair import PairOutcome
 from restow.broker.layout import Layout

@@ -1,145 +1,96 @@
-"""The two sides of a program's rows: which columns speak of each, and where its elements lie."""
+"""The law by which rows and pages become addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
-from restow.agents.binding.pages import (
-    SNAPSHOT,
-    Blocks,
-    RegionTable,
-    Stretches,
-    Tokens,
-    check_pages,
-    cut_tokens,
-)
+import numpy as np
+
+from restow.agents.binding.pages import PageList, Stretches, check_pages
 from restow.broker.layout.rows import Bools, Int64s
-from restow.broker.planner.program import Column, GroupPair, PageForm
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """The columns of one side."""
-
-    name: str
-    region: Column
-    offset: Column
-    step: Column
-    token_stride: Column
-    dtype: Column
-
-    def form(self, pair: GroupPair) -> PageForm:
-        """This side's page list of a pair."""
-        return pair.src if self is SRC else pair.dst
-
-    def joined(self, rows: Int64s) -> Bools:
-        """Rows whose next token follows at their own step: no loop over tokens is needed."""
-        mask: Bools = rows[:, self.token_stride] == rows[:, Column.COUNT] * rows[:, self.step]
-        return mask
-
-
-SRC = Side(
-    "source",
-    Column.SRC_REGION,
-    Column.SRC_OFFSET_BYTES,
-    Column.SRC_STEP_BYTES,
-    Column.SRC_TOKEN_STRIDE_BYTES,
-    Column.SRC_DTYPE,
-)
-DST = Side(
-    "destination",
-    Column.DST_REGION,
-    Column.DST_OFFSET_BYTES,
-    Column.DST_STEP_BYTES,
-    Column.DST_TOKEN_STRIDE_BYTES,
-    Column.DST_DTYPE,
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Where rows lie in one side's memory, pages and tokens left open: arrays ``[..., 1, rows]``.
+    """Where rows lie in one memory, pages and tokens left open.
 
-    ``page_count`` is that of the smallest region among them.
+    Law: element ``i`` of a row at token ``t`` lies at ``base + page * page_stride + offset +
+    (t % page_tokens) * token_stride + i * step``, where ``page`` is the one that holds token ``t``.
+    ``first_address`` is ``base + offset``, and ``i * step`` is left to whoever copies elements.
+
+    Arrays are ``[rows, 1]`` or ``[regions, 1, rows]``: the axis of length 1 is that of stretches.
+    Strides that all rows share may be one. ``page_count`` is that of the smallest region among
+    them, of the memory called ``name``, where a list from elsewhere names their pages.
+
+    A row 8 bytes from the beginning of its page, which holds 4 tokens of 16 bytes; then the same
+    tokens, 2 to 8, in a run, which is one page for all of them:
+
+    >>> from restow.agents.binding.pages import Tokens, cut_tokens
+    >>> stretches = cut_tokens(Tokens(2, 9), (4,))
+    >>> one = np.ones((1, 1), np.int64)
+    >>> paged = Lines(one * 1008, one * 256, one * 16)
+    >>> paged.addresses(PageList(np.array([5, 7, 3]), 4), stretches).tolist()
+    [[2320, 2800, 1776]]
+    >>> run = Lines(one * 4096, one * 0, one * 16)
+    >>> run.addresses(PageList(None, first_token=2), stretches).tolist()
+    [[4096, 4128, 4192]]
     """
 
     first_address: Int64s
     page_stride_bytes: Int64s
     token_stride_bytes: Int64s
-    page_count: int
-    side: Side
+    page_count: int = sys.maxsize
+    name: str = ""
 
-    @classmethod
-    def of(cls, rows: Int64s, memory: RegionTable, side: Side) -> Lines:
-        """The lines of ``rows`` ``[..., rows, len(Column)]``, of which there is at least one."""
-        region = rows[..., None, :, side.region]
-        return cls(
-            memory.base_address[region] + rows[..., None, :, side.offset],
-            memory.page_stride_bytes[region],
-            rows[..., None, :, side.token_stride],
-            int(memory.page_count[region].min()),
-            side,
-        )
+    def addresses(self, pages: PageList, stretches: Stretches) -> Int64s:
+        """Where every row begins at every stretch. Raises `PageRangeError`."""
+        if pages.ids is not None:
+            self.check(pages.ids)
+        return self.at(*pages.holding(stretches))
+
+    def at(self, page: Int64s | None, in_page: Int64s | None = None) -> Int64s:
+        """Where every row begins at each ``in_page``-th token of a ``page``; None: all are 0."""
+        axes = self.first_address.ndim
+        moved = [
+            _moved(stride, count, axes)
+            for stride, count in (
+                (self.page_stride_bytes, page),
+                (self.token_stride_bytes, in_page),
+            )
+            if count is not None
+        ]
+        # What rows share is small, and added first.
+        return reduce(add, [*moved, self.first_address])
 
     def some(self, mask: Bools) -> Lines:
-        """Those of a flat mask, as ``[rows]``."""
+        """Those of a flat mask, as ``[rows, 1]``."""
         first, page, token = (
-            values.ravel()[mask]
+            np.broadcast_to(values, self.first_address.shape).ravel()[mask, None]
             for values in (self.first_address, self.page_stride_bytes, self.token_stride_bytes)
         )
-        return Lines(first, page, token, self.page_count, self.side)
+        return replace(self, first_address=first, page_stride_bytes=page, token_stride_bytes=token)
 
-    def addresses(self, pages: Int64s, form: PageForm, stretches: Stretches) -> Int64s:
-        """Address of every row at every stretch, ``[..., stretches, rows]``.
+    def kept(self) -> Lines:
+        """The same, cheaper to use often: strides that all rows share are one."""
+        page, token = one_if_alike(self.page_stride_bytes), one_if_alike(self.token_stride_bytes)
+        return replace(self, page_stride_bytes=page, token_stride_bytes=token)
 
-        ``pages`` begin at token 0. Raises `PageRangeError`.
-        """
-        check_pages(pages, self.page_count, self.side.name)
-        page, token = stretches.within(pages, form.page_tokens)
-        table: Int64s = self.page_stride_bytes * page[:, None]
-        table += self.first_address
-        if token is not None:
-            table += self.token_stride_bytes * token[:, None]
-        return table
+    def check(self, page: Int64s) -> None:
+        """Raise `PageRangeError` unless all pages are there."""
+        check_pages(page, self.page_count, self.name)
 
-    def by_row(self, pages: Int64s, form: PageForm, stretches: Stretches) -> Int64s:
-        """What `addresses` gives for lines of one axis, as ``[rows, stretches]``, row by row.
 
-        Raises `PageRangeError`.
-        """
-        check_pages(pages, self.page_count, self.side.name)
-        page, token = stretches.within(pages, form.page_tokens)
-        table: Int64s = self.first_address.reshape(-1, 1)
-        table = table + one_if_alike(self.page_stride_bytes.reshape(-1, 1)) * page
-        if token is not None:
-            table += one_if_alike(self.token_stride_bytes.reshape(-1, 1)) * token
-        return table
+def _moved(stride_bytes: Int64s, count: Int64s, axes: int) -> Int64s:
+    """By how much so many strides move rows, along the axis of stretches, the last but 0 or 1."""
+    stride = one_if_alike(stride_bytes) if len(count) > 1 else stride_bytes
+    return stride * (count if axes == 2 else count[:, None])
 
 
 def one_if_alike(values: Int64s) -> Int64s:
-    """The first of equal values along the first axis, or all: what is made of one is made once."""
-    return values[:1] if len(values) and (values == values[0]).all() else values
-
-
-def by_pair(rows: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[GroupPair, Int64s]]:
-    """The rows of each pair of page lists that has any."""
-    for number, pair in enumerate(pairs):
-        table = rows[rows[:, Column.GROUP_PAIR] == number]
-        if len(table):
-            yield pair, table
-
-
-def cut(pair: GroupPair, sides: Sequence[Side], tokens: Tokens, whole: bool) -> Stretches:
-    """Stretches inside pages of the given sides, or single tokens; one for a snapshot."""
-    if not pair.per_token:
-        return SNAPSHOT
-    tokens = Tokens(pair.first_token(tokens.start, tokens.stop), tokens.stop)
-    if not whole:
-        return cut_tokens(tokens, (1,))
-    return cut_tokens(tokens, [side.form(pair).page_tokens for side in sides])
-
-
-def pages_of(pair: GroupPair, side: Side, blocks: Blocks, tokens: Tokens) -> Int64s:
-    """The pages of one side, from token 0 on. Raises `PageCountError`."""
-    return blocks.pages(side.form(pair), tokens)
+    """The first of equal values, along every axis, or all: what is made of one is made once."""
+    if values.size > 1 and (values == values.flat[0]).all():
+        return values[(slice(1),) * values.ndim]
+    return values

@@ -1,130 +1,99 @@
-"""Bind a program's rows to the pages of one handoff: from rows to addresses, with numpy alone.
-
-Law: element ``i`` of a row at token ``t`` lies at ``base + page * page_stride + offset +
-(t % page_tokens) * token_stride + i * step`` on each side, where ``page`` is the one that holds
-token ``t``. Nothing here loops over pages, tokens or rows.
-"""
+"""Bind rows that are copied: from pages or staging into pages or staging, with numpy alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from restow.agents.binding.addresses import (
-    DST,
-    SRC,
-    Lines,
-    Side,
-    by_pair,
-    cut,
-    one_if_alike,
-    pages_of,
-)
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.pieces import Copies, Ends, grid
+from restow.agents.binding.addresses import Lines, one_if_alike
+from restow.agents.binding.operands import DST, SRC, BoundOperand, End, in_spans, listed, side_end
+from restow.agents.binding.pages import Blocks, PageList, RegionTable, Tokens, check_pages
+from restow.agents.binding.parts import Part, parts
+from restow.agents.binding.pieces import Copies, Grid
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.table import ITEM_BYTES
-
-__all__ = [
-    "STAGING_ALIGN_BYTES",
-    "Blocks",
-    "RegionTable",
-    "Tokens",
-    "bind_gather",
-    "bind_scatter",
-    "staged_bytes",
-]
-
-STAGING_ALIGN_BYTES = 16
-"""Every row of a staged run begins at a multiple of this."""
 
 
-def staged_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> int:
-    """Length of the run that ``rows`` are gathered into."""
-    return int(_staging(rows, pairs, tokens)[1])
-
-
-def bind_gather(
-    rows: Int64s,
-    pairs: Sequence[GroupPair],
-    src: RegionTable,
-    src_blocks: Blocks,
-    tokens: Tokens,
-    staging_address: int,
+def bind_copies(
+    rows: Int64s, pairs: Sequence[GroupPair], src: BoundOperand, dst: BoundOperand, tokens: Tokens
 ) -> Copies:
-    """Copies from pages to the run at ``staging_address``: rows in order, tokens in order."""
-    ends = _staged_ends(rows, pairs, src, src_blocks, tokens, staging_address, SRC)
-    return Copies(tuple(grid(memory, staged, count) for memory, staged, count in ends))
+    """Copies of all rows from one operand to the other, each grid ``[rows, stretches]``.
 
-
-def bind_scatter(
-    rows: Int64s,
-    pairs: Sequence[GroupPair],
-    dst: RegionTable,
-    dst_blocks: Blocks,
-    tokens: Tokens,
-    staging_address: int,
-) -> Copies:
-    """Copies from the run at ``staging_address`` to pages: the inverse of `bind_gather`."""
-    ends = _staged_ends(rows, pairs, dst, dst_blocks, tokens, staging_address, DST)
-    return Copies(tuple(grid(staged, memory, count) for memory, staged, count in ends))
-
-
-def _staged_ends(
-    rows: Int64s,
-    pairs: Sequence[GroupPair],
-    regions: RegionTable,
-    blocks: Blocks,
-    tokens: Tokens,
-    staging_address: int,
-    side: Side,
-) -> Iterator[tuple[Ends, Ends, Int64s]]:
-    """The ends of copies in memory and in the run, and counts: ``[rows, stretches]``.
-
-    Row by row, as they lie in the run: kernels then walk through it from end to end.
+    Row by row, as they lie in a run: kernels then walk through it from end to end. Raises
+    `PageCountError` and `PageRangeError`.
     """
-    begins, _ = _staging(rows, pairs, tokens)
-    extended = np.column_stack([rows, begins, _wire_dtypes(rows)])
-    for pair, table in by_pair(extended, pairs):
-        pages = pages_of(pair, side, blocks, tokens)
-        joined = side.joined(table)
-        for part, whole in ((table[joined], True), (table[~joined], False)):
-            if not len(part):
+    sides = [one.side for one in (src, dst) if one.side is not None]
+    grids = []
+    for part in parts(rows, pairs, sides):
+        some = rows.take(part.index, axis=0)
+        ends = src.end(some, part.index), dst.end(some, part.index)
+        pages = src.pages(part.pair, tokens), dst.pages(part.pair, tokens)
+        grids.append(_grid(part, some, ends, pages, tokens))
+    return Copies(tuple(grid for grid in grids if grid is not None))
+
+
+def _grid(
+    part: Part, rows: Int64s, ends: Sequence[End], pages: Sequence[PageList], tokens: Tokens
+) -> Grid | None:
+    """The copies of a part; None if there are no tokens to copy."""
+    stretches = part.stretches(tokens)
+    if not len(stretches.first):
+        return None
+    src, dst = ends
+    return Grid(
+        src.lines.addresses(pages[0], stretches),
+        dst.lines.addresses(pages[1], stretches),
+        rows[..., Column.COUNT] * one_if_alike(stretches.count),
+        src.step_bytes,
+        dst.step_bytes,
+        src.dtype,
+        dst.dtype,
+    )
+
+
+class Extraction:
+    """The extracted rows of one program, laid over the destination; keep it for many handoffs."""
+
+    def __init__(self, rows: Int64s, pairs: Sequence[GroupPair], memory: RegionTable) -> None:
+        """Sort the rows into parts."""
+        self._kept = []
+        for part in parts(rows, pairs, (SRC, DST)):
+            some = rows.take(part.index, axis=0)
+            end = side_end(some, memory, DST, DST)
+            self._kept.append((part, some, end._replace(lines=end.lines.kept())))
+        self._rigid = _rigid([(part.pair, end.lines) for part, _, end in self._kept])
+
+    def distance(self, dst_blocks: Blocks, tokens: Tokens) -> int | None:
+        """By how many bytes all rows at the destination lie behind where they were at page 0.
+
+        None if they do not move together. Raises `PageCountError` and `PageRangeError`.
+        """
+        if self._rigid is None:
+            return None
+        pair, stride_bytes, page_count = self._rigid
+        pages = dst_blocks.pages(pair.dst, tokens)
+        check_pages(pages, page_count, DST.name)
+        return stride_bytes * int(pages[0])
+
+    def bind(self, staged: RegionTable, dst_blocks: Blocks, tokens: Tokens) -> Copies:
+        """Copies from the spans in staging to pages.
+
+        Raises `PageCountError` and `PageRangeError`.
+        """
+        spans, grids = in_spans(staged), []
+        for part, rows, end in self._kept:
+            pair = part.pair
+            if pair.per_token and tokens.start >= tokens.stop:
                 continue
-            begin, wire, count = (part[:, [i]] for i in (-2, -1, Column.COUNT))
-            item = ITEM_BYTES[wire]
-            stretches = cut(pair, (side,), tokens, whole)
-            if not len(stretches.first):
-                continue
-            lines = Lines.of(part, regions, side)
-            memory = lines.by_row(pages, side.form(pair), stretches)
-            first = pair.first_token(tokens.start, tokens.stop) if pair.per_token else 0
-            staged = (
-                staging_address + begin + (stretches.first - first) * one_if_alike(count * item)
-            )
-            yield (
-                Ends(memory, part[:, [side.step]], part[:, [side.dtype]]),
-                Ends(staged, item, wire),
-                count * one_if_alike(stretches.count) if whole else count,
-            )
+            ends = spans.end(rows, part.index), end
+            pages = spans.pages(pair, tokens), listed(pair, DST, dst_blocks, tokens)
+            grids.append(_grid(part, rows, ends, pages, tokens))
+        return Copies(tuple(grid for grid in grids if grid is not None))
 
 
-def _staging(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tuple[Int64s, int]:
-    """Where each row begins in the run, and the run's length."""
-    entries = [
-        tokens.stop - pair.first_token(tokens.start, tokens.stop) if pair.per_token else 1
-        for pair in pairs
-    ]
-    repeats = np.array(entries, np.int64)[rows[:, Column.GROUP_PAIR]]
-    lengths = rows[:, Column.COUNT] * ITEM_BYTES[_wire_dtypes(rows)] * repeats
-    lengths = -(-lengths // STAGING_ALIGN_BYTES) * STAGING_ALIGN_BYTES
-    ends = np.cumsum(lengths)
-    return ends - lengths, int(ends[-1]) if len(ends) else 0
-
-
-def _wire_dtypes(rows: Int64s) -> Int64s:
-    """The narrower type travels; both sides derive it from the row."""
-    src, dst = rows[:, Column.SRC_DTYPE], rows[:, Column.DST_DTYPE]
-    return np.where(ITEM_BYTES[dst] <= ITEM_BYTES[src], dst, src)
+def _rigid(kept: Sequence[tuple[GroupPair, Lines]]) -> tuple[GroupPair, int, int] | None:
+    """The one list of pages, with one stride and the least count, of snapshots alone."""
+    strides = {int(stride) for _, lines in kept for stride in lines.page_stride_bytes.ravel()}
+    pairs = {pair for pair, _ in kept}
+    if len(pairs) != 1 or len(strides) != 1 or kept[0][0].per_token:
+        return None
+    return kept[0][0], strides.pop(), min(lines.page_count for _, lines in kept)

@@ -8,14 +8,24 @@ pages of spans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.binding.addresses import DST, SRC, Lines, Side, by_pair, cut, pages_of
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, check_pages
-from restow.agents.binding.reads import by_region
+from restow.agents.binding.operands import (
+    DST,
+    SRC,
+    Side,
+    held_pages,
+    in_regions,
+    listed,
+    side_end,
+    span_lines,
+    staged_pages,
+)
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.parts import by_pair, parts
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import READ_PAGES, READ_SPANS, Column, GroupPair, Program
 
@@ -98,19 +108,16 @@ def direct_extents(
 ) -> list[Extents]:
     """Those of the direct rows of a source rank. Raises `PageCountError` and `PageRangeError`."""
     found = []
-    rows = program.rows(READ_PAGES)[program.rows(READ_PAGES)[:, Column.SRC_RANK] == src_rank]
-    for pair, table in by_pair(rows, program.group_pairs):
-        joined = SRC.joined(table) & DST.joined(table)
-        for some, whole in ((table[joined], True), (table[~joined], False)):
-            # By the pages of both sides on both sides: else rows would take turns differently.
-            stretches = cut(pair, (SRC, DST), tokens, whole)
-            pages = pages_of(pair, side, blocks, tokens)
-            for alike in by_region(some):
-                lines = Lines.of(alike, memory, side)
-                address = lines.addresses(pages, side.form(pair), stretches)
-                repeats = stretches.count if whole else np.ones_like(stretches.count)
-                length = alike[:, None, :, Column.COUNT] * repeats[:, None]
-                found.append(Extents(address.ravel(), length.ravel()))
+    rows = program.rows(READ_PAGES, src_rank)
+    # Cut by the pages of both sides on both sides: else rows would take turns differently.
+    for part in parts(rows, program.group_pairs, (SRC, DST)):
+        stretches = part.stretches(tokens)
+        pages = listed(part.pair, side, blocks, tokens)
+        for alike in part.by_region(rows):
+            some = rows.take(alike.index, axis=0)
+            address = side_end(some, memory, side, side).lines.addresses(pages, stretches)
+            length = some[..., Column.COUNT] * stretches.count[:, None]
+            found.append(Extents(address.ravel(), length.ravel()))
     return found
 
 
@@ -121,49 +128,36 @@ def own_span_extents(
 
     Raises `PageCountError` and `PageRangeError`.
     """
-    spans = program.rows(READ_SPANS)[program.rows(READ_SPANS)[:, Column.SRC_RANK] == src_rank]
-    region = spans[:, Column.SRC_REGION]
-
-    def pages(pair: GroupPair, held: range, mine: Int64s) -> Int64s:
-        ids = pages_of(pair, SRC, blocks, tokens)[held.start : held.stop]
-        check_pages(ids, int(memory.page_count[region[mine]].min()), SRC.name)
-        return ids
-
-    base = memory.base_address[region] + spans[:, Column.SRC_OFFSET_BYTES]
-    strides = memory.page_stride_bytes[region]
-    return _span_extents(spans, program.group_pairs, tokens, base, strides, pages)
+    found = []
+    for pair, index in _spans(program, src_rank, tokens):
+        spans = program.rows(READ_SPANS)[index]
+        lines, pages = span_lines(spans, memory), held_pages(pair, blocks, tokens)
+        lines.check(pages)
+        found.append(_whole(lines.at(pages), spans))
+    return found
 
 
 def staged_span_extents(
     program: Program, src_rank: int, staged: RegionTable, tokens: Tokens
 ) -> list[Extents]:
     """Those of the spans of a source rank where they were read to: span ``i`` is region ``i``."""
-    mine = np.flatnonzero(program.rows(READ_SPANS)[:, Column.SRC_RANK] == src_rank)
-    return _span_extents(
-        program.rows(READ_SPANS)[mine],
-        program.group_pairs,
-        tokens,
-        staged.base_address[mine],
-        staged.page_stride_bytes[mine],
-        lambda pair, held, _: np.arange(len(held)),
-    )
-
-
-def _span_extents(
-    spans: Int64s,
-    pairs: Sequence[GroupPair],
-    tokens: Tokens,
-    base_address: Int64s,
-    stride_bytes: Int64s,
-    pages_of_pair: Callable[[GroupPair, range, Int64s], Int64s],
-) -> list[Extents]:
     found = []
-    for number, pair in enumerate(pairs):
-        mine = np.flatnonzero(spans[:, Column.GROUP_PAIR] == number)
-        held = pair.src_pages(tokens.start, tokens.stop)
-        if len(mine) and len(held):
-            pages = pages_of_pair(pair, held, mine)
-            address = base_address[mine, None] + stride_bytes[mine, None] * pages
-            length = np.broadcast_to(spans[mine, Column.COUNT, None], address.shape)
-            found.append(Extents(address.ravel(), length.ravel()))
+    for pair, index in _spans(program, src_rank, tokens):
+        address = in_regions(staged, index).at(staged_pages(pair, tokens).ids)
+        found.append(_whole(address, program.rows(READ_SPANS)[index]))
     return found
+
+
+def _spans(program: Program, src_rank: int, tokens: Tokens) -> Iterator[tuple[GroupPair, Int64s]]:
+    """The spans of a source rank by pair of page lists, if they have pages: ``[spans, 1]``."""
+    spans = program.rows(READ_SPANS)
+    mine = spans[:, Column.SRC_RANK] == src_rank
+    numbers = np.where(mine, spans[:, Column.GROUP_PAIR], -1)
+    for pair, index in by_pair(numbers, program.group_pairs):
+        if len(pair.src_pages(tokens.start, tokens.stop)):
+            yield pair, index[:, None]
+
+
+def _whole(address: Int64s, spans: Int64s) -> Extents:
+    length = spans[..., Column.COUNT].repeat(address.shape[1], axis=1)
+    return Extents(address.ravel(), length.ravel())

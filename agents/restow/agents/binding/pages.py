@@ -86,23 +86,37 @@ class Stretches:
     count: Int64s
     page_tokens: int = 0
 
-    def within(self, pages: Int64s, page_tokens: int) -> tuple[Int64s, Int64s | None]:
-        """The page of each stretch, and its first token inside that page; None: all are 0."""
-        if page_tokens == 0:
-            return pages, None
-        if page_tokens != self.page_tokens:
-            index, in_page = np.divmod(self.first, page_tokens)
-            return pages[index], in_page
-        first_page, cut = divmod(int(self.first[0]), page_tokens)
-        pages = pages[first_page : first_page + len(self.first)]
-        if not cut:
-            return pages, None
-        in_page = np.zeros(len(pages), np.int64)
-        in_page[0] = cut
-        return pages, in_page
-
 
 SNAPSHOT = Stretches(np.zeros(1, np.int64), np.ones(1, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class PageList:
+    """Which page holds a token: from ``first_token`` on, ``page_tokens`` in each of ``ids``.
+
+    ``page_tokens`` 0: there is one page, and it holds them all; ``ids`` None: that is page 0.
+    """
+
+    ids: Int64s | None
+    page_tokens: int = 0
+    first_token: int = 0
+
+    def holding(self, stretches: Stretches) -> tuple[Int64s | None, Int64s | None]:
+        """The page of each stretch, and its first token inside that page; None: all are 0."""
+        if stretches is SNAPSHOT:
+            return self.ids, None
+        if self.ids is None or self.page_tokens == 0:
+            return self.ids, stretches.first - self.first_token
+        if self.page_tokens != stretches.page_tokens:
+            index, in_page = np.divmod(stretches.first - self.first_token, self.page_tokens)
+            return self.ids[index], in_page
+        first_page, cut = divmod(int(stretches.first[0]) - self.first_token, self.page_tokens)
+        ids = self.ids[first_page : first_page + len(stretches.first)]
+        if not cut:
+            return ids, None
+        in_page = np.zeros(len(ids), np.int64)
+        in_page[0] = cut
+        return ids, in_page
 
 
 def cut_tokens(tokens: Tokens, page_tokens: Sequence[int]) -> Stretches:

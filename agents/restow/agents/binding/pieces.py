@@ -34,10 +34,13 @@ class Descriptors:
     @classmethod
     def joined(cls, parts: Sequence[Descriptors]) -> Descriptors:
         """All pieces of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        empty = np.empty(0, np.int64)
         return cls(
-            np.concatenate([part.src_address for part in parts]),
-            np.concatenate([part.dst_address for part in parts]),
-            np.concatenate([part.length_bytes for part in parts]),
+            np.concatenate([empty, *(part.src_address for part in parts)]),
+            np.concatenate([empty, *(part.dst_address for part in parts)]),
+            np.concatenate([empty, *(part.length_bytes for part in parts)]),
         )
 
     def cut(self, limit_bytes: int) -> Descriptors:
@@ -170,19 +173,3 @@ class Copies:
     def joined(cls, parts: Sequence[Copies]) -> Copies:
         """All copies of all parts, for one launch."""
         return cls(tuple(grid for part in parts for grid in part.grids))
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """One end of a grid's rows."""
-
-    address: Int64s
-    step_bytes: Int64s
-    dtype: Int64s
-
-
-def grid(src: Ends, dst: Ends, count: Int64s) -> Grid:
-    """Rows of ``count`` elements from one end to the other."""
-    return Grid(
-        src.address, dst.address, count, src.step_bytes, dst.step_bytes, src.dtype, dst.dtype
-    )

@@ -1,71 +1,64 @@
-"""Bind rows that are read straight into place: laid over the memory of both ranks, pages open."""
+"""Bind what is read from one source, pages open: rows straight into place, spans into staging."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.binding.addresses import DST, SRC, Lines, by_pair, cut, pages_of
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, check_pages
+from restow.agents.binding.addresses import Lines
+from restow.agents.binding.operands import (
+    DST,
+    SRC,
+    held_pages,
+    in_regions,
+    listed,
+    side_end,
+    span_lines,
+    staged_pages,
+)
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
+from restow.agents.binding.parts import Part, by_pair, parts
 from restow.agents.binding.pieces import Descriptors
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, GroupPair
 
 
 @dataclass(frozen=True, slots=True)
-class _TokenRows:
-    """Rows that are bound alike: ``[regions, 1, rows]``, regions with equally many rows.
+class _Rows:
+    """Rows of one part, laid over the memory of both ranks."""
 
-    ``whole``: their tokens follow each other without a gap on both sides.
-    """
-
-    pair: GroupPair
-    whole: bool
-    src: Lines
-    dst: Lines
-    length_bytes: Int64s
-
-    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Int64s:
-        """Descriptors as ``[3, descriptors]``."""
-        pair = self.pair
-        stretches = cut(pair, (SRC, DST), tokens, self.whole)
-        src_pages = pages_of(pair, SRC, src_blocks, tokens)
-        dst_pages = pages_of(pair, DST, dst_blocks, tokens)
-        src_address = self.src.addresses(src_pages, pair.src, stretches)
-        dst_address = self.dst.addresses(dst_pages, pair.dst, stretches)
-        repeats = stretches.count if self.whole else np.ones_like(stretches.count)
-        return merged(src_address, dst_address, self.length_bytes * repeats[:, None])
-
-
-@dataclass(frozen=True, slots=True)
-class _SnapshotRows:
-    """Rows of one page on each side, joined already: ``src`` and ``dst`` are lines ``[rows]``."""
-
-    pair: GroupPair
+    part: Part
     src: Lines
     dst: Lines
     length_bytes: Int64s
 
     @classmethod
-    def of(cls, rows: _TokenRows) -> _SnapshotRows:
-        """Join the rows at page 0: those of a region keep their distance at any other."""
-        src, dst = (lines.first_address for lines in (rows.src, rows.dst))
-        begins = breaks(src, dst, rows.length_bytes)
-        lengths = np.add.reduceat(rows.length_bytes.ravel(), np.flatnonzero(begins))
-        return cls(rows.pair, rows.src.some(begins), rows.dst.some(begins), lengths)
+    def of(cls, part: Part, table: Int64s, src: RegionTable, dst: RegionTable) -> _Rows:
+        """Those of a part of ``table``."""
+        rows = table.take(part.index, axis=0)
+        there, here = (
+            side_end(rows, memory, side, side).lines for memory, side in ((src, SRC), (dst, DST))
+        )
+        length = rows[..., Column.COUNT]
+        if not part.pair.per_token:
+            # Joined at page 0: those of a region keep their distance at any other.
+            begins = breaks(there.first_address, here.first_address, length)
+            length = np.add.reduceat(length.ravel(), np.flatnonzero(begins))[:, None]
+            there, here = there.some(begins), here.some(begins)
+        return cls(part, there.kept(), here.kept(), length)
 
-    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Int64s:
-        """Descriptors as ``[3, descriptors]``."""
-        table = np.empty((3, len(self.length_bytes)), np.int64)
-        for column, lines, blocks in ((0, self.src, src_blocks), (1, self.dst, dst_blocks)):
-            pages = pages_of(self.pair, lines.side, blocks, tokens)
-            check_pages(pages, lines.page_count, lines.side.name)
-            np.multiply(lines.page_stride_bytes, pages, out=table[column])
-            table[column] += lines.first_address
-        table[2] = self.length_bytes
-        return table
+    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Descriptors:
+        """Their descriptors."""
+        pair, stretches = self.part.pair, self.part.stretches(tokens)
+        src_pages = listed(pair, SRC, src_blocks, tokens)
+        dst_pages = listed(pair, DST, dst_blocks, tokens)
+        return merged(
+            self.src.addresses(src_pages, stretches),
+            self.dst.addresses(dst_pages, stretches),
+            self.length_bytes * stretches.count[:, None],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +68,19 @@ class Reads:
     All that does not depend on the handoff is done in `of`; keep it to bind many handoffs.
     """
 
-    parts: tuple[_TokenRows | _SnapshotRows, ...]
+    parts: tuple[_Rows, ...]
 
     @classmethod
     def of(
         cls, rows: Int64s, pairs: Sequence[GroupPair], src: RegionTable, dst: RegionTable
     ) -> Reads:
         """Sort the rows into parts."""
-        parts: list[_TokenRows | _SnapshotRows] = []
-        for pair, table in by_pair(rows, pairs):
-            joined = SRC.joined(table) & DST.joined(table)
-            for some, whole in ((table[joined], True), (table[~joined], False)):
-                for alike in by_region(some):
-                    lines = Lines.of(alike, src, SRC), Lines.of(alike, dst, DST)
-                    part = _TokenRows(pair, whole, *lines, alike[:, None, :, Column.COUNT])
-                    parts.append(part if pair.per_token else _SnapshotRows.of(part))
-        return cls(tuple(parts))
+        found = [
+            _Rows.of(alike, rows, src, dst)
+            for part in parts(rows, pairs, (SRC, DST))
+            for alike in part.by_region(rows)
+        ]
+        return cls(tuple(found))
 
     def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Descriptors:
         """The descriptors of one handoff.
@@ -100,32 +90,68 @@ class Reads:
         order of region, page, place in the page, and those that continue each other on both sides,
         inside one region, are one. Raises `PageCountError` and `PageRangeError`.
         """
-        tables = [part.bind(src_blocks, dst_blocks, tokens) for part in self.parts]
-        return Descriptors(*np.concatenate([np.empty((3, 0), np.int64), *tables], axis=1))
+        return Descriptors.joined(
+            [part.bind(src_blocks, dst_blocks, tokens) for part in self.parts]
+        )
 
 
-def by_region(rows: Int64s) -> Iterator[Int64s]:
-    """The rows as ``[regions, rows, len(Column)]``, once for each number of rows in a region."""
-    if not len(rows):
-        return
-    regions = rows[:, [Column.SRC_REGION, Column.DST_REGION]]
-    begins = np.concatenate([[True], (regions[1:] != regions[:-1]).any(axis=1)])
-    first = np.flatnonzero(begins)
-    counts = np.diff(first, append=len(rows))
-    for count in np.unique(counts):
-        yield rows[first[counts == count, None] + np.arange(count)]
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """The spans of one pair of page lists: arrays ``[spans, 1]``, ``index`` that of each span."""
+
+    pair: GroupPair
+    index: Int64s
+    src: Lines
+    length_bytes: Int64s
 
 
-def merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Int64s:
-    """Join what continues on both sides: ``[regions, ...]`` to ``[3, descriptors]``."""
+@dataclass(frozen=True, slots=True)
+class SpanReads:
+    """Spans that have one source rank, laid over its memory; keep it to bind many handoffs."""
+
+    parts: tuple[_Spans, ...]
+
+    @classmethod
+    def of(
+        cls, spans: Int64s, chosen: Bools, pairs: Sequence[GroupPair], src: RegionTable
+    ) -> SpanReads:
+        """Of the ``chosen`` ones."""
+        found = []
+        for pair, rows in by_pair(np.where(chosen, spans[:, Column.GROUP_PAIR], -1), pairs):
+            index = rows[:, None]
+            table = spans[index]
+            lines = span_lines(table, src).kept()
+            found.append(_Spans(pair, index, lines, table[..., Column.COUNT]))
+        return cls(tuple(found))
+
+    def bind(self, staged: RegionTable, src_blocks: Blocks, tokens: Tokens) -> Descriptors:
+        """The descriptors of one handoff, to where the spans are ``staged``: page after page.
+
+        Raises `PageCountError` and `PageRangeError`.
+        """
+        found = []
+        for part in self.parts:
+            if not len(part.pair.src_pages(tokens.start, tokens.stop)):
+                continue
+            pages = held_pages(part.pair, src_blocks, tokens)
+            part.src.check(pages)
+            here = in_regions(staged, part.index).at(staged_pages(part.pair, tokens).ids)
+            lengths = part.length_bytes.repeat(len(pages), axis=1)
+            found.append(merged(part.src.at(pages), here, lengths))
+        return Descriptors.joined(found)
+
+
+def merged(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Descriptors:
+    """Join what continues on both sides, inside one region: arrays ``[regions, ...]``."""
+    flat = [values.ravel() for values in (src_address, dst_address, lengths)]
+    if len(flat[0]) == len(src_address):
+        return Descriptors(*flat)
     begins = breaks(src_address, dst_address, lengths)
-    table = np.array([src_address.ravel(), dst_address.ravel(), lengths.ravel()])
     first = np.flatnonzero(begins)
     if len(first) == begins.size:
-        return table
-    joined = table[:, first]
-    joined[2] = np.add.reduceat(table[2], first)
-    return joined
+        return Descriptors(*flat)
+    src, dst, length = flat
+    return Descriptors(src[first], dst[first], np.add.reduceat(length, first))
 
 
 def breaks(src_address: Int64s, dst_address: Int64s, lengths: Int64s) -> Bools:

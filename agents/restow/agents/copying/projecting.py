@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from restow.agents.binding.addresses import DST, pages_of
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens, check_pages
+from restow.agents.binding.operands import DST, in_regions, listed
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
+from restow.agents.binding.parts import by_pair
 from restow.agents.errors import ProgramInvalidError
 from restow.agents.memory.device import finished
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair, ProjectColumn
 from restow.kernels import FloatCode, ProjectTable, ProjectTableError, project_windows
+
+_FIRST_PAGE: Int64s = np.zeros(1, np.int64)
 
 
 def bind_projections(
@@ -29,21 +32,22 @@ def bind_projections(
 
     Raises `PageCountError` and `PageRangeError`.
     """
-    page = np.zeros(len(projected), np.int64)
-    for number in np.unique(projected[:, ProjectColumn.GROUP_PAIR]).tolist():
-        mine = projected[:, ProjectColumn.GROUP_PAIR] == number
-        ids = pages_of(pairs[number], DST, dst_blocks, tokens)
-        region = projected[mine, ProjectColumn.DST_REGION]
-        check_pages(ids, int(memory.page_count[region].min()), DST.name)
-        page[mine] = ids[0]
-    span, weights, dst = (
-        projected[:, column]
-        for column in (ProjectColumn.SPAN, ProjectColumn.WEIGHT_REGION, ProjectColumn.DST_REGION)
+    dst_address = np.empty(len(projected), np.int64)
+    for pair, index in by_pair(projected[:, ProjectColumn.GROUP_PAIR], pairs):
+        region, offset = (
+            projected[index[:, None], column]
+            for column in (ProjectColumn.DST_REGION, ProjectColumn.DST_OFFSET_BYTES)
+        )
+        lines = in_regions(memory, region, offset, side=DST)
+        pages = listed(pair, DST, dst_blocks, tokens)
+        dst_address[index] = lines.addresses(pages, SNAPSHOT)[:, 0]
+    src_address, weight_address = (
+        in_regions(regions, projected[:, [region]], projected[:, [offset]]).at(_FIRST_PAGE)[:, 0]
+        for regions, region, offset in (
+            (staged, ProjectColumn.SPAN, ProjectColumn.SRC_OFFSET_BYTES),
+            (memory, ProjectColumn.WEIGHT_REGION, ProjectColumn.WEIGHT_OFFSET_BYTES),
+        )
     )
-    src_address = staged.base_address[span] + projected[:, ProjectColumn.SRC_OFFSET_BYTES]
-    weight_address = memory.base_address[weights] + projected[:, ProjectColumn.WEIGHT_OFFSET_BYTES]
-    dst_address = memory.base_address[dst] + projected[:, ProjectColumn.DST_OFFSET_BYTES]
-    dst_address += memory.page_stride_bytes[dst] * page
     return np.column_stack(
         [
             src_address,

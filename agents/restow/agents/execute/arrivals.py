@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from restow.agents.binding.chunks import bind_restore
-from restow.agents.binding.copies import RegionTable, bind_scatter, staged_bytes
+from restow.agents.binding.copies import Extraction, bind_copies
 from restow.agents.binding.extents import Extents, one_extent, staged_span_extents
-from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
+from restow.agents.binding.pages import RegionTable
 from restow.agents.binding.pieces import Copies, Descriptors
-from restow.agents.binding.spans import SpanReads, StagedSpans
+from restow.agents.binding.reads import SpanReads
+from restow.agents.binding.staging import StagedSpans, staged_bytes
 from restow.agents.copying.prepared_copies import PreparedCopies
 from restow.agents.copying.projecting import bind_projections
 from restow.agents.errors import OrderInvalidError
@@ -29,7 +30,6 @@ from restow.broker.planner.program import (
     PROJECT_SPANS,
     READ_SPANS,
     SCATTER_PLACED,
-    Column,
     Program,
 )
 
@@ -52,8 +52,8 @@ class ArrivingRows:
     def of(cls, program: Program, extraction: Extraction) -> ArrivingRows:
         """Those of ``program``, whose extracted rows are ``extraction``."""
         packed, restored = (
-            {rank: rows[rows[:, Column.SRC_RANK] == rank] for rank in program.staging_ranks}
-            for rows in (program.rows(GATHER_IN_ORDER), program.rows(SCATTER_PLACED))
+            {rank: program.rows(form, rank) for rank in program.staging_ranks}
+            for form in (GATHER_IN_ORDER, SCATTER_PLACED)
         )
         chunks = {rank: chunk_bytes(rows) for rank, rows in restored.items()}
         spans = StagedSpans.of(program.rows(READ_SPANS), program.group_pairs)
@@ -123,13 +123,18 @@ class Arrivals:
 
     def _staged_copies(self, rank: int, memory: RegionTable) -> Iterator[Copies]:
         """What is copied from what one source gathered."""
-        order, pairs, begin = self._order, self._rows.program.group_pairs, self._begins[rank]
+        pairs, tokens, begin = (
+            self._rows.program.group_pairs,
+            self._order.tokens,
+            self._begins[rank],
+        )
+        pages = paged(memory, DST, self._order.dst_blocks)
         rows = self._rows.restored[rank]
         if len(rows):
-            yield bind_restore(rows, pairs, memory, order.dst_blocks, begin)
+            yield bind_copies(rows, pairs, by_place(begin, SRC), pages, tokens)
         rows, begin = self._rows.packed[rank], begin + self._rows.chunks[rank]
         if len(rows):
-            yield bind_scatter(rows, pairs, memory, order.dst_blocks, order.tokens, begin)
+            yield bind_copies(rows, pairs, in_order(rows, pairs, tokens, begin), pages, tokens)
 
     def projections(self, memory: RegionTable) -> Int64s:
         """The products of inputs in the run with weights in own memory."""
@@ -150,8 +155,7 @@ def joined_reads(reads: Sequence[Read]) -> list[Read]:
     for read in reads:
         found.setdefault((read.peer, read.src, read.dst), []).append(read.descriptors)
     return [
-        Read(peer, parts[0] if len(parts) == 1 else Descriptors.joined(parts), src, dst)
-        for (peer, src, dst), parts in found.items()
+        Read(peer, Descriptors.joined(parts), src, dst) for (peer, src, dst), parts in found.items()
     ]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from restow.agents.binding.addresses import DST
 from restow.agents.binding.extents import Extents, direct_extents
+from restow.agents.binding.operands import DST
 from restow.agents.binding.pages import RegionTable
 from restow.agents.copying.hasher import DIGEST_BYTES, Hasher
 from restow.agents.errors import DigestMismatchError, DigestMissingError

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.agents.binding.copies import bind_scatter
+from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.operands import DST, in_order, paged
 from restow.agents.copying.copier import Copier
 from restow.agents.copying.hasher import Hasher
 from restow.agents.copying.prepared_copies import zero_destinations
@@ -324,11 +325,12 @@ class Executor:
     def _zero(self, rows: Int64s, program: Program, order: ExecuteOrder) -> None:
         if not len(rows):
             return
+        pairs, tokens = program.group_pairs, order.tokens
+        pages = paged(self._memory, DST, order.dst_blocks)
         for place in set(self._places):
             part = rows[are_at(self._places, place)[rows[:, Column.DST_REGION]]]
-            copies = bind_scatter(
-                part, program.group_pairs, self._memory, order.dst_blocks, order.tokens, 0
-            )
+            run = in_order(part, pairs, tokens, 0)
+            copies = bind_copies(part, pairs, run, pages, tokens)
             zero_destinations(copies, place.device)
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from restow.agents.binding.chunks import bind_interleave
-from restow.agents.binding.copies import RegionTable, Tokens, bind_gather, staged_bytes
+from restow.agents.binding.copies import bind_copies
 from restow.agents.binding.extents import one_extent, source_extents
+from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
+from restow.agents.binding.pages import RegionTable, Tokens
 from restow.agents.binding.pieces import Copies
+from restow.agents.binding.staging import staged_bytes
 from restow.agents.copying.copier import Copier
 from restow.agents.copying.hasher import Hasher
 from restow.agents.execute.program_check import CheckedProgram
@@ -41,8 +43,7 @@ class Share:
     def of(cls, program: Program, rank: int, dst_rank: int, tokens: Tokens) -> Share:
         """The rows of source ``rank`` in the program of ``dst_rank``."""
         interleaved, packed = (
-            rows[rows[:, Column.SRC_RANK] == rank]
-            for rows in (program.rows(GATHER_PLACED), program.rows(GATHER_IN_ORDER))
+            program.rows(form, rank) for form in (GATHER_PLACED, GATHER_IN_ORDER)
         )
         chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
         length = chunk + staged_bytes(packed, program.group_pairs, tokens)
@@ -57,11 +58,11 @@ class Share:
 
     def copies(self, memory: RegionTable, order: StageOrder, address: int) -> list[Copies]:
         """From own pages to the run at ``address``."""
-        behind = address + self.chunk_bytes
-        blocks, pairs = order.src_blocks, self.pairs
+        pages, pairs, tokens = paged(memory, SRC, order.src_blocks), self.pairs, order.tokens
+        run = in_order(self.packed, pairs, tokens, address + self.chunk_bytes)
         return [
-            bind_interleave(self.interleaved, pairs, memory, blocks, address),
-            bind_gather(self.packed, pairs, memory, blocks, order.tokens, behind),
+            bind_copies(self.interleaved, pairs, pages, by_place(address, DST), tokens),
+            bind_copies(self.packed, pairs, pages, run, tokens),
         ]
 
 

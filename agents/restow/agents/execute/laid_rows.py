@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from restow.agents.binding.copies import RegionTable
-from restow.agents.binding.extraction import Extraction
-from restow.agents.binding.reads import Reads
-from restow.agents.binding.spans import SpanReads
+from restow.agents.binding.copies import Extraction
+from restow.agents.binding.pages import RegionTable
+from restow.agents.binding.reads import Reads, SpanReads
 from restow.agents.execute.arrivals import ArrivingRows
 from restow.agents.link.orders import Peer
 from restow.agents.memory.regions import Place, are_at
@@ -43,9 +42,7 @@ class LaidRows:
         key = (program.program_id, src_rank, peer.agent_name)
         kept = self._peers.get(key)
         if kept is None:
-            rows = program.rows(READ_PAGES)[
-                program.rows(READ_PAGES)[:, Column.SRC_RANK] == src_rank
-            ]
+            rows = program.rows(READ_PAGES, src_rank)
             kept = self._peers[key] = PeerRows(
                 tuple(self._reads(rows, program, peer)),
                 tuple(_span_reads(program, src_rank, peer)),

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from restow.agents.binding.copies import Tokens
+from restow.agents.binding.pages import Tokens
 from restow.agents.copying.prepared_copies import cast_known
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.execute.projected_check import check_projected, check_projected_memory

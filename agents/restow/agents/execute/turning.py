@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from restow.agents.binding.extraction import Extraction
+from restow.agents.binding.copies import Extraction
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.binding.pieces import Copies
-from restow.agents.binding.spans import StagedSpans
+from restow.agents.binding.staging import StagedSpans
 from restow.agents.copying.copier import LARGE_BYTES
 from restow.agents.copying.prepared_copies import PreparedCopies, prepared_copies
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from restow.agents.binding.copies import Blocks, RegionTable, Tokens
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
 from restow.agents.memory.regions import MemoryKind, Place, RegionMemory, are_at, staging_place
 from restow.agents.reading.host_memory import HostMemory

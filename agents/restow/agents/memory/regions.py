@@ -15,7 +15,7 @@ from typing import Protocol, Self
 import numpy as np
 import torch
 
-from restow.agents.binding.copies import RegionTable
+from restow.agents.binding.pages import RegionTable
 from restow.agents.errors import ProgramInvalidError, RegionInvalidError
 from restow.broker.layout.rows import Bools
 from restow.broker.words import Worded
