@@ -10,6 +10,7 @@ import pytest
 from agent_harness.handover import programs
 from agent_harness.steps import with_rows
 from agent_harness.world import make_case
+from fuzzing.hostile_orders import PROGRAMS
 from laws.strategies import SENDING
 from restow.agents.binding.pages import Tokens
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
@@ -27,6 +28,7 @@ from restow.broker.planner.program import (
     Form,
     Step,
 )
+from restow.broker.rpc.wire_program import program_from_proto, program_to_proto
 
 CASE = make_case("wide")
 SRC_STRIDES = tuple(r.page_stride_bytes for r in CASE.source.ranks[0].regions)
@@ -50,6 +52,27 @@ def _program(strategy: Strategy) -> Program:
 @pytest.mark.parametrize("strategy", SENDING)
 def test_what_the_planner_makes_is_accepted(strategy: Strategy) -> None:
     _check(_program(strategy))
+
+
+@pytest.mark.parametrize(("name", "strategy"), PROGRAMS)
+@pytest.mark.parametrize("hashed", [False, True])
+def test_the_part_of_each_source_is_accepted(name: str, strategy: Strategy, hashed: bool) -> None:
+    """Of what several sources are read for, spans too, each has its own rows alone."""
+    case = make_case(name)
+    strides = {
+        rank.rank: tuple(region.page_stride_bytes for region in rank.regions)
+        for rank in case.source.ranks
+    }
+    for program in programs(case, strategy).values():
+        parts = [
+            program_from_proto(program_to_proto(program, src_rank, hashed))
+            for src_rank in (program.src_ranks if hashed else program.staging_ranks)
+        ]
+        for part in parts:
+            (src_rank,) = part.src_ranks
+            CheckedProgram(part).check_source(src_rank, strides[src_rank])
+        if (strategy, hashed) == (Strategy.WHOLE, True):
+            assert [len(part.rows(READ_SPANS)) > 0 for part in parts] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from restow.broker.planner.program import (
     FORMS,
     GATHERED,
     READ_OR_GATHERED,
+    READ_SPANS,
+    Column,
     Form,
     GroupPair,
     Operand,
@@ -38,7 +40,7 @@ def program_to_proto(
     else:
         program_id = program.hashed_id(src_rank) if hashed else program.gather_id(src_rank)
         forms = READ_OR_GATHERED if hashed else GATHERED
-        steps = [step.of_source(src_rank) for step in program.steps if step.form in forms]
+        steps = [_part(step, src_rank) for step in program.steps if step.form in forms]
     return program_pb2.Program(
         program_id=program_id,
         dst_rank=program.dst_rank,
@@ -52,6 +54,14 @@ def program_to_proto(
         ],
         steps=[step_to_proto(step) for step in steps if len(step.rows)],
     )
+
+
+def _part(step: Step, src_rank: int) -> Step:
+    """The rows of one source; its spans are numbered by themselves."""
+    part = step.of_source(src_rank)
+    if step.form == READ_SPANS:
+        part.rows[:, Column.DST_REGION] = np.arange(len(part.rows))
+    return part
 
 
 def step_to_proto(step: Step) -> program_pb2.Step:
