@@ -54,7 +54,7 @@ def test_what_the_planner_makes_is_accepted(strategy: Strategy) -> None:
     _check(_program(strategy))
 
 
-@pytest.mark.parametrize(("name", "strategy"), PROGRAMS)
+@pytest.mark.parametrize(("name", "strategy"), [*PROGRAMS, *(("stages", one) for one in SENDING)])
 @pytest.mark.parametrize("hashed", [False, True])
 def test_the_part_of_each_source_is_accepted(name: str, strategy: Strategy, hashed: bool) -> None:
     """Of what several sources are read for, spans too, each has its own rows alone."""
@@ -71,8 +71,8 @@ def test_the_part_of_each_source_is_accepted(name: str, strategy: Strategy, hash
         for part in parts:
             (src_rank,) = part.src_ranks
             CheckedProgram(part).check_source(src_rank, strides[src_rank])
-        if (strategy, hashed) == (Strategy.WHOLE, True):
-            assert [len(part.rows(READ_SPANS)) > 0 for part in parts] == [True, True]
+        if (name, strategy, hashed) == ("stages", Strategy.WHOLE, True):
+            assert [len(part.rows(READ_SPANS)) > 0 for part in parts].count(True) > 1
 
 
 @pytest.mark.parametrize(
