@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.cli.views.handoff_columns import NUMBERS, handoff_row
+from restow.broker.cli.views.handoff_columns import HANDOFFS, LEASES, NUMBERS, handoff_row
 from restow.broker.draw.quantities import duration_text, size_text
 
 WIDE = 120
@@ -39,6 +39,12 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def _state(state: str) -> Text:
     return Text(state, style=COLORS.get(state, "cyan"))
+
+
+def _cells(columns: Sequence[str], row: Sequence[str]) -> list[str | Text]:
+    return [
+        _state(text) if name == "state" else text for name, text in zip(columns, row, strict=True)
+    ]
 
 
 def show_status(status: dict[str, Any]) -> None:
@@ -75,12 +81,11 @@ def show_leases(value: dict[str, Any]) -> None:
     if not value["leases"]:
         console.print("No lease.")
         return
-    columns = ["handoff", "from", "lease", "state", "waits for"]
-    table = _table(*columns, right=NUMBERS)
-    table.columns[4].no_wrap, table.columns[4].overflow = False, "fold"
+    table = _table(*LEASES, right=NUMBERS)
+    waits_for = table.columns[LEASES.index("waits for")]
+    waits_for.no_wrap, waits_for.overflow = False, "fold"
     for one in value["leases"]:
-        handoff, source, lease, state, waits_for = handoff_row(one, columns)
-        table.add_row(handoff, source, lease, _state(state), waits_for)
+        table.add_row(*_cells(LEASES, handoff_row(one, LEASES)))
     console.print(table)
     if value["left_out"]:
         console.print(f"... and {value['left_out']} more: raise --limit")
@@ -177,7 +182,7 @@ def handoffs_table(value: dict[str, Any], width: int) -> RenderableType:
     """Return the table of ``restow handoffs`` for a terminal of ``width`` columns."""
     if not value["handoffs"]:
         return Text("No handoff.")
-    columns = ["handoff", "state", "from", "to", "tokens", "read", "age", "reason"]
+    columns = [*HANDOFFS]
     rows = [handoff_row(one, columns) for one in value["handoffs"]]
     # Ids may be long: what is left of the width is theirs, so that no column is pushed out.
     others = sum(
@@ -191,7 +196,7 @@ def handoffs_table(value: dict[str, Any], width: int) -> RenderableType:
     table = _table(*columns, right=NUMBERS)
     table.columns[0].max_width = max(12, width - others - GAP)
     for row in rows:
-        table.add_row(row[0], _state(row[1]), *row[2:])
+        table.add_row(*_cells(columns, row))
     if not value["left_out"]:
         return table
     return Group(table, Text(f"... and {value['left_out']} more: raise --limit", style="dim"))

@@ -27,6 +27,11 @@ COLUMNS: dict[str, Callable[[Values], str]] = {
     "reason": lambda one: one["reason"] or "",
     "detail": lambda one: one["detail"] or "",
 }
+HANDOFFS = ("handoff", "state", "from", "to", "tokens", "read", "age", "reason")
+"""Of ``restow handoffs``; a wide terminal shows the detail too."""
+LEASES = ("handoff", "from", "lease", "state", "waits for")
+UNDER_WAY = ("handoff", "state", "from", "to", "tokens", "age", "lease", "waits for")
+"""Of ``restow top``; a narrow screen leaves the last one out."""
 NUMBERS = ("tokens", "read", "age", "lease")
 """Columns that stand to the right."""
 

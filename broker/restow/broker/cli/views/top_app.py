@@ -12,8 +12,8 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
 from restow.broker.cli.views.admin_tables import COLORS
+from restow.broker.cli.views.handoff_columns import UNDER_WAY
 from restow.broker.cli.views.top_tables import (
-    HANDOFF_COLUMNS,
     PAIR_COLUMNS,
     Look,
     handoff_rows,
@@ -58,7 +58,7 @@ class Top(App[None]):
     async def on_mount(self) -> None:
         """Look at once, and then regularly."""
         wide = self.size.width >= NARROW
-        self._handoff_columns = HANDOFF_COLUMNS if wide else HANDOFF_COLUMNS[:-1]
+        self._handoff_columns = UNDER_WAY if wide else UNDER_WAY[:-1]
         self.query_one("#handoffs", DataTable).add_columns(*self._handoff_columns)
         self.query_one("#pairs", DataTable).add_columns(*PAIR_COLUMNS)
         self.run_worker(self._go_on(), exclusive=True)

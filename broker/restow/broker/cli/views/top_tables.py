@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from restow.broker.cli.views.admin_json import ENDS
-from restow.broker.cli.views.handoff_columns import handoff_row
+from restow.broker.cli.views.handoff_columns import UNDER_WAY, handoff_row
 from restow.broker.draw.quantities import duration_text, size_text
 
-HANDOFF_COLUMNS = ("handoff", "state", "from", "to", "tokens", "age", "lease", "waits for")
 PAIR_COLUMNS = ("from", "to", "done", "median", "slowest", "each second")
 
 
@@ -64,8 +63,8 @@ def _same_life(before: Look, now: Look) -> bool:
 
 
 def handoff_rows(look: Look) -> list[tuple[str, ...]]:
-    """Return a row of `HANDOFF_COLUMNS` for each that is under way, the oldest first."""
-    return [tuple(handoff_row(one, HANDOFF_COLUMNS)) for one in look.live]
+    """Return a row of `UNDER_WAY` for each that is under way, the oldest first."""
+    return [tuple(handoff_row(one, UNDER_WAY)) for one in look.live]
 
 
 def pair_rows(look: Look) -> list[tuple[str, ...]]:
