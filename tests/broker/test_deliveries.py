@@ -14,7 +14,7 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
 from restow.broker.client.book import DEFAULT_TIMEOUT_S, SILENCE_S, Book
 from restow.broker.client.delivery import Delivery
-from restow.broker.errors import HandoffConflictError
+from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
 from restow.v1 import broker_pb2 as pb
 
@@ -171,6 +171,31 @@ async def test_what_has_ended_is_renewed_no_more() -> None:
     notes.book.finish(DONE, 0)
     notes.now_s += 2
     assert list(notes.book.renewals()) == []
+
+
+@pytest.mark.parametrize(("refused", "renewals"), [(1, 1), (2, 0)])
+async def test_what_can_not_become_whole_any_more_is_renewed_no_more(
+    refused: int, renewals: int
+) -> None:
+    """Of a chunk and the last word the one or the other is refused."""
+    notes = Notes()
+    notes.publish(final=False)
+    notes.publish()
+    notes.book.refuse(pb.Refused(message_id=refused, handoff_id="h", reason="NULL_BLOCK"))
+    notes.now_s += 2
+    assert len(list(notes.book.renewals())) == renewals
+
+
+async def test_what_comes_after_all_was_cancelled_is_refused_with_the_same_reason() -> None:
+    notes = Notes()
+    notes.book.cancel_all("ENGINE_STOPS", "on its way out")
+    asked, published = notes.ask(), notes.publish("other")
+    for refused in (asked, published):
+        error = refused.exception()
+        assert isinstance(error, RestowError)
+        assert error.reason == "ENGINE_STOPS"
+    assert asked.pages_free.done()
+    assert notes.book.empty
 
 
 async def test_patience_goes_on_where_it_was_when_a_demand_is_said_again() -> None:
