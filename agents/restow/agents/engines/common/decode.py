@@ -144,7 +144,7 @@ class DecodeSide:
             if wait is not None:
                 wait.stage = _Stage.OVER
             if end.reason:
-                structlog.get_logger("restow.vllm").warning(
+                structlog.get_logger("restow.engine").warning(
                     "no state was received",
                     request=end.request_id,
                     handoff=end.handoff_id,

@@ -116,7 +116,7 @@ class PrefillSide:
         ]
         for end in ended:
             if end.failed:
-                structlog.get_logger("restow.vllm").warning(
+                structlog.get_logger("restow.engine").warning(
                     "a state was not handed over",
                     request=end.request_id,
                     handoff=end.handoff_id,
