@@ -136,7 +136,7 @@ async def _burst(put: Yield) -> None:
 
 
 async def _burst_between(put: Yield, hosts: TwoHosts) -> None:
-    broker, address = serve(f"{hosts.address}:0")
+    broker, address = serve(f"{hosts.address}:0", "--insecure")
     try:
         kinds = {KIND: Engines((_run_layout(),) * 2, address, 1, host_reads=False)}
         async with scene("burst", kinds, 1, environment=TCP, before=hosts.commands) as made:

@@ -76,9 +76,9 @@ def crowd(address: str) -> Iterator[None]:
             process.wait()
 
 
-def serve(listen: str) -> tuple[subprocess.Popen[str], str]:
+def serve(listen: str, *options: str) -> tuple[subprocess.Popen[str], str]:
     """A broker of its own, once it listens, and its address."""
-    process = subprocess.Popen([*SERVE, listen], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*SERVE, listen, *options], stdout=subprocess.PIPE, text=True)
     line = process.stdout.readline() if process.stdout else ""
     if "listening on" not in line:
         raise RuntimeError(f"no broker listens on {listen}")
