@@ -1,4 +1,4 @@
-"""Before anything imports triton: without a CUDA device its kernels run in the interpreter."""
+"""What holds for all tests: Triton without a CUDA device, laws without a time limit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How long an example may take is no law: on a busy machine every limit is passed at times.
+usual = settings.get_profile(settings.get_current_profile_name())
+settings.register_profile("restow", usual, deadline=None)
+settings.load_profile("restow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

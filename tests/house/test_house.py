@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE_ROOTS = ("proto", "broker", "agents", "kernels")
@@ -102,6 +103,10 @@ def test_generated_modules_are_those_of_the_contract(tmp_path: Path) -> None:
     assert fresh.keys() == kept.keys()
     stale = [name for name, data in fresh.items() if kept[name] != data]
     assert not stale, f"run proto/generate: {stale} are not what the .proto files say"
+
+
+def test_no_law_has_a_time_limit() -> None:
+    assert settings().deadline is None
 
 
 def test_the_contract_is_commented_and_well_formed() -> None:
