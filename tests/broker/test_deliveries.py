@@ -12,8 +12,8 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pai
 from broker.test_operators import fence_all
 from restow.agents.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
-from restow.broker.client.book import DEFAULT_TIMEOUT_S, SILENCE_S, Book
 from restow.broker.client.delivery import Delivery
+from restow.broker.client.open_handoffs import DEFAULT_TIMEOUT_S, SILENCE_S, OpenHandoffs
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
 from restow.v1 import broker_pb2 as pb
@@ -26,7 +26,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.book = Book(lambda: self.now_s)
+        self.book = OpenHandoffs(lambda: self.now_s)
         self.given_up: list[Delivery] = []
 
     def ask(self, sent: bool = True, timeout_ms: int = 500, name: str = "h") -> Delivery:

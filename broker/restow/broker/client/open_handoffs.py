@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
 from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.v1 import broker_pb2 as pb
@@ -36,7 +35,8 @@ class _Said:
     """One message and what its caller waits for."""
 
     message: pb.EngineMessage
-    end: asyncio.Future[HandoffEnded]
+    end: HandoffFuture
+    """A `Delivery`, if D said it."""
     sent: bool
     """Whether it may have been sent."""
     patient_until_s: float
@@ -44,26 +44,17 @@ class _Said:
     cancellation: pb.EngineMessage | None = None
     """Of this demand, if it was given up."""
 
-    @property
-    def by_d(self) -> bool:
-        """Whether D said it."""
-        return self.message.WhichOneof("body") != "publish"
-
     def finish(self, ended: HandoffEnded) -> None:
         """No rank is at work on it any more."""
+        self.end.tell(ended)
         if isinstance(self.end, Delivery):
-            self.end.end(ended)
             self.end.free()
-        elif not self.end.done():
-            self.end.set_result(ended)
 
     def fail(self, error: Exception, free: bool = False) -> None:
         """It has no end: it was refused (``free``: nothing came of it), or nobody can say."""
+        self.end.fail(error)
         if isinstance(self.end, Delivery):
-            self.end.fail(error)
             self.end.free(None if free else error)
-        elif not self.end.done():
-            self.end.set_exception(error)
 
     def begin_again(self, now_s: float) -> None:
         """Mark a message that is said on another stream."""
@@ -78,8 +69,8 @@ class _Said:
 
 
 @dataclass(slots=True)
-class _Open:
-    """A handoff that has not ended."""
+class _Handoff:
+    """One that has not ended."""
 
     said: list[_Said] = field(default_factory=list)
     cancellation: pb.EngineMessage | None = None
@@ -88,12 +79,12 @@ class _Open:
     hold_until_s: float = 0.0
 
 
-class Book:
-    """The live handoffs of a session. Belongs to one event loop."""
+class OpenHandoffs:
+    """Those of a session. Belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
         """Start empty."""
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _Handoff] = {}
         self._published: OrderedDict[str, None] = OrderedDict()
         """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
         self._last_message = 0
@@ -103,7 +94,7 @@ class Book:
 
     def publish(
         self, handoff_id: str, message: pb.EngineMessage, *, sent: bool, hold_ms: int
-    ) -> asyncio.Future[HandoffEnded]:
+    ) -> HandoffFuture:
         """Note a publication, ``sent`` if a stream is open; its future is the end.
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
@@ -115,25 +106,19 @@ class Book:
                 f"handoff {handoff_id} was published before: an id names one state, use a new one",
                 handoff=handoff_id,
             )
-        future: asyncio.Future[HandoffEnded] = asyncio.get_running_loop().create_future()
-        # A caller may not care for the end: then a refusal is no unhandled error.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        end = HandoffFuture()
         lease_ms, now_s = message.publish.lease_ms, self._clock()
         until_s = now_s + (hold_ms + lease_ms) / 1000
-        if self._note(handoff_id, _Said(message, future, sent, until_s)):
+        if self._note(handoff_id, _Said(message, end, sent, until_s)):
             known = self._open[handoff_id]
             known.lease_ms = lease_ms
             known.renew_at_s = now_s + lease_ms / 1000 / RENEWALS_PER_LEASE
             known.hold_until_s = now_s + hold_ms / 1000
-        return future
+        return end
 
     def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:
-        known = self._open.get(handoff_id)
-        whole = [
-            said.message.publish
-            for said in (known.said if known is not None else ())
-            if not said.by_d and said.message.publish.final
-        ]
+        said = [one.message.publish for one in self._said_of(handoff_id)]
+        whole = [one for one in said if one.final]
         return bool(whole) and not any(_is_same(publication, one) for one in whole)
 
     def ask(
@@ -148,11 +133,7 @@ class Book:
 
         ``give_up`` is called with the delivery if its caller cancels it.
         """
-
-        def cancelled() -> None:
-            give_up(delivery)
-
-        delivery = Delivery(cancelled, asyncio.get_running_loop())
+        delivery = Delivery(give_up)
         timeout_s = message.request.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
         self._note(handoff_id, _Said(message, delivery, sent, self._clock() + timeout_s))
         return delivery
@@ -162,7 +143,7 @@ class Book:
             said.fail(self._closed, free=True)
             return False
         self._number(said.message)
-        self._open.setdefault(handoff_id, _Open()).said.append(said)
+        self._open.setdefault(handoff_id, _Handoff()).said.append(said)
         return True
 
     def cancel(self, handoff_id: str, message: pb.EngineMessage) -> bool:
@@ -179,12 +160,11 @@ class Book:
 
         Names the demand in ``message``: another one of the same handoff goes on.
         """
-        known = self._open.get(handoff_id)
-        said = next((s for s in known.said if s.end is delivery) if known else iter(()), None)
-        if known is None or said is None:
+        said = next((one for one in self._said_of(handoff_id) if one.end is delivery), None)
+        if said is None:
             return False
         if not said.sent:
-            self._drop(handoff_id, known, said)
+            self._drop(handoff_id, said)
             delivery.free()
             return False
         self._number(message)
@@ -192,9 +172,13 @@ class Book:
         said.cancellation = message
         return True
 
-    def _drop(self, handoff_id: str, known: _Open, said: _Said) -> None:
-        known.said.remove(said)
-        if not known.said:
+    def _said_of(self, handoff_id: str) -> list[_Said]:
+        return self._open[handoff_id].said if handoff_id in self._open else []
+
+    def _drop(self, handoff_id: str, said: _Said) -> None:
+        left = self._said_of(handoff_id)
+        left.remove(said)
+        if not left:
             del self._open[handoff_id]
 
     def _number(self, message: pb.EngineMessage) -> None:
@@ -209,7 +193,7 @@ class Book:
         now_s = self._clock()
         for known in self._open.values():
             for said in known.said:
-                if not (said.by_d and said.end.done()):
+                if not (isinstance(said.end, Delivery) and said.end.done()):
                     said.begin_again(now_s)
                     yield said.message
                 if said.cancellation is not None:
@@ -253,30 +237,35 @@ class Book:
         for handoff_id, known in list(self._open.items()):
             for said in list(known.said):
                 late_s = now_s - said.patient_until_s
-                ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, _silence(late_s), 0, 0)
+                if late_s < 0:
+                    continue
+                by_d = isinstance(said.end, Delivery)
+                why = (
+                    f"the broker has not said how it ended, and {late_s:.1f} s ago patience ran out"
+                )
+                ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
                 if late_s >= SILENCE_S:
-                    self._drop(handoff_id, known, said)
+                    self._drop(handoff_id, said)
                     said.finish(ended)
-                    yield handoff_id, said.message.message_id if said.by_d else 0
-                elif late_s >= 0 and not connected and isinstance(said.end, Delivery):
-                    said.end.end(ended)
-                    if not said.sent:
-                        self._drop(handoff_id, known, said)
-                        said.end.free()
+                    yield handoff_id, said.message.message_id if by_d else 0
+                elif by_d and not connected and said.sent:
+                    said.end.tell(ended)
+                elif by_d and not connected:
+                    self._drop(handoff_id, said)
+                    said.finish(ended)
 
     def finish(self, ended: HandoffEnded, demand: int = 0) -> None:
         """A handoff has ended: tell who asked for it by message ``demand``, or 0: who published."""
-        known = self._open.get(ended.handoff_id)
+        handoff_id = ended.handoff_id
+        said = self._said_of(handoff_id)
         if demand:
-            numbered = known.said if known is not None else []
-            mine = [said for said in numbered if said.message.message_id == demand]
+            mine = [one for one in said if one.message.message_id == demand]
         else:
-            mine = [said for said in known.said if not said.by_d] if known is not None else []
-            self._forget_publication(ended.handoff_id, any(s.message.publish.final for s in mine))
-        for said in mine:
-            if known is not None:
-                self._drop(ended.handoff_id, known, said)
-            said.finish(ended)
+            mine = [one for one in said if not isinstance(one.end, Delivery)]
+            self._forget_publication(handoff_id, any(one.message.publish.final for one in mine))
+        for one in mine:
+            self._drop(handoff_id, one)
+            one.finish(ended)
 
     def _forget_publication(self, handoff_id: str, whole: bool) -> None:
         known = self._open.get(handoff_id)
@@ -289,30 +278,25 @@ class Book:
 
     def refuse(self, refused: pb.Refused) -> None:
         """The broker refused one message: its caller hears why, other callers wait on."""
-        known = self._open.get(refused.handoff_id)
-        said = next(
-            (s for s in known.said if s.message.message_id == refused.message_id)
-            if known is not None
-            else iter(()),
-            None,
-        )
-        if known is None or said is None:
+        handoff_id = refused.handoff_id
+        numbered = {one.message.message_id: one for one in self._said_of(handoff_id)}
+        said = numbered.get(refused.message_id)
+        if said is None:
             self._log.warning(
                 "message refused",
-                handoff=refused.handoff_id,
+                handoff=handoff_id,
                 reason=refused.reason,
                 detail=refused.detail,
             )
             return
-        error = BrokerCallError(
-            refused.status, refused.reason, refused.detail, handoff=refused.handoff_id
-        )
-        if isinstance(said.end, Delivery) and said.message.request.repeated:
+        error = BrokerCallError(refused.status, refused.reason, refused.detail, handoff=handoff_id)
+        if said.message.request.repeated:
             # Ranks may be at work on it for a broker before this one, which nobody will tell.
             said.end.fail(error)
             return
-        self._drop(refused.handoff_id, known, said)
-        if not any(s.message.publish.final for s in known.said):
+        known = self._open[handoff_id]
+        self._drop(handoff_id, said)
+        if not any(one.message.publish.final for one in known.said):
             # What can't become whole any more is not held for long.
             known.lease_ms = 0
         said.fail(error, free=True)
@@ -332,7 +316,7 @@ class Book:
             ended = HandoffEnded(handoff_id, "CANCELLED", reason, detail, 0, 0)
             for said in handoff.said:
                 if isinstance(said.end, Delivery) and said.sent:
-                    said.end.end(ended)
+                    said.end.tell(ended)
                     said.end.free(PagesNotFreeError(handoff_id))
                 else:
                     said.finish(ended)
@@ -346,7 +330,3 @@ def _is_same(one: pb.Publication, other: pb.Publication) -> bool:
         and one.content == other.content
         and list(one.blocks) == list(other.blocks)
     )
-
-
-def _silence(late_s: float) -> str:
-    return f"the broker has not said how it ended, and {max(late_s, 0):.1f} s ago patience ran out"
