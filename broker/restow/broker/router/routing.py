@@ -56,6 +56,7 @@ class Routing:
     async def _tried(self, request: web.Request, body: Body | None) -> web.StreamResponse:
         """Asked of others as long as an engine fails that has not yet said anything."""
         sent = headers.to_engine(request.headers)
+        request_id = sent[headers.REQUEST_ID]
         tried: set[Engine] = set()
         for attempt in range(1, ATTEMPTS + 1):
             d = self._decode.choose(tried)
@@ -69,12 +70,12 @@ class Routing:
                     failure = error
                 else:
                     try:
-                        return await self._given(request, one, headers.id_of(sent))
+                        return await self._given(request, one, request_id)
                     finally:
                         one.close()
             self._log.warning(
                 "an engine failed",
-                request=headers.id_of(sent),
+                request=request_id,
                 attempt=attempt,
                 detail=failure.message,
                 said=failure.said,
