@@ -25,7 +25,7 @@ from restow.broker.router.bodies import (
     needs_whole_prompt,
     prefill_body,
 )
-from restow.broker.router.engines import Engine, Side
+from restow.broker.router.engines import Engine, Engines
 
 ATTEMPTS = 3
 """How often a request is tried, with other engines each time where there are any."""
@@ -34,7 +34,7 @@ ATTEMPTS = 3
 class Routing:
     """Hands requests over to engines. Belongs to one event loop."""
 
-    def __init__(self, http: ClientSession, prefill: Side, decode: Side) -> None:
+    def __init__(self, http: ClientSession, prefill: Engines, decode: Engines) -> None:
         """Ask the engines of both sides through ``http``."""
         self._http, self._prefill, self._decode = http, prefill, decode
         self._log = structlog.get_logger("restow.router")
