@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -82,8 +83,13 @@ class _Handoff:
 class OpenHandoffs:
     """Those of a session. Belongs to one event loop."""
 
-    def __init__(self, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
-        """Start empty."""
+    def __init__(
+        self,
+        send: Callable[[pb.EngineMessage], bool],
+        clock: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
+        """Start empty. ``send`` says a message on the stream; False: none is open."""
+        self._send = send
         self._open: dict[str, _Handoff] = {}
         self._published: OrderedDict[str, None] = OrderedDict()
         """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
@@ -92,24 +98,23 @@ class OpenHandoffs:
         self._clock = clock
         self._log = structlog.get_logger("restow.client")
 
-    def publish(
-        self, handoff_id: str, message: pb.EngineMessage, *, sent: bool, hold_ms: int
-    ) -> HandoffFuture:
-        """Note a publication, ``sent`` if a stream is open; its future is the end.
+    def publish(self, publication: pb.Publication, hold_ms: int) -> HandoffFuture:
+        """Say that a state is published.
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
         published before, and that has ended; or that it has published whole, as another state:
         whoever fences that next would fence the first, which may not be computed yet.
         """
-        if handoff_id in self._published or self._is_another(handoff_id, message.publish):
+        handoff_id = publication.handoff_id
+        if handoff_id in self._published or self._is_another(handoff_id, publication):
             raise HandoffConflictError(
                 f"handoff {handoff_id} was published before: an id names one state, use a new one",
                 handoff=handoff_id,
             )
         end = HandoffFuture()
-        lease_ms, now_s = message.publish.lease_ms, self._clock()
+        lease_ms, now_s = publication.lease_ms, self._clock()
         until_s = now_s + (hold_ms + lease_ms) / 1000
-        if self._note(handoff_id, _Said(message, end, sent, until_s)):
+        if self._say(handoff_id, pb.EngineMessage(publish=publication), end, until_s):
             known = self._open[handoff_id]
             known.lease_ms = lease_ms
             known.renew_at_s = now_s + lease_ms / 1000 / RENEWALS_PER_LEASE
@@ -121,56 +126,49 @@ class OpenHandoffs:
         whole = [one for one in said if one.final]
         return bool(whole) and not any(_is_same(publication, one) for one in whole)
 
-    def ask(
-        self,
-        handoff_id: str,
-        message: pb.EngineMessage,
-        *,
-        sent: bool,
-        give_up: Callable[[Delivery], None],
-    ) -> Delivery:
-        """Note a demand or a decline, ``sent`` if a stream is open.
-
-        ``give_up`` is called with the delivery if its caller cancels it.
-        """
-        delivery = Delivery(give_up)
+    def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
+        """Say a demand or a decline."""
+        delivery = Delivery(partial(self._give_up, handoff_id))
         timeout_s = message.request.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
-        self._note(handoff_id, _Said(message, delivery, sent, self._clock() + timeout_s))
+        self._say(handoff_id, message, delivery, self._clock() + timeout_s)
         return delivery
 
-    def _note(self, handoff_id: str, said: _Said) -> bool:
+    def _say(
+        self, handoff_id: str, message: pb.EngineMessage, end: HandoffFuture, patient_until_s: float
+    ) -> bool:
+        said = _Said(message, end, False, patient_until_s)
         if self._closed is not None:
             said.fail(self._closed, free=True)
             return False
-        self._number(said.message)
         self._open.setdefault(handoff_id, _Handoff()).said.append(said)
+        said.sent = self._send_numbered(message)
         return True
 
-    def cancel(self, handoff_id: str, message: pb.EngineMessage) -> bool:
-        """Note that a handoff is given up; False if it has ended."""
-        known = self._open.get(handoff_id)
-        if known is None:
-            return False
-        self._number(message)
-        known.cancellation = message
-        return True
+    def cancel(self, handoff_id: str, detail: str) -> None:
+        """Give a handoff up, unless it has ended."""
+        if handoff_id in self._open:
+            message = _cancellation(handoff_id, detail)
+            self._open[handoff_id].cancellation = message
+            self._send_numbered(message)
 
-    def give_up(self, handoff_id: str, delivery: Delivery, message: pb.EngineMessage) -> bool:
-        """Note that the caller of one demand gave it up; False if nobody need be told.
-
-        Names the demand in ``message``: another one of the same handoff goes on.
-        """
+    def _give_up(self, handoff_id: str, delivery: Delivery) -> None:
+        """The caller of one demand gave it up: another one of the same handoff goes on."""
         said = next((one for one in self._said_of(handoff_id) if one.end is delivery), None)
         if said is None:
-            return False
-        if not said.sent:
+            return
+        if said.sent:
+            why, demand = "the caller waits no longer", said.message.message_id
+            said.cancellation = _cancellation(handoff_id, why, demand)
+            self._send_numbered(said.cancellation)
+        else:
             self._drop(handoff_id, said)
             delivery.free()
-            return False
-        self._number(message)
-        message.cancel.demand = said.message.message_id
-        said.cancellation = message
-        return True
+
+    def _send_numbered(self, message: pb.EngineMessage) -> bool:
+        """Send it with a number of its own; False if no stream is open."""
+        self._last_message += 1
+        message.message_id = self._last_message
+        return self._send(message)
 
     def _said_of(self, handoff_id: str) -> list[_Said]:
         return self._open[handoff_id].said if handoff_id in self._open else []
@@ -180,10 +178,6 @@ class OpenHandoffs:
         left.remove(said)
         if not left:
             del self._open[handoff_id]
-
-    def _number(self, message: pb.EngineMessage) -> None:
-        self._last_message += 1
-        message.message_id = self._last_message
 
     def everything(self) -> Iterator[pb.EngineMessage]:
         """All that has been said of live handoffs, in order.
@@ -216,19 +210,17 @@ class OpenHandoffs:
             if isinstance(said.end, Delivery)
         ]
 
-    def renewals(self) -> Iterator[pb.EngineMessage]:
-        """The leases that are to be renewed now."""
+    def renew(self) -> None:
+        """Renew the leases whose time has come."""
         now_s = self._clock()
         for handoff_id, known in self._open.items():
             if known.lease_ms and known.renew_at_s <= now_s < known.hold_until_s:
                 known.renew_at_s = now_s + known.lease_ms / 1000 / RENEWALS_PER_LEASE
                 renewal = pb.Renewal(handoff_id=handoff_id, lease_ms=known.lease_ms)
-                yield pb.EngineMessage(renew=renewal)
+                self._send(pb.EngineMessage(renew=renewal))
 
-    def give_up_late(self, connected: bool) -> Iterator[tuple[str, int]]:
-        """End waits that the broker has not ended in time; what is to be cancelled.
-
-        That is a handoff and the number of D's demand; 0: of P's side.
+    def give_up_late(self, connected: bool) -> None:
+        """End waits that the broker has not ended in time.
 
         A D that can't reach the broker waits no longer than its patience. Pages are free when no
         agent can be at work on them.
@@ -247,7 +239,9 @@ class OpenHandoffs:
                 if late_s >= SILENCE_S:
                     self._drop(handoff_id, said)
                     said.finish(ended)
-                    yield handoff_id, said.message.message_id if by_d else 0
+                    late = "the broker has not ended it in time"
+                    demand = said.message.message_id if by_d else 0
+                    self._send(_cancellation(handoff_id, late, demand))
                 elif by_d and not connected and said.sent:
                     said.end.tell(ended)
                 elif by_d and not connected:
@@ -321,6 +315,12 @@ class OpenHandoffs:
                 else:
                     said.finish(ended)
         self._closed = self._closed or BrokerCallError("CANCELLED", reason, detail)
+
+
+def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
+    """Of D's demand of that number; 0: of the whole handoff, by whoever says it."""
+    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=detail, demand=demand)
+    return pb.EngineMessage(cancel=cancellation)
 
 
 def _is_same(one: pb.Publication, other: pb.Publication) -> bool:

@@ -67,7 +67,7 @@ class EngineSession:
         self._registration = pb.RegisterEngineRequest(
             engine=self.ref, layout=wire.layout_to_proto(layout)
         )
-        self._handoffs = OpenHandoffs()
+        self._handoffs = OpenHandoffs(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
@@ -188,11 +188,7 @@ class EngineSession:
             trace_parent=trace_parent,
             content=content,
         )
-        message = pb.EngineMessage(publish=publication)
-        opened = self._opened.is_set()
-        end = self._handoffs.publish(handoff_id, message, sent=opened, hold_ms=hold_ms)
-        self._say(end, message)
-        return end
+        return self._handoffs.publish(publication, hold_ms)
 
     def request(
         self,
@@ -222,7 +218,7 @@ class EngineSession:
             trace_parent=trace_parent,
             content=content,
         )
-        return self._ask(handoff_id, pb.EngineMessage(request=demand))
+        return self._handoffs.ask(handoff_id, pb.EngineMessage(request=demand))
 
     def decline(self, handoff_id: str, detail: str = "") -> Delivery:
         """Go on without a state, instead of asking for it: P's pages are free at once.
@@ -230,37 +226,21 @@ class EngineSession:
         P need not have published it. The delivery tells when the broker knows.
         """
         declined = pb.Decline(handoff_id=handoff_id, detail=detail)
-        return self._ask(handoff_id, pb.EngineMessage(decline=declined))
+        return self._handoffs.ask(handoff_id, pb.EngineMessage(decline=declined))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up; its future tells when it has ended."""
-        message = _cancellation(handoff_id, detail)
-        if self._handoffs.cancel(handoff_id, message):
-            self._send(message)
+        self._handoffs.cancel(handoff_id, detail)
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
-        def give_up(given_up: Delivery) -> None:
-            cancellation = _cancellation(handoff_id, "the caller waits no longer")
-            if self._handoffs.give_up(handoff_id, given_up, cancellation):
-                self._send(cancellation)
-
-        opened = self._opened.is_set()
-        delivery = self._handoffs.ask(handoff_id, message, sent=opened, give_up=give_up)
-        self._say(delivery, message)
-        return delivery
-
-    def _say(self, end: asyncio.Future[HandoffEnded], message: pb.EngineMessage) -> None:
-        if not end.done():
-            self._send(message)
-            self._busy.set()
-
-    def _send(self, message: pb.EngineMessage) -> None:
+    def _send(self, message: pb.EngineMessage) -> bool:
         # While no stream is open the open handoffs have it all: they are said whole when one is.
+        self._busy.set()
         if self._opened.is_set():
             self._outbox.append(message)
             self._wake.set()
+        return self._opened.is_set()
 
     async def _register(self, timeout_s: float) -> None:
         stub = self._stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
@@ -367,16 +347,8 @@ class EngineSession:
             await asyncio.sleep(LOOK_EVERY_S)
             connected = self._opened.is_set()
             if connected:
-                for renewal in self._handoffs.renewals():
-                    self._send(renewal)
-            for handoff_id, number in self._handoffs.give_up_late(connected):
-                late = "the broker has not ended it in time"
-                self._send(_cancellation(handoff_id, late, number))
-
-
-def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
-    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=detail, demand=demand)
-    return pb.EngineMessage(cancel=cancellation)
+                self._handoffs.renew()
+            self._handoffs.give_up_late(connected)
 
 
 def _may_be_mended(error: RestowError) -> bool:
