@@ -78,6 +78,7 @@ class EngineSession:
         self._runner: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._on_lost = on_lost
+        self._lost: RestowError | None = None
         self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
         self.layout_digest = ""
 
@@ -93,7 +94,7 @@ class EngineSession:
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 
-        Raises `BrokerCallError` for a refused layout, `BrokerUnreachableError` after the timeout,
+        Raises `BrokerCallError` if it is refused, `BrokerUnreachableError` after the timeout,
         and a `TrustError` for files that can't be used; then the session is closed.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -119,7 +120,7 @@ class EngineSession:
         await asyncio.wait({opened, runner}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         opened.cancel()
         if not self._opened.is_set():
-            raise BrokerUnreachableError(
+            raise self._lost or BrokerUnreachableError(
                 f"the broker at {self.address} opened no session within {timeout_s:.1f} s",
                 broker=self.address,
             )
@@ -297,6 +298,7 @@ class EngineSession:
 
     def _lose(self, error: RestowError) -> None:
         """The session has ended for good."""
+        self._lost = error
         self._handoffs.close(error)
         if self._on_lost is not None:
             self._on_lost(error)
