@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from restow.broker.client import Credentials, EngineSession
-from restow.broker.client.channel import Line
+from restow.broker.client.channel import RenewedChannel, open_channel
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.families import (
@@ -77,7 +77,7 @@ class FakeAgent:
             program_form=wire_program.PROGRAM_FORM,
         )
         self.address = address or session.address
-        self._line = Line(self.address, session._credentials)
+        self._channel = RenewedChannel(self.address, session._credentials)
         self.answers: Callable[[link.AgentOrder], list[link.AgentMessage]] = answer_at_once
         self.orders: list[link.AgentOrder] = []
         self.end: RestowError | None = None
@@ -89,7 +89,7 @@ class FakeAgent:
 
     async def connect(self) -> FakeAgent:
         """Say Hello, and wait for the welcome."""
-        self._call = agent_link_pb2_grpc.AgentLinkStub(await self._line.channel()).Connect()
+        self._call = agent_link_pb2_grpc.AgentLinkStub(await self._channel.channel()).Connect()
         await self.say(link.AgentMessage(hello=self.hello))
         self._reader = asyncio.create_task(self._read())
         await self.order("welcome")
@@ -115,9 +115,9 @@ class FakeAgent:
 
     async def drop(self) -> None:
         """Break the stream as a killed process would."""
-        if self._line.is_open:
+        if self._call is not None:
             self._call.cancel()
-            await self._line.close()
+            await self._channel.close()
             await self.ended.wait()
 
     async def _read(self) -> None:
@@ -229,7 +229,7 @@ async def pair(
     async with (
         engine(address, "p", p_tp, host=hosts[0], credentials=credentials) as source,
         engine(address, "d", d_tp, host=hosts[1], credentials=credentials) as destination,
-        await Line(address, credentials or Credentials()).channel() as channel,
+        open_channel(address, credentials or Credentials()) as channel,
     ):
         yield Pair(*source, *destination, channel)
 

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from broker.certificates import DOMAIN, P_AND_D, Authority, Pair
 from broker.fakes import broker, model_layout
 from restow.broker.client import AdminClient, Credentials
-from restow.broker.client.channel import Line
+from restow.broker.client.channel import open_channel
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire
@@ -87,11 +87,8 @@ def register(channel: grpc.aio.Channel, name: str = "e") -> Awaitable[object]:
 
 @contextlib.asynccontextmanager
 async def channel_of(address: str, credentials: Credentials) -> AsyncIterator[grpc.aio.Channel]:
-    line = Line(address, credentials)
-    try:
-        yield await line.channel()
-    finally:
-        await line.close()
+    async with open_channel(address, credentials) as channel:
+        yield channel
 
 
 def credentials_of(own: Pair, authority: Authority) -> Credentials:

@@ -14,17 +14,18 @@ from restow.broker.trust.errors import TokenOverPlaintextError, TrustSettingsErr
 A, B, C, D = (Path(name) for name in "abcd")
 
 
-def test_from_the_environment() -> None:
-    environment = {
-        "RESTOW_TLS_CA": "a",
-        "RESTOW_TLS_CERT": "b",
-        "RESTOW_TLS_KEY": "c",
-        "RESTOW_TOKEN_FILE": "d",
-    }
-    assert Credentials.of(environment=environment) == Credentials(A, B, C, D)
-    assert Credentials.of(environment={}) == Credentials()
-    assert Credentials.of(environment=dict.fromkeys(environment, "")) == Credentials()
-    given = Credentials.of("x", token_file=Path("y"), environment=environment)
+def test_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("RESTOW_TLS_CA", "RESTOW_TLS_CERT", "RESTOW_TLS_KEY", "RESTOW_TOKEN_FILE")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert Credentials.of() == Credentials()
+    for name in names:
+        monkeypatch.setenv(name, "")
+    assert Credentials.of() == Credentials()
+    for name, value in zip(names, "abcd", strict=True):
+        monkeypatch.setenv(name, value)
+    assert Credentials.of() == Credentials(A, B, C, D)
+    given = Credentials.of("x", token_file=Path("y"))
     assert given == Credentials(Path("x"), B, C, Path("y"))
     assert given.secure
     assert not Credentials().secure

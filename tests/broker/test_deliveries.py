@@ -12,8 +12,8 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pai
 from broker.test_operators import fence_all
 from restow.agents.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
-from restow.broker.client.book import DEFAULT_TIMEOUT_S, SILENCE_S, Book
 from restow.broker.client.delivery import Delivery
+from restow.broker.client.open_handoffs import DEFAULT_TIMEOUT_S, SILENCE_S, OpenHandoffs
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
 from restow.v1 import broker_pb2 as pb
@@ -22,49 +22,66 @@ DONE = HandoffEnded("h", "DONE", "", "", 1, 1)
 
 
 class Notes:
-    """A book on a clock that stands still, and who gave up."""
+    """Open handoffs on a clock that stands still, and what they have sent."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.book = Book(lambda: self.now_s)
-        self.given_up: list[Delivery] = []
+        self.connected = True
+        self.sent: list[pb.EngineMessage] = []
+        self.open = OpenHandoffs(self.send, lambda: self.now_s)
 
-    def ask(self, sent: bool = True, timeout_ms: int = 500, name: str = "h") -> Delivery:
+    def send(self, message: pb.EngineMessage) -> bool:
+        self.sent.append(message)
+        return self.connected
+
+    def ask(self, timeout_ms: int = 500, name: str = "h") -> Delivery:
         demand = pb.Demand(handoff_id=name, timeout_ms=timeout_ms)
-        message = pb.EngineMessage(request=demand)
-        return self.book.ask(name, message, sent=sent, give_up=self.given_up.append)
+        return self.open.ask(name, pb.EngineMessage(request=demand))
 
     def publish(self, name: str = "h", final: bool = True) -> asyncio.Future[HandoffEnded]:
         return self.publish_this(pb.Publication(handoff_id=name, final=final, lease_ms=3000))
 
     def publish_this(self, publication: pb.Publication) -> asyncio.Future[HandoffEnded]:
-        message = pb.EngineMessage(publish=publication)
-        return self.book.publish(publication.handoff_id, message, sent=True, hold_ms=7000)
+        return self.open.publish(publication, hold_ms=7000)
 
     def late(self, connected: bool = False) -> list[tuple[str, int]]:
-        return list(self.book.give_up_late(connected))
+        """What is cancelled by now because the broker has not ended it in time."""
+        del self.sent[:]
+        self.open.give_up_late(connected)
+        return self.cancelled()
+
+    def cancelled(self) -> list[tuple[str, int]]:
+        """Handoffs, each with the number of a demand."""
+        found = [one.cancel for one in self.sent if one.HasField("cancel")]
+        return [(one.handoff_id, one.demand) for one in found]
+
+    def renewed(self) -> list[int]:
+        """The leases of what is renewed by now, in ms."""
+        del self.sent[:]
+        self.open.renew()
+        return [one.renew.lease_ms for one in self.sent]
 
 
 async def test_an_end_is_that_of_the_demand_that_it_names() -> None:
     notes = Notes()
     one, two = notes.ask(), notes.ask()
-    notes.book.finish(DONE, 1)
+    notes.open.finish(DONE, 1)
     assert one.result() == DONE
     assert not two.done()
     assert not two.pages_free.done()
-    notes.book.refuse(pb.Refused(message_id=2, handoff_id="h", reason="HANDOFF_CONFLICT"))
+    notes.open.refuse(pb.Refused(message_id=2, handoff_id="h", reason="HANDOFF_CONFLICT"))
     assert two.exception() is not None
     assert two.pages_free.done()
-    assert notes.book.empty
+    assert notes.open.empty
 
 
 async def test_who_is_p_and_d_of_one_hears_two_ends() -> None:
     notes = Notes()
     published, asked = notes.publish(), notes.ask()
-    notes.book.finish(DONE, 0)
+    notes.open.finish(DONE, 0)
     assert published.result() == DONE
     assert not asked.done()
-    notes.book.finish(DONE, 2)
+    notes.open.finish(DONE, 2)
     assert asked.result() == DONE
 
 
@@ -74,31 +91,27 @@ async def test_a_demand_that_is_given_up_has_its_pages_when_it_has_ended() -> No
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asked, 0.01)
     assert asked.cancelled()
-    assert notes.given_up == [asked]
-    cancellation = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="h"))
-    assert notes.book.give_up("h", asked, cancellation)
-    assert cancellation.cancel.demand == 1
+    assert notes.cancelled() == [("h", 1)]
     assert not asked.pages_free.done()
-    notes.book.finish(HandoffEnded("h", "CANCELLED", "CANCELLED", "", 0, 0), 1)
+    notes.open.finish(HandoffEnded("h", "CANCELLED", "CANCELLED", "", 0, 0), 1)
     assert asked.pages_free.result() is None
 
 
 async def test_what_was_never_said_is_given_up_at_once_and_never_said() -> None:
     notes = Notes()
-    asked = notes.ask(sent=False)
+    notes.connected = False
+    asked = notes.ask()
     asked.cancel()
-    assert not notes.book.give_up("h", asked, pb.EngineMessage())
+    assert notes.cancelled() == []
     assert asked.pages_free.done()
-    assert list(notes.book.everything()) == []
+    assert list(notes.open.everything()) == []
 
 
 async def test_what_was_given_up_is_not_said_again() -> None:
     notes = Notes()
     asked = notes.ask()
     asked.cancel()
-    cancellation = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="h"))
-    notes.book.give_up("h", asked, cancellation)
-    assert [one.WhichOneof("body") for one in notes.book.everything()] == ["cancel"]
+    assert [one.WhichOneof("body") for one in notes.open.everything()] == ["cancel"]
 
 
 async def test_of_two_demands_that_are_given_up_each_is_cancelled_by_its_number() -> None:
@@ -106,8 +119,8 @@ async def test_of_two_demands_that_are_given_up_each_is_cancelled_by_its_number(
     one, two, three = notes.ask(), notes.ask(), notes.ask()
     for asked in (one, two):
         asked.cancel()
-        notes.book.give_up("h", asked, pb.EngineMessage(cancel=pb.Cancellation(handoff_id="h")))
-    said = list(notes.book.everything())
+    assert notes.cancelled() == [("h", 1), ("h", 2)]
+    said = list(notes.open.everything())
     assert [message.cancel.demand for message in said] == [1, 2, 0]
     assert said[2].WhichOneof("body") == "request"
     assert not three.done()
@@ -123,11 +136,11 @@ async def test_without_a_broker_d_waits_no_longer_than_its_patience() -> None:
     assert notes.late() == []
     assert (asked.result().state, asked.result().reason) == ("EXPIRED", "BROKER_SILENT")
     assert not asked.pages_free.done(), "a rank may still write"
-    assert list(notes.book.everything()) == []
+    assert list(notes.open.everything()) == []
     notes.now_s += SILENCE_S
     assert notes.late() == [("h", 1)]
     assert asked.pages_free.result() is None
-    assert notes.book.empty
+    assert notes.open.empty
 
 
 async def test_a_broker_that_is_there_is_given_time_to_say_how_it_ended() -> None:
@@ -160,7 +173,7 @@ async def test_a_lease_is_renewed_at_each_third_of_it_and_until_its_hold_ends() 
     notes.publish()
     for tick in range(100):
         notes.now_s = 100 + tick / 10
-        said += [(tick / 10, one.renew.lease_ms) for one in notes.book.renewals()]
+        said += [(tick / 10, lease_ms) for lease_ms in notes.renewed()]
     assert said == [(float(second), 3000) for second in range(1, 7)]
 
 
@@ -168,9 +181,9 @@ async def test_what_has_ended_is_renewed_no_more() -> None:
     notes = Notes()
     notes.publish(final=False)
     notes.ask()
-    notes.book.finish(DONE, 0)
+    notes.open.finish(DONE, 0)
     notes.now_s += 2
-    assert list(notes.book.renewals()) == []
+    assert notes.renewed() == []
 
 
 @pytest.mark.parametrize(("refused", "renewals"), [(1, 1), (2, 0)])
@@ -181,28 +194,28 @@ async def test_what_can_not_become_whole_any_more_is_renewed_no_more(
     notes = Notes()
     notes.publish(final=False)
     notes.publish()
-    notes.book.refuse(pb.Refused(message_id=refused, handoff_id="h", reason="NULL_BLOCK"))
+    notes.open.refuse(pb.Refused(message_id=refused, handoff_id="h", reason="NULL_BLOCK"))
     notes.now_s += 2
-    assert len(list(notes.book.renewals())) == renewals
+    assert len(notes.renewed()) == renewals
 
 
 async def test_what_comes_after_all_was_cancelled_is_refused_with_the_same_reason() -> None:
     notes = Notes()
-    notes.book.cancel_all("ENGINE_STOPS", "on its way out")
+    notes.open.cancel_all("ENGINE_STOPS", "on its way out")
     asked, published = notes.ask(), notes.publish("other")
     for refused in (asked, published):
         error = refused.exception()
         assert isinstance(error, RestowError)
         assert error.reason == "ENGINE_STOPS"
     assert asked.pages_free.done()
-    assert notes.book.empty
+    assert notes.open.empty
 
 
 async def test_patience_goes_on_where_it_was_when_a_demand_is_said_again() -> None:
     notes = Notes()
     notes.ask(timeout_ms=5000)
     notes.now_s += 2
-    (again,) = notes.book.everything()
+    (again,) = notes.open.everything()
     assert again.request.repeated
     assert again.request.timeout_ms == 3000
 
@@ -210,8 +223,8 @@ async def test_patience_goes_on_where_it_was_when_a_demand_is_said_again() -> No
 async def test_a_repeated_demand_that_is_refused_keeps_its_pages_until_none_can_write() -> None:
     notes = Notes()
     asked = notes.ask()
-    list(notes.book.everything())
-    notes.book.refuse(pb.Refused(message_id=1, handoff_id="h", reason="DIRECTORY_FULL"))
+    list(notes.open.everything())
+    notes.open.refuse(pb.Refused(message_id=1, handoff_id="h", reason="DIRECTORY_FULL"))
     assert asked.exception() is not None
     assert not asked.pages_free.done()
     notes.now_s += 0.5 + SILENCE_S
@@ -223,7 +236,7 @@ async def test_an_id_is_published_once_in_a_session() -> None:
     notes = Notes()
     notes.publish(final=False)
     notes.publish()
-    notes.book.finish(DONE, 0)
+    notes.open.finish(DONE, 0)
     with pytest.raises(HandoffConflictError, match="use a new one"):
         notes.publish()
     notes.publish("other")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -18,7 +19,12 @@ from broker.fakes import (
     model_layout,
     pair,
 )
-from restow.broker.client import AdminClient, BrokerUnreachableError, EngineSession
+from restow.broker.client import (
+    AdminClient,
+    BrokerCallError,
+    BrokerUnreachableError,
+    EngineSession,
+)
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.errors import ListenError, RestowError
 from restow.broker.server.serve import RunningBroker
@@ -148,3 +154,21 @@ def renewals(running: RunningBroker, name: str) -> int:
     """How often P's lease of a handoff was renewed so far."""
     handoff = running.hub.directory.ledger.live.get(("default", name))
     return sum(event == "renewed" for _, event, _ in handoff.timeline) if handoff else 0
+
+
+async def test_a_life_that_is_overtaken_while_it_starts_hears_why() -> None:
+    async with broker() as running:
+        older, newer = (EngineSession("p", life, model_layout(), running.address) for life in "12")
+        register = older._register
+
+        async def overtaken(timeout_s: float) -> None:
+            await register(timeout_s)
+            await newer.start()
+
+        with (
+            patch.object(older, "_register", overtaken),
+            pytest.raises(BrokerCallError) as caught,
+        ):
+            await older.start()
+        assert caught.value.reason == "ENGINE_REPLACED"
+        await newer.close()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from restow.agents.engines.common.ends import DECLINED
 from restow.broker.cli.main import app
 from restow.broker.client import BrokerCallError
-from restow.broker.client.book import SILENT
+from restow.broker.client.open_handoffs import SILENT
 from restow.broker.errors import RestowError
 from restow.broker.reasons import REASONS, UNKNOWN, advice_for
 

@@ -163,7 +163,7 @@ async def _live(broker: HostileBroker) -> None:
     ]
     with (
         patch("restow.broker.client.session.broker_pb2_grpc.BrokerStub", lambda channel: broker),
-        patch("restow.broker.client.session.Line.connects", return_value=True),
+        patch("restow.broker.client.session.RenewedChannel.connects", return_value=True),
     ):
         await session.start()
         runner: Any = session._runner

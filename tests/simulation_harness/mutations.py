@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from restow.agents.link import orders
 from restow.agents.reading.reader import Reader
-from restow.broker.client.book import Book
 from restow.broker.client.delivery import Delivery
+from restow.broker.client.open_handoffs import OpenHandoffs
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord
@@ -126,7 +126,7 @@ def two_states_at_once(history: History) -> Iterator[None]:
     """P says a second state under an id that it has published whole, and fences it."""
     # Where it matters: chance alone brings this about once in some thousand histories.
     often = patch("simulation_harness.history.COMPUTED_AT_ONCE", 1.0)
-    with often, patch.object(Book, "_is_another", lambda *words: False):
+    with often, patch.object(OpenHandoffs, "_is_another", lambda *words: False):
         yield
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from restow.broker.client import Credentials
 from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 
@@ -122,7 +123,7 @@ class Network:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def open_channel(self, address: str) -> Channel:
+    def open_channel(self, address: str, credentials: Credentials) -> Channel:
         """What `restow.broker.client.channel.open_channel` is replaced by."""
         process = CURRENT.get()
         if process is None:

@@ -51,8 +51,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
         ):
             stack.enter_context(patch.object(target, name, value))
         for where, stand_in in (
-            ("restow.broker.client.session.open_channel", network.open_channel),
-            ("restow.agents.link.kept_stream.open_channel", network.open_channel),
+            ("restow.broker.client.channel.open_channel", network.open_channel),
             ("restow.agents.async_agent.NixlTransport", fabric.transport),
             ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.

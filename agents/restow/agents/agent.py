@@ -9,10 +9,10 @@ from typing import Self
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError
 from restow.agents.link.fences import DeviceEvent
-from restow.agents.link.loop_thread import LoopThread
 from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.loop_thread import LoopThread
 from restow.broker.errors import RestowError
 
 STAGING_BYTES = AgentSettings().staging_bytes
@@ -95,7 +95,7 @@ class Agent:
         """
         thread, agent = self._thread, self._agent
         if thread is None or agent is None:
-            raise AgentClosedError(f"rank {self._rank} has no agent: it was not started, or closed")
+            raise self._closed()
         thread.call_soon(agent.fence, handoff_id, event)
 
     def close(self) -> None:
@@ -121,8 +121,12 @@ class Agent:
         """Close."""
         self.close()
 
+    def _closed(self) -> AgentClosedError:
+        words = f"rank {self._rank} has no agent: it was not started, or closed"
+        return AgentClosedError(words)
+
     def _opened(self) -> tuple[LoopThread, AsyncAgent]:
-        self._thread = LoopThread(f"restow-agent-{self._rank}")
+        self._thread = LoopThread(f"restow-agent-{self._rank}", self._closed)
         self._agent = self._thread.run(self._open())
         return self._thread, self._agent
 

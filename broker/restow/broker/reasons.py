@@ -12,8 +12,6 @@ from typing import Final
 from restow.broker.advice import OTHER_VERSION, Advice
 from restow.broker.refusals import REFUSALS
 
-__all__ = ["REASONS", "UNKNOWN", "Advice", "advice_for"]
-
 REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
     {
         **REFUSALS,

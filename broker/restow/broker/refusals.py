@@ -87,7 +87,7 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
         "AGENT_RELEASE_DIFFERS": Advice(
             "The broker and an agent are of releases that write programs in different forms.",
-            "Run one version of Restow on the broker and on all hosts.",
+            OTHER_VERSION,
         ),
         "REGION_INVALID": Advice(
             "Memory that an engine hands to its agent is not what its region says.",

@@ -12,12 +12,12 @@ import grpc
 from restow.agents.errors import AgentClosedError, DaemonUnreachableError
 from restow.agents.link.fences import DeviceEvent, KeptFences, PendingFences
 from restow.agents.link.kept_stream import KeptStream
-from restow.agents.link.loop_thread import LoopThread
 from restow.agents.memory.cuda_ipc import CudaRegion
 from restow.agents.memory.regions import SharedRegion
 from restow.agents.memory.shared_regions import region_to_proto
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import BrokerUnreachableError
+from restow.broker.client.loop_thread import LoopThread
 from restow.v1 import broker_pb2, daemon_pb2_grpc
 from restow.v1 import daemon_pb2 as pb
 
@@ -98,7 +98,7 @@ class DaemonAgent:
         Raises `DaemonUnreachableError`, and `BrokerCallError` with the reason of the daemon or the
         broker if one of them refuses.
         """
-        self._thread = LoopThread(f"restow-daemon-client-{self._rank}")
+        self._thread = LoopThread(f"restow-daemon-client-{self._rank}", self._closed)
         try:
             self._attachment = self._thread.run(self._open())
             self._thread.run(self._attachment.stream.start(timeout_s))
@@ -121,7 +121,7 @@ class DaemonAgent:
         """
         thread, attachment = self._thread, self._attachment
         if thread is None or attachment is None:
-            raise AgentClosedError(f"rank {self._rank} has no agent: it was not started, or closed")
+            raise self._closed()
         thread.call_soon(attachment.pending.fence, handoff_id, event)
 
     def close(self) -> None:
@@ -147,6 +147,10 @@ class DaemonAgent:
     ) -> None:
         """Close."""
         self.close()
+
+    def _closed(self) -> AgentClosedError:
+        words = f"rank {self._rank} has no agent: it was not started, or closed"
+        return AgentClosedError(words)
 
     async def _open(self) -> _Attachment:
         return _Attachment(f"unix:{self._socket.absolute()}", self._attach)

@@ -12,7 +12,7 @@ import grpc
 import structlog
 
 from restow.broker.client.backoff import Backoff
-from restow.broker.client.channel import CONNECT_S, Line, open_channel
+from restow.broker.client.channel import CONNECT_S, RenewedChannel
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import NoWelcomeError, from_rpc_error, unreachable
 from restow.broker.errors import RestowError
@@ -130,15 +130,15 @@ class KeptStream(Generic[Message, Request, Response]):
 
     async def _run(self) -> None:
         """One stream after the other, until the other side says that it is of no use."""
-        line = Line(self._address, self._credentials, open_channel)
+        channel = RenewedChannel(self._address, self._credentials)
         try:
             while True:
                 try:
-                    if not await line.connects():
+                    if not await channel.connects():
                         self._broke(self._unreached(f"not connected within {CONNECT_S:g} s"))
                         continue
                     self._connected = True
-                    await self._stream(await line.channel())
+                    await self._stream(await channel.channel())
                     self._log.warning("the other side ended the stream")
                 except grpc.aio.AioRpcError as error:
                     self._broke(from_rpc_error(error, self._address, self._credentials.secure))
@@ -151,7 +151,7 @@ class KeptStream(Generic[Message, Request, Response]):
                     return
                 await asyncio.sleep(self._pause_s())
         finally:
-            await line.close()
+            await channel.close()
 
     def _late(self, timeout_s: float) -> RestowError:
         if not self._connected:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 import grpc
 
@@ -24,6 +23,9 @@ T = TypeVar("T")
 class _Admin:
     """What both clients have: where the broker is, and who asks."""
 
+    _grpc: ClassVar[Any]
+    """The module whose channels are used."""
+
     def __init__(
         self,
         broker: str | None = None,
@@ -38,13 +40,15 @@ class _Admin:
         self.address = broker_address(broker)
         credentials = credentials or Credentials.of()
         self._secure = credentials.secure
-        self._channel = self._open(credentials)
+        if self._secure:
+            secured = credentials.for_channel()
+            channel = self._grpc.secure_channel(self.address, secured, options=ADMIN_OPTIONS)
+        else:
+            channel = self._grpc.insecure_channel(self.address, options=ADMIN_OPTIONS)
+        self._channel = channel
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = (("restow-tenant", tenant),) if tenant is not None else ()
-
-    def _open(self, credentials: Credentials) -> Any:
-        raise NotImplementedError
 
     def _made(self, call: AdminCall[Any]) -> Any:
         """The call under way."""
@@ -90,6 +94,8 @@ class AdminClient(_Admin):
     `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`.
     """
 
+    _grpc: ClassVar = grpc
+
     status = _blocking(calls.status)
     engines = _blocking(calls.engines)
     agents = _blocking(calls.agents)
@@ -101,23 +107,11 @@ class AdminClient(_Admin):
     release = _blocking(calls.release)
     set_draining = _blocking(calls.set_draining)
 
-    def _open(self, credentials: Credentials) -> grpc.Channel:
-        if credentials.secure:
-            return grpc.secure_channel(
-                self.address, credentials.for_channel(), options=ADMIN_OPTIONS
-            )
-        return grpc.insecure_channel(self.address, options=ADMIN_OPTIONS)
-
     def __enter__(self) -> Self:
         """Use as a context."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the channel."""
         self.close()
 
@@ -128,6 +122,8 @@ class AdminClient(_Admin):
 
 class AsyncAdminClient(_Admin):
     """`AdminClient` with ``await``, on one event loop."""
+
+    _grpc: ClassVar = grpc.aio
 
     status = _awaited(calls.status)
     engines = _awaited(calls.engines)
@@ -140,23 +136,11 @@ class AsyncAdminClient(_Admin):
     release = _awaited(calls.release)
     set_draining = _awaited(calls.set_draining)
 
-    def _open(self, credentials: Credentials) -> grpc.aio.Channel:
-        if credentials.secure:
-            return grpc.aio.secure_channel(
-                self.address, credentials.for_channel(), options=ADMIN_OPTIONS
-            )
-        return grpc.aio.insecure_channel(self.address, options=ADMIN_OPTIONS)
-
     async def __aenter__(self) -> Self:
         """Use as a context."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the channel."""
         await self.close()
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import uvloop
+from functools import wraps
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
-from restow.broker.client.session import Blocks, EngineSession
+from restow.broker.client.loop_thread import LoopThread
+from restow.broker.client.session import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -40,6 +39,10 @@ class BlockingDelivery(Future[HandoffEnded]):
         return True
 
 
+def _closed() -> RuntimeError:
+    return RuntimeError("the session is not started, or closed")
+
+
 def _copy(source: asyncio.Future[T], target: Future[T]) -> None:
     """Give a thread's future what one of the loop's became."""
     if source.cancelled():
@@ -50,6 +53,65 @@ def _copy(source: asyncio.Future[T], target: Future[T]) -> None:
         target.set_result(source.result())
     else:
         target.set_exception(error)
+
+
+def _said(
+    say: Callable[Concatenate[EngineSession, P], asyncio.Future[HandoffEnded]],
+) -> Callable[Concatenate[BlockingSession, P], Future[HandoffEnded]]:
+    """The session's word, said on its loop."""
+
+    @wraps(say)
+    def call(self: BlockingSession, /, *words: P.args, **more: P.kwargs) -> Future[HandoffEnded]:
+        thread, future = self._open_thread(), Future[HandoffEnded]()
+
+        def begin() -> None:
+            # In one step, so that words of one thread reach the session in their order.
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                said = say(self._session, *words, **more)
+            except RestowError as error:
+                future.set_exception(error)
+            else:
+                said.add_done_callback(lambda end: _copy(end, future))
+
+        thread.call_soon(begin)
+        return future
+
+    return call
+
+
+def _asked(
+    ask: Callable[Concatenate[EngineSession, P], Delivery],
+) -> Callable[Concatenate[BlockingSession, P], BlockingDelivery]:
+    """The same of a word whose end is a delivery."""
+
+    @wraps(ask)
+    def call(self: BlockingSession, /, *words: P.args, **more: P.kwargs) -> BlockingDelivery:
+        thread = self._open_thread()
+        asked: list[Delivery] = []
+
+        def give_up() -> None:
+            for one in asked:
+                one.cancel()
+
+        delivery = BlockingDelivery(lambda: thread.call_soon(give_up))
+
+        def begin() -> None:
+            try:
+                one = ask(self._session, *words, **more)
+            except RestowError as error:
+                delivery.set_exception(error)
+                delivery.pages_free.set_result(None)
+                return
+            asked.append(one)
+            one.add_done_callback(lambda ended: _copy(ended, delivery))
+            one.pages_free.add_done_callback(lambda freed: _copy(freed, delivery.pages_free))
+
+        thread.call_soon(begin)
+        return delivery
+
+    return call
 
 
 class BlockingSession:
@@ -64,167 +126,51 @@ class BlockingSession:
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], None] | None = None,
     ) -> None:
-        """Prepare; `start` or ``with`` connects. ``on_lost`` is called in the session's thread."""
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name=f"restow-{engine_id}", daemon=True
-        )
-        self._arguments = (engine_id, incarnation, layout, broker, credentials, on_lost)
-        self._session: EngineSession | None = None
+        """Prepare, like `EngineSession`; ``on_lost`` is called in the session's thread."""
+        self._name = f"restow-{engine_id}"
+        self._session = EngineSession(engine_id, incarnation, layout, broker, credentials, on_lost)
+        self._thread: LoopThread | None = None
 
     def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 
         Raises like `EngineSession.start`; then the session is closed.
         """
-        self._thread.start()
-
-        async def start() -> EngineSession:
-            session = EngineSession(*self._arguments)
-            await session.start(timeout_s)
-            return session
-
+        self._thread = LoopThread(self._name, _closed)
         try:
-            self._session = self._run(start())
+            self._thread.run(self._session.start(timeout_s))
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """Unregister and end the thread; futures that are pending end as CANCELLED."""
-        session, self._session = self._session, None
-        if session is not None:
-            self._run(self._finish(session))
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-        if not self._loop.is_closed():
-            self._loop.close()
-
-    async def _finish(self, session: EngineSession) -> None:
-        await session.close()
-        await asyncio.sleep(0)  # The ends are copied to the threads' futures in this step.
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                thread.run(self._session.close())
+            finally:
+                thread.close()
 
     def __enter__(self) -> Self:
         """Connect."""
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Unregister and close."""
         self.close()
 
-    def publish(
-        self,
-        handoff_id: str,
-        blocks: Blocks,
-        position_tokens: int,
-        *,
-        final: bool = True,
-        first_blocks: Mapping[str, int] | None = None,
-        lease_ms: int = 30_000,
-        hold_ms: int = 300_000,
-        trace_parent: str = "",
-        content: bytes = b"",
-    ) -> Future[HandoffEnded]:
-        """Publish blocks of a handoff; the future tells when P's pages are free again."""
-        return self._say(
-            lambda session: session.publish(
-                handoff_id,
-                blocks,
-                position_tokens,
-                final=final,
-                first_blocks=first_blocks,
-                lease_ms=lease_ms,
-                hold_ms=hold_ms,
-                trace_parent=trace_parent,
-                content=content,
-            )
-        )
-
-    def request(
-        self,
-        handoff_id: str,
-        blocks: Blocks,
-        *,
-        held_tokens: int = 0,
-        position_tokens: int = 0,
-        timeout_ms: int = 30_000,
-        trace_parent: str = "",
-        content: bytes = b"",
-    ) -> BlockingDelivery:
-        """Ask for a handoff's state; the delivery tells how it ended, and when pages are free."""
-        return self._ask(
-            lambda session: session.request(
-                handoff_id,
-                blocks,
-                held_tokens=held_tokens,
-                position_tokens=position_tokens,
-                timeout_ms=timeout_ms,
-                trace_parent=trace_parent,
-                content=content,
-            )
-        )
-
-    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
-        """Go on without a state; the delivery tells when the broker knows."""
-        return self._ask(lambda session: session.decline(handoff_id, detail))
+    publish = _said(EngineSession.publish)
+    request = _asked(EngineSession.request)
+    decline = _asked(EngineSession.decline)
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up."""
-        if self._session is not None:
-            self._loop.call_soon_threadsafe(self._session.cancel, handoff_id, detail)
+        if self._thread is not None:
+            self._thread.call_soon(self._session.cancel, handoff_id, detail)
 
-    def _say(
-        self, say: Callable[[EngineSession], asyncio.Future[HandoffEnded]]
-    ) -> Future[HandoffEnded]:
-        session, future = self._open_session(), Future[HandoffEnded]()
-
-        def begin() -> None:
-            # In one step, so that words of one thread reach the session in their order.
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                say(session).add_done_callback(lambda end: _copy(end, future))
-            except RestowError as error:
-                future.set_exception(error)
-
-        self._loop.call_soon_threadsafe(begin)
-        return future
-
-    def _ask(self, ask: Callable[[EngineSession], Delivery]) -> BlockingDelivery:
-        session, loop = self._open_session(), self._loop
-        asked: list[Delivery] = []
-
-        def give_up() -> None:
-            for one in asked:
-                one.cancel()
-
-        delivery = BlockingDelivery(lambda: loop.call_soon_threadsafe(give_up))
-
-        def begin() -> None:
-            try:
-                one = ask(session)
-            except RestowError as error:
-                delivery.set_exception(error)
-                delivery.pages_free.set_result(None)
-                return
-            asked.append(one)
-            one.add_done_callback(lambda ended: _copy(ended, delivery))
-            one.pages_free.add_done_callback(lambda freed: _copy(freed, delivery.pages_free))
-
-        loop.call_soon_threadsafe(begin)
-        return delivery
-
-    def _open_session(self) -> EngineSession:
-        if self._session is None:
-            raise RuntimeError("the session is not started, or closed")
-        return self._session
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _open_thread(self) -> LoopThread:
+        if self._thread is None:
+            raise _closed()
+        return self._thread

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
 
 import grpc
 
@@ -32,35 +31,25 @@ def broker_address(given: str | None = None) -> str:
     return given or os.environ.get("RESTOW_BROKER") or DEFAULT_BROKER
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A plaintext channel, on the running loop."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+PLAINTEXT = Credentials()
 
 
-def open_secure_channel(address: str, credentials: Credentials) -> grpc.aio.Channel:
-    """A channel with TLS, on the running loop. Raises like `Credentials.for_channel`."""
+def open_channel(address: str, credentials: Credentials = PLAINTEXT) -> grpc.aio.Channel:
+    """A channel on the running loop. Raises like `Credentials.for_channel` if there is TLS."""
+    if not credentials.secure:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     secured = credentials.for_channel()
     return grpc.aio.secure_channel(address, secured, options=CHANNEL_OPTIONS)
 
 
-class Line:
+class RenewedChannel:
     """The one channel to a broker, opened anew when certificates were renewed. On one loop."""
 
-    def __init__(
-        self,
-        address: str,
-        credentials: Credentials,
-        open_plain: Callable[[str], grpc.aio.Channel] = open_channel,
-    ) -> None:
-        """Prepare; ``open_plain`` opens a channel without TLS."""
-        self._address, self._credentials, self._open_plain = address, credentials, open_plain
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        """Prepare: the first call of `channel` opens it."""
+        self._address, self._credentials = address, credentials
         self._channel: grpc.aio.Channel | None = None
         self._stamp: Stamp = ()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a channel."""
-        return self._channel is not None
 
     async def channel(self) -> grpc.aio.Channel:
         """The channel; calls on an earlier one end if it was opened anew.
@@ -69,7 +58,7 @@ class Line:
         """
         stamp = self._credentials.stamp()
         if self._channel is None or stamp != self._stamp:
-            channel = self._open()
+            channel = open_channel(self._address, self._credentials)
             await self.close()
             self._channel, self._stamp = channel, stamp
         return self._channel
@@ -91,8 +80,3 @@ class Line:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
-
-    def _open(self) -> grpc.aio.Channel:
-        if self._credentials.secure:
-            return open_secure_channel(self._address, self._credentials)
-        return self._open_plain(self._address)

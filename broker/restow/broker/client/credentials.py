@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,6 @@ class Credentials:
         tls_cert: str | Path | None = None,
         tls_key: str | Path | None = None,
         token_file: str | Path | None = None,
-        environment: Mapping[str, str] = os.environ,
     ) -> Credentials:
         """What is given, each that is not from RESTOW_TLS_CA, ..., RESTOW_TOKEN_FILE.
 
@@ -68,7 +67,7 @@ class Credentials:
         given = (tls_ca, tls_cert, tls_key, token_file)
         names = [field.name for field in fields(cls)]
         found = (
-            value or environment.get("RESTOW_" + name.upper())
+            value or os.environ.get("RESTOW_" + name.upper())
             for name, value in zip(names, given, strict=True)
         )
         return cls(*(Path(value) if value else None for value in found))

@@ -1,10 +1,11 @@
-"""A delivery: one demand of D's, its end, and when its pages are D's again."""
+"""How a handoff ends for one side; for D, a delivery, also when its pages are its own again."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from restow.v1 import broker_pb2 as pb
 
@@ -36,30 +37,15 @@ class HandoffEnded:
         return self.state == "DONE"
 
 
-class Delivery(asyncio.Future[HandoffEnded]):
-    """How a demand ends; await it. Giving it up gives the demand up, and its pages come later.
+class HandoffFuture(asyncio.Future[HandoffEnded]):
+    """How a handoff ends for one side; await it. Nobody need look at it."""
 
-    So ``asyncio.wait_for(session.request(...), 0.1)`` cancels the demand. The pages are D's again
-    when `pages_free` is done without an error, and not before: until then a rank may write to them.
-    """
+    def __init__(self) -> None:
+        """Belong to the running loop."""
+        super().__init__(loop=asyncio.get_running_loop())
+        self.add_done_callback(_looked_at)
 
-    def __init__(self, give_up: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        """``give_up`` is called once, if it is cancelled."""
-        super().__init__(loop=loop)
-        self._give_up = give_up
-        self.pages_free: asyncio.Future[None] = loop.create_future()
-        # Nobody need look at either.
-        for future in (self, self.pages_free):
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    def cancel(self, msg: object = None) -> bool:
-        """Give the demand up; its pages are not free yet."""
-        cancelled = super().cancel(msg)
-        if cancelled:
-            self._give_up()
-        return cancelled
-
-    def end(self, ended: HandoffEnded) -> None:
+    def tell(self, ended: HandoffEnded) -> None:
         """Tell how it ended, unless that was told or nobody waits."""
         if not self.done():
             self.set_result(ended)
@@ -69,6 +55,28 @@ class Delivery(asyncio.Future[HandoffEnded]):
         if not self.done():
             self.set_exception(error)
 
+
+class Delivery(HandoffFuture):
+    """How a demand ends; await it. Giving it up gives the demand up, and its pages come later.
+
+    So ``asyncio.wait_for(session.request(...), 0.1)`` cancels the demand. The pages are D's again
+    when `pages_free` is done without an error, and not before: until then a rank may write to them.
+    """
+
+    def __init__(self, give_up: Callable[[Delivery], None]) -> None:
+        """``give_up`` is called with it once, if it is cancelled."""
+        super().__init__()
+        self._give_up = give_up
+        self.pages_free: asyncio.Future[None] = self.get_loop().create_future()
+        self.pages_free.add_done_callback(_looked_at)
+
+    def cancel(self, msg: object = None) -> bool:
+        """Give the demand up; its pages are not free yet."""
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self._give_up(self)
+        return cancelled
+
     def free(self, error: Exception | None = None) -> None:
         """Tell that no rank writes to the pages any more; or, with an error, that none can say."""
         if self.pages_free.done():
@@ -77,3 +85,9 @@ class Delivery(asyncio.Future[HandoffEnded]):
             self.pages_free.set_result(None)
         else:
             self.pages_free.set_exception(error)
+
+
+def _looked_at(done: asyncio.Future[Any]) -> None:
+    """An error that nobody takes is not logged."""
+    if not done.cancelled():
+        done.exception()

@@ -16,22 +16,15 @@ class BrokerCallError(RestowError):
     def __init__(self, status: str, reason: str, message: str, **subject: object) -> None:
         """Carry what the broker said."""
         super().__init__(message, **subject)
-        self.status = status  # type: ignore[misc]
-        self.reason = reason  # type: ignore[misc]
+        self.status, self.reason = status, reason
 
 
-class BrokerUnreachableError(RestowError):
+class BrokerUnreachableError(RestowError, status="UNAVAILABLE", reason="BROKER_UNREACHABLE"):
     """No broker answers at the address: is it started, and is the address right?"""
 
-    status = "UNAVAILABLE"
-    reason = "BROKER_UNREACHABLE"
 
-
-class PagesNotFreeError(RestowError):
+class PagesNotFreeError(RestowError, status="FAILED_PRECONDITION", reason="PAGES_NOT_FREE"):
     """The session was closed while a rank may have been writing to a demand's pages."""
-
-    status = "FAILED_PRECONDITION"
-    reason = "PAGES_NOT_FREE"
 
     def __init__(self, handoff_id: str) -> None:
         """Name the handoff."""
@@ -42,11 +35,8 @@ class PagesNotFreeError(RestowError):
         )
 
 
-class NoWelcomeError(RestowError):
+class NoWelcomeError(RestowError, status="DEADLINE_EXCEEDED", reason="NO_WELCOME"):
     """The other side is there and has not let us in: it may wait for another one to come first."""
-
-    status = "DEADLINE_EXCEEDED"
-    reason = "NO_WELCOME"
 
 
 def _info(error: grpc.RpcError | grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:

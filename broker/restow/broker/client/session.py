@@ -7,18 +7,17 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Self
 
 import grpc
 import structlog
 
 from restow.broker.client.backoff import FIRST_S, Backoff
-from restow.broker.client.book import Book
-from restow.broker.client.channel import Line, broker_address, open_channel
+from restow.broker.client.channel import RenewedChannel, broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.client.open_handoffs import OpenHandoffs
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.rpc import wire
@@ -62,23 +61,24 @@ class EngineSession:
         """
         self.address = broker_address(broker)
         self._credentials = credentials or Credentials.of()
-        self._line = Line(self.address, self._credentials, open_channel)
+        self._channel = RenewedChannel(self.address, self._credentials)
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
         self._registration = pb.RegisterEngineRequest(
             engine=self.ref, layout=wire.layout_to_proto(layout)
         )
-        self._book = Book()
+        self._handoffs = OpenHandoffs(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
         self._busy = asyncio.Event()
         self._backoff = Backoff()
         self._stub: broker_pb2_grpc.BrokerAsyncStub | None = None
-        """Of the line's present channel."""
+        """Of the present channel."""
         self._runner: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._on_lost = on_lost
+        self._lost: RestowError | None = None
         self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
         self.layout_digest = ""
 
@@ -87,19 +87,14 @@ class EngineSession:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Unregister and close."""
         await self.close()
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 
-        Raises `BrokerCallError` for a refused layout, `BrokerUnreachableError` after the timeout,
+        Raises `BrokerCallError` if it is refused, `BrokerUnreachableError` after the timeout,
         and a `TrustError` for files that can't be used; then the session is closed.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -125,7 +120,7 @@ class EngineSession:
         await asyncio.wait({opened, runner}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         opened.cancel()
         if not self._opened.is_set():
-            raise BrokerUnreachableError(
+            raise self._lost or BrokerUnreachableError(
                 f"the broker at {self.address} opened no session within {timeout_s:.1f} s",
                 broker=self.address,
             )
@@ -148,11 +143,11 @@ class EngineSession:
             request = pb.UnregisterEngineRequest(engine=self.ref)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
-        await self._line.close()
-        self._book.cancel_all("SESSION_CLOSED", "the session is closed")
+        await self._channel.close()
+        self._handoffs.cancel_all("SESSION_CLOSED", "the session is closed")
 
     async def _give_up_demands(self) -> None:
-        demands = self._book.demands
+        demands = self._handoffs.demands
         if not self._opened.is_set() or not demands:
             return
         for handoff_id, _ in demands:
@@ -194,11 +189,7 @@ class EngineSession:
             trace_parent=trace_parent,
             content=content,
         )
-        message = pb.EngineMessage(publish=publication)
-        opened = self._opened.is_set()
-        end = self._book.publish(handoff_id, message, sent=opened, hold_ms=hold_ms)
-        self._say(end, message)
-        return end
+        return self._handoffs.publish(publication, hold_ms)
 
     def request(
         self,
@@ -211,7 +202,7 @@ class EngineSession:
         trace_parent: str = "",
         content: bytes = b"",
     ) -> Delivery:
-        """Ask for a handoff's state; await the delivery to know how it ended.
+        """Ask for a handoff's state; the delivery tells how it ended.
 
         It fails if the state stands elsewhere than at ``position_tokens``; 0: anywhere. ``content``
         names what D wants the state of, up to that position; P's must be the same, if P names any.
@@ -228,7 +219,7 @@ class EngineSession:
             trace_parent=trace_parent,
             content=content,
         )
-        return self._ask(handoff_id, pb.EngineMessage(request=demand))
+        return self._handoffs.ask(handoff_id, pb.EngineMessage(request=demand))
 
     def decline(self, handoff_id: str, detail: str = "") -> Delivery:
         """Go on without a state, instead of asking for it: P's pages are free at once.
@@ -236,40 +227,24 @@ class EngineSession:
         P need not have published it. The delivery tells when the broker knows.
         """
         declined = pb.Decline(handoff_id=handoff_id, detail=detail)
-        return self._ask(handoff_id, pb.EngineMessage(decline=declined))
+        return self._handoffs.ask(handoff_id, pb.EngineMessage(decline=declined))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up; its future tells when it has ended."""
-        message = _cancellation(handoff_id, detail)
-        if self._book.cancel(handoff_id, message):
-            self._send(message)
+        self._handoffs.cancel(handoff_id, detail)
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
-        def give_up(given_up: Delivery) -> None:
-            cancellation = _cancellation(handoff_id, "the caller waits no longer")
-            if self._book.give_up(handoff_id, given_up, cancellation):
-                self._send(cancellation)
-
-        opened = self._opened.is_set()
-        delivery = self._book.ask(handoff_id, message, sent=opened, give_up=give_up)
-        self._say(delivery, message)
-        return delivery
-
-    def _say(self, end: asyncio.Future[HandoffEnded], message: pb.EngineMessage) -> None:
-        if not end.done():
-            self._send(message)
-            self._busy.set()
-
-    def _send(self, message: pb.EngineMessage) -> None:
-        # While no stream is open the book has it all, and is said whole when one is.
+    def _send(self, message: pb.EngineMessage) -> bool:
+        # While no stream is open the open handoffs have it all: they are said whole when one is.
+        self._busy.set()
         if self._opened.is_set():
             self._outbox.append(message)
             self._wake.set()
+        return self._opened.is_set()
 
     async def _register(self, timeout_s: float) -> None:
-        stub = self._stub = broker_pb2_grpc.BrokerStub(await self._line.channel())
+        stub = self._stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
         try:
             response = await stub.RegisterEngine(self._registration, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
@@ -305,7 +280,7 @@ class EngineSession:
         while True:
             await asyncio.sleep(self._backoff.wait_s())
             try:
-                while not await self._line.connects():
+                while not await self._channel.connects():
                     pass
                 await self._register(REGISTER_S)
                 return
@@ -323,7 +298,8 @@ class EngineSession:
 
     def _lose(self, error: RestowError) -> None:
         """The session has ended for good."""
-        self._book.close(error)
+        self._lost = error
+        self._handoffs.close(error)
         if self._on_lost is not None:
             self._on_lost(error)
 
@@ -336,11 +312,11 @@ class EngineSession:
                 for event in response.events:
                     body = event.WhichOneof("body")
                     if body == "ended":
-                        self._book.finish(HandoffEnded.of(event.ended), event.ended.demand)
+                        self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
                     elif body == "refused":
-                        self._book.refuse(event.refused)
+                        self._handoffs.refuse(event.refused)
                     elif body == "opened" and writer is None:
-                        self._outbox = deque(self._book.everything())
+                        self._outbox = deque(self._handoffs.everything())
                         self._opened.set()
                         self._backoff.began()
                         writer = asyncio.create_task(self._write(call))
@@ -367,22 +343,14 @@ class EngineSession:
     async def _keep_time(self) -> None:
         """Renew leases, and give up what the broker does not end in time."""
         while True:
-            if self._book.empty:
+            if self._handoffs.empty:
                 self._busy.clear()
                 await self._busy.wait()
             await asyncio.sleep(LOOK_EVERY_S)
             connected = self._opened.is_set()
             if connected:
-                for renewal in self._book.renewals():
-                    self._send(renewal)
-            for handoff_id, number in self._book.give_up_late(connected):
-                late = "the broker has not ended it in time"
-                self._send(_cancellation(handoff_id, late, number))
-
-
-def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
-    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=detail, demand=demand)
-    return pb.EngineMessage(cancel=cancellation)
+                self._handoffs.renew()
+            self._handoffs.give_up_late(connected)
 
 
 def _may_be_mended(error: RestowError) -> bool:

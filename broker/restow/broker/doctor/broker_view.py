@@ -47,12 +47,12 @@ def all_pairs(engines: Sequence[pb.EngineInfo]) -> list[Pair]:
         (p.engine_id, d.engine_id)
         for p in ready
         for d in ready
-        if p.engine_id != d.engine_id and identity_of(p) == identity_of(d)
+        if p.engine_id != d.engine_id and model_of(p) == model_of(d)
     ]
 
 
-def identity_of(engine: pb.EngineInfo) -> ModelIdentity:
-    """Which model it serves."""
+def model_of(engine: pb.EngineInfo) -> ModelIdentity:
+    """What it serves."""
     return ModelIdentity(engine.model, engine.revision, engine.adapter, engine.quantisation)
 
 
@@ -71,7 +71,7 @@ def judge_engine(engine: pb.EngineInfo) -> Finding:
             "its agents are there, and its session is not: it hears of no end",
             "is its scheduler's process alive?",
         )
-    words = f"{engine.ranks} ranks of {identity_of(engine)}, session and agents"
+    words = f"{engine.ranks} ranks of {model_of(engine)}, session and agents"
     if not engine.revision:
         return warn(
             subject,

@@ -13,13 +13,12 @@ from restow.broker.errors import RestowError
 from restow.broker.trust.key_files import read_authorities, read_key_pair
 from restow.broker.trust.tokens import read_secret
 
-SOON_S = 7 * 86400.0
 DAY_S = 86400.0
+SOON_S = 7 * DAY_S
 
 
-def look_at_trust(credentials: Credentials, now_s: float | None = None) -> Iterator[Finding]:
+def look_at_trust(credentials: Credentials) -> Iterator[Finding]:
     """Nothing, plaintext; else each file."""
-    now_s = time.time() if now_s is None else now_s
     if credentials.tls_ca is None:
         yield warn(
             "trust",
@@ -38,7 +37,7 @@ def look_at_trust(credentials: Credentials, now_s: float | None = None) -> Itera
         return
     yield ok("trust", f"TLS, the broker checked against {credentials.tls_ca}")
     for path, ends_s in _ends(credentials):
-        yield judge_end(path, ends_s, now_s)
+        yield judge_end(path, ends_s, time.time())
 
 
 def judge_end(path: Path, ends_s: float | None, now_s: float) -> Finding:

@@ -15,11 +15,8 @@ STREAM_MARK = b'data: {"error"'
 """How an error begins in a stream of events."""
 
 
-class EngineFailedError(RestowError):
+class EngineFailedError(RestowError, status="UNAVAILABLE", reason="ENGINE_FAILED"):
     """An engine that did not answer, or answered that it can't: another one may."""
-
-    status = "UNAVAILABLE"
-    reason = "ENGINE_FAILED"
 
     def __init__(
         self,
@@ -46,11 +43,8 @@ class EngineFailedError(RestowError):
         return web.json_response({"error": self.said}, status=self.code)
 
 
-class RefusedError(RestowError):
+class RefusedError(RestowError, status="INVALID_ARGUMENT", reason="REQUEST_REFUSED"):
     """A request that an engine refused for a fault of its own: no other engine would take it."""
-
-    status = "INVALID_ARGUMENT"
-    reason = "REQUEST_REFUSED"
 
     def __init__(self, answer: web.Response) -> None:
         """Carry the engine's answer."""

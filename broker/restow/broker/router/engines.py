@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,23 +29,21 @@ class Engine:
             self.in_flight -= 1
 
 
-class Side:
+class Engines:
     """All engines that prefill, or all that decode."""
 
-    def __init__(
-        self, bases: Sequence[str], aside_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, bases: Sequence[str], aside_s: float) -> None:
         """Take engines by their addresses; one that fails is left alone for ``aside_s``."""
         self.engines = tuple(Engine(base.rstrip("/")) for base in bases)
-        self._aside_s, self._clock = aside_s, clock
+        self._aside_s = aside_s
 
-    def choose(self, tried: Container[Engine] = ()) -> Engine:
+    def choose(self, tried: Container[Engine]) -> Engine:
         """The least busy one that is well and was not ``tried``.
 
         There always is one: where all are unwell, the next request finds out whether they still
         are. Equals are drawn by lot, so that the two sides do not go in step.
         """
-        now_s = self._clock()
+        now_s = time.monotonic()
 
         def rank(engine: Engine) -> tuple[bool, bool, int, float]:
             unwell = not engine.healthy or now_s < engine.aside_until_s
@@ -55,4 +53,4 @@ class Side:
 
     def put_aside(self, engine: Engine) -> None:
         """Ask others for a while: it has just failed."""
-        engine.aside_until_s = self._clock() + self._aside_s
+        engine.aside_until_s = time.monotonic() + self._aside_s

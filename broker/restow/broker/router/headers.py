@@ -25,11 +25,6 @@ def to_engine(headers: Mapping[str, str]) -> dict[str, str]:
     return {REQUEST_ID: headers.get(REQUEST_ID) or uuid.uuid4().hex, **kept}
 
 
-def id_of(headers: Mapping[str, str]) -> str:
-    """The request's, among those `to_engine` gives."""
-    return headers[REQUEST_ID]
-
-
 def to_client(headers: Mapping[str, str], request_id: str) -> dict[str, str]:
     """The engine's own, and the request's id."""
     dropped = (OWN_LINE | OF_THE_SERVER | {REQUEST_ID.lower()}) - {"content-type"}

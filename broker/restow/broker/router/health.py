@@ -8,7 +8,7 @@ from http import HTTPStatus
 import structlog
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
-from restow.broker.router.engines import Engine, Side
+from restow.broker.router.engines import Engine, Engines
 
 ANSWER_S = 5.0
 
@@ -16,7 +16,9 @@ ANSWER_S = 5.0
 class Health:
     """That of all engines. Belongs to one event loop."""
 
-    def __init__(self, http: ClientSession, prefill: Side, decode: Side, look_s: float) -> None:
+    def __init__(
+        self, http: ClientSession, prefill: Engines, decode: Engines, look_s: float
+    ) -> None:
         """Ask each engine every ``look_s``."""
         self._http, self._look_s = http, look_s
         self._sides = {"prefill": prefill, "decode": decode}

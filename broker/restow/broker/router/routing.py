@@ -25,7 +25,7 @@ from restow.broker.router.bodies import (
     needs_whole_prompt,
     prefill_body,
 )
-from restow.broker.router.engines import Engine, Side
+from restow.broker.router.engines import Engine, Engines
 
 ATTEMPTS = 3
 """How often a request is tried, with other engines each time where there are any."""
@@ -34,7 +34,7 @@ ATTEMPTS = 3
 class Routing:
     """Hands requests over to engines. Belongs to one event loop."""
 
-    def __init__(self, http: ClientSession, prefill: Side, decode: Side) -> None:
+    def __init__(self, http: ClientSession, prefill: Engines, decode: Engines) -> None:
         """Ask the engines of both sides through ``http``."""
         self._http, self._prefill, self._decode = http, prefill, decode
         self._log = structlog.get_logger("restow.router")
@@ -56,6 +56,7 @@ class Routing:
     async def _tried(self, request: web.Request, body: Body | None) -> web.StreamResponse:
         """Asked of others as long as an engine fails that has not yet said anything."""
         sent = headers.to_engine(request.headers)
+        request_id = sent[headers.REQUEST_ID]
         tried: set[Engine] = set()
         for attempt in range(1, ATTEMPTS + 1):
             d = self._decode.choose(tried)
@@ -69,12 +70,12 @@ class Routing:
                     failure = error
                 else:
                     try:
-                        return await self._given(request, one, headers.id_of(sent))
+                        return await self._given(request, one, request_id)
                     finally:
                         one.close()
             self._log.warning(
                 "an engine failed",
-                request=headers.id_of(sent),
+                request=request_id,
                 attempt=attempt,
                 detail=failure.message,
                 said=failure.said,

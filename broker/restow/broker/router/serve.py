@@ -11,7 +11,7 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
 from restow.broker.router.answers import error_answer
 from restow.broker.router.bodies import ONE_TOKEN
-from restow.broker.router.engines import Side
+from restow.broker.router.engines import Engines
 from restow.broker.router.health import Health
 from restow.broker.router.routing import Routing
 
@@ -42,8 +42,8 @@ async def router_app(settings: RouterSettings) -> web.Application:
         timeout=ClientTimeout(total=None, sock_connect=CONNECT_S),
         connector=TCPConnector(limit=0, keepalive_timeout=IDLE_S),
     )
-    prefill = Side(settings.prefill, settings.aside_s)
-    decode = Side(settings.decode, settings.aside_s)
+    prefill = Engines(settings.prefill, settings.aside_s)
+    decode = Engines(settings.decode, settings.aside_s)
     routing = Routing(http, prefill, decode)
     health = Health(http, prefill, decode, settings.look_s)
     app = web.Application(

@@ -105,7 +105,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         try:
             identity = self._identify(context)
             roles = roles_for(method)
-            if not identity.is_one_of(roles):
+            if identity.roles.isdisjoint(roles):
                 raise ForbiddenError(
                     f"{method} is for {' or '.join(sorted(roles)) or 'nobody'}, and this identity "
                     f"is {' and '.join(sorted(identity.roles))}: take one with that role",

@@ -8,52 +8,33 @@ from __future__ import annotations
 from restow.broker.errors import RestowError
 
 
-class UnauthenticatedError(RestowError):
+class UnauthenticatedError(RestowError, status="UNAUTHENTICATED", reason="UNAUTHENTICATED"):
     """A call by nobody who is known."""
 
-    status = "UNAUTHENTICATED"
-    reason = "UNAUTHENTICATED"
 
-
-class ForbiddenError(RestowError):
+class ForbiddenError(RestowError, status="PERMISSION_DENIED", reason="FORBIDDEN"):
     """A call by somebody who may not make it."""
 
-    status = "PERMISSION_DENIED"
-    reason = "FORBIDDEN"
 
-
-class TrustError(RestowError):
+class TrustError(RestowError, status="FAILED_PRECONDITION", reason="TRUST_INVALID"):
     """Base of what is wrong with settings and files, on the side that has them."""
 
-    status = "FAILED_PRECONDITION"
-    reason = "TRUST_INVALID"
 
-
-class TrustSettingsError(TrustError):
+class TrustSettingsError(TrustError, reason="TRUST_SETTINGS_INVALID"):
     """Settings of TLS, certificates and tokens that do not go together."""
 
-    reason = "TRUST_SETTINGS_INVALID"
 
-
-class KeyFileError(TrustError):
+class KeyFileError(TrustError, reason="KEY_FILE_INVALID"):
     """A certificate, key or authority that can't be read or used."""
 
-    reason = "KEY_FILE_INVALID"
 
-
-class TokenFileError(TrustError):
+class TokenFileError(TrustError, reason="TOKEN_FILE_INVALID"):
     """A client's token that can't be read or used."""
 
-    reason = "TOKEN_FILE_INVALID"
 
-
-class TokensFileError(TrustError):
+class TokensFileError(TrustError, reason="TOKENS_FILE_INVALID"):
     """The broker's list of tokens can't be read or used."""
 
-    reason = "TOKENS_FILE_INVALID"
 
-
-class TokenOverPlaintextError(TrustError):
+class TokenOverPlaintextError(TrustError, reason="TOKEN_OVER_PLAINTEXT"):
     """A token would be sent where everybody on the way could read it."""
-
-    reason = "TOKEN_OVER_PLAINTEXT"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -71,10 +70,6 @@ class Identity:
     def roles(self) -> frozenset[Role]:
         """All that it is."""
         return frozenset(right.role for right in self.rights)
-
-    def is_one_of(self, roles: Collection[Role]) -> bool:
-        """Whether it has any of ``roles``."""
-        return any(right.role in roles for right in self.rights)
 
     def speaks_for(self, role: Role, engine_id: str) -> bool:
         """Whether it may be the engine or the agent of ``engine_id``."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
-from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
 from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.v1 import broker_pb2 as pb
@@ -36,7 +36,8 @@ class _Said:
     """One message and what its caller waits for."""
 
     message: pb.EngineMessage
-    end: asyncio.Future[HandoffEnded]
+    end: HandoffFuture
+    """A `Delivery`, if D said it."""
     sent: bool
     """Whether it may have been sent."""
     patient_until_s: float
@@ -44,26 +45,17 @@ class _Said:
     cancellation: pb.EngineMessage | None = None
     """Of this demand, if it was given up."""
 
-    @property
-    def by_d(self) -> bool:
-        """Whether D said it."""
-        return self.message.WhichOneof("body") != "publish"
-
     def finish(self, ended: HandoffEnded) -> None:
         """No rank is at work on it any more."""
+        self.end.tell(ended)
         if isinstance(self.end, Delivery):
-            self.end.end(ended)
             self.end.free()
-        elif not self.end.done():
-            self.end.set_result(ended)
 
     def fail(self, error: Exception, free: bool = False) -> None:
         """It has no end: it was refused (``free``: nothing came of it), or nobody can say."""
+        self.end.fail(error)
         if isinstance(self.end, Delivery):
-            self.end.fail(error)
             self.end.free(None if free else error)
-        elif not self.end.done():
-            self.end.set_exception(error)
 
     def begin_again(self, now_s: float) -> None:
         """Mark a message that is said on another stream."""
@@ -78,8 +70,8 @@ class _Said:
 
 
 @dataclass(slots=True)
-class _Open:
-    """A handoff that has not ended."""
+class _Handoff:
+    """One that has not ended."""
 
     said: list[_Said] = field(default_factory=list)
     cancellation: pb.EngineMessage | None = None
@@ -88,12 +80,17 @@ class _Open:
     hold_until_s: float = 0.0
 
 
-class Book:
-    """The live handoffs of a session. Belongs to one event loop."""
+class OpenHandoffs:
+    """Those of a session. Belongs to one event loop."""
 
-    def __init__(self, clock: Callable[[], float] = lambda: time.monotonic()) -> None:
-        """Start empty."""
-        self._open: dict[str, _Open] = {}
+    def __init__(
+        self,
+        send: Callable[[pb.EngineMessage], bool],
+        clock: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
+        """Start empty. ``send`` says a message on the stream; False: none is open."""
+        self._send = send
+        self._open: dict[str, _Handoff] = {}
         self._published: OrderedDict[str, None] = OrderedDict()
         """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
         self._last_message = 0
@@ -101,105 +98,86 @@ class Book:
         self._clock = clock
         self._log = structlog.get_logger("restow.client")
 
-    def publish(
-        self, handoff_id: str, message: pb.EngineMessage, *, sent: bool, hold_ms: int
-    ) -> asyncio.Future[HandoffEnded]:
-        """Note a publication, ``sent`` if a stream is open; its future is the end.
+    def publish(self, publication: pb.Publication, hold_ms: int) -> HandoffFuture:
+        """Say that a state is published.
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
         published before, and that has ended; or that it has published whole, as another state:
         whoever fences that next would fence the first, which may not be computed yet.
         """
-        if handoff_id in self._published or self._is_another(handoff_id, message.publish):
+        handoff_id = publication.handoff_id
+        if handoff_id in self._published or self._is_another(handoff_id, publication):
             raise HandoffConflictError(
                 f"handoff {handoff_id} was published before: an id names one state, use a new one",
                 handoff=handoff_id,
             )
-        future: asyncio.Future[HandoffEnded] = asyncio.get_running_loop().create_future()
-        # A caller may not care for the end: then a refusal is no unhandled error.
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        lease_ms, now_s = message.publish.lease_ms, self._clock()
+        end = HandoffFuture()
+        lease_ms, now_s = publication.lease_ms, self._clock()
         until_s = now_s + (hold_ms + lease_ms) / 1000
-        if self._note(handoff_id, _Said(message, future, sent, until_s)):
+        if self._say(handoff_id, pb.EngineMessage(publish=publication), end, until_s):
             known = self._open[handoff_id]
             known.lease_ms = lease_ms
             known.renew_at_s = now_s + lease_ms / 1000 / RENEWALS_PER_LEASE
             known.hold_until_s = now_s + hold_ms / 1000
-        return future
+        return end
 
     def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:
-        known = self._open.get(handoff_id)
-        whole = [
-            said.message.publish
-            for said in (known.said if known is not None else ())
-            if not said.by_d and said.message.publish.final
-        ]
+        said = [one.message.publish for one in self._said_of(handoff_id)]
+        whole = [one for one in said if one.final]
         return bool(whole) and not any(_is_same(publication, one) for one in whole)
 
-    def ask(
-        self,
-        handoff_id: str,
-        message: pb.EngineMessage,
-        *,
-        sent: bool,
-        give_up: Callable[[Delivery], None],
-    ) -> Delivery:
-        """Note a demand or a decline, ``sent`` if a stream is open.
-
-        ``give_up`` is called with the delivery if its caller cancels it.
-        """
-
-        def cancelled() -> None:
-            give_up(delivery)
-
-        delivery = Delivery(cancelled, asyncio.get_running_loop())
+    def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
+        """Say a demand or a decline."""
+        delivery = Delivery(partial(self._give_up, handoff_id))
         timeout_s = message.request.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
-        self._note(handoff_id, _Said(message, delivery, sent, self._clock() + timeout_s))
+        self._say(handoff_id, message, delivery, self._clock() + timeout_s)
         return delivery
 
-    def _note(self, handoff_id: str, said: _Said) -> bool:
+    def _say(
+        self, handoff_id: str, message: pb.EngineMessage, end: HandoffFuture, patient_until_s: float
+    ) -> bool:
+        said = _Said(message, end, False, patient_until_s)
         if self._closed is not None:
             said.fail(self._closed, free=True)
             return False
-        self._number(said.message)
-        self._open.setdefault(handoff_id, _Open()).said.append(said)
+        self._open.setdefault(handoff_id, _Handoff()).said.append(said)
+        said.sent = self._send_numbered(message)
         return True
 
-    def cancel(self, handoff_id: str, message: pb.EngineMessage) -> bool:
-        """Note that a handoff is given up; False if it has ended."""
-        known = self._open.get(handoff_id)
-        if known is None:
-            return False
-        self._number(message)
-        known.cancellation = message
-        return True
+    def cancel(self, handoff_id: str, detail: str) -> None:
+        """Give a handoff up, unless it has ended."""
+        if handoff_id in self._open:
+            message = _cancellation(handoff_id, detail)
+            self._open[handoff_id].cancellation = message
+            self._send_numbered(message)
 
-    def give_up(self, handoff_id: str, delivery: Delivery, message: pb.EngineMessage) -> bool:
-        """Note that the caller of one demand gave it up; False if nobody need be told.
-
-        Names the demand in ``message``: another one of the same handoff goes on.
-        """
-        known = self._open.get(handoff_id)
-        said = next((s for s in known.said if s.end is delivery) if known else iter(()), None)
-        if known is None or said is None:
-            return False
-        if not said.sent:
-            self._drop(handoff_id, known, said)
+    def _give_up(self, handoff_id: str, delivery: Delivery) -> None:
+        """The caller of one demand gave it up: another one of the same handoff goes on."""
+        said = next((one for one in self._said_of(handoff_id) if one.end is delivery), None)
+        if said is None:
+            return
+        if said.sent:
+            why, demand = "the caller waits no longer", said.message.message_id
+            said.cancellation = _cancellation(handoff_id, why, demand)
+            self._send_numbered(said.cancellation)
+        else:
+            self._drop(handoff_id, said)
             delivery.free()
-            return False
-        self._number(message)
-        message.cancel.demand = said.message.message_id
-        said.cancellation = message
-        return True
 
-    def _drop(self, handoff_id: str, known: _Open, said: _Said) -> None:
-        known.said.remove(said)
-        if not known.said:
-            del self._open[handoff_id]
-
-    def _number(self, message: pb.EngineMessage) -> None:
+    def _send_numbered(self, message: pb.EngineMessage) -> bool:
+        """Send it with a number of its own; False if no stream is open."""
         self._last_message += 1
         message.message_id = self._last_message
+        return self._send(message)
+
+    def _said_of(self, handoff_id: str) -> list[_Said]:
+        return self._open[handoff_id].said if handoff_id in self._open else []
+
+    def _drop(self, handoff_id: str, said: _Said) -> None:
+        left = self._said_of(handoff_id)
+        left.remove(said)
+        if not left:
+            del self._open[handoff_id]
 
     def everything(self) -> Iterator[pb.EngineMessage]:
         """All that has been said of live handoffs, in order.
@@ -209,7 +187,7 @@ class Book:
         now_s = self._clock()
         for known in self._open.values():
             for said in known.said:
-                if not (said.by_d and said.end.done()):
+                if not (isinstance(said.end, Delivery) and said.end.done()):
                     said.begin_again(now_s)
                     yield said.message
                 if said.cancellation is not None:
@@ -232,19 +210,17 @@ class Book:
             if isinstance(said.end, Delivery)
         ]
 
-    def renewals(self) -> Iterator[pb.EngineMessage]:
-        """The leases that are to be renewed now."""
+    def renew(self) -> None:
+        """Renew the leases whose time has come."""
         now_s = self._clock()
         for handoff_id, known in self._open.items():
             if known.lease_ms and known.renew_at_s <= now_s < known.hold_until_s:
                 known.renew_at_s = now_s + known.lease_ms / 1000 / RENEWALS_PER_LEASE
                 renewal = pb.Renewal(handoff_id=handoff_id, lease_ms=known.lease_ms)
-                yield pb.EngineMessage(renew=renewal)
+                self._send(pb.EngineMessage(renew=renewal))
 
-    def give_up_late(self, connected: bool) -> Iterator[tuple[str, int]]:
-        """End waits that the broker has not ended in time; what is to be cancelled.
-
-        That is a handoff and the number of D's demand; 0: of P's side.
+    def give_up_late(self, connected: bool) -> None:
+        """End waits that the broker has not ended in time.
 
         A D that can't reach the broker waits no longer than its patience. Pages are free when no
         agent can be at work on them.
@@ -253,30 +229,37 @@ class Book:
         for handoff_id, known in list(self._open.items()):
             for said in list(known.said):
                 late_s = now_s - said.patient_until_s
-                ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, _silence(late_s), 0, 0)
+                if late_s < 0:
+                    continue
+                by_d = isinstance(said.end, Delivery)
+                why = (
+                    f"the broker has not said how it ended, and {late_s:.1f} s ago patience ran out"
+                )
+                ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
                 if late_s >= SILENCE_S:
-                    self._drop(handoff_id, known, said)
+                    self._drop(handoff_id, said)
                     said.finish(ended)
-                    yield handoff_id, said.message.message_id if said.by_d else 0
-                elif late_s >= 0 and not connected and isinstance(said.end, Delivery):
-                    said.end.end(ended)
-                    if not said.sent:
-                        self._drop(handoff_id, known, said)
-                        said.end.free()
+                    late = "the broker has not ended it in time"
+                    demand = said.message.message_id if by_d else 0
+                    self._send(_cancellation(handoff_id, late, demand))
+                elif by_d and not connected and said.sent:
+                    said.end.tell(ended)
+                elif by_d and not connected:
+                    self._drop(handoff_id, said)
+                    said.finish(ended)
 
     def finish(self, ended: HandoffEnded, demand: int = 0) -> None:
         """A handoff has ended: tell who asked for it by message ``demand``, or 0: who published."""
-        known = self._open.get(ended.handoff_id)
+        handoff_id = ended.handoff_id
+        said = self._said_of(handoff_id)
         if demand:
-            numbered = known.said if known is not None else []
-            mine = [said for said in numbered if said.message.message_id == demand]
+            mine = [one for one in said if one.message.message_id == demand]
         else:
-            mine = [said for said in known.said if not said.by_d] if known is not None else []
-            self._forget_publication(ended.handoff_id, any(s.message.publish.final for s in mine))
-        for said in mine:
-            if known is not None:
-                self._drop(ended.handoff_id, known, said)
-            said.finish(ended)
+            mine = [one for one in said if not isinstance(one.end, Delivery)]
+            self._forget_publication(handoff_id, any(one.message.publish.final for one in mine))
+        for one in mine:
+            self._drop(handoff_id, one)
+            one.finish(ended)
 
     def _forget_publication(self, handoff_id: str, whole: bool) -> None:
         known = self._open.get(handoff_id)
@@ -289,30 +272,25 @@ class Book:
 
     def refuse(self, refused: pb.Refused) -> None:
         """The broker refused one message: its caller hears why, other callers wait on."""
-        known = self._open.get(refused.handoff_id)
-        said = next(
-            (s for s in known.said if s.message.message_id == refused.message_id)
-            if known is not None
-            else iter(()),
-            None,
-        )
-        if known is None or said is None:
+        handoff_id = refused.handoff_id
+        numbered = {one.message.message_id: one for one in self._said_of(handoff_id)}
+        said = numbered.get(refused.message_id)
+        if said is None:
             self._log.warning(
                 "message refused",
-                handoff=refused.handoff_id,
+                handoff=handoff_id,
                 reason=refused.reason,
                 detail=refused.detail,
             )
             return
-        error = BrokerCallError(
-            refused.status, refused.reason, refused.detail, handoff=refused.handoff_id
-        )
-        if isinstance(said.end, Delivery) and said.message.request.repeated:
+        error = BrokerCallError(refused.status, refused.reason, refused.detail, handoff=handoff_id)
+        if said.message.request.repeated:
             # Ranks may be at work on it for a broker before this one, which nobody will tell.
             said.end.fail(error)
             return
-        self._drop(refused.handoff_id, known, said)
-        if not any(s.message.publish.final for s in known.said):
+        known = self._open[handoff_id]
+        self._drop(handoff_id, said)
+        if not any(one.message.publish.final for one in known.said):
             # What can't become whole any more is not held for long.
             known.lease_ms = 0
         said.fail(error, free=True)
@@ -332,11 +310,17 @@ class Book:
             ended = HandoffEnded(handoff_id, "CANCELLED", reason, detail, 0, 0)
             for said in handoff.said:
                 if isinstance(said.end, Delivery) and said.sent:
-                    said.end.end(ended)
+                    said.end.tell(ended)
                     said.end.free(PagesNotFreeError(handoff_id))
                 else:
                     said.finish(ended)
         self._closed = self._closed or BrokerCallError("CANCELLED", reason, detail)
+
+
+def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
+    """Of D's demand of that number; 0: of the whole handoff, by whoever says it."""
+    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=detail, demand=demand)
+    return pb.EngineMessage(cancel=cancellation)
 
 
 def _is_same(one: pb.Publication, other: pb.Publication) -> bool:
@@ -346,7 +330,3 @@ def _is_same(one: pb.Publication, other: pb.Publication) -> bool:
         and one.content == other.content
         and list(one.blocks) == list(other.blocks)
     )
-
-
-def _silence(late_s: float) -> str:
-    return f"the broker has not said how it ended, and {max(late_s, 0):.1f} s ago patience ran out"

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for engines that have none."""
+"""An event loop in a thread of its own, for callers that have none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from restow.agents.errors import AgentClosedError
-
 T = TypeVar("T")
 SETTLE_S = 0.02
 
@@ -18,28 +16,26 @@ SETTLE_S = 0.02
 class LoopThread:
     """A thread that runs a uvloop until `close`."""
 
-    def __init__(self, name: str) -> None:
-        """Start the thread."""
+    def __init__(self, name: str, closed: Callable[[], Exception]) -> None:
+        """Start the thread. What ``closed`` makes is raised by its methods after `close`."""
+        self._closed = closed
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there, and wait for its result.
-
-        Raises `AgentClosedError` after `close`.
-        """
+        """Run a coroutine there, and wait for its result."""
         if self._loop.is_closed():
             work.close()
-            raise AgentClosedError("the agent was closed")
+            raise self._closed()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
-        """Have a function called there soon. Raises `AgentClosedError` after `close`."""
+        """Have a function called there soon."""
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
-            raise AgentClosedError("the agent was closed") from None
+            raise self._closed() from None
 
     def close(self) -> None:
         """End the loop and its thread. May be repeated."""
