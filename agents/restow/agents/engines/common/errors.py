@@ -5,13 +5,6 @@ from __future__ import annotations
 from restow.broker.errors import RestowError
 
 
-class ParametersError(RestowError):
-    """``kv_transfer_params`` that name no handoff, or no side of it."""
-
-    status = "INVALID_ARGUMENT"
-    reason = "PARAMETERS_INVALID"
-
-
 class BlocksError(RestowError):
     """Block lists that hold no state."""
 

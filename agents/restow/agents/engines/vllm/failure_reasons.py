@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from restow.agents.engines.common.errors import ParametersError
-from restow.agents.engines.vllm.errors import SettingsError
+from restow.agents.engines.vllm.errors import ParametersError, SettingsError
 from restow.agents.engines.vllm.http_request import HttpRequest
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client.admin import AdminClient
