@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-from types import TracebackType
 from typing import NoReturn, Self
 
 WAKE = b"f"
@@ -41,12 +40,7 @@ class ForkServer:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process."""
         if self._control is not None:
             self._control.close()
