@@ -262,9 +262,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # -- inside ------------------------------------------------------------------------------------
 
     def _step(self) -> WorkerStep:
-        metadata = self._get_connector_metadata()
-        if not isinstance(metadata, RestowMetadata):
-            raise TypeError(f"a step's metadata is {type(metadata).__name__}")
+        metadata: RestowMetadata = self._get_connector_metadata()
         return metadata.step
 
     def _side(self) -> SchedulerSide:
