@@ -14,7 +14,7 @@ from restow.agents.engines.transformers import Engine, EngineOptions, StoredType
 from restow.agents.engines.transformers.decode import decode_greedily, prefill
 from restow.agents.engines.transformers.model_state import export_state
 from restow.agents.engines.transformers.state_io import RankTensors, collect, lay_out
-from restow.agents.engines.transformers.stored import TORCH_TYPES, round_cache
+from restow.agents.engines.transformers.stored_types import TORCH_TYPES, round_cache
 from restow.broker.families import EngineSettings
 from restow.broker.layout import DType
 

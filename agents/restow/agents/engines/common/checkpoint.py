@@ -1,4 +1,4 @@
-"""Which weights a checkpoint has, in a word: a fingerprint, made by reading little of it."""
+"""A fingerprint says which weights a checkpoint has; it is made by reading little of it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""D's requests: which wait for a state, and how the wait ends."""
+"""`DecodeSide` follows D's requests: which wait for a state, and how the wait ends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from restow.agents.engines.common.ends import HandoffEnd, HandoffEnds
 from restow.agents.engines.common.groups import BlockLists
+from restow.agents.engines.common.handoff_ends import HandoffEnd, HandoffEnds
 from restow.broker.client import BlockingDelivery, BlockingSession
 
 

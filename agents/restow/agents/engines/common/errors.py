@@ -1,4 +1,4 @@
-"""What an engine's adapter refuses, with stable reasons."""
+"""These errors say what an engine's adapter refuses, with stable reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's groups of layers, and which of a request's blocks hold state."""
+"""A `Group` of layers shares lists of blocks; `handoff_blocks` says which of them hold state."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""P's requests: what of them is published, fenced, and held until D has it."""
+"""`PrefillSide` follows P's requests: what is published, fenced, and held until D has it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from restow.agents.engines.common.ends import HandoffEnd, HandoffEnds
 from restow.agents.engines.common.groups import BlockLists
+from restow.agents.engines.common.handoff_ends import HandoffEnd, HandoffEnds
 from restow.broker.client import BlockingSession
 
 

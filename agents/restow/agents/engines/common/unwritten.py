@@ -1,4 +1,4 @@
-"""Which tokens of loaded blocks no handoff writes: their bytes are zeroed, not left as they were.
+"""`unwritten` finds the tokens of loaded blocks that no handoff writes: their bytes are zeroed.
 
 What lay in a block may be another layer's state, which read as keys and values can be NaN. An
 engine may leave the blocks that it has loaded to the adapter (vLLM does).

@@ -1,4 +1,4 @@
-"""The task's words as a tokenizer that engines load from the checkpoint's folder."""
+"""`make_tokenizer` makes the task's words a tokenizer, which engines load from a checkpoint."""
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

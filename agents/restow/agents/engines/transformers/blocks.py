@@ -1,4 +1,4 @@
-"""Which blocks of an engine's memory are free."""
+"""A `BlockPool` knows which blocks of an engine's memory are free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine: prefill on one side of a handoff, decode on the other."""
+"""An `Engine` prefills on one side of a handoff, or decodes on the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from restow.agents.engines.transformers.state_io import (
     lay_out,
     lay_out_weights,
 )
-from restow.agents.engines.transformers.stored import AS_COMPUTED, StoredTypes, round_cache
+from restow.agents.engines.transformers.stored_types import AS_COMPUTED, StoredTypes, round_cache
 from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.families import EngineSettings, build_layout, model_from_hf_config

@@ -1,4 +1,4 @@
-"""What the Mamba layers of a Nemotron-H model read, and the weights that it is multiplied with."""
+"""`kept_inputs` keeps what Mamba layers read, `conv_weights` are what that is multiplied with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of an engine: each one's paged memory, and the agent that serves it."""
+"""Each rank of an engine has paged memory, and an agent that serves it."""
 
 from __future__ import annotations
 

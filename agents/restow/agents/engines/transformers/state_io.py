@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from restow.agents.engines.common.groups import BlockLists
-from restow.agents.engines.transformers.stored import TORCH_TYPES
+from restow.agents.engines.transformers.stored_types import TORCH_TYPES
 from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
 

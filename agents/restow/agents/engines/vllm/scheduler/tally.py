@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from restow.agents.engines.common.ends import HandoffEnd
+from restow.agents.engines.common.handoff_ends import HandoffEnd
 
 
 @dataclass(slots=True)

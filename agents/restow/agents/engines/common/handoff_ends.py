@@ -1,4 +1,4 @@
-"""Handoffs that ended while the engine was busy: from the session's thread to the scheduler's."""
+"""`HandoffEnds` brings ends of handoffs from the session's thread to the scheduler's."""
 
 from __future__ import annotations
 
