@@ -195,7 +195,7 @@ def _step() -> Row:
     """What the scheduler's side does in a step of an engine that hands nothing over."""
     session = BlockingSession("idle", "life", small_layout())
     groups = (Group("group.0", 128), Group("group.1", 128, 0))
-    side = SchedulerSide("idle", "life", "kv_both", groups, {}, 0, session, ConnectorSettings())
+    side = SchedulerSide("idle", "life", "kv_both", groups, 0, session, ConnectorSettings())
     running = [(f"request {number}", 100) for number in range(256)]
     samples = [_timed(side, running) for _ in range(STEPS)]
     return compared(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from restow.agents.engines.common.ends import DECLINED
+from restow.agents.engines.common.handoff_ends import DECLINED
 from restow.broker.cli.main import app
 from restow.broker.client import BrokerCallError
 from restow.broker.client.open_handoffs import SILENT

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from restow.agents.engines.transformers import Engine
-from restow.agents.engines.transformers.state_io import RankPages, lay_out
+from restow.agents.engines.transformers.state_io import RankTensors, lay_out
 
 POISON = 0xFF
 """NaN in every float type, so that what is read by mistake spoils the logits."""
@@ -23,10 +23,10 @@ def poison(engine: Engine) -> None:
 
 def with_state(
     engine: Engine, state: Mapping[str, Tensor], blocks: Mapping[str, Sequence[int]]
-) -> list[RankPages]:
+) -> list[RankTensors]:
     """Poisoned memory, of the sizes that ``engine`` has, with a state in blocks of it."""
     ranks = [
-        RankPages(
+        RankTensors(
             rank.layout,
             {name: torch.full_like(memory, POISON) for name, memory in rank.regions.items()},
         )
@@ -43,7 +43,7 @@ def with_state(
     return ranks
 
 
-def wrong_regions(engine: Engine, expected: Sequence[RankPages]) -> list[str]:
+def wrong_regions(engine: Engine, expected: Sequence[RankTensors]) -> list[str]:
     """Rank and region wherever a byte is another one than expected."""
     return [
         f"rank {rank.layout.rank} {name}"

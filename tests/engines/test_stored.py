@@ -13,8 +13,8 @@ from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
 from restow.agents.engines.transformers.decode import decode_greedily, prefill
 from restow.agents.engines.transformers.model_state import export_state
-from restow.agents.engines.transformers.state_io import RankPages, collect, lay_out
-from restow.agents.engines.transformers.stored import TORCH_TYPES, round_cache
+from restow.agents.engines.transformers.state_io import RankTensors, collect, lay_out
+from restow.agents.engines.transformers.stored_types import TORCH_TYPES, round_cache
 from restow.broker.families import EngineSettings
 from restow.broker.layout import DType
 
@@ -96,7 +96,7 @@ def test_pages_hold_each_field_in_its_type(model: NemotronHForCausalLM) -> None:
     tokens = len(PROMPT.token_ids)
     state = export_state(prefill(model, PROMPT.token_ids), model.config)
     ranks = [
-        RankPages(
+        RankTensors(
             rank,
             {
                 region.name: torch.zeros(8 * region.page_stride_bytes, dtype=torch.uint8)

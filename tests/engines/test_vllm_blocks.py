@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from restow.agents.engines.common.errors import BlocksError
 from restow.agents.engines.common.groups import Group, handoff_blocks, state_block
-from restow.agents.engines.common.unwritten import Hole, unwritten
-from restow.agents.engines.vllm.worker.rank_pages import LayerCache
+from restow.agents.engines.common.unwritten import UnwrittenTokens, unwritten
+from restow.agents.engines.vllm.worker.rank_layout import LayerCache
 from restow.agents.engines.vllm.worker.worker_side import zero_tokens
 from restow.broker.families import KvOrder
 
@@ -67,15 +67,16 @@ def test_every_token_of_a_loaded_block_is_held_moved_or_a_hole(
     prompt: tuple[int, int, int, int, list[int]],
 ) -> None:
     size, window, held, position, blocks = prompt
-    group = Group("t", size)
-    holes = unwritten((group,), {"t": window} if window else {}, {"t": blocks}, held, position)
+    group = Group("t", size, window_tokens=window)
+    holes = unwritten((group,), {"t": blocks}, held, position)
     owners = np.zeros((len(blocks) + 1, size), int)
     moved = max(position - window, held) if window else held
     for token in range(len(blocks) * size):
         index, inside = divmod(token, size)
         if blocks[index] and (token < held or moved <= token < position):
             owners[blocks[index], inside] += 1
-    for hole in holes.holes["t"]:
+    for hole in holes:
+        assert hole.group == "t"
         assert hole.block
         owners[hole.block, hole.start : hole.stop] += 1
     loaded = [b for i, b in enumerate(blocks) if b and (i + 1) * size > held]
@@ -83,7 +84,7 @@ def test_every_token_of_a_loaded_block_is_held_moved_or_a_hole(
 
 
 def test_states_leave_no_holes_to_the_worker() -> None:
-    assert unwritten((STATE,), {}, {"s": [3]}, 0, 10).holes == {}
+    assert unwritten((STATE,), {"s": [3]}, 0, 10) == []
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.sampled_from(KvOrder), st.data())
@@ -96,7 +97,8 @@ def test_a_hole_is_zeroed_and_nothing_else(
     block = data.draw(st.integers(0, blocks - 1))
     pages = blocks * pages_per_block
     tensor = torch.ones(pages, heads, page_tokens, content)
-    zero_tokens(LayerCache("l", 0, 0, tensor, pages_per_block, order), Hole(block, start, stop))
+    cache = LayerCache("l", 0, "t", tensor, pages_per_block, order)
+    zero_tokens(cache, UnwrittenTokens("t", block, start, stop))
     # Which token owns each element of a head, by the words of the order alone.
     tokens = torch.arange(page_tokens)
     if order is KvOrder.HDN:

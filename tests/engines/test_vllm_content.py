@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from engines.test_vllm_parameters import Request
-from restow.agents.engines.vllm.scheduler.lora_adapters import Adapters
+from restow.agents.engines.vllm.scheduler.lora_adapters import LoraAdapters
 from restow.agents.engines.vllm.scheduler.prompt import content
 
 TOKENS = [5, 6, 7, 8]
@@ -42,7 +42,7 @@ def image(offset: int, identifier: str) -> Any:
 
 def named(position: int = 3, **more: Any) -> bytes:
     request = Request(list(TOKENS), None, **more)
-    return content(request, position, Adapters().word(request.lora_request))
+    return content(request, position, LoraAdapters().word(request.lora_request))
 
 
 def test_what_follows_the_position_does_not_count() -> None:
@@ -92,7 +92,7 @@ def test_an_adapter_that_can_not_be_read_counts_by_its_name(tmp_path: Path) -> N
 
 
 def test_what_vllm_loads_anew_is_looked_at_anew(tmp_path: Path) -> None:
-    adapters = Adapters()
+    adapters = LoraAdapters()
     kept = Lora(adapter(tmp_path / "a", seed=1))
     before = adapters.word(kept)
     adapter(tmp_path / "a", seed=2)

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from restow.agents.engines.common.errors import ParametersError
-from restow.agents.engines.common.parameters import Part, Side, answer, part_of
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
-from restow.agents.engines.vllm.errors import SettingsError
+from restow.agents.engines.vllm.errors import ParametersError, SettingsError
+from restow.agents.engines.vllm.parameters import (
+    AnswerIndex,
+    HandoffParameters,
+    HandoffSide,
+    parameters_of,
+)
 from restow.agents.engines.vllm.scheduler.prompt import truncate
-from restow.agents.engines.vllm.scheduler.request_ids import place_of
+from restow.agents.engines.vllm.scheduler.request_ids import answer_index
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import Credentials
 
@@ -47,31 +51,44 @@ class Request:
         return self.skip
 
 
+ALONE = AnswerIndex()
+
+
+def said(
+    params: object, kv_role: str, default_id: str, index: AnswerIndex = ALONE
+) -> HandoffParameters | None:
+    return parameters_of(params, kv_role, default_id, index)
+
+
 def test_routers_made_for_vllm_say_the_side_by_themselves() -> None:
-    assert part_of({"do_remote_decode": True}, "kv_both", "P/1/r") == Part(Side.PREFILL, "P/1/r")
-    given = answer(Part(Side.PREFILL, "P/1/r"), "P", "r", 99)
-    assert part_of(given, "kv_both", "D/1/q") == Part(Side.DECODE, "P/1/r")
+    assert said({"do_remote_decode": True}, "kv_both", "P/1/r") == HandoffParameters(
+        HandoffSide.PREFILL, "P/1/r"
+    )
+    given = HandoffParameters(HandoffSide.PREFILL, "P/1/r").answer("P", "r", 99)
+    assert said(given, "kv_both", "D/1/q") == HandoffParameters(HandoffSide.DECODE, "P/1/r")
 
 
 @pytest.mark.parametrize(
-    ("role", "side"), [("kv_producer", Side.PREFILL), ("kv_consumer", Side.DECODE)]
+    ("role", "side"), [("kv_producer", HandoffSide.PREFILL), ("kv_consumer", HandoffSide.DECODE)]
 )
-def test_a_handoff_id_alone_is_enough_where_the_role_says_the_side(role: str, side: Side) -> None:
-    assert part_of({"handoff_id": "h"}, role, "other") == Part(side, "h")
+def test_a_handoff_id_alone_is_enough_where_the_role_says_the_side(
+    role: str, side: HandoffSide
+) -> None:
+    assert said({"handoff_id": "h"}, role, "other") == HandoffParameters(side, "h")
 
 
 def test_a_router_may_say_how_long_d_waits() -> None:
     params = {"handoff_id": "h", "timeout_ms": 500}
-    assert part_of(params, "kv_consumer", "other") == Part(Side.DECODE, "h", 500)
-    assert part_of(params, "kv_producer", "other") == Part(Side.PREFILL, "h")
-    assert part_of({"do_remote_prefill": True, **params}, "kv_both", "other") == Part(
-        Side.DECODE, "h", 500
+    assert said(params, "kv_consumer", "other") == HandoffParameters(HandoffSide.DECODE, "h", 500)
+    assert said(params, "kv_producer", "other") == HandoffParameters(HandoffSide.PREFILL, "h")
+    assert said({"do_remote_prefill": True, **params}, "kv_both", "other") == HandoffParameters(
+        HandoffSide.DECODE, "h", 500
     )
 
 
 def test_a_request_without_parameters_has_no_part() -> None:
     for params in (None, {}, {"do_remote_decode": False, "do_remote_prefill": False}):
-        assert part_of(params, "kv_both", "id") is None
+        assert said(params, "kv_both", "id") is None
 
 
 @pytest.mark.parametrize(
@@ -94,17 +111,17 @@ def test_a_request_without_parameters_has_no_part() -> None:
 )
 def test_parameters_that_name_no_side_or_no_handoff_are_refused(params: object) -> None:
     with pytest.raises(ParametersError):
-        part_of(params, "kv_both", "id")
+        said(params, "kv_both", "id")
 
 
 def test_a_list_of_prompts_needs_an_id_of_the_router_s() -> None:
     """P's answer has one `kv_transfer_params` for all of its prompts."""
-    place = place_of("cmpl-x-1-0123abcd")
+    index = answer_index("cmpl-x-1-0123abcd")
     with pytest.raises(ParametersError, match="list of prompts"):
-        part_of({"do_remote_decode": True}, "kv_producer", "P/1/x", place)
-    named = part_of({"do_remote_decode": True, "handoff_id": "h"}, "kv_producer", "P/1/x", place)
+        said({"do_remote_decode": True}, "kv_producer", "P/1/x", index)
+    named = said({"do_remote_decode": True, "handoff_id": "h"}, "kv_producer", "P/1/x", index)
     assert named is not None
-    assert named.handoff_ids(place) == ["h/prompt1"]
+    assert named.handoff_ids(index) == ["h/prompt1"]
 
 
 @pytest.mark.parametrize(("recurrent", "lookahead", "tokens"), [(0, 0, 0), (1, 0, 1), (1, 4, 3)])

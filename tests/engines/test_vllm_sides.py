@@ -11,9 +11,10 @@ import pytest
 
 from engines.test_vllm_parameters import Request
 from restow.agents.engines.common.groups import Group
+from restow.agents.engines.common.unwritten import UnwrittenTokens
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.broker.client import BlockingDelivery, BrokerCallError, HandoffEnded
+from restow.broker.client import BlockingDelivery, BlockingSession, BrokerCallError, HandoffEnded
 
 GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
 PROMPT = list(range(10))
@@ -21,7 +22,7 @@ BLOCKS = ([1, 2, 3], [0, 0, 5])
 
 
 @dataclass
-class Session:
+class Session(BlockingSession):
     """Writes down what is said; ends come when the test says so."""
 
     said: list[tuple[Any, ...]] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Session:
         position_tokens: int,
         *,
         final: bool = True,
+        first_blocks: Any = None,
         lease_ms: int = 0,
         hold_ms: int = 0,
         trace_parent: str = "",
@@ -102,7 +104,7 @@ class Session:
 
 
 def side(session: Session, role: str = "kv_both") -> SchedulerSide:
-    return SchedulerSide("E", "life", role, GROUPS, {}, 0, session, ConnectorSettings())
+    return SchedulerSide("E", "life", role, GROUPS, 0, session, ConnectorSettings())
 
 
 def nothing() -> Iterator[tuple[str, int]]:
@@ -173,7 +175,7 @@ def test_p_whose_state_nobody_needs_is_no_failure() -> None:
 def test_what_p_says_itself_is_not_part_of_keys_and_values_that_are_handed_over() -> None:
     session = Session()
     groups, settings = (Group("group.0", 4),), ConnectorSettings()
-    p = SchedulerSide("E", "life", "kv_producer", groups, {}, 0, session, settings)
+    p = SchedulerSide("E", "life", "kv_producer", groups, 0, session, settings)
     request = prefill()
     p.new_request(request)
     assert request.num_prompt_tokens == len(PROMPT)
@@ -226,8 +228,7 @@ def test_d_waits_and_goes_on_from_the_state() -> None:
     assert session.take() == [("request", "h", blocks, 4, 9)]
     assert not d.decides("r")
     step = d.step(nothing())
-    (loading,) = step.loading
-    assert {(h.block, h.start, h.stop) for h in loading.holes["group.0"]} == {(3, 1, 4)}
+    assert step.unwritten == [UnwrittenTokens("group.0", 3, 1, 4)]
     assert step.received == {}
     session.end("h")
     assert d.step(nothing()).received == {"r": True}

@@ -34,7 +34,7 @@ from restow.broker.words import enums_of
 
 INTERNAL = {
     # Made by one module for the next, of members that were checked where they came in.
-    "restow.agents.engines.common.parameters.Part",
+    "restow.agents.engines.vllm.parameters.HandoffParameters",
     "restow.agents.binding.operands.Side",
     "restow.broker.core.events.Failure",
     "restow.broker.doctor.finding.Finding",

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
-from restow.agents.engines.recall.tokenizer import write_tokenizer
+from restow.agents.engines.recall.tokenizer import make_tokenizer
 
 
 def gated_delta_net(layers: int = 4) -> PreTrainedModel:
@@ -52,5 +52,5 @@ def write_checkpoint(make: Callable[[], PreTrainedModel], folder: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         make().save_pretrained(folder)
-    write_tokenizer(folder)
+    make_tokenizer().save_pretrained(folder)
     return folder

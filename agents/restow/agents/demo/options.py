@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from restow.agents.engines.transformers import StoredTypes
-from restow.agents.engines.transformers.stored import AS_COMPUTED
+from restow.agents.engines.transformers.stored_types import AS_COMPUTED
 from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.planner import Strategy
 from restow.broker.words import Worded

@@ -1,1 +1,1 @@
-"""What any engine's adapter needs."""
+"""This room holds what any engine's adapter needs."""

@@ -1,4 +1,4 @@
-"""Which weights a checkpoint has, in a word: a fingerprint, made by reading little of it."""
+"""A fingerprint says which weights a checkpoint has; it is made by reading little of it."""
 
 from __future__ import annotations
 
@@ -57,14 +57,8 @@ def checkpoint_revision(path: Path) -> str:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    return sorted(
-        (
-            one
-            for one in path.iterdir()
-            if one.name in CONFIGS or one.suffix in (".safetensors", *OPAQUE)
-        ),
-        key=lambda one: one.name,
-    )
+    known = (".safetensors", *OPAQUE)
+    return sorted(one for one in path.iterdir() if one.name in CONFIGS or one.suffix in known)
 
 
 def _parts(file: Path) -> Iterator[bytes]:

@@ -1,47 +1,15 @@
-"""D's requests: which wait for a state, and how the wait ends."""
+"""`DecodeSide` follows D's requests: which wait for a state, and how the wait ends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Protocol
 
-import structlog
-
-from restow.agents.engines.common.ends import End, Ends
-from restow.broker.client import BlockingDelivery
-
-Blocks = Mapping[str, Sequence[int]]
+from restow.agents.engines.common.groups import BlockLists
+from restow.agents.engines.common.handoff_ends import HandoffEnd, HandoffEnds
+from restow.broker.client import BlockingDelivery, BlockingSession
 
 
-class Requester(Protocol):
-    """What D needs of a session."""
-
-    def request(
-        self,
-        handoff_id: str,
-        blocks: Blocks,
-        *,
-        held_tokens: int = 0,
-        position_tokens: int = 0,
-        timeout_ms: int = 30_000,
-        trace_parent: str = "",
-        content: bytes = b"",
-    ) -> BlockingDelivery:
-        """Ask for a state; the delivery tells how it ended, and when its pages are free."""
-
-    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
-        """Go on without a state that was not asked for."""
-
-
-class _Stage(Enum):
-    NEW = auto()
-    LOADING = auto()
-    OVER = auto()
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Wait:
     """A request that may begin with another engine's state."""
 
@@ -49,25 +17,19 @@ class _Wait:
     position_tokens: int
     timeout_ms: int
     trace_parent: str
-    stage: _Stage = _Stage.NEW
-    delivery: BlockingDelivery | None = None
-    """Once it is asked for."""
 
 
 @dataclass(slots=True)
 class DecodeSide:
     """The waits of D. Belongs to the scheduler's thread."""
 
-    session: Requester
+    session: BlockingSession
     timeout_ms: int
-    ends: Ends = field(default_factory=Ends)
+    _ends: HandoffEnds = field(default_factory=HandoffEnds)
     _waits: dict[str, _Wait] = field(default_factory=dict)
-    _loading: set[str] = field(default_factory=set)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request has a part to play."""
-        return not self._waits
+    """By request; of those that have not yet decided where their state comes from."""
+    _loading: dict[str, BlockingDelivery] = field(default_factory=dict)
+    """By request; what was asked for and has not come yet."""
 
     def begin(
         self,
@@ -84,71 +46,53 @@ class DecodeSide:
     def loadable_tokens(self, request_id: str, computed_tokens: int) -> int:
         """How many tokens beyond those computed here can be loaded. Changes nothing."""
         wait = self._waits.get(request_id)
-        if wait is None or wait.stage is not _Stage.NEW:
-            return 0
-        return max(wait.position_tokens - computed_tokens, 0)
+        return 0 if wait is None else max(wait.position_tokens - computed_tokens, 0)
 
     def waits(self, request_id: str) -> bool:
         """Whether the request has not yet decided where its state comes from."""
-        wait = self._waits.get(request_id)
-        return wait is not None and wait.stage is _Stage.NEW
+        return request_id in self._waits
 
     def position_tokens(self, request_id: str) -> int:
         """Where the state that the request waits for will stand."""
         return self._waits[request_id].position_tokens
 
-    def load(self, request_id: str, blocks: Blocks, external_tokens: int, content: bytes) -> None:
+    def load(
+        self, request_id: str, blocks: BlockLists, external_tokens: int, content: bytes
+    ) -> None:
         """Ask for the state of ``content``, of which D has all but ``external_tokens``."""
-        wait = self._waits[request_id]
-        held_tokens = wait.position_tokens - external_tokens
-        wait.stage = _Stage.LOADING
-        self._loading.add(request_id)
-        wait.delivery = self.session.request(
+        wait = self._waits.pop(request_id)
+        delivery = self.session.request(
             wait.handoff_id,
             blocks,
-            held_tokens=held_tokens,
+            held_tokens=wait.position_tokens - external_tokens,
             position_tokens=wait.position_tokens,
             timeout_ms=wait.timeout_ms,
             trace_parent=wait.trace_parent,
             content=content,
         )
-        self.ends.watch(
-            request_id, wait.handoff_id, wait.delivery, wait.delivery.pages_free, external_tokens
+        self._loading[request_id] = delivery
+        self._ends.watch(
+            request_id, wait.handoff_id, delivery, delivery.pages_free, external_tokens
         )
 
     def do_without(self, request_id: str, why: str) -> None:
-        """D computes the prompt itself: P's pages are free at once."""
-        wait = self._waits.get(request_id)
-        if wait is not None and wait.stage is _Stage.NEW:
-            wait.stage = _Stage.OVER
+        """D computes the prompt itself, or needs it no more: P's pages are free at once."""
+        wait = self._waits.pop(request_id, None)
+        if wait is not None:
             self.session.decline(wait.handoff_id, why)
 
     def finish(self, request_id: str) -> None:
         """The request has ended, however."""
-        wait = self._waits.pop(request_id, None)
-        if wait is None:
-            return
-        if wait.stage is _Stage.NEW:
-            self.session.decline(wait.handoff_id, "its request ended before it was scheduled")
-        elif wait.stage is _Stage.LOADING and wait.delivery is not None:
-            wait.delivery.cancel()  # its own demand: another request may have the same handoff
+        self.do_without(request_id, "its request ended before it was scheduled")
+        delivery = self._loading.pop(request_id, None)
+        if delivery is not None:
+            delivery.cancel()  # its own demand: another request may have the same handoff
 
-    def received(self) -> list[End]:
+    def received(self) -> list[HandoffEnd]:
         """Requests that need not wait any longer, since the last call. Pages are D's own again."""
-        if not self._loading:
-            return []
-        ended = [end for end in self.ends.take() if end.request_id in self._loading]
+        ended = list(self._ends.take())
         for end in ended:
-            self._loading.discard(end.request_id)
-            wait = self._waits.get(end.request_id)
-            if wait is not None:
-                wait.stage = _Stage.OVER
+            self._loading.pop(end.request_id, None)
             if end.reason:
-                structlog.get_logger("restow.engine").warning(
-                    "no state was received",
-                    request=end.request_id,
-                    handoff=end.handoff_id,
-                    reason=end.reason,
-                    detail=end.detail,
-                )
+                end.warn("no state was received")
         return ended

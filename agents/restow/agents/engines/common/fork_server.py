@@ -1,4 +1,4 @@
-"""A process that has imported everything, and forks a worker for each rank.
+"""`ForkServer` is a process that has imported everything, and forks a worker for each rank.
 
 Importing torch takes seconds, forking milliseconds, so a host of ranks starts as fast as one.
 Nothing of gRPC or NIXL may be started before the fork, only imported.
@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-from types import TracebackType
 from typing import NoReturn, Self
 
 WAKE = b"f"
@@ -22,12 +21,7 @@ class ForkServer:
     """Starts workers (`rank_worker`), which end with their sockets."""
 
     def __init__(self) -> None:
-        """Prepare; ``with`` starts the process."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-
-    def __enter__(self) -> Self:
-        """Start the process; it imports while the caller goes on."""
+        """Start the process; it imports while the caller goes on. ``with`` ends it."""
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -39,24 +33,18 @@ class ForkServer:
                 ],
                 pass_fds=(theirs.fileno(),),
             )
+
+    def __enter__(self) -> Self:
+        """Return the running server."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process."""
-        if self._control is not None:
-            self._control.close()
-        if self._process is not None:
-            self._process.wait()
+        self._control.close()
+        self._process.wait()
 
     def fork_worker(self) -> socket.socket:
         """Fork a worker; returns the socket on which it speaks lines of JSON."""
-        if self._control is None:
-            raise RuntimeError("the fork server is not started: use it in a with")
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [WAKE], [theirs.fileno()])

@@ -1,27 +1,33 @@
-"""The engine's groups of layers, and which of a request's blocks hold state."""
+"""A `Group` of layers shares lists of blocks; `handoff_blocks` says which of them hold state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from restow.agents.engines.common.errors import BlocksError
 
+BlockLists = Mapping[str, Sequence[int]]
+"""Block ids by group, in the order of the tokens that they hold."""
+
 NULL_BLOCK = 0
-"""vLLM's placeholder: never written, never read (`v1/core/block_pool.py`)."""
+"""The id in a list where a request has no block: it is never written, never read, never given
+out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A transfer group: layers that share block lists.
+    """Layers that share block lists.
 
-    ``scratch_blocks`` None: its pages hold tokens. Else they hold states, and a request's last
-    ``scratch_blocks`` blocks are for speculative tokens.
+    ``scratch_blocks`` None: its blocks hold tokens, of which layers with a sliding window keep the
+    last ``window_tokens`` (0: all). Else they hold states, and a request's last ``scratch_blocks``
+    blocks are for speculative tokens.
     """
 
     name: str
     block_tokens: int
     scratch_blocks: int | None = None
+    window_tokens: int = 0
 
     @property
     def is_state(self) -> bool:
@@ -29,15 +35,11 @@ class Group:
         return self.scratch_blocks is not None
 
 
-def group_name(index: int) -> str:
-    """The layout's name of transfer group ``index``."""
-    return f"group.{index}"
-
-
 def state_block(group: Group, blocks: Sequence[int]) -> int:
     """The block that holds the running state: the last one before the scratch.
 
-    As vLLM's `clip_ssm_state_blocks`. Raises `BlocksError` if there is none.
+    A list that is too short for all of the scratch has it in its first block. Raises `BlocksError`
+    if there is none.
     """
     scratch = min(group.scratch_blocks or 0, max(len(blocks) - 1, 0))
     found = blocks[len(blocks) - scratch - 1] if blocks else NULL_BLOCK

@@ -1,4 +1,4 @@
-"""Where P stops and D goes on: the state stands before the tokens that D computes anew.
+"""P stops where D goes on: the state stands before the tokens that D computes anew.
 
 D computes a prompt's last token again to sample the next one. Keys and values do not mind being
 written twice; a recurrent state must not take the same token twice (vLLM PR #37310).

@@ -1,64 +1,40 @@
-"""P's requests: what of them is published, fenced, and held until D has it."""
+"""`PrefillSide` follows P's requests: what is published, fenced, and held until D has it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-import structlog
-
-from restow.agents.engines.common.ends import End, Ends
-from restow.broker.client import HandoffEnded
-
-Blocks = Mapping[str, Sequence[int]]
-
-
-class Publisher(Protocol):
-    """What P needs of a session."""
-
-    def publish(
-        self,
-        handoff_id: str,
-        blocks: Blocks,
-        position_tokens: int,
-        *,
-        final: bool = True,
-        lease_ms: int = 30_000,
-        hold_ms: int = 300_000,
-        trace_parent: str = "",
-        content: bytes = b"",
-    ) -> Future[HandoffEnded]:
-        """Publish blocks; the future tells when they are free."""
-
-    def cancel(self, handoff_id: str, detail: str = "") -> None:
-        """Give a handoff up."""
-
-
-@dataclass(slots=True)
-class _Prompt:
-    """A request whose prompt is computed for another engine."""
-
-    handoff_ids: Sequence[str]
-    fenced: bool = False
+from restow.agents.engines.common.groups import BlockLists
+from restow.agents.engines.common.handoff_ends import HandoffEnd, HandoffEnds
+from restow.broker.client import BlockingSession
 
 
 @dataclass(slots=True)
 class PrefillSide:
     """The prompts of P. Belongs to the scheduler's thread."""
 
-    session: Publisher
+    session: BlockingSession
     lease_ms: int
     hold_ms: int
-    ends: Ends = field(default_factory=Ends)
-    _prompts: dict[str, _Prompt] = field(default_factory=dict)
-    _held: dict[str, str] = field(default_factory=dict)
-    """By request and handoff: the request that is finished, and whose pages D may still read."""
+    _ends: HandoffEnds = field(default_factory=HandoffEnds)
+    _handoffs: dict[str, Sequence[str]] = field(default_factory=dict)
+    """By request: the handoffs that its prompt is computed for."""
+    _unfenced: dict[str, int] = field(default_factory=dict)
+    """By request: tokens of its prompt, which is not yet computed."""
+    _held: dict[str, int] = field(default_factory=dict)
+    """By request that is finished: of how many handoffs D may still read its pages."""
 
-    def begin(self, request_id: str, handoff_ids: Sequence[str], trace_parent: str = "") -> None:
+    def begin(
+        self,
+        request_id: str,
+        handoff_ids: Sequence[str],
+        prompt_tokens: int,
+        trace_parent: str = "",
+    ) -> None:
         """A prompt came in. D may know of it from now on, and learns if it is given up."""
-        self._prompts[request_id] = _Prompt(handoff_ids)
+        self._handoffs[request_id] = handoff_ids
+        self._unfenced[request_id] = prompt_tokens
         for handoff_id in handoff_ids:
             self.session.publish(
                 handoff_id,
@@ -70,22 +46,28 @@ class PrefillSide:
                 trace_parent=trace_parent,
             )
 
-    def completed(self, request_ids: Iterable[str]) -> list[str]:
-        """The handoffs of those requests whose prompt this step completes: workers fence them."""
+    def completed(self, progress: Iterable[tuple[str, int]]) -> list[str]:
+        """The handoffs of those requests whose prompt this step completes: workers fence them.
+
+        ``progress`` are the step's requests, and how many of their tokens are computed when it is
+        over. It is only looked at while a prompt is to be completed.
+        """
+        if not self._unfenced:
+            return []
         found: list[str] = []
-        for request_id in request_ids:
-            prompt = self._prompts.get(request_id)
-            if prompt is not None and not prompt.fenced:
-                prompt.fenced = True
-                found += prompt.handoff_ids
+        for request_id, tokens in progress:
+            if tokens >= self._unfenced.get(request_id, tokens + 1):
+                del self._unfenced[request_id]
+                found += self._handoffs[request_id]
         return found
 
-    def finish(self, request_id: str, blocks: Blocks, position_tokens: int, content: bytes) -> bool:
-        """The prompt is computed. Returns whether its pages are held until `sent` names it."""
-        prompt = self._prompts.pop(request_id, None)
-        if prompt is None:
-            return False
-        for handoff_id in prompt.handoff_ids:
+    def finish(
+        self, request_id: str, blocks: BlockLists, position_tokens: int, content: bytes
+    ) -> None:
+        """The prompt is computed. Its pages are held until `sent` names it."""
+        handoff_ids = self._pop(request_id)
+        self._held[request_id] = len(handoff_ids)
+        for handoff_id in handoff_ids:
             future = self.session.publish(
                 handoff_id,
                 blocks,
@@ -94,33 +76,25 @@ class PrefillSide:
                 hold_ms=self.hold_ms,
                 content=content,
             )
-            key = f"{request_id} {handoff_id}"
-            self._held[key] = request_id
-            self.ends.watch(key, handoff_id, future)
-        return True
+            self._ends.watch(request_id, handoff_id, future)
 
     def give_up(self, request_id: str, why: str) -> None:
         """The request ended before its prompt was computed: D is told, nothing is held."""
-        prompt = self._prompts.pop(request_id, None)
-        for handoff_id in prompt.handoff_ids if prompt is not None else ():
+        for handoff_id in self._pop(request_id):
             self.session.cancel(handoff_id, why)
 
-    def sent(self) -> tuple[list[End], set[str]]:
+    def sent(self) -> tuple[list[HandoffEnd], list[str]]:
         """What has ended since the last call, and the requests whose pages are free by that."""
-        if not self._held:
-            return [], set()
-        ended = [
-            replace(end, request_id=self._held.pop(end.request_id))
-            for end in self.ends.take()
-            if end.request_id in self._held
-        ]
+        ended, free = list(self._ends.take()), []
         for end in ended:
+            self._held[end.request_id] -= 1
+            if not self._held[end.request_id]:
+                del self._held[end.request_id]
+                free.append(end.request_id)
             if end.failed:
-                structlog.get_logger("restow.engine").warning(
-                    "a state was not handed over",
-                    request=end.request_id,
-                    handoff=end.handoff_id,
-                    reason=end.reason,
-                    detail=end.detail,
-                )
-        return ended, {end.request_id for end in ended}.difference(self._held.values())
+                end.warn("a state was not handed over")
+        return ended, free
+
+    def _pop(self, request_id: str) -> Sequence[str]:
+        self._unfenced.pop(request_id, None)
+        return self._handoffs.pop(request_id)

@@ -1,6 +1,6 @@
-"""The process of one rank: attaches an engine's shared memory and embeds the rank's agent.
+"""A rank's process attaches its engine's shared memory and embeds the rank's agent.
 
-Speaks lines of JSON on a socket: first it is told whom it serves and where the memory is, and
+It speaks lines of JSON on a socket: first it is told whom it serves and where the memory is, and
 answers `READY_WORD`, then come fences. Ends with the socket, and where the
 memory can be read no more.
 """

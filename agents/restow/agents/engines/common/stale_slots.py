@@ -1,4 +1,4 @@
-"""Slots whose next request begins: what the last one left in their recurrent state is cleared.
+"""`StaleSlots` clears what a slot's last request left in its state, before the next one begins.
 
 An engine that computes a short new prompt as it computes a step of decoding (one token, or up to
 1 + S where S drafts are checked at once) lets it begin with the state that it finds in its slot. A

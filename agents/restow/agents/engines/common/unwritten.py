@@ -1,60 +1,44 @@
-"""Which tokens of loaded blocks no handoff writes: their bytes are zeroed, not left as they were.
+"""`unwritten` finds the tokens of loaded blocks that no handoff writes: their bytes are zeroed.
 
-vLLM leaves the blocks of groups that a connector loads to the connector. What lay in them may be
-another layer's state, which read as keys and values can be NaN.
+What lay in a block may be another layer's state, which read as keys and values can be NaN. An
+engine may leave the blocks that it has loaded to the adapter (vLLM does).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from restow.agents.engines.common.groups import NULL_BLOCK, Group
+from restow.agents.engines.common.groups import NULL_BLOCK, BlockLists, Group
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
-    """Tokens ``[start, stop)`` of a block, counted from the block's first."""
+class UnwrittenTokens:
+    """Tokens ``[start, stop)`` of a group's block, counted from the block's first."""
 
+    group: str
     block: int
     start: int
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unwritten:
-    """Holes by group name; groups of states have none (their padding is scratch in the layout)."""
-
-    holes: Mapping[str, tuple[Hole, ...]]
-
-
 def unwritten(
-    groups: Sequence[Group],
-    windows: Mapping[str, int],
-    blocks: Mapping[str, Sequence[int]],
-    held_tokens: int,
-    position_tokens: int,
-) -> Unwritten:
+    groups: Sequence[Group], blocks: BlockLists, held_tokens: int, position_tokens: int
+) -> list[UnwrittenTokens]:
     """What a handoff up to ``position_tokens`` leaves out of D's blocks.
 
-    Tokens before ``held_tokens`` are D's own. ``windows`` are the tokens that the groups with a
-    sliding window keep; what lies before is not moved.
+    Tokens before ``held_tokens`` are D's own, and what lies before a group's window is not moved.
+    Groups of states leave nothing (their padding is scratch in the layout).
     """
-    found: dict[str, tuple[Hole, ...]] = {}
+    found = []
     for group in groups:
         if group.is_state:
             continue
-        window = windows.get(group.name, 0)
-        first = max(position_tokens - window, 0) if window else 0
-        holes = []
-        for index, block in enumerate(blocks[group.name]):
-            begin = index * group.block_tokens
-            end = begin + group.block_tokens
-            if block == NULL_BLOCK or end <= held_tokens:
-                continue
-            for start, stop in ((max(begin, held_tokens), first), (position_tokens, end)):
-                start, stop = max(start, begin), min(stop, end)
-                if start < stop:
-                    holes.append(Hole(block, start - begin, stop - begin))
-        found[group.name] = tuple(holes)
-    return Unwritten(found)
+        size, ids = group.block_tokens, blocks[group.name]
+        moved_from = position_tokens - group.window_tokens if group.window_tokens else 0
+        for start, stop in ((held_tokens, moved_from), (position_tokens, len(ids) * size)):
+            for index in range(start // size, -(-stop // size)):
+                first, end = max(start - index * size, 0), min(stop - index * size, size)
+                if ids[index] != NULL_BLOCK and first < end:
+                    found.append(UnwrittenTokens(group.name, ids[index], first, end))
+    return found

@@ -1,1 +1,1 @@
-"""A small hybrid model that recalls what its prompt says, so that corrupted state shows."""
+"""The recall model is a small hybrid that recalls its prompt, so that corrupted state shows."""

@@ -1,4 +1,4 @@
-"""How often the model's greedy reply is the right one, word for word."""
+"""`whole_answer_accuracy` says how often the model's reply is the right one, word for word."""
 
 from collections import defaultdict
 from collections.abc import Iterable

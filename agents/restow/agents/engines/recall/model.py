@@ -1,4 +1,4 @@
-"""The packaged recall model, loaded without a network and without noise."""
+"""`load_model` loads the packaged recall model without a network and without noise."""
 
 import logging
 from importlib.resources import files

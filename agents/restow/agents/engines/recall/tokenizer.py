@@ -1,6 +1,4 @@
-"""The task's words as a tokenizer that engines load from the checkpoint's folder."""
-
-from pathlib import Path
+"""`make_tokenizer` makes the task's words a tokenizer, which engines load from a checkpoint."""
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -20,8 +18,3 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         unk_token=task.UNKNOWN,
         clean_up_tokenization_spaces=False,
     )
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``."""
-    make_tokenizer().save_pretrained(folder)

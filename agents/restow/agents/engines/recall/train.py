@@ -13,15 +13,14 @@ from transformers import NemotronHConfig, NemotronHForCausalLM
 
 from restow.agents.engines.recall import task
 from restow.agents.engines.recall.evaluate import whole_answer_accuracy
-from restow.agents.engines.recall.fast_scan import fast_training
-from restow.agents.engines.recall.tokenizer import write_tokenizer
+from restow.agents.engines.recall.tokenizer import make_tokenizer
 
 IGNORED_LABEL = -100
 EVALUATION_SEED = 1_000_003  # far from any training seed: held-out prompts are never trained on
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Lesson:
     """One step of the curriculum: how many facts are stated and how many keys asked for."""
 
     most_pairs: int
@@ -31,30 +30,25 @@ class Stage:
 # With as many facts as questions the last value can be guessed by elimination, which stalls the
 # training: so one key out of several facts comes first.
 CURRICULUM = (
-    Stage(most_pairs=6, questions=1),
-    Stage(most_pairs=6, questions=2),
-    Stage(most_pairs=7, questions=3),
-    Stage(most_pairs=10, questions=3),
+    Lesson(most_pairs=6, questions=1),
+    Lesson(most_pairs=6, questions=2),
+    Lesson(most_pairs=7, questions=3),
+    Lesson(most_pairs=10, questions=3),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How long and how hard to train; the next stage begins once the last one is learned.
-
-    When the whole curriculum is learned, the learning rate falls to zero over ``anneal_steps``.
-    """
-
-    max_steps: int = 8_000
-    anneal_steps: int = 1_500
-    warmup_steps: int = 100
-    batch_sequences: int = 16
-    keys_per_sequence: int = 9
-    fewest_pairs: int = 4
-    learned_accuracy: float = 0.85
-    final_accuracy: float = 0.95
-    peak_learning_rate: float = 2e-3
-    report_every_steps: int = 50
+# The next lesson begins once the last one is learned. When the whole curriculum is, the learning
+# rate falls to zero over ANNEAL_STEPS.
+MAX_STEPS = 8_000
+ANNEAL_STEPS = 1_500
+WARMUP_STEPS = 100
+BATCH_SEQUENCES = 16
+KEYS_PER_SEQUENCE = 9
+FEWEST_PAIRS = 4
+LEARNED_ACCURACY = 0.85
+FINAL_ACCURACY = 0.95
+PEAK_LEARNING_RATE = 2e-3
+REPORT_EVERY_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +59,7 @@ class Batch:
     labels: Tensor
 
 
-def make_config(group_count: int = 2) -> NemotronHConfig:
+def make_config(group_count: int) -> NemotronHConfig:
     """Return the shape of the model: it can be cut for tensor parallel sizes 1, 2 and 4.
 
     Two KV heads and two B/C groups are fewer than four ranks, so size 4 replicates both; a single
@@ -106,7 +100,7 @@ def make_config(group_count: int = 2) -> NemotronHConfig:
     )
 
 
-def make_model(group_count: int = 2) -> NemotronHForCausalLM:
+def make_model(group_count: int) -> NemotronHForCausalLM:
     """Return an untrained model whose time steps start between 0.001 and 0.1."""
     model = NemotronHForCausalLM(make_config(group_count))
     with torch.no_grad():
@@ -139,56 +133,43 @@ def draw_sequence(
     return list(task.encode(" ".join(words))), is_reply
 
 
-def draw_batch(rng: Random, stage: Stage, schedule: Schedule) -> Batch:
+def draw_batch(rng: Random, lesson: Lesson) -> Batch:
     """Return a batch of sequences that are all of one length, so none is padded."""
-    pair_count = rng.randint(schedule.fewest_pairs, stage.most_pairs)
+    pair_count = rng.randint(FEWEST_PAIRS, lesson.most_pairs)
     questions_per_block: list[int] = []
-    while sum(questions_per_block) < schedule.keys_per_sequence:
+    while sum(questions_per_block) < KEYS_PER_SEQUENCE:
         # Short questions stay in the mix, yet the longest, which the prompts ask, prevails.
-        questions_per_block.append(max(rng.randint(1, stage.questions) for _ in range(2)))
-    drawn = [
-        draw_sequence(rng, pair_count, questions_per_block) for _ in range(schedule.batch_sequences)
-    ]
+        questions_per_block.append(max(rng.randint(1, lesson.questions) for _ in range(2)))
+    drawn = [draw_sequence(rng, pair_count, questions_per_block) for _ in range(BATCH_SEQUENCES)]
     token_ids = torch.tensor([ids for ids, _ in drawn])
     is_reply = torch.tensor([marks for _, marks in drawn])
     return Batch(token_ids[:, :-1], token_ids.masked_fill(~is_reply, IGNORED_LABEL)[:, 1:])
 
 
-def learning_rate(step: int, anneal_from: int | None, schedule: Schedule) -> float:
+def learning_rate(step: int, anneal_from: int | None) -> float:
     """Return a linear warm-up, a slow cosine, and from ``anneal_from`` on a fall to zero."""
-    if step < schedule.warmup_steps:
-        return schedule.peak_learning_rate * (step + 1) / schedule.warmup_steps
+    if step < WARMUP_STEPS:
+        return PEAK_LEARNING_RATE * (step + 1) / WARMUP_STEPS
     slow_until = step if anneal_from is None else anneal_from
-    progress = (slow_until - schedule.warmup_steps) / (schedule.max_steps - schedule.warmup_steps)
-    slow = schedule.peak_learning_rate * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
-    return slow * (1 - (step - slow_until) / schedule.anneal_steps)
+    progress = (slow_until - WARMUP_STEPS) / (MAX_STEPS - WARMUP_STEPS)
+    slow = PEAK_LEARNING_RATE * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
+    return slow * (1 - (step - slow_until) / ANNEAL_STEPS)
 
 
-@dataclass(slots=True)
-class Score:
-    """Counts of values that were to be recalled, and of those that were."""
+def recalled(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return for each value of a batch whether it is recalled, given the right words before it.
 
-    recalled: int = 0
-    asked: int = 0
-
-    def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch.  The full stops are left out: they are easy and would flatter."""
-        is_value = labels >= task.ID_OF_WORD[task.VALUE_WORDS[0]]
-        self.recalled += int((logits.argmax(-1) == labels)[is_value].sum())
-        self.asked += int(is_value.sum())
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the values that were recalled, given the right words before them."""
-        return self.recalled / self.asked
+    The full stops are left out: they are easy and would flatter.
+    """
+    is_value = labels >= task.ID_OF_WORD[task.VALUE_WORDS[0]]
+    return (logits.argmax(-1) == labels)[is_value]
 
 
 def train_step(
     model: NemotronHForCausalLM, optimizer: torch.optim.Optimizer, batch: Batch
 ) -> tuple[float, Tensor]:
     """Take one step; return the loss and the logits [sequence, token, vocabulary]."""
-    with fast_training():
-        logits: Tensor = model(batch.token_ids, use_cache=False).logits
+    logits: Tensor = model(batch.token_ids, use_cache=False).logits
     loss = nn.functional.cross_entropy(
         logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED_LABEL
     )
@@ -199,38 +180,39 @@ def train_step(
     return loss.item(), logits
 
 
-def train(model: NemotronHForCausalLM, seed: int, schedule: Schedule) -> None:
+def train(model: NemotronHForCausalLM, seed: int) -> None:
     """Train ``model`` in place, printing step, loss and teacher-forced accuracy."""
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=schedule.peak_learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+        model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
     )
     model.train()
     begun_s = time.monotonic()
     rng = Random(seed)  # noqa: S311 - reproducible, not secret
-    stage_index = 0
+    lesson_index = 0
     anneal_from: int | None = None
-    score = Score()
-    for step in range(schedule.max_steps):
-        if anneal_from is not None and step == anneal_from + schedule.anneal_steps:
+    hits: list[Tensor] = []
+    for step in range(MAX_STEPS):
+        if anneal_from is not None and step == anneal_from + ANNEAL_STEPS:
             return
-        stage = CURRICULUM[stage_index]
-        batch = draw_batch(rng, stage, schedule)
+        lesson = CURRICULUM[lesson_index]
+        batch = draw_batch(rng, lesson)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, anneal_from, schedule)
+            group["lr"] = learning_rate(step, anneal_from)
         loss, logits = train_step(model, optimizer, batch)
-        score.add(logits, batch.labels)
-        if (step + 1) % schedule.report_every_steps == 0:
+        hits.append(recalled(logits, batch.labels))
+        if (step + 1) % REPORT_EVERY_STEPS == 0:
+            accuracy = torch.cat(hits).float().mean().item()
             print(
-                f"step {step + 1} facts <={stage.most_pairs} questions <={stage.questions} "
-                f"loss {loss:.4f} accuracy {score.accuracy:.4f} "
+                f"step {step + 1} facts <={lesson.most_pairs} questions <={lesson.questions} "
+                f"loss {loss:.4f} accuracy {accuracy:.4f} "
                 f"elapsed_s {time.monotonic() - begun_s:.0f}",
                 flush=True,
             )
-            if stage_index < len(CURRICULUM) - 1:
-                stage_index += score.accuracy > schedule.learned_accuracy
-            elif anneal_from is None and score.accuracy > schedule.final_accuracy:
+            if lesson_index < len(CURRICULUM) - 1:
+                lesson_index += accuracy > LEARNED_ACCURACY
+            elif anneal_from is None and accuracy > FINAL_ACCURACY:
                 anneal_from = step + 1
-            score = Score()
+            hits = []
 
 
 def main() -> None:
@@ -245,9 +227,9 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     model = make_model(arguments.groups)
     print(f"parameters {sum(p.numel() for p in model.parameters())}", flush=True)
-    train(model, arguments.seed, Schedule())
+    train(model, arguments.seed)
     model.save_pretrained(arguments.out)
-    write_tokenizer(arguments.out)
+    make_tokenizer().save_pretrained(arguments.out)
     accuracy = whole_answer_accuracy(model, task.make_prompts(256, EVALUATION_SEED))
     print(f"held-out whole-answer accuracy {accuracy:.4f} on 256 prompts", flush=True)
 

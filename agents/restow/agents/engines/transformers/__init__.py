@@ -1,6 +1,6 @@
-"""A Hugging Face model on torch CPU as an engine: prefill and decode on paged, TP-cut memory."""
+"""This engine runs a Hugging Face model on torch CPU, with state in paged, TP-cut memory."""
 
 from restow.agents.engines.transformers.engine import Engine, EngineOptions
-from restow.agents.engines.transformers.stored import StoredTypes
+from restow.agents.engines.transformers.stored_types import StoredTypes
 
 __all__ = ["Engine", "EngineOptions", "StoredTypes"]

@@ -1,14 +1,13 @@
-"""Which blocks of an engine's memory are free."""
+"""A `BlockPool` knows which blocks of an engine's memory are free."""
 
 from __future__ import annotations
 
 import threading
 from random import Random
 
+from restow.agents.engines.common.groups import NULL_BLOCK
 from restow.broker.errors import RestowError
-
-NULL_BLOCK = 0
-"""Never given out: engines keep it for positions that hold nothing (vLLM `block_pool.py`)."""
+from restow.broker.layout import Region
 
 
 class OutOfBlocksError(RestowError):
@@ -21,15 +20,19 @@ class OutOfBlocksError(RestowError):
 class BlockPool:
     """The free blocks of one group, in no order, as after hours of serving. Safe for threads."""
 
-    def __init__(self, group: str, count: int, seed: int) -> None:
-        """Own the blocks ``1 .. count - 1``."""
-        self._group = group
+    def __init__(self, region: Region, tokens: int, requests: int, seed: int) -> None:
+        """Own the blocks of a region's group: for so many tokens, or requests' states."""
+        self._group = region.group
+        self._block_tokens = region.page_tokens and region.page_tokens * region.pages_per_block
+        self.count = 1 + (-(-tokens // self._block_tokens) if self._block_tokens else requests)
+        """Blocks that there are, with the null block."""
         self._lock = threading.Lock()
-        self._free = list(range(NULL_BLOCK + 1, count))
+        self._free = list(range(NULL_BLOCK + 1, self.count))
         Random(seed).shuffle(self._free)  # noqa: S311 - reproducible, not secret
 
-    def take(self, count: int) -> list[int]:
-        """Take blocks out. Raises `OutOfBlocksError`."""
+    def take(self, tokens: int) -> list[int]:
+        """Take out the blocks of a prompt's tokens, or of its state. Raises `OutOfBlocksError`."""
+        count = -(-tokens // self._block_tokens) if self._block_tokens else 1
         with self._lock:
             if count > len(self._free):
                 raise OutOfBlocksError(

@@ -1,4 +1,4 @@
-"""Prefill and greedy decoding, apart, as two engines would do them."""
+"""Prefill and greedy decoding are apart here, as two engines do them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, NemotronHForCausalLM
 
-from restow.agents.engines.transformers.stored import AS_COMPUTED, StoredTypes, round_cache
+from restow.agents.engines.transformers.stored_types import AS_COMPUTED, StoredTypes, round_cache
 
 
 @dataclass(frozen=True, slots=True)

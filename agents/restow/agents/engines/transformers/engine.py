@@ -1,4 +1,4 @@
-"""The engine: prefill on one side of a handoff, decode on the other."""
+"""An `Engine` prefills on one side of a handoff, or decodes on the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor
@@ -17,25 +16,26 @@ from transformers import DynamicCache, NemotronHForCausalLM
 
 from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.engines.common.groups import NULL_BLOCK
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
-from restow.agents.engines.transformers.blocks import NULL_BLOCK, BlockPool
+from restow.agents.engines.transformers.blocks import BlockPool
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
 from restow.agents.engines.transformers.mixer_inputs import check_exact, conv_weights, kept_inputs
 from restow.agents.engines.transformers.model_state import export_state, import_state
 from restow.agents.engines.transformers.ranks import (
-    Identity,
     RankAgent,
+    RankIdentity,
     RankMemory,
     WorkerAgent,
     serve_rank,
 )
 from restow.agents.engines.transformers.state_io import (
-    RankPages,
+    RankTensors,
     collect,
     lay_out,
     lay_out_weights,
 )
-from restow.agents.engines.transformers.stored import AS_COMPUTED, StoredTypes, round_cache
+from restow.agents.engines.transformers.stored_types import AS_COMPUTED, StoredTypes, round_cache
 from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
@@ -91,10 +91,7 @@ class Asked:
 
 
 class Engine:
-    """One engine of the recall model, cut for its own tensor parallelism.
-
-    ``announced`` is the layout that the broker is told, the true one unless a test lies.
-    """
+    """One engine of the recall model, cut for its own tensor parallelism."""
 
     def __init__(
         self,
@@ -102,7 +99,10 @@ class Engine:
         options: EngineOptions,
         announce: Callable[[Layout], Layout] = lambda layout: layout,
     ) -> None:
-        """Prepare; ``with`` starts. Raises `RebuildingInexactError`."""
+        """Prepare; ``with`` starts. Raises `RebuildingInexactError`.
+
+        ``announce`` gives the layout that the broker is told, the true one unless a test lies.
+        """
         self._model = model
         self._options = options
         if options.settings.mixer_inputs or options.settings.projections:
@@ -112,46 +112,35 @@ class Engine:
         spec = replace(spec, revision=options.revision or _revision(model))
         self._backoff = backoff_tokens(spec.recurrent)
         self.layout = build_layout(spec, replace(options.settings, null_block=NULL_BLOCK))
-        self._announced = announce(self.layout)
-        self._stack = ExitStack()
-        settings = options.settings
-        block_tokens = settings.page_tokens * settings.pages_per_block
-        counts = {
-            region.group: 1
-            + (
-                options.capacity_requests
-                if region.page_tokens is None
-                else -(-options.capacity_tokens // block_tokens)
+        seed = secrets.randbits(32)
+        self._pools = {
+            region.group: BlockPool(
+                region, options.capacity_tokens, options.capacity_requests, seed
             )
             for region in self.layout.ranks[0].regions
             if not region.constant
         }
-        seed = secrets.randbits(32)
-        self._pools = {group: BlockPool(group, n, seed) for group, n in counts.items()}
-        self._block_tokens = {
-            region.group: None if region.page_tokens is None else block_tokens
-            for region in self.layout.ranks[0].regions
-            if not region.constant
-        }
         self._memories: list[RankMemory] = []
-        self._counts = counts
         self._agents: list[RankAgent] = []
         self._incarnation = uuid.uuid4().hex
         self._session = BlockingSession(
-            options.engine_id, self._incarnation, self._announced, options.broker
+            options.engine_id, self._incarnation, announce(self.layout), options.broker
         )
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         """Register, allocate every rank's memory and start its agent."""
         with ExitStack() as stack:
             options = self._options
             stack.enter_context(self._session)
+            counts = {group: pool.count for group, pool in self._pools.items()}
             for index, rank in enumerate(self.layout.ranks):
-                pages = [self._counts.get(r.group, 1) * r.pages_per_block for r in rank.regions]
-                memory = RankMemory(rank, pages)
+                memory = RankMemory(rank, counts)
                 stack.callback(memory.close)
                 self._memories.append(memory)
-                identity = Identity(options.broker, options.engine_id, self._incarnation, rank.rank)
+                identity = RankIdentity(
+                    options.broker, options.engine_id, self._incarnation, rank.rank
+                )
                 agent = serve_rank(identity, memory.regions, options.homes[index])
                 stack.callback(agent.close)
                 self._agents.append(agent)
@@ -161,12 +150,7 @@ class Engine:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the agents, give the memory back, unregister."""
         self._stack.close()
 
@@ -276,7 +260,7 @@ class Engine:
         return decode_greedily(self._model, cache, token_ids[-1], steps, stored)
 
     @property
-    def pages(self) -> list[RankPages]:
+    def pages(self) -> list[RankTensors]:
         """The memory of every rank."""
         return [memory.pages for memory in self._memories]
 
@@ -290,11 +274,7 @@ class Engine:
         ]
 
     def _take(self, tokens: int) -> dict[str, list[int]]:
-        counts = {
-            group: 1 if size is None else -(-tokens // size)
-            for group, size in self._block_tokens.items()
-        }
-        return {group: self._pools[group].take(count) for group, count in counts.items()}
+        return {group: pool.take(tokens) for group, pool in self._pools.items()}
 
     def _give_back_when_free(self, asked: Asked) -> None:
         def freed(pages_free: Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""What the Mamba layers of a Nemotron-H model read, and the weights that it is multiplied with."""
+"""`kept_inputs` keeps what Mamba layers read, `conv_weights` are what that is multiplied with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import NemotronHConfig, NemotronHForCausalLM
 
+from restow.agents.engines.transformers.model_state import conv_fields
 from restow.broker.errors import RestowError
 from restow.kernels.host.product import padded_rows, repeats
 
@@ -63,16 +64,11 @@ def conv_weights(model: NemotronHForCausalLM) -> dict[str, Tensor]:
     """For each conv field the rows of the in-projection that make it, ``[*channels, hidden]``."""
     config: NemotronHConfig = model.config
     inner = config.mamba_num_heads * config.mamba_head_dim
-    grouped = config.n_groups * config.ssm_state_size
     found: dict[str, Tensor] = {}
     for index, linear in in_projections(model):
-        name = f"layers.{index}.conv"
         # The rows of the gate come first, those of the time steps last.
-        rows = linear.weight.detach()[inner : 2 * inner + 2 * grouped]
-        x, b, c = torch.split(rows, [inner, grouped, grouped])
-        found[f"{name}.x"] = x
-        found[f"{name}.B"] = b.reshape(config.n_groups, -1, config.hidden_size)
-        found[f"{name}.C"] = c.reshape(config.n_groups, -1, config.hidden_size)
+        rows = linear.weight.detach()[inner : linear.out_features - config.mamba_num_heads]
+        found |= conv_fields(f"layers.{index}", rows, config)
     return found
 
 

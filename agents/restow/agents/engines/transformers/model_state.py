@@ -31,8 +31,6 @@ def export_state(cache: DynamicCache, config: NemotronHConfig) -> dict[str, Tens
         and ``layers.{i}.conv.C`` [group, state, tap] with ``conv_kernel - 1`` taps, the oldest
         first, and ``layers.{i}.ssm`` [head, dim, state].
     """
-    inner = config.mamba_num_heads * config.mamba_head_dim
-    grouped = config.n_groups * config.ssm_state_size
     views: dict[str, Tensor] = {}
     for index, kind in enumerate(config.layers_block_type or ()):
         name = f"layers.{index}"
@@ -44,10 +42,7 @@ def export_state(cache: DynamicCache, config: NemotronHConfig) -> dict[str, Tens
             conv, ssm = cache.get_conv_state(index), cache.get_recurrent_state(index)
             if conv is None or ssm is None:
                 raise ValueError(f"layer {index} has no state yet: prefill before exporting")
-            x, b, c = conv[0, :, 1:].split([inner, grouped, grouped])
-            views[f"{name}.conv.x"] = x
-            views[f"{name}.conv.B"] = b.unflatten(0, (config.n_groups, -1))
-            views[f"{name}.conv.C"] = c.unflatten(0, (config.n_groups, -1))
+            views |= conv_fields(name, conv[0, :, 1:], config)
             views[f"{name}.ssm"] = ssm[0]
     return {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
 
@@ -80,6 +75,19 @@ def import_state(state: dict[str, Tensor], tokens: int, config: NemotronHConfig)
             cache.update_conv_state(taps[None], index, conv_kernel_size=config.conv_kernel)
             cache.update_recurrent_state(state[f"{name}.ssm"][None], index)
     return cache
+
+
+def conv_fields(name: str, rows: Tensor, config: NemotronHConfig) -> dict[str, Tensor]:
+    """Cut ``rows`` [x | B | C, ...] into the conv fields of the layer ``name``: views."""
+    inner = config.mamba_num_heads * config.mamba_head_dim
+    grouped = config.n_groups * config.ssm_state_size
+    x, b, c = torch.split(rows, [inner, grouped, grouped])
+    shape = (config.n_groups, config.ssm_state_size, *rows.shape[1:])
+    return {
+        f"{name}.conv.x": x,
+        f"{name}.conv.B": b.reshape(shape),
+        f"{name}.conv.C": c.reshape(shape),
+    }
 
 
 def _as_heads(rows: Tensor) -> Tensor:

@@ -1,21 +1,20 @@
-"""The ranks of an engine: each one's paged memory, and the agent that serves it."""
+"""Each rank of an engine has paged memory, and an agent that serves it."""
 
 from __future__ import annotations
 
 import json
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from restow.agents.daemon.client import DaemonAgent
 from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.common.rank_worker import READY_WORD
-from restow.agents.engines.transformers.state_io import RankPages
+from restow.agents.engines.transformers.state_io import RankTensors
 from restow.agents.memory.regions import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
 from restow.broker.layout import RankLayout
@@ -31,7 +30,7 @@ class WorkerFailedError(RestowError):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class RankIdentity:
     """Whom a rank's agent serves."""
 
     broker: str
@@ -40,24 +39,12 @@ class Identity:
     rank: int
 
 
-class RankAgent(Protocol):
-    """What an engine asks of a rank's agent, wherever it runs."""
-
-    def start(self) -> None:
-        """Wait until the broker knows the agent."""
-
-    def fence(self, handoff_id: str) -> None:
-        """Say that the rank's part of a handoff is complete in memory."""
-
-    def close(self) -> None:
-        """Stop serving."""
-
-
 class RankMemory:
     """The regions of one rank, one after the other in a POSIX shared-memory object."""
 
-    def __init__(self, layout: RankLayout, page_counts: Sequence[int]) -> None:
-        """Allocate; ``page_counts`` has one entry a region of the layout."""
+    def __init__(self, layout: RankLayout, block_counts: Mapping[str, int]) -> None:
+        """Allocate blocks by group; a region of no group (weights) has one page."""
+        page_counts = [block_counts.get(r.group, 1) * r.pages_per_block for r in layout.regions]
         offsets, end = [], 0
         for region, pages in zip(layout.regions, page_counts, strict=True):
             offsets.append(end)
@@ -76,7 +63,7 @@ class RankMemory:
             for region, offset, pages in zip(layout.regions, offsets, page_counts, strict=True)
         )
         whole = torch.frombuffer(self.shared.buffer, dtype=torch.uint8)
-        self.pages = RankPages(
+        self.pages = RankTensors(
             layout,
             {
                 region.name: whole[r.offset_bytes :][: r.page_count * r.page_stride_bytes]
@@ -86,7 +73,7 @@ class RankMemory:
 
     def close(self) -> None:
         """Give the memory back."""
-        self.pages = RankPages(self.pages.layout, {})
+        self.pages = RankTensors(self.pages.layout, {})
         self.shared.close()
 
 
@@ -94,7 +81,7 @@ class WorkerAgent:
     """A rank's worker process that embeds its agent, as an engine's own worker would."""
 
     def __init__(
-        self, forks: ForkServer, identity: Identity, regions: Sequence[SharedRegion]
+        self, forks: ForkServer, identity: RankIdentity, regions: Sequence[SharedRegion]
     ) -> None:
         """Fork the process; `start` waits for it."""
         self._identity = identity
@@ -106,12 +93,7 @@ class WorkerAgent:
         """Wait until the broker knows the agent. Raises `WorkerFailedError`."""
         line = self._lines.readline().strip()
         if line != READY_WORD:
-            raise WorkerFailedError(
-                f"the worker of engine {self._identity.engine_id}, rank {self._identity.rank} "
-                f"did not start: {line or 'see its error above'}",
-                engine=self._identity.engine_id,
-                rank=self._identity.rank,
-            )
+            raise self._failed(f"did not start: {line or 'see its error above'}")
 
     @property
     def lost(self) -> bool:
@@ -127,12 +109,7 @@ class WorkerAgent:
         try:
             self._say({"fence": handoff_id})
         except OSError as error:
-            raise WorkerFailedError(
-                f"the worker of engine {self._identity.engine_id}, rank {self._identity.rank} "
-                f"has ended ({error}): start the engine again",
-                engine=self._identity.engine_id,
-                rank=self._identity.rank,
-            ) from None
+            raise self._failed(f"has ended ({error}): start the engine again") from None
 
     def close(self) -> None:
         """End the process, and wait until it has given the memory back."""
@@ -141,13 +118,22 @@ class WorkerAgent:
         self._lines.close()
         self._socket.close()
 
+    def _failed(self, words: str) -> WorkerFailedError:
+        engine, rank = self._identity.engine_id, self._identity.rank
+        return WorkerFailedError(
+            f"the worker of engine {engine}, rank {rank} {words}", engine=engine, rank=rank
+        )
+
     def _say(self, message: object) -> None:
         self._lines.write(json.dumps(message) + "\n")
         self._lines.flush()
 
 
+RankAgent = WorkerAgent | DaemonAgent
+
+
 def serve_rank(
-    identity: Identity, regions: Sequence[SharedRegion], home: ForkServer | Path
+    identity: RankIdentity, regions: Sequence[SharedRegion], home: ForkServer | Path
 ) -> RankAgent:
     """An agent for a rank: in a worker of a fork server, or in the daemon behind a socket."""
     if isinstance(home, ForkServer):

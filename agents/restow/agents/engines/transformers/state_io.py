@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from restow.agents.engines.transformers.stored import TORCH_TYPES
+from restow.agents.engines.common.groups import BlockLists
+from restow.agents.engines.transformers.stored_types import TORCH_TYPES
 from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
-
-Blocks = Mapping[str, Sequence[int]]
 
 
 class ReplicaError(RestowError):
@@ -27,14 +26,14 @@ class ReplicaError(RestowError):
 
 
 @dataclass(frozen=True, slots=True)
-class RankPages:
+class RankTensors:
     """One rank's memory: uint8 ``[page_count * page_stride_bytes]`` for each region by name."""
 
     layout: RankLayout
     regions: Mapping[str, Tensor]
 
 
-def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankPages], blocks: Blocks) -> None:
+def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankTensors], blocks: BlockLists) -> None:
     """Write every rank's shard of every field, and of every input that it keeps, into its blocks.
 
     ``state`` has a tensor for each field: ``[token, *shape]`` for a per-token field, ``shape`` for
@@ -45,16 +44,12 @@ def lay_out(state: Mapping[str, Tensor], ranks: Sequence[RankPages], blocks: Blo
         for shard in (*rank.layout.shards, *rank.layout.inputs):
             region = rank.layout.region(shard.region)
             whole = state[shard.field]
-            if region.page_tokens is None:
-                view = _pages(rank.regions[region.name], region, shard)
-                view[blocks[region.group][0]] = _as_bytes(whole[_box(shard)], shard.dtype)
-            else:
-                view = _pages(rank.regions[region.name], region, shard)
-                page, token = _places(region, blocks, whole.shape[0])
-                view[page, token] = _as_bytes(whole[(slice(None), *_box(shard))], shard.dtype)
+            view = _pages(rank.regions[region.name], region, shard)
+            places = _places(region, blocks, len(whole))
+            view[places] = _as_bytes(whole[_box(region, shard)], shard.dtype)
 
 
-def lay_out_weights(weights: Mapping[str, Tensor], ranks: Sequence[RankPages]) -> None:
+def lay_out_weights(weights: Mapping[str, Tensor], ranks: Sequence[RankTensors]) -> None:
     """Write every rank's part of the weights that it offers into its constant regions.
 
     ``weights`` has a tensor ``[*axes without tap, hidden]`` for each field that is rebuilt.
@@ -73,7 +68,7 @@ def lay_out_weights(weights: Mapping[str, Tensor], ranks: Sequence[RankPages]) -
 
 
 def collect(
-    layout: Layout, ranks: Sequence[RankPages], blocks: Blocks, tokens: int
+    layout: Layout, ranks: Sequence[RankTensors], blocks: BlockLists, tokens: int
 ) -> dict[str, Tensor]:
     """Read the whole state back from all ranks' shards, in the types in which they store it.
 
@@ -87,15 +82,10 @@ def collect(
         for shard in rank.layout.shards:
             region = rank.layout.region(shard.region)
             view = _pages(rank.regions[region.name], region, shard)
-            box: tuple[slice, ...] = _box(shard)
-            shape = shapes[shard.field]
-            if region.page_tokens is None:
-                held = view[blocks[region.group][0]]
-            else:
-                page, token = _places(region, blocks, tokens)
-                held = view[page, token]
-                box, shape = (slice(None), *box), (tokens, *shape)
+            held, box = view[_places(region, blocks, tokens)], _box(region, shard)
             if shard.field not in state:
+                per_token = region.page_tokens is not None
+                shape = (tokens, *shapes[shard.field]) if per_token else shapes[shard.field]
                 dtypes[shard.field] = TORCH_TYPES[shard.dtype]
                 item = shard.dtype.itemsize_bytes
                 state[shard.field] = torch.zeros((*shape, item), dtype=torch.uint8)
@@ -115,8 +105,10 @@ def collect(
     }
 
 
-def _box(shard: Shard) -> tuple[slice, ...]:
-    return tuple(slice(span.start, span.stop) for span in shard.box)
+def _box(region: Region, shard: Shard) -> tuple[slice, ...]:
+    """The shard's part of the whole field; of a per-token field that of every token."""
+    box = tuple(slice(span.start, span.stop) for span in shard.box)
+    return box if region.page_tokens is None else (slice(None), *box)
 
 
 def _as_bytes(values: Tensor, dtype: DType) -> Tensor:
@@ -136,11 +128,12 @@ def _pages(memory: Tensor, region: Region, shard: Shard) -> Tensor:
     return memory.as_strided(sizes, strides, memory.storage_offset() + shard.offset_bytes)
 
 
-def _places(region: Region, blocks: Blocks, tokens: int) -> tuple[Tensor, Tensor]:
-    """Page and place in it of every token."""
-    page_tokens = region.page_tokens or 1
-    ratio = region.pages_per_block
+def _places(region: Region, blocks: BlockLists, tokens: int) -> tuple[Tensor, ...]:
+    """Page, and place in it, of every token; the page of a snapshot."""
     ids = torch.tensor(list(blocks[region.group]), dtype=torch.int64)
+    if region.page_tokens is None:
+        return (ids[0],)
+    ratio = region.pages_per_block
     pages = (ids[:, None] * ratio + torch.arange(ratio)).flatten()
     token = torch.arange(tokens)
-    return pages[token // page_tokens], token % page_tokens
+    return pages[token // region.page_tokens], token % region.page_tokens

@@ -31,12 +31,12 @@ from restow.agents.engines.vllm.scheduler.broker_session import registered
 from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, RestowStats
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.agents.engines.vllm.step import Step
 from restow.agents.engines.vllm.worker import caches
-from restow.agents.engines.vllm.worker.rank_pages import RankShape, rank_pages
+from restow.agents.engines.vllm.worker.rank_layout import rank_layout
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide
+from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.client import BlockingSession
-from restow.broker.families import ConvLayout, ModelSpec
+from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ TESTED_VERSIONS = ("0.32.0",)
 class RestowMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """What workers do in a step."""
 
-    step: Step
+    step: WorkerStep
 
 
 @dataclass
@@ -134,28 +134,24 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         ids: tuple[int, ...] = self._kv_cache_config.transfer_group_ids
         return ids
 
-    def get_finished_count(self) -> int | None:
-        """Every worker reports every request."""
-        return None
-
     # -- worker ------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Check where everything lies, register it, and begin to connect."""
         config = self._vllm_config
-        tp, tp_rank = config.parallel_config.tensor_parallel_size, get_tensor_model_parallel_rank()
-        shape = RankShape(
-            tp,
-            tp_rank,
-            get_pp_group().rank_in_group * tp + tp_rank,
-            ConvLayout(get_conv_state_layout()),
-            config.num_speculative_tokens if config.speculative_config else 0,
+        settings = EngineSettings(
+            config.parallel_config.tensor_parallel_size,
+            conv_layout=ConvLayout(get_conv_state_layout()),
+            conv_rows_extra=config.num_speculative_tokens if config.speculative_config else 0,
         )
+        rank = get_pp_group().rank_in_group * settings.tp + get_tensor_model_parallel_rank()
         layers = config.compilation_config.static_forward_context
         found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers))
-        pages = rank_pages(self._model, shape, found)
-        self._worker = WorkerSide(self._engine_id, self._incarnation, pages, found, self._settings)
-        self._handshake = RankHandshake(pages.layout)
+        regions = rank_layout(self._model, settings, rank, found)
+        self._worker = WorkerSide(
+            self._engine_id, self._incarnation, regions, found, self._settings
+        )
+        self._handshake = RankHandshake(regions.layout)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return the rank's layout, for the scheduler's side to register."""
@@ -207,8 +203,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._engine_id,
             self._incarnation,
             transfer.kv_role,
-            caches.groups_of(self._kv_cache_config),
-            caches.windows_of(self._model, self._kv_cache_config),
+            caches.groups_of(self._model, self._kv_cache_config),
             self._vllm_config.num_prefill_lookahead_tokens,
             session,
             self._settings,
@@ -266,10 +261,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _step(self) -> Step:
-        metadata = self._get_connector_metadata()
-        if not isinstance(metadata, RestowMetadata):
-            raise TypeError(f"a step's metadata is {type(metadata).__name__}")
+    def _step(self) -> WorkerStep:
+        metadata: RestowMetadata = self._get_connector_metadata()
         return metadata.step
 
     def _side(self) -> SchedulerSide:

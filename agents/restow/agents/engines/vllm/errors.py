@@ -5,26 +5,29 @@ from __future__ import annotations
 from restow.broker.errors import RestowError
 
 
-class VllmError(RestowError):
-    """Base of the connector's errors."""
+class ParametersError(RestowError):
+    """``kv_transfer_params`` that name no handoff, or no side of it."""
 
-    status = "FAILED_PRECONDITION"
+    status = "INVALID_ARGUMENT"
+    reason = "PARAMETERS_INVALID"
 
 
-class SettingsError(VllmError):
+class SettingsError(RestowError):
     """A ``kv_connector_extra_config`` that says nothing sensible."""
 
     status = "INVALID_ARGUMENT"
     reason = "SETTINGS_INVALID"
 
 
-class EngineUnsupportedError(VllmError):
+class EngineUnsupportedError(RestowError):
     """An engine whose parallelism or cache the connector does not know."""
 
+    status = "FAILED_PRECONDITION"
     reason = "ENGINE_UNSUPPORTED"
 
 
-class CacheUnknownError(VllmError):
+class CacheUnknownError(RestowError):
     """A cache tensor that does not lie as the model's config says that it must."""
 
+    status = "FAILED_PRECONDITION"
     reason = "CACHE_UNKNOWN"

@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from restow.agents.engines.common.errors import ParametersError
-from restow.agents.engines.vllm.errors import SettingsError
+from restow.agents.engines.vllm.errors import ParametersError, SettingsError
 from restow.agents.engines.vllm.http_request import HttpRequest
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client.admin import AdminClient
@@ -124,11 +123,7 @@ class _Exchange:
         await self._send(message)
 
     async def _send_failure(self, begin: Message) -> None:
-        body = await self._told(bytes(self._failure))
-        headers = [(k, v) for k, v in begin.get("headers", ()) if k.lower() != b"content-length"]
-        headers.append((b"content-length", str(len(body)).encode()))
-        await self._send({**begin, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await _send_whole(self._send, begin, await self._told(bytes(self._failure)))
 
     async def _events(self, chunk: bytes) -> bytes:
         """Events of a stream, errors among them."""
@@ -173,12 +168,16 @@ async def _refuse(send: Send, error: ParametersError) -> None:
         "param": "kv_transfer_params",
         "code": 400,
     }
-    body = json.dumps({"error": said}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    headers = [(b"content-type", b"application/json")]
+    begin = {"type": "http.response.start", "status": 400, "headers": headers}
+    await _send_whole(send, begin, json.dumps({"error": said}).encode())
+
+
+async def _send_whole(send: Send, begin: Message, body: bytes) -> None:
+    """Send an answer whose body is known, whatever length its beginning says."""
+    headers = [(k, v) for k, v in begin.get("headers", ()) if k.lower() != b"content-length"]
+    headers.append((b"content-length", str(len(body)).encode()))
+    await send({**begin, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 
-from restow.agents.engines.common.errors import ParametersError
-from restow.agents.engines.common.parameters import HANDOFF_ID, Place, part_of
+from restow.agents.engines.vllm.errors import ParametersError
+from restow.agents.engines.vllm.parameters import HANDOFF_ID, AnswerIndex, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class HttpRequest:
 
     def check(self, kv_role: str) -> None:
         """Raise `ParametersError` where no handoff can come of it."""
-        last = Place(max(self.prompts - 1, 0), 0, "")
-        if part_of(self.params, kv_role, "made by P", last) is not None and self.beams:
+        last = AnswerIndex(max(self.prompts - 1, 0))
+        if parameters_of(self.params, kv_role, "made by P", last) is not None and self.beams:
             raise ParametersError(
                 "beam search begins with no other engine's state: ask without kv_transfer_params"
             )
@@ -50,9 +51,5 @@ class HttpRequest:
         given = self.params.get(HANDOFF_ID) if isinstance(self.params, dict) else None
         if not isinstance(given, str):
             return []
-        places = (
-            Place(prompt, choice, "")
-            for prompt in range(min(self.prompts, most))
-            for choice in range(min(self.choices, most))
-        )
-        return [one.handoff_id(given) for one, _ in zip(places, range(most), strict=False)]
+        pairs = itertools.product(range(self.prompts), range(self.choices))
+        return [AnswerIndex(*pair).handoff_id(given) for pair in itertools.islice(pairs, most)]

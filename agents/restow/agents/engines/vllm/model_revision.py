@@ -28,10 +28,8 @@ def weights_revision(config: VllmConfig, named: str = "") -> str:
     on: so those of another TP are others. "" where nothing can be said, as of a checkpoint that is
     nowhere on this host.
     """
-    return named or _found(config)
-
-
-def _found(config: VllmConfig) -> str:
+    if named:
+        return named
     model, load = config.model_config, config.load_config
     if load.load_format == "dummy":
         parallel, kind = config.parallel_config, config.device_config.device_type

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from restow.agents.engines.vllm.errors import SettingsError
 from restow.broker.client.credentials import Credentials
@@ -45,16 +45,16 @@ class ConnectorSettings:
     @classmethod
     def of(cls, extra: Mapping[str, object]) -> ConnectorSettings:
         """Read the mapping. Raises `SettingsError` that names the key at fault."""
-        known = {field.name: field for field in fields(cls)}
+        defaults = asdict(cls())
         values: dict[str, object] = {}
         for key, value in extra.items():
-            if key not in known:
+            if key not in defaults:
                 raise SettingsError(
                     f"kv_connector_extra_config: {key!r} is unknown; known are "
-                    f"{', '.join(sorted(known))}",
+                    f"{', '.join(sorted(defaults))}",
                     key=key,
                 )
-            values[key] = _checked(key, value, getattr(cls(), key))
+            values[key] = _checked(key, value, defaults[key])
         return cls(**values)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""`Adapters` tells LoRA adapters apart by words that P and D find alike."""
+"""`LoraAdapters` tells LoRA adapters apart by words that P and D find alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoraRequest(Protocol):
     load_inplace: bool
 
 
-class Adapters:
+class LoraAdapters:
     """The words of adapters, each found once. Belongs to the scheduler's thread."""
 
     def __init__(self) -> None:

@@ -14,6 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
+from restow.agents.engines.vllm.scheduler.tally import Tally
+
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _BYTES = tuple(float(2**power) for power in range(14, 38, 2))
 
@@ -26,7 +28,7 @@ class RestowStats(KVConnectorStats):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget all."""
-        self.data = {"transfers": [], "failures": {}, "waits": [], "external_tokens": 0}
+        self.data = Tally().take()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Add another interval's."""

@@ -8,9 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
-from restow.agents.engines.common.parameters import TRUNCATED
 from restow.agents.engines.vllm.scheduler.lora_adapters import LoraRequest
 from restow.broker.client import content_of
+
+TRUNCATED = "_p_side_truncated"
+"""vLLM's own mark in ``kv_transfer_params`` of a prompt that was cut already, kept over
+preemptions."""
 
 
 class Request(Protocol):
@@ -39,7 +42,7 @@ class Request(Protocol):
 def content(request: Request, position: int, adapter: str) -> bytes:
     """Name what the state at ``position`` is computed from, for P and D alike.
 
-    ``adapter`` is the word of the request's (`Adapters`).
+    ``adapter`` is the word of the request's (`LoraAdapters`).
     """
     attachments = [
         (feature.mm_position.offset, feature.identifier.encode()) for feature in request.mm_features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from restow.agents.engines.common.parameters import Place
+from restow.agents.engines.vllm.parameters import AnswerIndex
 
 _CHOICE = re.compile(r"(\d+)_(.+)", re.DOTALL)
 """`ParentRequest.get_child_info`; the first answer of several is number 0."""
@@ -12,16 +12,16 @@ _PROMPT = re.compile(r"cmpl-.*?-(\d+)(?:-[0-9a-f]{8})?", re.DOTALL)
 """`OpenAIServingCompletion`; behind it what `InputProcessor.assign_request_id` adds."""
 
 
-def place_of(request_id: str) -> Place:
-    """Return the request's place, as vLLM 0.32 names requests.
+def answer_index(request_id: str) -> AnswerIndex:
+    """Return the request's index, as vLLM 0.32 names requests.
 
-    >>> place_of("1_cmpl-ab-2-0123abcd")
-    Place(prompt=2, choice=1, shared_id='cmpl-ab-2-0123abcd')
-    >>> place_of("chatcmpl-ab-0123abcd")
-    Place(prompt=0, choice=0, shared_id='chatcmpl-ab-0123abcd')
+    >>> answer_index("1_cmpl-ab-2-0123abcd")
+    AnswerIndex(prompt=2, choice=1, shared_id='cmpl-ab-2-0123abcd')
+    >>> answer_index("chatcmpl-ab-0123abcd")
+    AnswerIndex(prompt=0, choice=0, shared_id='chatcmpl-ab-0123abcd')
     """
     choice, shared_id = 0, request_id
     if (child := _CHOICE.fullmatch(request_id)) is not None:
         choice, shared_id = int(child[1]), child[2]
     prompt = _PROMPT.fullmatch(shared_id)
-    return Place(int(prompt[1]) if prompt else 0, choice, shared_id)
+    return AnswerIndex(int(prompt[1]) if prompt else 0, choice, shared_id)

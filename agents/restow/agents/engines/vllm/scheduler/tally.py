@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from restow.agents.engines.common.ends import End
+from restow.agents.engines.common.handoff_ends import HandoffEnd
 
 
 @dataclass(slots=True)
 class Tally:
     """Counts since the last `take`, as plain values that travel between vLLM's processes."""
 
-    transfers: list[tuple[int, float]] = field(default_factory=list)
+    transfers: list[list[float]] = field(default_factory=list)
     """Bytes and seconds of each state received."""
     failures: Counter[str] = field(default_factory=Counter)
     """By side and reason, such as ``decode:TIMEOUT``."""
@@ -21,16 +21,16 @@ class Tally:
     """Seconds from D's wish to the beginning of the read."""
     external_tokens: int = 0
 
-    def received(self, end: End) -> None:
+    def received(self, end: HandoffEnd) -> None:
         """Count D's wait, which has ended."""
         if end.reason:
             self.failures[f"decode:{end.reason}"] += 1
             return
-        self.transfers.append((end.bytes, end.transfer_us / 1e6))
+        self.transfers.append([end.bytes, end.transfer_us / 1e6])
         self.waits.append(max(end.waited_s - end.transfer_us / 1e6, 0.0))
         self.external_tokens += end.tokens
 
-    def sent(self, end: End) -> None:
+    def sent(self, end: HandoffEnd) -> None:
         """Count P's part, whose pages are free."""
         if end.failed:
             self.failures[f"prefill:{end.reason}"] += 1
@@ -47,11 +47,10 @@ class Tally:
     def take(self) -> dict[str, Any]:
         """Return everything so far, and begin anew."""
         data = {
-            "transfers": [list(one) for one in self.transfers],
+            "transfers": self.transfers,
             "failures": dict(self.failures),
-            "waits": list(self.waits),
+            "waits": self.waits,
             "external_tokens": self.external_tokens,
         }
-        self.transfers, self.waits, self.external_tokens = [], [], 0
-        self.failures = Counter()
+        self.transfers, self.failures, self.waits, self.external_tokens = [], Counter(), [], 0
         return data

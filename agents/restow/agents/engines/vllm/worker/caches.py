@@ -18,10 +18,10 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from restow.agents.engines.common.groups import Group, group_name
+from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.errors import CacheUnknownError, EngineUnsupportedError
 from restow.agents.engines.vllm.worker.kv_order import kv_order
-from restow.agents.engines.vllm.worker.rank_pages import LayerCache, dtype_of
+from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of
 from restow.broker.families import KvOrder, ModelSpec, model_from_hf_config
 from restow.broker.layout import DType
 
@@ -40,30 +40,23 @@ def model_spec(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpec
     return model_from_hf_config(hf_config, kv_dtype=kv, conv_dtype=conv, ssm_dtype=ssm)
 
 
-def groups_of(config: KVCacheConfig) -> tuple[Group, ...]:
-    """Return the groups whose state is handed over."""
-    return tuple(
-        Group(group_name(index), group.kv_cache_spec.block_size, _scratch(group.kv_cache_spec))
-        for index, group in enumerate(config.transfer_groups)
-    )
-
-
-def windows_of(model: ModelSpec, config: KVCacheConfig) -> dict[str, int]:
-    """Return how many tokens each group with a sliding window keeps, by the group's name."""
-    by_layer = {
+def groups_of(model: ModelSpec, config: KVCacheConfig) -> tuple[Group, ...]:
+    """Return the groups whose state is handed over. Raises `CacheUnknownError`."""
+    # A layer may have a spec of its recurrent part, too, which says nothing of windows.
+    windows = {
         spec.layer: window for spec in model.layers if (window := getattr(spec, "window_tokens", 0))
     }
-    found = {}
+    found = []
     for index, group in enumerate(config.transfer_groups):
-        sizes = {by_layer.get(extract_layer_index(name), 0) for name in group.layer_names}
+        sizes = {windows.get(extract_layer_index(name), 0) for name in group.layer_names}
         if len(sizes) > 1:
             raise CacheUnknownError(
-                f"{group_name(index)} holds layers with windows of {sorted(sizes)} tokens",
-                group=group_name(index),
+                f"{_group_name(index)} holds layers with windows of {sorted(sizes)} tokens",
+                group=_group_name(index),
             )
-        if window := sizes.pop():
-            found[group_name(index)] = window
-    return found
+        spec = group.kv_cache_spec
+        found.append(Group(_group_name(index), spec.block_size, _scratch(spec), sizes.pop()))
+    return tuple(found)
 
 
 def layer_caches(
@@ -88,7 +81,7 @@ def layer_caches(
             yield LayerCache(
                 name,
                 extract_layer_index(name),
-                index,
+                _group_name(index),
                 tensor,
                 pages // blocks,
                 KvOrder.HND if state else kv_order(name, tensor, layers.get(name)),
@@ -123,3 +116,7 @@ def _spec_of(spec: KVCacheSpec, layer_name: str) -> KVCacheSpec:
 def _scratch(spec: KVCacheSpec) -> int | None:
     first = next(_specs(spec))
     return first.num_speculative_blocks if isinstance(first, MambaSpec) else None
+
+
+def _group_name(index: int) -> str:
+    return f"group.{index}"

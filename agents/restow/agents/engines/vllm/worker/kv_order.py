@@ -31,13 +31,8 @@ def kv_order(name: str, tensor: torch.Tensor, layer: Any) -> KvOrder:
         raise CacheUnknownError(
             f"{name}: the CPU's attention does not say how it lays out its cache", layer=name
         )
-    found = [
-        _written(isa, (heads, tokens, content // 2), tensor.dtype, numbers) for numbers in (0, 1)
-    ]
-    expected = [
-        _expected((heads, tokens, content // 2), tensor.dtype, numbers) for numbers in (0, 1)
-    ]
-    if all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
+    looks = _numbers(tokens, heads, content // 2, tensor.dtype)
+    if all(torch.equal(_written(isa, numbers), _expected(numbers)) for numbers in looks):
         return KvOrder.HDN
     raise CacheUnknownError(
         f"{name}: the CPU's attention ({isa}, {tensor.dtype}) packs keys and values in a way that "
@@ -46,34 +41,30 @@ def kv_order(name: str, tensor: torch.Tensor, layer: Any) -> KvOrder:
     )
 
 
-def _numbers(shape: tuple[int, int, int], dtype: torch.dtype, axis: int) -> torch.Tensor:
-    """Return ``[tokens, heads, dims]``: each element numbers its token, or its dim and head.
+def _numbers(tokens: int, heads: int, dims: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Return two of ``[tokens, heads, dims]``: elements number their token, or their dim and head.
 
     Small ones, which every type of float holds: two looks together tell every element apart.
     """
-    heads, tokens, dims = shape
     token, head, dim = torch.meshgrid(
         torch.arange(tokens), torch.arange(heads), torch.arange(dims), indexing="ij"
     )
-    number = token if axis == 0 else (dim + 7 * head) % 251
-    return (1 + number % 251).to(dtype)
+    return tuple((1 + number % 251).to(dtype) for number in (token, dim + 7 * head))
 
 
-def _written(isa: str, shape: tuple[int, int, int], dtype: torch.dtype, axis: int) -> torch.Tensor:
+def _written(isa: str, numbers: torch.Tensor) -> torch.Tensor:
     """Return a page where the attention wrote the numbers as keys, their opposites as values."""
-    heads, tokens, dims = shape
-    cache = torch.zeros(2, heads, tokens, 2 * dims, dtype=dtype)
+    tokens, heads, dims = numbers.shape
+    cache = torch.zeros(2, heads, tokens, 2 * dims, dtype=numbers.dtype)
     keys, values = cache.view(2, heads, 2 * tokens, dims).chunk(2, dim=2)
-    numbers = _numbers(shape, dtype, axis)
     slots = torch.arange(tokens, 2 * tokens, dtype=torch.int64)
     ops.cpu_attn_reshape_and_cache(numbers, -numbers, keys, values, slots, isa)
     return cache[1].reshape(heads, -1)
 
 
-def _expected(shape: tuple[int, int, int], dtype: torch.dtype, axis: int) -> torch.Tensor:
+def _expected(numbers: torch.Tensor) -> torch.Tensor:
     """Return the same by the words of `KvOrder.HDN`."""
-    heads = shape[0]
-    numbers = _numbers(shape, dtype, axis)
+    heads = numbers.shape[1]
     keys = numbers.permute(1, 2, 0).reshape(heads, -1)
     values = -numbers.permute(1, 0, 2).reshape(heads, -1)
     return torch.cat([keys, values], dim=1)

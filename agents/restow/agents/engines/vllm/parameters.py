@@ -1,4 +1,4 @@
-"""A request's ``kv_transfer_params``: which side of which handoff it is.
+"""`HandoffParameters` are a request's ``kv_transfer_params``: which side of which handoff it is.
 
 Routers made for vLLM's own connectors send ``do_remote_decode`` to P, and hand P's answer on to D.
 Others give both sides the same ``handoff_id`` at once; then the engine's role says the side.
@@ -11,55 +11,49 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from restow.agents.engines.common.errors import ParametersError
+from restow.agents.engines.vllm.errors import ParametersError
 
 HANDOFF_ID = "handoff_id"
 TIMEOUT_MS = "timeout_ms"
 CHOICES = "choices"
 MAX_CHOICES = 1024
-TRUNCATED = "_p_side_truncated"
-"""vLLM's own mark of a prompt that was cut already, kept over preemptions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A request's place among those of its client's request, and the id that all choices share.
+class AnswerIndex:
+    """Says which answer to which prompt of a client's request a request of the engine is.
 
-    An engine may make several requests of one that has many prompts or wants many answers (``n``),
-    which all carry the same ``kv_transfer_params``. Each is a handoff of its own, whose id P and D
-    derive alike from the id that the router gave.
+    vLLM makes several requests of one that has many prompts or wants many answers (``n``), which
+    all carry the same ``kv_transfer_params``. Each is a handoff of its own, whose id P and D derive
+    alike from the id that the router gave. ``shared_id`` is what all answers to a prompt share.
     """
 
-    prompt: int
-    choice: int
-    shared_id: str
+    prompt: int = 0
+    choice: int = 0
+    shared_id: str = ""
 
     def handoff_id(self, given: str) -> str:
-        """The handoff of this request, where the router gave ``given`` to all of them.
+        """Return the handoff of this request, where the router gave ``given`` to all of them.
 
-        >>> Place(2, 1, "").handoff_id("h"), Place(0, 0, "").handoff_id("h")
+        >>> AnswerIndex(2, 1).handoff_id("h"), AnswerIndex().handoff_id("h")
         ('h/prompt2/choice1', 'h')
         """
         prompt = f"/prompt{self.prompt}" if self.prompt else ""
         return given + prompt + (f"/choice{self.choice}" if self.choice else "")
 
 
-ALONE = Place(0, 0, "")
-"""That of a request with one prompt and one answer."""
-
-
-class Side(StrEnum):
-    """What a request is to a handoff."""
+class HandoffSide(StrEnum):
+    """Says what a request is to a handoff."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One side of one handoff."""
+class HandoffParameters:
+    """Names one side of one handoff."""
 
-    side: Side
+    side: HandoffSide
     handoff_id: str
     """As the router knows it."""
     timeout_ms: int = 0
@@ -67,14 +61,27 @@ class Part:
     choices: int = 1
     """How many answers D gives to P's prompt: each reads P's state as a handoff of its own."""
 
-    def handoff_ids(self, place: Place) -> list[str]:
-        """The handoffs of the request in that place."""
-        choices = range(self.choices) if self.choices > 1 else (place.choice,)
-        return [replace(place, choice=choice).handoff_id(self.handoff_id) for choice in choices]
+    def handoff_ids(self, index: AnswerIndex) -> list[str]:
+        """Return the handoffs of the request with that index."""
+        choices = range(self.choices) if self.choices > 1 else (index.choice,)
+        return [replace(index, choice=choice).handoff_id(self.handoff_id) for choice in choices]
+
+    def answer(self, engine_id: str, request_id: str, position_tokens: int) -> dict[str, Any]:
+        """Return what P answers with, for the router to hand on to D."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            HANDOFF_ID: self.handoff_id,
+            "remote_engine_id": engine_id,
+            "remote_request_id": request_id,
+            "remote_num_tokens": position_tokens,
+        }
 
 
-def part_of(params: object, kv_role: str, default_id: str, place: Place = ALONE) -> Part | None:
-    """The request's part; None if it has none.
+def parameters_of(
+    params: object, kv_role: str, default_id: str, index: AnswerIndex
+) -> HandoffParameters | None:
+    """Return what the ``kv_transfer_params`` say; None where they name no handoff.
 
     ``default_id`` names the handoff of a P that was given no name. Raises `ParametersError`.
     """
@@ -92,19 +99,19 @@ def part_of(params: object, kv_role: str, default_id: str, place: Place = ALONE)
     if isinstance(choices, bool) or not isinstance(choices, int) or not 0 < choices <= MAX_CHOICES:
         raise ParametersError(f"choices is {choices!r}; it must be from 1 to {MAX_CHOICES}")
     if params.get("do_remote_decode"):
-        if handoff_id is None and place.prompt:
+        if handoff_id is None and index.prompt:
             raise ParametersError(
                 "a list of prompts without handoff_id: P's answer has room for one id of its own; "
                 "have the router give one, or ask for each prompt by itself"
             )
-        return Part(Side.PREFILL, handoff_id or default_id, choices=choices)
+        return HandoffParameters(HandoffSide.PREFILL, handoff_id or default_id, choices=choices)
     if params.get("do_remote_prefill"):
         if handoff_id is None:
             raise ParametersError(
                 "do_remote_prefill without handoff_id: the parameters are not those that a P with "
                 "this connector answered with"
             )
-        return Part(Side.DECODE, handoff_id, timeout_ms)
+        return HandoffParameters(HandoffSide.DECODE, handoff_id, timeout_ms)
     if handoff_id is None:
         return None
     if kv_role == "kv_both":
@@ -113,17 +120,5 @@ def part_of(params: object, kv_role: str, default_id: str, place: Place = ALONE)
             "do_remote_decode or do_remote_prefill"
         )
     if kv_role == "kv_producer":
-        return Part(Side.PREFILL, handoff_id, choices=choices)
-    return Part(Side.DECODE, handoff_id, timeout_ms)
-
-
-def answer(part: Part, engine_id: str, request_id: str, position_tokens: int) -> dict[str, Any]:
-    """What P answers with, for the router to hand on to D."""
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        HANDOFF_ID: part.handoff_id,
-        "remote_engine_id": engine_id,
-        "remote_request_id": request_id,
-        "remote_num_tokens": position_tokens,
-    }
+        return HandoffParameters(HandoffSide.PREFILL, handoff_id, choices=choices)
+    return HandoffParameters(HandoffSide.DECODE, handoff_id, timeout_ms)

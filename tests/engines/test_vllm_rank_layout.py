@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from restow.agents.engines.vllm.errors import CacheUnknownError
-from restow.agents.engines.vllm.worker.rank_pages import LayerCache, RankShape, rank_pages
+from restow.agents.engines.vllm.worker.rank_layout import LayerCache, rank_layout
 from restow.agents.memory.regions import registrations
 from restow.broker.families import (
     AttentionSpec,
@@ -52,28 +52,24 @@ def caches(
         LayerCache(
             "a.0.mixer",
             0,
-            1,
+            "group.1",
             raw,
             state_shapes=state_shapes(tp, conv, extra),
             state_dtypes=dtypes,
         ),
-        LayerCache("a.1.attn", 1, 0, kv, PAGES_PER_BLOCK),
+        LayerCache("a.1.attn", 1, "group.0", kv, PAGES_PER_BLOCK),
     ]
-
-
-def shape(tp: int, rank: int, conv: ConvLayout = ConvLayout.SD, extra: int = 0) -> RankShape:
-    return RankShape(tp, rank, rank, conv, extra)
 
 
 @pytest.mark.parametrize("conv", list(ConvLayout))
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("extra", [0, 2])
 def test_pages_lie_as_the_family_says(conv: ConvLayout, tp: int, extra: int) -> None:
+    settings = EngineSettings(tp, PAGE_TOKENS, conv_layout=conv, conv_rows_extra=extra)
     found = [
-        rank_pages(MODEL, shape(tp, rank, conv, extra), caches(tp, conv, extra))
+        rank_layout(MODEL, replace(settings, page_tokens=1), rank, caches(tp, conv, extra))
         for rank in range(tp)
     ]
-    settings = EngineSettings(tp, PAGE_TOKENS, conv_layout=conv, conv_rows_extra=extra)
     layout = Layout(MODEL.model(), tuple(pages.layout for pages in found))
     check_layout(layout)
     for rank, expected in zip(layout.ranks, build_layout(MODEL, settings).ranks, strict=True):
@@ -93,7 +89,7 @@ def test_pages_lie_as_the_family_says(conv: ConvLayout, tp: int, extra: int) -> 
 @pytest.mark.parametrize("order", list(KvOrder))
 def test_every_order_of_keys_and_values_is_laid_out_as_its_tensor_lies(order: KvOrder) -> None:
     cache = replace(caches(1, order=order)[1], kv_order=order)
-    (found,) = rank_pages(MODEL, shape(1, 0), [cache]).layout.shards[:1]
+    (found,) = rank_layout(MODEL, EngineSettings(1), 0, [cache]).layout.shards[:1]
     settings = EngineSettings(1, PAGE_TOKENS, kv_order=order)
     shards = {one.field: one for one in build_layout(MODEL, settings).ranks[0].shards}
     assert found == shards["layers.1.k"]
@@ -106,7 +102,7 @@ def test_an_order_that_the_strides_deny_is_refused() -> None:
 
 def refused(model: ModelSpec, cache: LayerCache, words: str, tp: int = 2) -> None:
     with pytest.raises(CacheUnknownError, match=words):
-        rank_pages(model, shape(tp, 0), [cache])
+        rank_layout(model, EngineSettings(tp), 0, [cache])
 
 
 def test_what_does_not_lie_as_the_config_says_is_refused() -> None:

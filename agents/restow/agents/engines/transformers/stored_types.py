@@ -1,4 +1,4 @@
-"""The types in which an engine stores its state, whatever it computes with.
+"""`StoredTypes` are those in which an engine stores its state, whatever it computes with.
 
 An engine keeps state in memory between steps, so every value is rounded once when a step writes it
 there, and is what the next step reads. vLLM's kernels do the same: they load the state, compute

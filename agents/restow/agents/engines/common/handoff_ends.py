@@ -1,12 +1,14 @@
-"""Handoffs that ended while the engine was busy: from the session's thread to the scheduler's."""
+"""`HandoffEnds` brings ends of handoffs from the session's thread to the scheduler's."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
+
+import structlog
 
 from restow.broker.client import HandoffEnded
 from restow.broker.errors import RestowError
@@ -16,7 +18,7 @@ DECLINED = "DECLINED"
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class HandoffEnd:
     """How a request's part of a handoff ended; ``reason`` is empty if all went well.
 
     ``waited_s`` are seconds since it was asked for, ``tokens`` what D did not compute.
@@ -36,14 +38,23 @@ class End:
         """Whether somebody may want to know why. D may do without a state."""
         return self.reason not in ("", DECLINED)
 
+    def warn(self, words: str) -> None:
+        """Say in the engine's log why it ended so."""
+        structlog.get_logger("restow.engine").warning(
+            words,
+            request=self.request_id,
+            handoff=self.handoff_id,
+            reason=self.reason,
+            detail=self.detail,
+        )
 
-class Ends:
+
+class HandoffEnds:
     """Collects them. `watch` and `take` belong to the scheduler's thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         """Nothing has ended."""
-        self._clock = clock
-        self._queue: SimpleQueue[End] = SimpleQueue()
+        self._queue: SimpleQueue[HandoffEnd] = SimpleQueue()
 
     def watch(
         self,
@@ -57,19 +68,18 @@ class Ends:
 
         That of a demand has come when ``pages_free``: D may give them to another request then.
         """
-        began_s = self._clock()
+        began_s = time.monotonic()
 
         def done(_: Future[HandoffEnded] | Future[None]) -> None:
             end = _end(request_id, handoff_id, future)
-            waited_s = self._clock() - began_s
-            self._queue.put(replace(end, waited_s=waited_s, tokens=tokens))
+            self._queue.put(replace(end, waited_s=time.monotonic() - began_s, tokens=tokens))
 
         if pages_free is None:
             future.add_done_callback(done)
         else:
             pages_free.add_done_callback(done)
 
-    def take(self) -> Iterator[End]:
+    def take(self) -> Iterator[HandoffEnd]:
         """All that have come since the last call, each once."""
         while True:
             try:
@@ -78,13 +88,13 @@ class Ends:
                 return
 
 
-def _end(request_id: str, handoff_id: str, future: Future[HandoffEnded]) -> End:
+def _end(request_id: str, handoff_id: str, future: Future[HandoffEnded]) -> HandoffEnd:
     try:
         ended = future.result()
     except CancelledError:
         words = "its request ended before the state was there"
-        return End(request_id, handoff_id, "CANCELLED", words)
+        return HandoffEnd(request_id, handoff_id, "CANCELLED", words)
     except RestowError as error:
-        return End(request_id, handoff_id, error.reason, error.message)
+        return HandoffEnd(request_id, handoff_id, error.reason, error.message)
     reason = "" if ended.done else ended.reason or ended.state
-    return End(request_id, handoff_id, reason, ended.detail, ended.bytes, ended.transfer_us)
+    return HandoffEnd(request_id, handoff_id, reason, ended.detail, ended.bytes, ended.transfer_us)

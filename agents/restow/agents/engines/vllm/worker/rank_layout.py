@@ -1,4 +1,4 @@
-"""`rank_pages` makes a rank's layout from vLLM's caches, and checks it by the model's config.
+"""`rank_layout` makes a rank's layout from vLLM's caches, and checks it by the model's config.
 
 The family says what must lie where in a page; the tensors say where the pages are. Both must agree,
 or nothing is served: a layout that is only believed gives wrong bytes without a word.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from restow.agents.engines.common.groups import NULL_BLOCK, group_name
+from restow.agents.engines.common.groups import NULL_BLOCK
 from restow.agents.engines.vllm.errors import CacheUnknownError
 from restow.agents.memory.regions import MemoryKind, RegionMemory
 from restow.broker.families import (
@@ -38,7 +38,7 @@ class LayerCache(Worded):
 
     name: str
     layer: int
-    group: int
+    group: str
     tensor: torch.Tensor
     pages_per_block: int = 1
     kv_order: KvOrder = KvOrder.HND
@@ -66,34 +66,28 @@ class LayerCache(Worded):
 
 
 @dataclass(frozen=True, slots=True)
-class RankShape(Worded):
-    """Says where a rank stands, and how its engine keeps conv windows."""
-
-    tp: int
-    tp_rank: int
-    rank: int
-    conv_layout: ConvLayout
-    conv_rows_extra: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankPages:
+class RankRegions:
     """Holds the layout of one rank, and the memory of its regions in the same order."""
 
     layout: RankLayout
     memory: tuple[RegionMemory, ...]
 
 
-def rank_pages(model: ModelSpec, shape: RankShape, caches: Sequence[LayerCache]) -> RankPages:
-    """Return the rank's layout. Raises `CacheUnknownError` for what is not as the model says."""
-    laid = [_laid(_spec(model, cache), shape, cache) for cache in caches]
+def rank_layout(
+    model: ModelSpec, settings: EngineSettings, rank: int, caches: Sequence[LayerCache]
+) -> RankRegions:
+    """Return the rank's layout. Raises `CacheUnknownError` for what is not as the model says.
+
+    Of ``settings`` tokens and order of a page are not looked at: every cache has its own.
+    """
+    laid = [_laid(_spec(model, cache), settings, rank % settings.tp, cache) for cache in caches]
     layout = RankLayout(
-        shape.rank,
+        rank,
         tuple(region for pages, _ in laid for region in pages.regions),
         tuple(shard for pages, _ in laid for shard in pages.shards),
         tuple(scratch for pages, _ in laid for scratch in pages.scratch),
     )
-    return RankPages(layout, tuple(memory for _, memory in laid))
+    return RankRegions(layout, tuple(memory for _, memory in laid))
 
 
 def dtype_of(tensor_dtype: torch.dtype) -> DType:
@@ -118,31 +112,32 @@ def _spec(model: ModelSpec, cache: LayerCache) -> LayerSpec:
     )
 
 
-def _laid(spec: LayerSpec, shape: RankShape, cache: LayerCache) -> tuple[Pages, RegionMemory]:
-    if isinstance(spec, RecurrentSpec):
-        _check_state(spec, shape, cache)
-        settings, page_tokens = _settings(shape), None
-    else:
-        tokens = cache.tensor.shape[2]
-        settings, page_tokens = _settings(shape, tokens, cache.kv_order), tokens
-    pages = layer_pages(spec, settings, shape.tp_rank)
-    (region,) = pages.regions
+def _laid(
+    spec: LayerSpec, settings: EngineSettings, tp_rank: int, cache: LayerCache
+) -> tuple[Pages, RegionMemory]:
+    page_tokens = None if cache.is_state else cache.tensor.shape[2]
     if page_tokens is not None:
+        settings = replace(settings, page_tokens=page_tokens, kv_order=cache.kv_order)
+    pages = layer_pages(spec, settings, tp_rank)
+    (region,) = pages.regions
+    if isinstance(spec, RecurrentSpec):
+        _check_state(spec, settings, tp_rank, cache)
+    else:
         _check_tokens(pages, region.page_stride_bytes, cache)
     stride = cache.tensor.stride(0) * cache.tensor.element_size()
-    if stride < region.page_stride_bytes:
+    padding = stride - region.page_stride_bytes
+    if padding < 0:
         raise CacheUnknownError(
             f"{cache.name}: pages follow each other after {stride} bytes, and hold "
             f"{region.page_stride_bytes}",
             layer=cache.name,
         )
     scratch = pages.scratch
-    if page_tokens is None and stride > region.page_stride_bytes:
-        padding = stride - region.page_stride_bytes
+    if cache.is_state and padding:
         scratch += (Scratch(region.name, DType.UINT8, region.page_stride_bytes, (padding,), (1,)),)
     region = replace(
         region,
-        group=group_name(cache.group),
+        group=cache.group,
         page_stride_bytes=stride,
         page_tokens=page_tokens,
         pages_per_block=cache.pages_per_block,
@@ -159,18 +154,6 @@ def _laid(spec: LayerSpec, shape: RankShape, cache: LayerCache) -> tuple[Pages, 
     )
     _check_end(cache, memory)
     return Pages((region,), pages.shards, scratch), memory
-
-
-def _settings(
-    shape: RankShape, page_tokens: int = 1, order: KvOrder = KvOrder.HND
-) -> EngineSettings:
-    return EngineSettings(
-        tp=shape.tp,
-        page_tokens=page_tokens,
-        conv_layout=shape.conv_layout,
-        kv_order=order,
-        conv_rows_extra=shape.conv_rows_extra,
-    )
 
 
 def _check_tokens(pages: Pages, page_bytes: int, cache: LayerCache) -> None:
@@ -197,20 +180,22 @@ def _check_tokens(pages: Pages, page_bytes: int, cache: LayerCache) -> None:
         raise _unlike(cache, f"heads {first.strides_bytes[0]} bytes apart", tensor.stride())
 
 
-def _check_state(spec: RecurrentSpec, shape: RankShape, cache: LayerCache) -> None:
+def _check_state(
+    spec: RecurrentSpec, settings: EngineSettings, tp_rank: int, cache: LayerCache
+) -> None:
     """Refuse states that are not those of the family, in its order and as large as it says."""
     form = spec.recurrence()
     expected: list[tuple[int, ...]] = []
     dtypes: list[DType] = []
     if form.conv:
-        boxes = [part.box(shape.tp, shape.tp_rank) for part in form.conv]
+        boxes = [part.box(settings.tp, tp_rank) for part in form.conv]
         columns = sum(math.prod(span.size for span in box) for box in boxes)
-        rows = form.taps + (shape.conv_rows_extra if form.speculates else 0)
-        window = (rows, columns) if shape.conv_layout is ConvLayout.SD else (columns, rows)
+        rows = form.taps + (settings.conv_rows_extra if form.speculates else 0)
+        window = (rows, columns) if settings.conv_layout is ConvLayout.SD else (columns, rows)
         expected.append(window)
         dtypes.append(form.conv_dtype)
     for part in form.states:
-        expected.append(tuple(span.size for span in part.box(shape.tp, shape.tp_rank)))
+        expected.append(tuple(span.size for span in part.box(settings.tp, tp_rank)))
         dtypes.append(form.state_dtype)
     if list(cache.state_shapes) != expected:
         raise _unlike(cache, f"states of {expected}", list(cache.state_shapes))

@@ -1,0 +1,22 @@
+"""A `WorkerStep` is what the scheduler's side tells the workers in one step of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from restow.agents.engines.common.unwritten import UnwrittenTokens
+
+
+@dataclass(slots=True)
+class WorkerStep:
+    """Holds the words of one step; nearly always all is empty.
+
+    ``fences`` are handoffs whose prompt this step completes. ``unwritten`` says what of the blocks
+    of requests that now wait for a state will not be written. ``received`` are requests whose state
+    has arrived (True) or will not; ``sent`` those whose pages are free again.
+    """
+
+    fences: list[str] = field(default_factory=list)
+    unwritten: list[UnwrittenTokens] = field(default_factory=list)
+    received: dict[str, bool] = field(default_factory=dict)
+    sent: list[str] = field(default_factory=list)
