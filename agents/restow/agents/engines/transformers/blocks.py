@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from random import Random
 
 from restow.agents.engines.common.groups import NULL_BLOCK
@@ -47,3 +48,16 @@ class BlockPool:
         """Put blocks back in."""
         with self._lock:
             self._free.extend(blocks)
+
+
+def take_from_each(pools: Mapping[str, BlockPool], tokens: int) -> dict[str, list[int]]:
+    """Take a prompt's blocks out of every group's pool. Raises `OutOfBlocksError`, taking none."""
+    taken: dict[str, list[int]] = {}
+    try:
+        for group, pool in pools.items():
+            taken[group] = pool.take(tokens)
+    except OutOfBlocksError:
+        for group, blocks in taken.items():
+            pools[group].give_back(blocks)
+        raise
+    return taken

@@ -18,7 +18,7 @@ from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.common.groups import NULL_BLOCK
 from restow.agents.engines.common.position import backoff_tokens, position_tokens
-from restow.agents.engines.transformers.blocks import BlockPool
+from restow.agents.engines.transformers.blocks import BlockPool, take_from_each
 from restow.agents.engines.transformers.decode import Decoded, decode_greedily, prefill
 from restow.agents.engines.transformers.mixer_inputs import check_exact, conv_weights, kept_inputs
 from restow.agents.engines.transformers.model_state import export_state, import_state
@@ -169,7 +169,7 @@ class Engine:
         """
         stop = self._position(token_ids) if position is None else position
         state = alter(self.state_at(token_ids, stop))
-        blocks = self._take(stop)
+        blocks = take_from_each(self._pools, stop)
         lay_out(state, self.pages, blocks)
         for agent in self._agents:
             agent.fence(handoff_id)
@@ -184,7 +184,7 @@ class Engine:
         `RequestError` for a prompt of which nothing is to be handed over.
         """
         stop = self._position(token_ids) if named else 0
-        blocks = self._take(len(token_ids))
+        blocks = take_from_each(self._pools, len(token_ids))
         content = content_of(token_ids, stop) if named else b""
         asked = self._session.request(handoff_id, blocks, position_tokens=stop, content=content)
         return Asked(handoff_id, tuple(token_ids), blocks, asked)
@@ -272,9 +272,6 @@ class Engine:
             for rank, agent in enumerate(self._agents)
             if isinstance(agent, WorkerAgent) and agent.lost
         ]
-
-    def _take(self, tokens: int) -> dict[str, list[int]]:
-        return {group: pool.take(tokens) for group, pool in self._pools.items()}
 
     def _give_back_when_free(self, asked: Asked) -> None:
         def freed(pages_free: Future[None]) -> None:
