@@ -15,7 +15,7 @@ from unittest.mock import patch
 import structlog
 
 from restow.agents.execute.executor import Executor
-from restow.agents.reading import reader, spreading, ticker
+from restow.agents.reading import reader, ticker
 from restow.agents.reading.reader import Reader
 from restow.broker.client.backoff import Backoff
 from restow.broker.server import hub as hubs
@@ -44,7 +44,6 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (secrets, "randbits", rng.getrandbits),
             (reader, "SPIN_S", 0.0),
             (reader, "POLL_S", 0.05),
-            (spreading, "SHORT_S", float("inf")),
             (hubs, "TICK_S", 0.25),
             (hubs, "plan_pair", plan_once),
             (ticker.Ticker, "_plan", lambda self: None),

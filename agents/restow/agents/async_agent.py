@@ -35,7 +35,6 @@ from restow.agents.memory.regions import (
 )
 from restow.agents.reading.host_memory import HostMark, HostRanges
 from restow.agents.reading.interfaces import InterfaceWatch
-from restow.agents.reading.nixl_reads import NixlReads
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.same_host import SameHost
@@ -98,11 +97,7 @@ class AsyncAgent:
         self._on_unfenced = on_unfenced
         self._serving = self._open_transport(self._gather)
         self._mark = HostMark(self._serving.name) if self._settings.host_reads else None
-        self._reader = Reader(
-            self._open_lane,
-            self._settings.quarantine_s,
-            threads=self._settings.read_threads,
-        )
+        self._reader = Reader(self._open_lane, self._settings.quarantine_s)
         self._copier = Copier()
         self._executor = Executor(
             rank, self._regions, self._gather, self._scatter, self._reader, self._copier
@@ -227,17 +222,18 @@ class AsyncAgent:
         self._link.send(_fenced(handoff_id))
 
     def _open_transport(self, staging: Staging) -> NixlTransport:
-        transport = NixlTransport(self._label, self._settings.transport)
+        transport = NixlTransport(self._label)
         for registered in self._registered(staging):
             transport.register(*registered)
         return transport
 
     def _open_lane(self) -> list[Transport]:
         """The ways to read from peers, the preferred one first."""
-        nixl = NixlReads(self._open_transport(self._scatter))
+        nixl = self._open_transport(self._scatter)
         if self._mark is None:
             return [nixl]
-        return [SameHost(HostRanges.of(self._registered(self._scatter))), nixl]
+        own = HostRanges.of(self._registered(self._scatter))
+        return [SameHost(own, self._settings.read_threads), nixl]
 
     def _registered(self, staging: Staging) -> list[tuple[int, int, Place]]:
         """Address, bytes and place of what is read, or read into."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from restow.agents.reading.nixl_transport import TransportSettings
 from restow.agents.reading.same_host import ucx_reads_processes
 
 
@@ -30,4 +29,3 @@ class AgentSettings:
     host_reads: bool = field(default_factory=_host_reads)
     """Read other processes of this host, and be read by them, many pieces in one system call. On
     unless UCX is told to leave their memory alone (``UCX_TLS``)."""
-    transport: TransportSettings = field(default_factory=TransportSettings)

@@ -146,7 +146,7 @@ async def measure_reading(
         taken_s = []
         for descriptors in (run(short_bytes), run(long_bytes), pieces()):
             began_s = clock()
-            await reader.read([Read(peer, descriptors, *places)], deadline_s, alone=True)
+            await reader.read([Read(peer, descriptors, *places, alone=True)], deadline_s)
             taken_s.append(clock() - began_s)
         if index:  # the first one connects
             rounds.append(taken_s)

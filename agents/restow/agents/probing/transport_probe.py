@@ -69,16 +69,18 @@ def memory(size_bytes: int, place: Place) -> Iterator[int]:
 def read_once(one: OneRead, metadata: bytes) -> None:
     """Read it. Raises what `NixlTransport` raises, and `ReadDeadlineError`."""
     from restow.agents.reading.nixl_transport import NixlTransport
+    from restow.agents.reading.transport import Known, Read
 
     until_s = time.monotonic() + one.within_s
     transport = NixlTransport("examiner")
     with memory(one.size_bytes, one.dst) as address:
         transport.register(address, one.size_bytes, one.dst)
-        transport.add_peer(one.peer, metadata)
+        transport.prepare(one.peer, Known(metadata))
         rows: list[Any] = [
             np.array([value], np.int64) for value in (one.address, address, one.size_bytes)
         ]
-        flight = transport.read(one.peer, Descriptors(*rows), one.src, one.dst)
+        read = Read(one.peer, Descriptors(*rows), one.src, one.dst)
+        flight = transport.post(read, lambda: None)
         while not transport.poll(flight):
             if time.monotonic() > until_s:
                 raise ReadDeadlineError(

@@ -19,6 +19,8 @@ class Read:
     descriptors: Descriptors
     src: Place
     dst: Place
+    alone: bool = False
+    """By one thread, because it is measured."""
 
 
 @dataclass(slots=True, eq=False)
