@@ -23,7 +23,7 @@ from restow.agents.errors import (
 from restow.agents.execute.executor import Executor
 from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
-from restow.agents.link.fences import DeviceEvent, KeptFences, PendingFences
+from restow.agents.link.fences import DeviceEvent, Fences
 from restow.agents.memory import device
 from restow.agents.memory.regions import (
     Place,
@@ -104,8 +104,7 @@ class AsyncAgent:
         )
         self._link = link
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
-        self._fences = KeptFences()
-        self._pending = PendingFences(self._fenced)
+        self._fences = Fences(self._say_fence)
         self._ticker = Ticker(self._progress)
         self._log = structlog.get_logger("restow.agent").bind(engine=engine_id, rank=rank)
 
@@ -135,11 +134,11 @@ class AsyncAgent:
 
         Said again to a broker that forgot it, until the handoff has ended.
         """
-        self._pending.fence(handoff_id, event)
+        self._fences.fence(handoff_id, event)
 
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
-        self._pending.cancel()
+        self._fences.cancel()
         self._wipe_mark()
         await self._link.close()
         self._reader.close()
@@ -169,8 +168,7 @@ class AsyncAgent:
     def welcomed(self, broker_epoch: str) -> None:
         """Say the fences of handoffs that have not ended again."""
         self._log.info("welcomed", broker_epoch=broker_epoch)
-        for handoff_id in self._fences.kept():
-            self._link.send(_fenced(handoff_id))
+        self._fences.say_again()
 
     def take(self, order: pb.AgentOrder) -> None:
         """Do what the broker says."""
@@ -216,10 +214,9 @@ class AsyncAgent:
             raise
         self._executor.load(program)
 
-    def _fenced(self, handoff_id: str) -> None:
-        self._fences.add(handoff_id)
+    def _say_fence(self, handoff_id: str) -> None:
         self._ticker.expect_work()
-        self._link.send(_fenced(handoff_id))
+        self._link.send(pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id)))
 
     def _open_transport(self, staging: Staging) -> NixlTransport:
         transport = NixlTransport(self._label)
@@ -361,7 +358,3 @@ class AsyncAgent:
         self._serving.close()
         self._link.give_up(error)
         self._on_lost(error)
-
-
-def _fenced(handoff_id: str) -> pb.AgentMessage:
-    return pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id))
