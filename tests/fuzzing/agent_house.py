@@ -25,7 +25,7 @@ from restow.agents.copying import prepared_copies, projecting
 from restow.agents.copying.hasher import DIGEST_BYTES, Hasher
 from restow.agents.errors import PeerLostError
 from restow.agents.link.orders import region_to_proto
-from restow.agents.memory.regions import Place
+from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading import nixl_transport
 from restow.agents.reading.transport import Flight, Known, Read
 from restow.agents.settings import AgentSettings
@@ -119,7 +119,7 @@ class CheckedTransport:
         self.name = "me"
         self._fence = fence
 
-    def register(self, address: int, length_bytes: int, place: Place) -> None:
+    def register(self, address: int, length_bytes: int, place: MemoryPlace) -> None:
         self._fence.ranges.append((address, address + length_bytes))
 
     def metadata(self) -> bytes:
@@ -173,7 +173,7 @@ class AgentHouse:
         self.before = self.memory.data.copy()
         self.answers: list[pb.AgentMessage] = []
         with patch(
-            "restow.agents.async_agent.NixlTransport",
+            "restow.agents.served_memory.NixlTransport",
             lambda label: CheckedTransport(self.fence),
         ):
             self.agent = self.loop.run_until_complete(self._open(rank))

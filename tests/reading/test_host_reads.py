@@ -17,7 +17,7 @@ from agent_harness.processes import READY, Child, child
 from agent_harness.reader_scene import FakeTransport
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadDeadlineError, ReadFailedError
-from restow.agents.memory.regions import HOST, MemoryKind, Place, address_of
+from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, address_of
 from restow.agents.reading import same_host
 from restow.agents.reading.host_memory import HostMark, HostMemory, HostRanges
 from restow.agents.reading.reader import Reader
@@ -280,7 +280,7 @@ async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> 
     assert (scene.data == scene.expected(*where)).all()
     assert not transport.posted
     assert not transport.added
-    device = Place(MemoryKind.CUDA, 0)
+    device = MemoryPlace(MemoryKind.CUDA, 0)
     one = scene.pieces(*scene.some(1))
     for pieces, src, dst in ((one, HOST, HOST), (scene.pieces(*where), device, HOST)):
         await reader.read([Read(NAME, pieces, src, dst)], FAR_S)

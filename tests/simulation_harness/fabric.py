@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from restow.agents.errors import PeerLostError, ReadFailedError
-from restow.agents.memory.regions import Place
+from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading.transport import Known, Read
 from simulation_harness.network import Network
 from simulation_harness.virtual_loop import CURRENT, Process
@@ -75,7 +75,7 @@ class SimulatedTransport:
     def process(self) -> Process:
         return self._process
 
-    def register(self, address: int, length_bytes: int, place: Place) -> None:
+    def register(self, address: int, length_bytes: int, place: MemoryPlace) -> None:
         self._ranges.append(range(address, address + length_bytes))
 
     def holds(self, address: int, length_bytes: int) -> bool:

@@ -52,7 +52,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
         for where, stand_in in (
             ("restow.broker.client.session.open_channel", network.open_channel),
             ("restow.agents.link.kept_stream.open_channel", network.open_channel),
-            ("restow.agents.async_agent.NixlTransport", fabric.transport),
+            ("restow.agents.served_memory.NixlTransport", fabric.transport),
             ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),

@@ -24,22 +24,10 @@ from restow.agents.execute.executor import Executor
 from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
 from restow.agents.link.fences import DeviceEvent, Fences
-from restow.agents.memory import device
-from restow.agents.memory.regions import (
-    Place,
-    RegionMemory,
-    Staging,
-    registrations,
-    staging_at,
-    staging_place,
-)
-from restow.agents.reading.host_memory import HostMark, HostRanges
-from restow.agents.reading.interfaces import InterfaceWatch
-from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.memory.regions import RegionMemory
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.same_host import SameHost
 from restow.agents.reading.ticker import Ticker
-from restow.agents.reading.transport import Transport
+from restow.agents.served_memory import ServedMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
@@ -86,21 +74,18 @@ class AsyncAgent:
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
         self._rank = rank
         self._regions = tuple(regions)
-        self._label = f"{engine_id}.{rank}"
-        for region in regions:
-            device.require(region.place)
-        self._place = staging_place([region.place for region in regions])
-        self._gather = staging_at(self._place, self._settings.staging_bytes)
-        self._scatter = staging_at(self._place, self._settings.staging_bytes)
-        self._interfaces = InterfaceWatch()
+        self._memory = ServedMemory(f"{engine_id}.{rank}", self._regions, self._settings)
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
-        self._serving = self._open_transport(self._gather)
-        self._mark = HostMark(self._serving.name) if self._settings.host_reads else None
-        self._reader = Reader(self._open_lane, self._settings.quarantine_s)
+        self._reader = Reader(self._memory.open_lane, self._settings.quarantine_s)
         self._copier = Copier()
         self._executor = Executor(
-            rank, self._regions, self._gather, self._scatter, self._reader, self._copier
+            rank,
+            self._regions,
+            self._memory.gather,
+            self._memory.scatter,
+            self._reader,
+            self._copier,
         )
         self._link = link
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
@@ -111,7 +96,7 @@ class AsyncAgent:
     @property
     def name(self) -> str:
         """The NIXL name under which the rank's memory is read."""
-        return self._serving.name
+        return self._memory.name
 
     @property
     def refusal(self) -> RestowError | None:
@@ -139,13 +124,13 @@ class AsyncAgent:
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
         self._fences.cancel()
-        self._wipe_mark()
+        self._memory.wipe_mark()
         await self._link.close()
         self._reader.close()
         await self._drain(kinds=("stage", "hold", "measure", "execute"))
         self._copier.close()
         self._ticker.stop()
-        self._serving.close()
+        self._memory.close()
 
     # -- what the link hears ----------------------------------------------------------------------
 
@@ -156,12 +141,12 @@ class AsyncAgent:
         return pb.Hello(
             engine=self._engine,
             rank=self._rank,
-            agent_name=self._serving.name,
-            nixl_metadata=self._serving.metadata(),
+            agent_name=self.name,
+            nixl_metadata=self._memory.metadata(),
             regions=[orders.region_to_proto(region) for region in self._regions],
             staging_bytes=self._settings.staging_bytes,
             host=host_name(),
-            host_memory=self._shown(),
+            host_memory=self._memory.shown(),
             program_form=wire_program.PROGRAM_FORM,
         )
 
@@ -217,33 +202,6 @@ class AsyncAgent:
     def _say_fence(self, handoff_id: str) -> None:
         self._ticker.expect_work()
         self._link.send(pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id)))
-
-    def _open_transport(self, staging: Staging) -> NixlTransport:
-        transport = NixlTransport(self._label)
-        for registered in self._registered(staging):
-            transport.register(*registered)
-        return transport
-
-    def _open_lane(self) -> list[Transport]:
-        """The ways to read from peers, the preferred one first."""
-        nixl = self._open_transport(self._scatter)
-        if self._mark is None:
-            return [nixl]
-        own = HostRanges.of(self._registered(self._scatter))
-        return [SameHost(own, self._settings.read_threads), nixl]
-
-    def _registered(self, staging: Staging) -> list[tuple[int, int, Place]]:
-        """Address, bytes and place of what is read, or read into."""
-        found = registrations(self._regions)
-        if staging.size_bytes:
-            found.append((staging.address, staging.size_bytes, self._place))
-        return found
-
-    def _shown(self) -> bytes:
-        """For processes of the same host. Empty: they read by NIXL."""
-        if self._mark is None:
-            return b""
-        return self._mark.show(HostRanges.of(self._registered(self._gather))).encoded()
 
     def _begin(self, key: tuple[str, int, int], work: Coroutine[Any, Any, None]) -> None:
         """Work on an order beside the others; one that is being worked on changes nothing."""
@@ -309,10 +267,6 @@ class AsyncAgent:
             task.cancel()
         self._executor.let_go(number)
 
-    def _wipe_mark(self) -> None:
-        if self._mark is not None:
-            self._mark.wipe()
-
     def _check_load(self) -> None:
         if len(self._tasks) > MAX_ORDERS:
             raise AgentBusyError(f"rank {self._rank} works on {MAX_ORDERS} orders already")
@@ -343,18 +297,16 @@ class AsyncAgent:
 
     def _progress(self) -> None:
         try:
-            self._interfaces.check()
+            self._memory.progress()
         except TransportFailedError as error:
             self._lose(error)
             return
-        self._serving.progress()
         self._reader.progress()
 
     def _lose(self, error: RestowError) -> None:
         """Leave the broker for good: it tells everybody else."""
         self._log.error("memory can be read no more", reason=error.reason, detail=error.message)
         self._ticker.stop()
-        self._wipe_mark()
-        self._serving.close()
+        self._memory.close()
         self._link.give_up(error)
         self._on_lost(error)

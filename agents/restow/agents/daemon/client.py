@@ -12,7 +12,7 @@ from restow.agents.link.fences import DeviceEvent, Fences
 from restow.agents.link.kept_stream import KeptStream
 from restow.agents.link.threaded_agent import ThreadedAgent
 from restow.agents.memory.cuda_ipc import CudaRegion
-from restow.agents.memory.regions import SharedRegion
+from restow.agents.memory.shared_memory import SharedRegion
 from restow.agents.memory.shared_regions import region_to_proto
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import BrokerUnreachableError

@@ -18,7 +18,7 @@ import numpy as np
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory.device import bind_thread
-from restow.agents.memory.regions import MemoryKind, Place
+from restow.agents.memory.regions import MemoryKind, MemoryPlace
 from restow.agents.reading.transport import Flight, Known, Read
 
 # UCX reads these when it is loaded. With them a silent partition ends a read after about 5 s, and
@@ -65,7 +65,7 @@ class NixlTransport:
         self._registered: list[Any] = []
         self._peers: set[str] = set()
 
-    def register(self, address: int, length_bytes: int, place: Place) -> None:
+    def register(self, address: int, length_bytes: int, place: MemoryPlace) -> None:
         """Let peers read these bytes, and reads land in them. Raises `TransportFailedError`."""
         bind_thread(place)
         descriptors = self._agent.get_reg_descs(
@@ -195,7 +195,7 @@ class NixlTransport:
 
 
 def _rows(
-    address: np.ndarray[Any, np.dtype[np.int64]], descriptors: Descriptors, place: Place
+    address: np.ndarray[Any, np.dtype[np.int64]], descriptors: Descriptors, place: MemoryPlace
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """NIXL's form: address, length, device."""
     rows = np.empty((len(address), 3), np.uint64)

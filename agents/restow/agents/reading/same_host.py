@@ -35,8 +35,6 @@ CALL_BYTES = 64 << 20
 """About 10 ms: between two calls a read can end."""
 THREAD_BYTES = 2 << 20
 """What a thread must get to be worth its start."""
-_SHARED_MEMORY = frozenset({"all", "cma", "sm", "shm"})
-"""UCX's names for transports that `process_vm_readv` is among."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _readv = _libc.process_vm_readv
@@ -49,20 +47,6 @@ _readv.argtypes = [
     ctypes.c_ulong,
     ctypes.c_ulong,
 ]
-
-
-def ucx_reads_processes(tls: str | None) -> bool:
-    """Whether these transports of UCX (``UCX_TLS``) read other processes' memory on one host.
-
-    >>> [ucx_reads_processes(tls) for tls in (None, "all", "cma,self", "^tcp", "rc,sm")]
-    [True, True, True, True, True]
-    >>> [ucx_reads_processes(tls) for tls in ("tcp,self", "^cma", "^sm,tcp", "posix")]
-    [False, False, False, False]
-    """
-    if not tls:
-        return True
-    names = {name.split(":")[0].strip() for name in tls.removeprefix("^").split(",")}
-    return names.isdisjoint(_SHARED_MEMORY) == tls.startswith("^")
 
 
 class HostPeer:
