@@ -42,15 +42,6 @@ class Agent(ThreadedAgent[AsyncAgent]):
         given = (broker, engine_id, incarnation, rank, tuple(regions), settings, credentials)
         super().__init__(rank, lambda: AsyncAgent(*given, on_lost))
 
-    def start(self, timeout_s: float = 30.0) -> None:
-        """Register the memory, connect, and wait until the broker knows the agent.
-
-        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
-        if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here, a
-        `TrustError` for credentials that can't be used.
-        """
-        super().start(timeout_s)
-
     def begin(self) -> None:
         """Register the memory and connect, without waiting: the engine may be registered later.
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -25,6 +22,7 @@ from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
 from restow.agents.link.fences import DeviceEvent, Fences
 from restow.agents.memory.regions import RegionMemory
+from restow.agents.reading.host_memory import host_name
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.ticker import Ticker
 from restow.agents.served_memory import ServedMemory
@@ -37,14 +35,6 @@ from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2, program_pb2
 
 MAX_ORDERS = 4096
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def host_name() -> str:
-    """The host, and in which life of it: containers on one have names of their own."""
-    with contextlib.suppress(OSError):
-        return f"{socket.gethostname()}/{BOOT_ID.read_text().strip()[:8]}"
-    return socket.gethostname()
 
 
 class AsyncAgent:
@@ -127,7 +117,7 @@ class AsyncAgent:
         self._memory.wipe_mark()
         await self._link.close()
         self._reader.close()
-        await self._drain(kinds=("stage", "hold", "measure", "execute"))
+        await self._drain("stage", "hold", "measure", "execute")
         self._copier.close()
         self._ticker.stop()
         self._memory.close()
@@ -136,7 +126,7 @@ class AsyncAgent:
 
     async def hello(self) -> pb.Hello:
         """Introduce the agent, when nothing of an earlier stream reads or gathers any more."""
-        await self._drain(kinds=("stage", "hold"))
+        await self._drain("stage", "hold")
         self._executor.reset()
         return pb.Hello(
             engine=self._engine,
@@ -262,9 +252,7 @@ class AsyncAgent:
 
     def _unprobe(self, number: int) -> None:
         # A measurement that reads ends by itself: what it lands in must not be given away before.
-        task = self._tasks.get(("hold", number, 0))
-        if task is not None:
-            task.cancel()
+        self._cancel("hold", number=number)
         self._executor.let_go(number)
 
     def _check_load(self) -> None:
@@ -282,16 +270,18 @@ class AsyncAgent:
         log("order failed", handoff=handoff, reason=error.reason, detail=error.message)
 
     def _unstage(self, handoff: int) -> None:
-        for key, task in list(self._tasks.items()):
-            if key[:2] == ("stage", handoff):
-                task.cancel()
+        self._cancel("stage", number=handoff)
         self._executor.unstage(handoff)
 
-    async def _drain(self, kinds: tuple[str, ...]) -> None:
-        """Cancel the work on these kinds of orders, and wait for all."""
-        for key, task in list(self._tasks.items()):
-            if key[0] in kinds:
+    def _cancel(self, *kinds: str, number: int | None = None) -> None:
+        """Cancel the work on these kinds of orders, of all handoffs and probes or of one."""
+        for (kind, of, _), task in list(self._tasks.items()):
+            if kind in kinds and number in (None, of):
                 task.cancel()
+
+    async def _drain(self, *kinds: str) -> None:
+        """Cancel the work on these kinds of orders, and wait for all."""
+        self._cancel(*kinds)
         if self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 

@@ -73,10 +73,10 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         `BrokerUnreachableError` if nobody answers within ``timeout_s``, `NoWelcomeError` if
         somebody does who waits for the engine, and a `TrustError` for files that can't be used.
         """
-        self._runner = asyncio.create_task(self._run())
+        runner = self._runner = asyncio.create_task(self._run())
         welcome = asyncio.create_task(self._open.wait())
         await asyncio.wait(
-            {self._runner, welcome}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            {runner, welcome}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         if not self._open.is_set():
             welcome.cancel()

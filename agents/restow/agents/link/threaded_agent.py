@@ -47,7 +47,12 @@ class ThreadedAgent(Generic[OnLoop]):
         return self._agent.name if self._agent is not None else ""
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Connect, and wait until the broker knows the agent."""
+        """Register the memory, connect, and wait until the broker knows the agent.
+
+        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
+        if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here, a
+        `TrustError` for credentials that can't be used.
+        """
         try:
             thread, agent = self._opened()
             thread.run(agent.start(timeout_s))

@@ -30,7 +30,7 @@ from restow.agents.errors import (
     ReadNotBegunError,
 )
 from restow.agents.reading.host_memory import HostMemory
-from restow.agents.reading.lane import Lane, late, not_begun
+from restow.agents.reading.lane import Lane, late
 from restow.agents.reading.transport import Flight, Known, Read, Transport
 
 SPIN_S = 0.002
@@ -169,8 +169,6 @@ class Reader:
         known = self._known.get(read.peer)
         if known is None:
             raise PeerLostError(f"agent {read.peer} is not known here", agent=read.peer)
-        if self._clock() > deadline_s:
-            raise not_begun()
         if self._closed:
             raise AgentClosedError("the agent was closed before a read")
         if read.descriptors.size_bytes < LARGE_BYTES and not lane.busy:
