@@ -150,7 +150,7 @@ class SameHost:
     def takes(self, read: Read) -> bool:
         """Whether such a read is faster than NIXL's."""
         of_hosts = read.src.kind is read.dst.kind is MemoryKind.HOST
-        is_faster = len(read.descriptors.length_bytes) > 1 or self._shares(read) > 1
+        is_faster = len(read.descriptors.length_bytes) > 1 or self._threads_for(read) > 1
         return of_hosts and is_faster and self._peers.get(read.peer) is not None
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
@@ -158,19 +158,19 @@ class SameHost:
         peer = self._peers[read.peer]
         if peer is None:
             raise PeerLostError(f"agent {read.peer} shows no memory here", agent=read.peer)
-        shares = self._shares(read)
-        if shares > 1 and self._spreading.allows():
-            self._read_shared(peer, read.descriptors.split(shares), check)
+        count = self._threads_for(read)
+        if count > 1 and self._spreading.allows():
+            self._read_in_parts(peer, read.descriptors.split(count), check)
         else:
             peer.read(read.descriptors, check)
         return Flight(read.peer, None, True)
 
-    def _shares(self, read: Read) -> int:
+    def _threads_for(self, read: Read) -> int:
         """How many threads are worth their start."""
         most = 1 if read.alone else self._width
         return max(1, min(most, read.descriptors.size_bytes // THREAD_BYTES))
 
-    def _read_shared(
+    def _read_in_parts(
         self, peer: HostPeer, parts: Sequence[Descriptors], check: Callable[[], None]
     ) -> None:
         """Read each part on a thread of its own, and wait for all, also if one fails."""
