@@ -27,6 +27,7 @@ from restow.agents.binding.reads import Reads, SpanReads
 from restow.agents.binding.staging import StagedSpans
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.reading.transport import Known, Read
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, compile_programs
 from restow.broker.planner.program import GATHER_IN_ORDER, READ_PAGES, READ_SPANS, Column
@@ -187,7 +188,7 @@ def main() -> None:
             pause_s = 0.1
         elif "peers" in told:
             for name, metadata in told["peers"]:
-                transport.add_peer(name, base64.b64decode(metadata))
+                transport.prepare(name, Known(base64.b64decode(metadata)))
         else:
             reads = [
                 (peer, Descriptors(*(np.array(column, np.int64) for column in columns)))
@@ -198,7 +199,9 @@ def main() -> None:
 
 
 def _read(transport: NixlTransport, reads: Sequence[tuple[str, Descriptors]]) -> None:
-    flying = [transport.read(peer, pieces, HOST, HOST) for peer, pieces in reads]
+    flying = [
+        transport.post(Read(peer, pieces, HOST, HOST), lambda: None) for peer, pieces in reads
+    ]
     while flying:
         rest = [flight for flight in flying if not transport.poll(flight)]
         for flight in set(flying) - set(rest):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from typing import cast
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,10 +12,8 @@ from agent_harness.waiting import until
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError
 from restow.agents.memory.regions import HOST
-from restow.agents.reading.nixl_reads import NixlReads
-from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.transport import Flight, Read, Transport
+from restow.agents.reading.transport import Flight, Known, Read, Transport
 
 NOTHING = np.array([1], np.int64)
 QUARANTINE_S = 10.0
@@ -38,31 +35,29 @@ class FakeTransport:
         self.go_on = threading.Event()
         """Posts wait for it."""
         self.go_on.set()
-        self.post_s = 0.0
-        """For how long a post keeps its thread running."""
         self.refusal: AgentError | None = None
         """What a post raises."""
 
-    def add_peer(self, peer: str, metadata: bytes) -> None:
+    def prepare(self, peer: str, known: Known) -> None:
         if peer not in self.peers:
             self.peers.append(peer)
             self.added.append(peer)
 
-    def forget_peer(self, peer: str) -> None:
+    def takes(self, read: Read) -> bool:
+        return True
+
+    def forget(self, peer: str) -> None:
         if peer in self.peers:
             assert all(f.peer != peer or f.handle is None for f in self.posted), "still flying"
             self.peers.remove(peer)
 
-    def read(self, peer: str, descriptors: Descriptors, src: object, dst: object) -> Flight:
+    def post(self, read: Read, check: Callable[[], None]) -> Flight:
         assert not self.closed
         if self.refusal is not None:
             raise self.refusal
-        until_s = time.thread_time() + self.post_s
-        while time.thread_time() < until_s:
-            pass
-        flight = Flight(peer, object(), self.copies)
+        flight = Flight(read.peer, object(), self.copies)
         self.threads.append(threading.get_ident())
-        self.pieces.append(descriptors)
+        self.pieces.append(read.descriptors)
         self.posted.append(flight)
         assert self.go_on.wait(10)
         return flight
@@ -88,27 +83,25 @@ class FakeTransport:
     def progress(self) -> None:
         return
 
-
-def by_nixl(fake: FakeTransport) -> NixlReads:
-    """What reads by it in place of NIXL."""
-    return NixlReads(cast(NixlTransport, fake))
+    def words(self, peer: str) -> str:
+        return ""
 
 
 class Scene:
     """A reader, its clock, and all transports that it opened."""
 
-    def __init__(self, threads: int = 1, copies: bool = False) -> None:
+    def __init__(self, copies: bool = False) -> None:
         self.now_s = 100.0
         self.copies = copies
         self.lanes: list[FakeTransport] = []
-        self.reader = Reader(self._open, QUARANTINE_S, lambda: self.now_s, threads)
+        self.reader = Reader(self._open, QUARANTINE_S, lambda: self.now_s)
         for peer in ("a", "b"):
             self.reader.add_peer(peer, b"metadata")
 
     def _open(self) -> list[Transport]:
         self.lanes.append(FakeTransport())
         self.lanes[-1].copies = self.copies
-        return [by_nixl(self.lanes[-1])]
+        return [self.lanes[-1]]
 
     async def begin(self, *peers: str, deadline_s: float = 101.0) -> asyncio.Task[None]:
         """Reads in the air, one from each peer."""

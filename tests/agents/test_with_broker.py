@@ -14,7 +14,8 @@ from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S, until
 from agent_harness.world import POISON, make_case
 from laws.strategies import SENDING
-from restow.agents.async_agent import AsyncAgent, host_name
+from restow.agents.async_agent import AsyncAgent
+from restow.agents.reading.host_memory import host_name
 from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.core.limits import Limits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.world import PAGES, World, ends
+from restow.broker.block_ids import MAX_BLOCKS
 from restow.broker.core import actions as act
-from restow.broker.core.engines.block_lists import MAX_BLOCKS
 from restow.broker.core.events import Wish
 from restow.broker.errors import (
     HandoffUnknownError,

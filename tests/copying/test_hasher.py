@@ -13,12 +13,12 @@ from restow.agents.binding.extents import Extents, one_extent
 from restow.agents.binding.pages import RegionTable
 from restow.agents.copying.copier import Copier
 from restow.agents.copying.hasher import Hasher
-from restow.agents.memory.regions import HOST, MemoryKind, Place
+from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace
 
 
 def test_memory_of_several_kinds_is_hashed_in_the_order_of_the_program() -> None:
     """Regions on two devices and staging in host memory, in turns."""
-    gpus = [Place(MemoryKind.CUDA, index) for index in range(2)]
+    gpus = [MemoryPlace(MemoryKind.CUDA, index) for index in range(2)]
     memory = RegionTable(np.array([1000, 5000]), np.array([100, 100]), np.array([10, 10], np.int64))
     hasher = Hasher(memory, gpus, Copier())
     address = np.array([1000, 1500, 5000, 100, 1999, 5999, 6000], np.int64)

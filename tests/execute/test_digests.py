@@ -20,7 +20,7 @@ from restow.agents.binding.extents import Extents, one_extent, source_extents
 from restow.agents.binding.pages import Tokens
 from restow.agents.copying.hasher import Hasher
 from restow.agents.memory.regions import region_table
-from restow.agents.reading import reader
+from restow.agents.reading import reader, same_host
 from restow.agents.settings import AgentSettings
 from restow.broker.layout import Field
 from restow.broker.planner import Program, Strategy
@@ -175,7 +175,7 @@ async def test_reads_that_threads_share_out_are_hashed_like_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reader, "LARGE_BYTES", 1)
-    monkeypatch.setattr(reader, "SHARE_BYTES", 4096)
+    monkeypatch.setattr(same_host, "THREAD_BYTES", 4096)
     settings = AgentSettings(staging_bytes=STAGING_BYTES, read_threads=3)
     threads: set[int] = set()
     right = Hasher._digest

@@ -25,7 +25,7 @@ from agent_harness.source_main import serve_source
 from agent_harness.world import POISON, Case, RankMemory, make_case
 from laws.strategies import SENDING
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.memory.regions import Place
+from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.settings import AgentSettings
 from restow.broker.layout import Field
@@ -222,7 +222,7 @@ async def test_weights_are_nothing_that_a_peer_may_read(monkeypatch: pytest.Monk
     registered: list[int] = []
     right = NixlTransport.register
 
-    def register(self: NixlTransport, address: int, length_bytes: int, place: Place) -> None:
+    def register(self: NixlTransport, address: int, length_bytes: int, place: MemoryPlace) -> None:
         registered.append(address)
         right(self, address, length_bytes, place)
 

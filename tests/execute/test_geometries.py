@@ -29,6 +29,7 @@ from restow.agents.binding.staging import StagedSpans, staged_bytes
 from restow.agents.copying.prepared_copies import run_copies, zero_destinations
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.reading.transport import Known, Read
 from restow.broker.errors import TpSizeError
 from restow.broker.families import (
     AttentionSpec,
@@ -160,12 +161,14 @@ class Wire:
         for transport, *pieces in sides:
             for piece in pieces:
                 transport.register(piece.ctypes.data, piece.nbytes, HOST)
-        self.destination.add_peer(self.source.name, self.source.metadata())
+        self.destination.prepare(self.source.name, Known(self.source.metadata()))
 
     def read(self, descriptors: Descriptors) -> None:
         if not len(descriptors.length_bytes):
             return
-        flight = self.destination.read(self.source.name, descriptors, HOST, HOST)
+        flight = self.destination.post(
+            Read(self.source.name, descriptors, HOST, HOST), lambda: None
+        )
         while not self.destination.poll(flight):
             self.source.progress()
         self.destination.release(flight)

@@ -20,14 +20,14 @@ from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.binding.extents import Extents
-from restow.agents.binding.pieces import Copies, Descriptors
+from restow.agents.binding.pieces import Copies
 from restow.agents.copying import prepared_copies, projecting
 from restow.agents.copying.hasher import DIGEST_BYTES, Hasher
 from restow.agents.errors import PeerLostError
 from restow.agents.link.orders import region_to_proto
-from restow.agents.memory.regions import Place
+from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading import nixl_transport
-from restow.agents.reading.transport import Flight
+from restow.agents.reading.transport import Flight, Known, Read
 from restow.agents.settings import AgentSettings
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
@@ -119,34 +119,41 @@ class CheckedTransport:
         self.name = "me"
         self._fence = fence
 
-    def register(self, address: int, length_bytes: int, place: Place) -> None:
+    def register(self, address: int, length_bytes: int, place: MemoryPlace) -> None:
         self._fence.ranges.append((address, address + length_bytes))
 
     def metadata(self) -> bytes:
         return b"metadata"
 
-    def add_peer(self, peer: str, metadata: bytes) -> None:
-        if not metadata:
+    def prepare(self, peer: str, known: Known) -> None:
+        if not known.metadata:
             raise PeerLostError(f"agent {peer} can't be connected", agent=peer)
 
-    def forget_peer(self, peer: str) -> None:
+    def takes(self, read: Read) -> bool:
+        return True
+
+    def forget(self, peer: str) -> None:
         """Nothing is kept."""
 
-    def read(self, peer: str, descriptors: Descriptors, src: Place, dst: Place) -> Flight:
+    def post(self, read: Read, check: Callable[[], None]) -> Flight:
         """Nothing is moved."""
-        nixl_transport._rows(descriptors.src_address, descriptors, src)
-        nixl_transport._rows(descriptors.dst_address, descriptors, dst)
+        descriptors = read.descriptors
+        nixl_transport._rows(descriptors.src_address, descriptors, read.src)
+        nixl_transport._rows(descriptors.dst_address, descriptors, read.dst)
         self._fence.holds(descriptors.dst_address, descriptors.length_bytes, "read to")
         there, size = descriptors.src_address, descriptors.length_bytes
         if (there < 1).any() or (there > 2**63 - 1 - size).any():
             raise Violation(f"read from {there.min()}")
-        return Flight(peer, None, True)
+        return Flight(read.peer, None, True)
 
     def poll(self, flight: Flight) -> bool:
         return True
 
     def release(self, flight: Flight) -> None:
         """Nothing is kept."""
+
+    def words(self, peer: str) -> str:
+        return ""
 
     def progress(self) -> None:
         """Nothing to be done."""
@@ -166,8 +173,8 @@ class AgentHouse:
         self.before = self.memory.data.copy()
         self.answers: list[pb.AgentMessage] = []
         with patch(
-            "restow.agents.async_agent.NixlTransport",
-            lambda label, settings: CheckedTransport(self.fence),
+            "restow.agents.served_memory.NixlTransport",
+            lambda label: CheckedTransport(self.fence),
         ):
             self.agent = self.loop.run_until_complete(self._open(rank))
         # Weights are read, though no peer may.

@@ -24,6 +24,7 @@ MODULES = [
     "restow.broker.families.stages",
     "restow.agents.binding.pages",
     "restow.agents.binding.addresses",
+    "restow.agents.reading.ucx_tls",
 ]
 SPANS = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(lambda p: Span(p[0], p[0] + p[1]))
 

@@ -14,7 +14,7 @@ from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, MemoryKind, RegionMemory
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import CudaUnavailableError
-from restow.agents.link.fences import PendingFences
+from restow.agents.link.fences import Fences
 
 MEMORY = np.zeros(4096, np.uint8)
 REGIONS = [RegionMemory("r", MEMORY.ctypes.data, 4, 1024)]
@@ -37,7 +37,7 @@ class HeldEvent:
 
 async def test_a_fence_waits_for_its_event_and_for_no_other() -> None:
     said: list[str] = []
-    fences = PendingFences(said.append)
+    fences = Fences(said.append)
     slow, quick = HeldEvent(), HeldEvent()
     fences.fence("slow", slow)
     fences.fence("quick", quick)
@@ -53,7 +53,7 @@ async def test_a_fence_waits_for_its_event_and_for_no_other() -> None:
 
 async def test_work_that_failed_and_work_that_was_given_up_are_not_fenced() -> None:
     said: list[str] = []
-    fences = PendingFences(said.append)
+    fences = Fences(said.append)
     failed, given_up, last = HeldEvent(RuntimeError("illegal address")), HeldEvent(), HeldEvent()
     fences.fence("failed", failed)
     fences.fence("given up", given_up)

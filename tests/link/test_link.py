@@ -143,7 +143,7 @@ async def test_answers_of_an_old_epoch_are_not_said_to_a_new_broker() -> None:
 async def test_what_an_old_stream_could_not_say_is_not_said_on_a_new_one() -> None:
     async with FakeBroker() as fake, _served(fake) as (agent, stream):
         late = pb.AgentMessage(settled=pb.Settled(handoff=1))
-        agent._link._stream._outbox.append(late)  # without a wake-up, so that it waits
+        agent._link._outbox.append(late)  # without a wake-up, so that it waits
         del fake.streams["E", 3]
         stream.end()
         stream = await fake.agent("E", 3)
@@ -172,7 +172,7 @@ async def test_orders_before_the_welcome_are_dropped() -> None:
     link = Link("127.0.0.1:1", listener)
     orders = [pb.AgentOrder(unstage=pb.Unstage(handoff=number)) for number in (1, 2)]
     welcome = pb.AgentOrder(welcome=pb.Welcome(broker_epoch="epoch-1"))
-    link.hear(pb.ConnectResponse(orders=[orders[0], welcome, orders[1]]), link._stream)
+    link.hear(pb.ConnectResponse(orders=[orders[0], welcome, orders[1]]))
     assert listener.heard == ["epoch-1", 2]
 
 
@@ -253,7 +253,7 @@ async def test_a_replaced_engine_does_not_come_back() -> None:
         fake.refusal = EngineReplacedError("a newer incarnation of E registered")
         del fake.streams["E", 3]
         stream.end()
-        runner = agent._link._stream._runner
+        runner = agent._link._runner
         assert runner is not None
         await asyncio.wait_for(asyncio.shield(runner), WAIT_S)
         assert not fake.streams

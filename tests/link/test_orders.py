@@ -13,8 +13,8 @@ from restow.agents.binding.pieces import Copies, Grid
 from restow.agents.copying.prepared_copies import run_copies
 from restow.agents.errors import CopyFailedError, OrderInvalidError, ProgramInvalidError
 from restow.agents.execute.program_check import CheckedProgram
-from restow.agents.link.orders import is_memory, peer_from_proto, probe_from_proto
-from restow.agents.memory.regions import HOST
+from restow.agents.link.orders import peer_from_proto, probe_from_proto
+from restow.agents.memory.regions import HOST, is_memory
 from restow.broker.errors import PageCountError
 from restow.broker.layout import DType
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK

@@ -10,12 +10,8 @@ import pytest
 
 from forked.server import start
 from restow.agents.errors import RegionInvalidError
-from restow.agents.memory.regions import (
-    SHARED_MEMORY_FOLDER,
-    RegionMemory,
-    SharedMemory,
-    SharedRegion,
-)
+from restow.agents.memory.regions import RegionMemory
+from restow.agents.memory.shared_memory import FOLDER, SharedMemory, SharedRegion
 
 
 def _write(name: str) -> None:
@@ -30,8 +26,8 @@ def test_another_process_writes_into_it_and_its_end_leaves_it_alone() -> None:
         assert process.exitcode == 0
         assert shared.buffer[5] == 7
         SharedMemory.attach(shared.name).close()
-        assert Path(SHARED_MEMORY_FOLDER, shared.name).exists()
-    assert not Path(SHARED_MEMORY_FOLDER, shared.name).exists()
+        assert Path(FOLDER, shared.name).exists()
+    assert not Path(FOLDER, shared.name).exists()
 
 
 def test_views_outlive_close() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.agents.memory.regions import HOST, MemoryKind, Place, RegionMemory, registrations
+from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, RegionMemory, registrations
 
 SPANS = st.lists(
     st.tuples(st.integers(1, 60), st.integers(1, 12), st.sampled_from([0, 1]), st.booleans()),
@@ -45,4 +45,4 @@ def test_one_inside_another_is_a_part_of_it() -> None:
         RegionMemory("b", 105, 5, 1, MemoryKind.CUDA, 1),
         RegionMemory("c", 130, 20, 1, MemoryKind.CUDA, 1),
     ]
-    assert registrations(regions) == [(100, 50, Place(MemoryKind.CUDA, 1))]
+    assert registrations(regions) == [(100, 50, MemoryPlace(MemoryKind.CUDA, 1))]

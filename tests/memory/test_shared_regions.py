@@ -13,9 +13,9 @@ from agent_harness.fake_broker import FakeBroker
 from restow.agents import CudaRegion, DaemonAgent, MemoryKind, RegionMemory, SharedMemory
 from restow.agents.daemon.server import AgentDaemon
 from restow.agents.errors import AgentError, CudaUnavailableError, RegionInvalidError
-from restow.agents.memory.cuda_driver import HANDLE_BYTES
+from restow.agents.memory.cuda_driver import HANDLE_BYTES, CudaDriver
 from restow.agents.memory.cuda_ipc import CudaHandle
-from restow.agents.memory.regions import SharedRegion
+from restow.agents.memory.shared_memory import SharedRegion
 from restow.agents.memory.shared_regions import OpenedRegions, region_from_proto, region_to_proto
 from restow.broker.client.errors import BrokerCallError
 from restow.v1 import daemon_pb2 as pb
@@ -25,7 +25,7 @@ BASE, SIZE = 1 << 40, 1 << 20
 HANDLE = b"h" * HANDLE_BYTES
 
 
-class PaperDriver:
+class PaperDriver(CudaDriver):
     """A driver of two devices and one allocation of 1 MiB, seen from both processes."""
 
     def __init__(self, uuids: list[bytes] | None = None) -> None:

@@ -54,8 +54,8 @@ class Machine:
     def clock(self) -> float:
         return self.now_s
 
-    async def read(self, reads: Sequence[Read], deadline_s: float, alone: bool = False) -> None:
-        assert alone
+    async def read(self, reads: Sequence[Read], deadline_s: float) -> None:
+        assert reads[0].alone
         pieces = reads[0].descriptors
         self.reads.append(pieces)
         self._pass(len(pieces.length_bytes), pieces.size_bytes)

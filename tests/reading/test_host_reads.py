@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from agent_harness.processes import READY, Child, child
-from agent_harness.reader_scene import FakeTransport, by_nixl
+from agent_harness.reader_scene import FakeTransport
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadDeadlineError, ReadFailedError
-from restow.agents.memory.regions import HOST, MemoryKind, Place, address_of
+from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, address_of
 from restow.agents.reading import same_host
 from restow.agents.reading.host_memory import HostMark, HostMemory, HostRanges
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.same_host import HostPeer, SameHost
-from restow.agents.reading.transport import Read, Transport
+from restow.agents.reading.transport import Read
 
 NAME = "P.0-abc"
 SIZE_BYTES = 4 << 20
@@ -267,8 +267,7 @@ async def test_a_read_ends_between_two_calls_when_it_is_late(
 async def _reader(scene: Scene, own: HostRanges | None) -> tuple[Reader, FakeTransport]:
     transport = FakeTransport()
     transport.copies = True
-    nixl = by_nixl(transport)
-    reader = Reader(lambda: [nixl] if own is None else [SameHost(own), nixl])
+    reader = Reader(lambda: [transport] if own is None else [SameHost(own), transport])
     reader.add_peer(NAME, b"metadata", scene.memory)
     return reader, transport
 
@@ -281,7 +280,7 @@ async def test_a_reader_leaves_single_runs_and_devices_to_nixl(scene: Scene) -> 
     assert (scene.data == scene.expected(*where)).all()
     assert not transport.posted
     assert not transport.added
-    device = Place(MemoryKind.CUDA, 0)
+    device = MemoryPlace(MemoryKind.CUDA, 0)
     one = scene.pieces(*scene.some(1))
     for pieces, src, dst in ((one, HOST, HOST), (scene.pieces(*where), device, HOST)):
         await reader.read([Read(NAME, pieces, src, dst)], FAR_S)
@@ -304,28 +303,6 @@ async def test_a_peer_that_can_not_be_reached_is_read_by_nixl(scene: Scene) -> N
     assert not reader.words(NAME)
     await reader.read([Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST)], FAR_S)
     assert len(transport.posted) == 1
-    reader.close()
-
-
-async def test_large_reads_are_shared_out_and_all_arrives(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("restow.agents.reading.reader.SHARE_BYTES", 1 << 18)
-    transports: list[FakeTransport] = []
-
-    def open_lane() -> list[Transport]:
-        transports.append(FakeTransport())
-        return [SameHost(scene.own), by_nixl(transports[-1])]
-
-    reader = Reader(open_lane, threads=2)
-    reader.add_peer(NAME, b"metadata", scene.memory)
-    where = scene.some(1200)
-    for _ in range(3):
-        scene.data[:] = POISON
-        await reader.read([Read(NAME, scene.pieces(*where), HOST, HOST)], FAR_S)
-        assert (scene.data == scene.expected(*where)).all()
-    assert len(transports) == 2
-    assert not any(transport.posted for transport in transports)
     reader.close()
 
 

@@ -16,7 +16,8 @@ from agent_harness.waiting import WAIT_S, until
 from restow.agents import Agent, DaemonAgent, SharedMemory, SharedRegion
 from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.errors import TransportFailedError
-from restow.agents.reading.interfaces import Interfaces, InterfaceWatch, uses_tcp
+from restow.agents.reading.interfaces import Interfaces, InterfaceWatch
+from restow.agents.reading.ucx_tls import allows_tcp
 from restow.agents.settings import AgentSettings
 from restow.broker.client import AsyncAdminClient, EngineSession
 from restow.broker.errors import RestowError
@@ -56,7 +57,7 @@ def shared() -> Iterator[tuple[SharedMemory, SharedRegion]]:
     ],
 )
 def test_whether_ucx_may_use_tcp(transports: str, expected: bool) -> None:
-    assert uses_tcp(transports) is expected
+    assert allows_tcp(transports) is expected
 
 
 def test_which_interfaces_count() -> None:

@@ -14,7 +14,7 @@ from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
-from restow.agents.reading.transport import Flight
+from restow.agents.reading.transport import Flight, Known, Read
 
 SIZE_BYTES = 1 << 20
 PIECE_BYTES = 1000  # not a power of two, so that pieces begin anywhere
@@ -45,11 +45,11 @@ class Reading:
         self.data = np.full(SIZE_BYTES, POISON, np.uint8)
         self.transport = NixlTransport("destination")
         self.transport.register(self.data.ctypes.data, len(self.data), HOST)
-        self.transport.add_peer(self.peer, self.metadata)
+        self.transport.prepare(self.peer, Known(self.metadata))
 
     def post(self, src: np.ndarray, dst: np.ndarray, length: np.ndarray) -> Flight:
         descriptors = Descriptors(self.base + src, self.data.ctypes.data + dst, length)
-        return self.transport.read(self.peer, descriptors, HOST, HOST)
+        return self.transport.post(Read(self.peer, descriptors, HOST, HOST), lambda: None)
 
     def read(self, src: np.ndarray, dst: np.ndarray, length: np.ndarray) -> None:
         flight = self.post(src, dst, length)
@@ -118,8 +118,8 @@ async def test_a_killed_peer_is_lost_and_stays_so(
         with pytest.raises(AgentError) as caught:
             reading.read(*_pieces())
         assert isinstance(caught.value, PeerLostError | ReadFailedError)
-        reading.transport.forget_peer(reading.peer)
-        reading.transport.forget_peer(reading.peer)
+        reading.transport.forget(reading.peer)
+        reading.transport.forget(reading.peer)
         with pytest.raises(AgentError):
             reading.post(np.array([0]), np.array([0]), np.array([64]))
 
@@ -129,9 +129,9 @@ async def test_metadata_of_another_agent_is_refused(closing: list[Reading]) -> N
         reading = Reading(source.receive())
         closing.append(reading)
         with pytest.raises(PeerLostError, match="is of agent source-"):
-            reading.transport.add_peer("somebody", reading.metadata)
+            reading.transport.prepare("somebody", Known(reading.metadata))
         with pytest.raises(PeerLostError, match="can't be connected"):
-            reading.transport.add_peer("nobody", b"no metadata at all")
+            reading.transport.prepare("nobody", Known(b"no metadata at all"))
 
 
 async def test_a_peer_is_added_once_and_may_return(closing: list[Reading]) -> None:
@@ -139,10 +139,10 @@ async def test_a_peer_is_added_once_and_may_return(closing: list[Reading]) -> No
         reading = Reading(source.receive())
         closing.append(reading)
         for _ in range(2):
-            reading.transport.add_peer(reading.peer, reading.metadata)
+            reading.transport.prepare(reading.peer, Known(reading.metadata))
             reading.read(np.array([0]), np.array([0]), np.array([64]))
-            reading.transport.forget_peer(reading.peer)
-        reading.transport.add_peer(reading.peer, reading.metadata)
+            reading.transport.forget(reading.peer)
+        reading.transport.prepare(reading.peer, Known(reading.metadata))
         reading.read(np.array([64]), np.array([64]), np.array([64]))
         assert (reading.data[:128] == _known()[:128]).all()
 

@@ -8,14 +8,14 @@ its writing.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError
-from restow.agents.memory.regions import Place
-from restow.agents.reading.nixl_transport import TransportSettings
+from restow.agents.memory.regions import MemoryPlace
+from restow.agents.reading.transport import Known, Read
 from simulation_harness.network import Network
 from simulation_harness.virtual_loop import CURRENT, Process
 
@@ -42,7 +42,7 @@ class Fabric:
         self._opened[process] = number = self._opened.get(process, 0) + 1
         return f"{number}"
 
-    def transport(self, label: str, settings: TransportSettings | None = None) -> Any:
+    def transport(self, label: str) -> Any:
         """What `NixlTransport` is replaced by."""
         return SimulatedTransport(self, label)
 
@@ -75,7 +75,7 @@ class SimulatedTransport:
     def process(self) -> Process:
         return self._process
 
-    def register(self, address: int, length_bytes: int, place: Place) -> None:
+    def register(self, address: int, length_bytes: int, place: MemoryPlace) -> None:
         self._ranges.append(range(address, address + length_bytes))
 
     def holds(self, address: int, length_bytes: int) -> bool:
@@ -88,15 +88,19 @@ class SimulatedTransport:
     def knows(self, peer: str) -> bool:
         return peer in self._peers
 
-    def add_peer(self, peer: str, metadata: bytes) -> None:
-        if metadata.decode() != peer:
+    def prepare(self, peer: str, known: Known) -> None:
+        if known.metadata.decode() != peer:
             raise PeerLostError(f"the metadata of agent {peer} is of another agent", agent=peer)
         self._peers.add(peer)
 
-    def forget_peer(self, peer: str) -> None:
+    def takes(self, read: Read) -> bool:
+        return True
+
+    def forget(self, peer: str) -> None:
         self._peers.discard(peer)
 
-    def read(self, peer: str, descriptors: Descriptors, src: Place, dst: Place) -> Flight:
+    def post(self, read: Read, check: Callable[[], None]) -> Flight:
+        peer, descriptors = read.peer, read.descriptors
         if peer not in self._peers:
             raise ReadFailedError(f"agent {peer} was not added", agent=peer)
         columns = (descriptors.src_address, descriptors.dst_address, descriptors.length_bytes)
@@ -118,6 +122,9 @@ class SimulatedTransport:
 
     def release(self, flight: Flight) -> None:
         """Stops nothing."""
+
+    def words(self, peer: str) -> str:
+        return ""
 
     def progress(self) -> None:
         """Connections make themselves."""

@@ -70,7 +70,7 @@ def no_quarantine(history: History) -> Iterator[None]:
 
     async def not_waiting(self: Reader, *how: object) -> object:
         failure, _ = await fly(self, *how)  # type: ignore[arg-type]
-        return failure, set()
+        return failure, False
 
     fly = Reader._fly
     with patch.object(Reader, "__init__", hasty), patch.object(Reader, "_fly", not_waiting):

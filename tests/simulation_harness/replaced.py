@@ -15,7 +15,7 @@ from unittest.mock import patch
 import structlog
 
 from restow.agents.execute.executor import Executor
-from restow.agents.reading import reader, spreading, ticker
+from restow.agents.reading import reader, ticker
 from restow.agents.reading.reader import Reader
 from restow.broker.client.backoff import Backoff
 from restow.broker.server import hub as hubs
@@ -44,7 +44,6 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             (secrets, "randbits", rng.getrandbits),
             (reader, "SPIN_S", 0.0),
             (reader, "POLL_S", 0.05),
-            (spreading, "SHORT_S", float("inf")),
             (hubs, "TICK_S", 0.25),
             (hubs, "plan_pair", plan_once),
             (ticker.Ticker, "_plan", lambda self: None),
@@ -52,7 +51,7 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             stack.enter_context(patch.object(target, name, value))
         for where, stand_in in (
             ("restow.broker.client.channel.open_channel", network.open_channel),
-            ("restow.agents.async_agent.NixlTransport", fabric.transport),
+            ("restow.agents.served_memory.NixlTransport", fabric.transport),
             ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from restow.agents.agent import Agent
     from restow.agents.daemon.client import DaemonAgent
     from restow.agents.memory.cuda_ipc import CudaRegion
-    from restow.agents.memory.regions import MemoryKind, RegionMemory, SharedMemory, SharedRegion
+    from restow.agents.memory.regions import MemoryKind, RegionMemory
+    from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 
 __all__ = [
     "Agent",
@@ -29,10 +30,10 @@ _HOMES = {
     "Agent": "restow.agents.agent",
     "CudaRegion": "restow.agents.memory.cuda_ipc",
     "DaemonAgent": "restow.agents.daemon.client",
-    **dict.fromkeys(
-        ("MemoryKind", "RegionMemory", "SharedMemory", "SharedRegion"),
-        "restow.agents.memory.regions",
-    ),
+    "MemoryKind": "restow.agents.memory.regions",
+    "RegionMemory": "restow.agents.memory.regions",
+    "SharedMemory": "restow.agents.memory.shared_memory",
+    "SharedRegion": "restow.agents.memory.shared_memory",
 }
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -23,24 +20,12 @@ from restow.agents.errors import (
 from restow.agents.execute.executor import Executor
 from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
-from restow.agents.link.fences import DeviceEvent, KeptFences, PendingFences
-from restow.agents.memory import device
-from restow.agents.memory.regions import (
-    Place,
-    RegionMemory,
-    Staging,
-    registrations,
-    staging_at,
-    staging_place,
-)
-from restow.agents.reading.host_memory import HostMark, HostRanges
-from restow.agents.reading.interfaces import InterfaceWatch
-from restow.agents.reading.nixl_reads import NixlReads
-from restow.agents.reading.nixl_transport import NixlTransport
+from restow.agents.link.fences import DeviceEvent, Fences
+from restow.agents.memory.regions import RegionMemory
+from restow.agents.reading.host_memory import host_name
 from restow.agents.reading.reader import Reader
-from restow.agents.reading.same_host import SameHost
 from restow.agents.reading.ticker import Ticker
-from restow.agents.reading.transport import Transport
+from restow.agents.served_memory import ServedMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
@@ -50,14 +35,6 @@ from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2, program_pb2
 
 MAX_ORDERS = 4096
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-def host_name() -> str:
-    """The host, and in which life of it: containers on one have names of their own."""
-    with contextlib.suppress(OSError):
-        return f"{socket.gethostname()}/{BOOT_ID.read_text().strip()[:8]}"
-    return socket.gethostname()
 
 
 class AsyncAgent:
@@ -87,37 +64,29 @@ class AsyncAgent:
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
         self._rank = rank
         self._regions = tuple(regions)
-        self._label = f"{engine_id}.{rank}"
-        for region in regions:
-            device.require(region.place)
-        self._place = staging_place([region.place for region in regions])
-        self._gather = staging_at(self._place, self._settings.staging_bytes)
-        self._scatter = staging_at(self._place, self._settings.staging_bytes)
-        self._interfaces = InterfaceWatch()
+        self._memory = ServedMemory(f"{engine_id}.{rank}", self._regions, self._settings)
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
-        self._serving = self._open_transport(self._gather)
-        self._mark = HostMark(self._serving.name) if self._settings.host_reads else None
-        self._reader = Reader(
-            self._open_lane,
-            self._settings.quarantine_s,
-            threads=self._settings.read_threads,
-        )
+        self._reader = Reader(self._memory.open_lane, self._settings.quarantine_s)
         self._copier = Copier()
         self._executor = Executor(
-            rank, self._regions, self._gather, self._scatter, self._reader, self._copier
+            rank,
+            self._regions,
+            self._memory.gather,
+            self._memory.scatter,
+            self._reader,
+            self._copier,
         )
         self._link = link
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
-        self._fences = KeptFences()
-        self._pending = PendingFences(self._fenced)
+        self._fences = Fences(self._say_fence)
         self._ticker = Ticker(self._progress)
         self._log = structlog.get_logger("restow.agent").bind(engine=engine_id, rank=rank)
 
     @property
     def name(self) -> str:
         """The NIXL name under which the rank's memory is read."""
-        return self._serving.name
+        return self._memory.name
 
     @property
     def refusal(self) -> RestowError | None:
@@ -140,42 +109,41 @@ class AsyncAgent:
 
         Said again to a broker that forgot it, until the handoff has ended.
         """
-        self._pending.fence(handoff_id, event)
+        self._fences.fence(handoff_id, event)
 
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
-        self._pending.cancel()
-        self._wipe_mark()
+        self._fences.cancel()
+        self._memory.wipe_mark()
         await self._link.close()
         self._reader.close()
-        await self._drain(kinds=("stage", "hold", "measure", "execute"))
+        await self._drain("stage", "hold", "measure", "execute")
         self._copier.close()
         self._ticker.stop()
-        self._serving.close()
+        self._memory.close()
 
     # -- what the link hears ----------------------------------------------------------------------
 
     async def hello(self) -> pb.Hello:
         """Introduce the agent, when nothing of an earlier stream reads or gathers any more."""
-        await self._drain(kinds=("stage", "hold"))
+        await self._drain("stage", "hold")
         self._executor.reset()
         return pb.Hello(
             engine=self._engine,
             rank=self._rank,
-            agent_name=self._serving.name,
-            nixl_metadata=self._serving.metadata(),
+            agent_name=self.name,
+            nixl_metadata=self._memory.metadata(),
             regions=[orders.region_to_proto(region) for region in self._regions],
             staging_bytes=self._settings.staging_bytes,
             host=host_name(),
-            host_memory=self._shown(),
+            host_memory=self._memory.shown(),
             program_form=wire_program.PROGRAM_FORM,
         )
 
     def welcomed(self, broker_epoch: str) -> None:
         """Say the fences of handoffs that have not ended again."""
         self._log.info("welcomed", broker_epoch=broker_epoch)
-        for handoff_id in self._fences.kept():
-            self._link.send(_fenced(handoff_id))
+        self._fences.say_again()
 
     def take(self, order: pb.AgentOrder) -> None:
         """Do what the broker says."""
@@ -221,36 +189,9 @@ class AsyncAgent:
             raise
         self._executor.load(program)
 
-    def _fenced(self, handoff_id: str) -> None:
-        self._fences.add(handoff_id)
+    def _say_fence(self, handoff_id: str) -> None:
         self._ticker.expect_work()
-        self._link.send(_fenced(handoff_id))
-
-    def _open_transport(self, staging: Staging) -> NixlTransport:
-        transport = NixlTransport(self._label, self._settings.transport)
-        for registered in self._registered(staging):
-            transport.register(*registered)
-        return transport
-
-    def _open_lane(self) -> list[Transport]:
-        """The ways to read from peers, the preferred one first."""
-        nixl = NixlReads(self._open_transport(self._scatter))
-        if self._mark is None:
-            return [nixl]
-        return [SameHost(HostRanges.of(self._registered(self._scatter))), nixl]
-
-    def _registered(self, staging: Staging) -> list[tuple[int, int, Place]]:
-        """Address, bytes and place of what is read, or read into."""
-        found = registrations(self._regions)
-        if staging.size_bytes:
-            found.append((staging.address, staging.size_bytes, self._place))
-        return found
-
-    def _shown(self) -> bytes:
-        """For processes of the same host. Empty: they read by NIXL."""
-        if self._mark is None:
-            return b""
-        return self._mark.show(HostRanges.of(self._registered(self._gather))).encoded()
+        self._link.send(pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id)))
 
     def _begin(self, key: tuple[str, int, int], work: Coroutine[Any, Any, None]) -> None:
         """Work on an order beside the others; one that is being worked on changes nothing."""
@@ -311,14 +252,8 @@ class AsyncAgent:
 
     def _unprobe(self, number: int) -> None:
         # A measurement that reads ends by itself: what it lands in must not be given away before.
-        task = self._tasks.get(("hold", number, 0))
-        if task is not None:
-            task.cancel()
+        self._cancel("hold", number=number)
         self._executor.let_go(number)
-
-    def _wipe_mark(self) -> None:
-        if self._mark is not None:
-            self._mark.wipe()
 
     def _check_load(self) -> None:
         if len(self._tasks) > MAX_ORDERS:
@@ -335,37 +270,33 @@ class AsyncAgent:
         log("order failed", handoff=handoff, reason=error.reason, detail=error.message)
 
     def _unstage(self, handoff: int) -> None:
-        for key, task in list(self._tasks.items()):
-            if key[:2] == ("stage", handoff):
-                task.cancel()
+        self._cancel("stage", number=handoff)
         self._executor.unstage(handoff)
 
-    async def _drain(self, kinds: tuple[str, ...]) -> None:
-        """Cancel the work on these kinds of orders, and wait for all."""
-        for key, task in list(self._tasks.items()):
-            if key[0] in kinds:
+    def _cancel(self, *kinds: str, number: int | None = None) -> None:
+        """Cancel the work on these kinds of orders, of all handoffs and probes or of one."""
+        for (kind, of, _), task in list(self._tasks.items()):
+            if kind in kinds and number in (None, of):
                 task.cancel()
+
+    async def _drain(self, *kinds: str) -> None:
+        """Cancel the work on these kinds of orders, and wait for all."""
+        self._cancel(*kinds)
         if self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _progress(self) -> None:
         try:
-            self._interfaces.check()
+            self._memory.progress()
         except TransportFailedError as error:
             self._lose(error)
             return
-        self._serving.progress()
         self._reader.progress()
 
     def _lose(self, error: RestowError) -> None:
         """Leave the broker for good: it tells everybody else."""
         self._log.error("memory can be read no more", reason=error.reason, detail=error.message)
         self._ticker.stop()
-        self._wipe_mark()
-        self._serving.close()
+        self._memory.close()
         self._link.give_up(error)
         self._on_lost(error)
-
-
-def _fenced(handoff_id: str) -> pb.AgentMessage:
-    return pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from restow.agents.reading.nixl_transport import TransportSettings
-from restow.agents.reading.same_host import ucx_reads_processes
+from restow.agents.reading.ucx_tls import allows_process_reads
 
 
 def _read_threads() -> int:
@@ -14,7 +13,7 @@ def _read_threads() -> int:
 
 
 def _host_reads() -> bool:
-    return ucx_reads_processes(os.environ.get("UCX_TLS"))
+    return allows_process_reads(os.environ.get("UCX_TLS"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,4 +29,3 @@ class AgentSettings:
     host_reads: bool = field(default_factory=_host_reads)
     """Read other processes of this host, and be read by them, many pieces in one system call. On
     unless UCX is told to leave their memory alone (``UCX_TLS``)."""
-    transport: TransportSettings = field(default_factory=TransportSettings)

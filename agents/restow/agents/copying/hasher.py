@@ -21,7 +21,7 @@ from restow.agents.copying.copier import LARGE_BYTES, Copier
 from restow.agents.copying.prepared_copies import run_copies
 from restow.agents.errors import CopyFailedError
 from restow.agents.memory.device import bind_thread, finished
-from restow.agents.memory.regions import HOST, MemoryKind, Place
+from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
 
@@ -35,7 +35,7 @@ IN_PLACE_PIECES = 256
 class Hasher:
     """Makes digests of one rank's memory and its staging."""
 
-    def __init__(self, memory: RegionTable, places: Sequence[Place], copier: Copier) -> None:
+    def __init__(self, memory: RegionTable, places: Sequence[MemoryPlace], copier: Copier) -> None:
         """Of ``memory``, whose regions are at ``places``; what is in none is at their one place."""
         self._memory, self._places = memory, tuple(places)
         self._copier = copier
@@ -85,7 +85,7 @@ class Hasher:
                 kept[device] = torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device)
         return kept[device]
 
-    def _by_place(self, extents: Extents) -> Iterator[tuple[Place, Extents]]:
+    def _by_place(self, extents: Extents) -> Iterator[tuple[MemoryPlace, Extents]]:
         """The same bytes in the same order, cut where the kind of memory changes."""
         kinds = list(dict.fromkeys([*self._places, HOST]))
         if len(set(self._places)) <= 1:
@@ -97,7 +97,7 @@ class Hasher:
             part = slice(begin, end)
             yield kinds[at[begin]], Extents(extents.address[part], extents.length_bytes[part])
 
-    def _kind_of(self, address: Int64s, kinds: Sequence[Place]) -> Int64s:
+    def _kind_of(self, address: Int64s, kinds: Sequence[MemoryPlace]) -> Int64s:
         """The index of each address' place in ``kinds``; staging of a mixed rank is host memory."""
         found = np.full(len(address), kinds.index(HOST), np.int64)
         memory = self._memory

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import grpc
-import structlog
 
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
@@ -34,106 +33,8 @@ class SocketInUseError(AgentError):
     reason = "SOCKET_IN_USE"
 
 
-class _Servicer(daemon_pb2_grpc.AgentDaemonServicer):
-    """One stream a rank: translates, and leaves the rest to `AsyncAgent`."""
-
-    def __init__(
-        self,
-        broker: str | None,
-        settings: AgentSettings,
-        credentials: Credentials,
-        stopping: asyncio.Event,
-        on_lost: Callable[[RestowError], object],
-    ) -> None:
-        """Serve ranks at ``broker``."""
-        self._on_lost = on_lost
-        self._broker = broker
-        self._credentials = credentials
-        self._settings = settings
-        self._stopping = stopping
-
-    async def Serve(
-        self,
-        request_iterator: AsyncIterator[pb.ServeRequest],
-        context: grpc.aio.ServicerContext[pb.ServeRequest, pb.ServeResponse],
-    ) -> AsyncIterator[pb.ServeResponse]:
-        """Serve a rank until its stream ends, or the daemon does."""
-        first = await anext(request_iterator, pb.ServeRequest())
-        if not first.messages or first.messages[0].WhichOneof("body") != "attach":
-            raise RequestError("the first message of a rank must be Attach")
-        attach = first.messages[0].attach
-        unfenced: asyncio.Queue[str] = asyncio.Queue()
-        with OpenedRegions(attach.regions) as regions:
-            agent = AsyncAgent(
-                self._broker,
-                attach.engine.engine_id,
-                attach.engine.incarnation,
-                attach.rank,
-                regions,
-                self._settings,
-                self._credentials,
-                self._on_lost,
-                unfenced.put_nowait,
-            )
-            try:
-                await agent.start(WELCOME_S)
-                _take(agent, first.messages[1:])
-                yield pb.ServeResponse(attached=pb.Attached(agent_name=agent.name))
-                over = asyncio.create_task(self._until_over(agent, request_iterator))
-                async for response in _unfenced(unfenced, over):
-                    yield response
-                await over
-            finally:
-                await agent.close()
-        if self._stopping.is_set():
-            raise AgentClosedError("the daemon ends")
-
-    async def _until_over(
-        self, agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]
-    ) -> None:
-        listening = asyncio.create_task(_listen(agent, requests))
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if listening.done():
-                listening.result()
-        finally:
-            listening.cancel()
-            stopping.cancel()
-            await asyncio.gather(listening, stopping, return_exceptions=True)
-
-
-async def _unfenced(
-    queue: asyncio.Queue[str], over: asyncio.Task[None]
-) -> AsyncIterator[pb.ServeResponse]:
-    """What the engine's side need not say again, until all is over."""
-    while not over.done():
-        waiting = asyncio.create_task(queue.get())
-        try:
-            await asyncio.wait({waiting, over}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                handoffs = [waiting.result()]
-                while not queue.empty():
-                    handoffs.append(queue.get_nowait())
-                yield pb.ServeResponse(unfenced=handoffs)
-        finally:
-            waiting.cancel()
-
-
-async def _listen(agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]) -> None:
-    async for request in requests:
-        _take(agent, request.messages)
-
-
-def _take(agent: AsyncAgent, messages: Sequence[pb.DaemonMessage]) -> None:
-    for message in messages:
-        if message.WhichOneof("body") != "fence":
-            raise RequestError("a rank that is served may send nothing but Fence")
-        agent.fence(message.fence.handoff_id)
-
-
-class AgentDaemon:
-    """Listens on a Unix socket that only its own user may open."""
+class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
+    """Listens on a Unix socket that only its own user may open: one stream a rank."""
 
     def __init__(
         self,
@@ -155,19 +56,13 @@ class AgentDaemon:
         self._on_lost = on_lost
         self._stopping = asyncio.Event()
         self._server: grpc.aio.Server | None = None
-        self._log = structlog.get_logger("restow.daemon")
 
     async def start(self) -> None:
         """Listen. Raises `SocketInUseError`."""
         await self._take_path()
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
         server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
-        daemon_pb2_grpc.add_AgentDaemonServicer_to_server(
-            _Servicer(
-                self._broker, self._settings, self._credentials, self._stopping, self._on_lost
-            ),
-            server,
-        )
+        daemon_pb2_grpc.add_AgentDaemonServicer_to_server(self, server)
         # The socket's mode is all its protection, so there is no moment with another one.
         before = os.umask(0o177)
         try:
@@ -184,6 +79,57 @@ class AgentDaemon:
         if server is not None:
             await server.stop(STOP_GRACE_S)
             self._path.unlink(missing_ok=True)
+
+    async def Serve(
+        self,
+        request_iterator: AsyncIterator[pb.ServeRequest],
+        context: grpc.aio.ServicerContext[pb.ServeRequest, pb.ServeResponse],
+    ) -> AsyncIterator[pb.ServeResponse]:
+        """Serve a rank until its stream ends, or the daemon does."""
+        first = await anext(request_iterator, pb.ServeRequest())
+        if not first.messages or first.messages[0].WhichOneof("body") != "attach":
+            raise RequestError("the first message of a rank must be Attach")
+        attach = first.messages[0].attach
+        unfenced: asyncio.Queue[str | None] = asyncio.Queue()
+        with OpenedRegions(attach.regions) as regions:
+            agent = AsyncAgent(
+                self._broker,
+                attach.engine.engine_id,
+                attach.engine.incarnation,
+                attach.rank,
+                regions,
+                self._settings,
+                self._credentials,
+                self._on_lost,
+                unfenced.put_nowait,
+            )
+            try:
+                await agent.start(WELCOME_S)
+                _take(agent, first.messages[1:])
+                yield pb.ServeResponse(attached=pb.Attached(agent_name=agent.name))
+                over = asyncio.create_task(self._until_over(agent, request_iterator))
+                over.add_done_callback(lambda _: unfenced.put_nowait(None))
+                async for handoffs in _batches(unfenced):
+                    yield pb.ServeResponse(unfenced=handoffs)
+                await over
+            finally:
+                await agent.close()
+        if self._stopping.is_set():
+            raise AgentClosedError("the daemon ends")
+
+    async def _until_over(
+        self, agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]
+    ) -> None:
+        listening = asyncio.create_task(_listen(agent, requests))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if listening.done():
+                listening.result()
+        finally:
+            listening.cancel()
+            stopping.cancel()
+            await asyncio.gather(listening, stopping, return_exceptions=True)
 
     async def _take_path(self) -> None:
         """Remove the socket of a daemon that is no more."""
@@ -202,3 +148,27 @@ class AgentDaemon:
             f"{self._path} is {'served by another daemon' if is_socket else 'no socket'}",
             socket=self._path,
         )
+
+
+async def _batches(queue: asyncio.Queue[str | None]) -> AsyncIterator[list[str]]:
+    """What has come meanwhile, again and again, until a None."""
+    is_over = False
+    while not is_over:
+        came = [await queue.get()]
+        while not queue.empty():
+            came.append(queue.get_nowait())
+        is_over = None in came
+        if batch := [one for one in came if one is not None]:
+            yield batch
+
+
+async def _listen(agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]) -> None:
+    async for request in requests:
+        _take(agent, request.messages)
+
+
+def _take(agent: AsyncAgent, messages: Sequence[pb.DaemonMessage]) -> None:
+    for message in messages:
+        if message.WhichOneof("body") != "fence":
+            raise RequestError("a rank that is served may send nothing but Fence")
+        agent.fence(message.fence.handoff_id)

@@ -19,8 +19,8 @@ from restow.agents.copying.prepared_copies import PreparedCopies
 from restow.agents.copying.projecting import bind_projections
 from restow.agents.errors import OrderInvalidError
 from restow.agents.execute.turning import Turning
-from restow.agents.link.orders import ExecuteOrder, Peer, Source, is_memory
-from restow.agents.memory.regions import Place
+from restow.agents.link.orders import ExecuteOrder, Peer, Source
+from restow.agents.memory.regions import MemoryPlace, is_memory
 from restow.agents.memory.staging_pool import ALIGN_BYTES
 from restow.agents.reading.transport import Read
 from restow.broker.layout.rows import Int64s
@@ -90,8 +90,8 @@ class Arrivals:
         self,
         source: Source,
         peer: Peer,
-        spans: Iterable[tuple[Place, SpanReads]],
-        place: Place,
+        spans: Iterable[tuple[MemoryPlace, SpanReads]],
+        place: MemoryPlace,
     ) -> Iterator[Read]:
         """What is read from one source, its ``spans`` too, into the run, which is at ``place``."""
         length = self._lengths.get(source.src_rank, 0)
@@ -151,7 +151,7 @@ class Arrivals:
 
 def joined_reads(reads: Sequence[Read]) -> list[Read]:
     """One read for all pieces from one place of a peer to one place."""
-    found: dict[tuple[str, Place, Place], list[Descriptors]] = {}
+    found: dict[tuple[str, MemoryPlace, MemoryPlace], list[Descriptors]] = {}
     for read in reads:
         found.setdefault((read.peer, read.src, read.dst), []).append(read.descriptors)
     return [
@@ -159,7 +159,7 @@ def joined_reads(reads: Sequence[Read]) -> list[Read]:
     ]
 
 
-def _staged_read(source: Source, peer: Peer, address: int, length: int, place: Place) -> Read:
+def _staged_read(source: Source, peer: Peer, address: int, length: int, place: MemoryPlace) -> Read:
     _check_staged(source, length)
     one = (np.array([value], np.int64) for value in (source.staged_address, address, length))
     return Read(peer.agent_name, Descriptors(*one), peer.staging_place, place)

@@ -28,12 +28,11 @@ from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.link.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
 from restow.agents.memory.regions import (
     RegionMemory,
-    Staging,
     are_at,
     one_place,
     region_table,
-    staging_place,
 )
+from restow.agents.memory.staging import Staging, staging_place
 from restow.agents.memory.staging_pool import Run, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying, measure_reading
 from restow.agents.probing.transport_name import TransportName, find_transport

@@ -18,7 +18,8 @@ from restow.agents.copying.copier import Copier
 from restow.agents.copying.hasher import Hasher
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.link.orders import StagedRun, StageOrder
-from restow.agents.memory.regions import Place, Staging, one_place, staging_place
+from restow.agents.memory.regions import MemoryPlace, one_place
+from restow.agents.memory.staging import Staging, staging_place
 from restow.agents.memory.staging_pool import Run, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying
 from restow.broker.errors import RestowError
@@ -73,7 +74,7 @@ class Gathering:
         self,
         rank: int,
         memory: RegionTable,
-        places: Sequence[Place],
+        places: Sequence[MemoryPlace],
         staging: Staging,
         copier: Copier,
     ) -> None:
@@ -132,7 +133,7 @@ class Gathering:
         programs: Sequence[CheckedProgram],
         order: StageOrder,
         address: int,
-        place: Place,
+        place: MemoryPlace,
     ) -> list[StagedRun]:
         """All into runs from ``address`` on, in one launch, and hashed."""
         copies, staged = [], []

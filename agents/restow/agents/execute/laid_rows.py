@@ -10,7 +10,7 @@ from restow.agents.binding.pages import RegionTable
 from restow.agents.binding.reads import Reads, SpanReads
 from restow.agents.execute.arrivals import ArrivingRows
 from restow.agents.link.orders import Peer
-from restow.agents.memory.regions import Place, are_at
+from restow.agents.memory.regions import MemoryPlace, are_at
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import READ_PAGES, READ_SPANS, SCATTER_SPANS, Column, Program
 
@@ -22,14 +22,14 @@ class PeerRows:
     Spans go to staging; there is nearly always one of each.
     """
 
-    direct: tuple[tuple[Place, Place, Reads], ...]
-    spans: tuple[tuple[Place, SpanReads], ...]
+    direct: tuple[tuple[MemoryPlace, MemoryPlace, Reads], ...]
+    spans: tuple[tuple[MemoryPlace, SpanReads], ...]
 
 
 class LaidRows:
     """Lays the rows of programs out; keeps what binding a handoff need not do again."""
 
-    def __init__(self, memory: RegionTable, places: Sequence[Place]) -> None:
+    def __init__(self, memory: RegionTable, places: Sequence[MemoryPlace]) -> None:
         """Into the pages of ``memory``, whose regions are at ``places``."""
         self._memory, self._places = memory, places
         self._peers: dict[tuple[str, int, str], PeerRows] = {}
@@ -75,7 +75,7 @@ class LaidRows:
 
     def _reads(
         self, rows: Int64s, program: Program, peer: Peer
-    ) -> Iterator[tuple[Place, Place, Reads]]:
+    ) -> Iterator[tuple[MemoryPlace, MemoryPlace, Reads]]:
         for src in set(peer.places):
             for dst in set(self._places):
                 here = are_at(self._places, dst)[rows[:, Column.DST_REGION]]
@@ -85,7 +85,9 @@ class LaidRows:
                     yield src, dst, laid
 
 
-def _span_reads(program: Program, src_rank: int, peer: Peer) -> Iterator[tuple[Place, SpanReads]]:
+def _span_reads(
+    program: Program, src_rank: int, peer: Peer
+) -> Iterator[tuple[MemoryPlace, SpanReads]]:
     spans = program.rows(READ_SPANS)
     mine = spans[:, Column.SRC_RANK] == src_rank
     for src, at in peer.regions_at.items():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 import structlog
@@ -27,36 +28,15 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-class Speaker(Protocol[Message, Request, Response]):
-    """What is said on the stream. All methods run on the stream's event loop."""
+class KeptStream(ABC, Generic[Message, Request, Response]):
+    """Keeps a stream open. Belongs to one event loop, on which all methods run."""
 
-    def call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:
-        """Begin the call."""
-
-    async def opening(self) -> Request:
-        """The first batch."""
-
-    def batch(self, messages: Sequence[Message]) -> Request:
-        """A batch of messages."""
-
-    def hear(self, response: Response, stream: KeptStream[Message, Request, Response]) -> None:
-        """What the other side says; calls `KeptStream.opened` on its welcome."""
-
-
-class KeptStream(Generic[Message, Request, Response]):
-    """Keeps a stream open. Belongs to one event loop."""
-
-    def __init__(
-        self,
-        address: str,
-        speaker: Speaker[Message, Request, Response],
-        log_name: str,
-        credentials: Credentials,
-    ) -> None:
+    def __init__(self, address: str, log_name: str, credentials: Credentials) -> None:
         """Prepare; `start` connects."""
+        self.refusal: RestowError | None = None
+        """Why the stream is not open, as far as the other side has said."""
         self._address = address
         self._credentials = credentials
-        self._speaker = speaker
         self._outbox: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._open = asyncio.Event()
@@ -64,17 +44,27 @@ class KeptStream(Generic[Message, Request, Response]):
         self._was_open = False
         self._backoff = Backoff()
         self._runner: asyncio.Task[None] | None = None
-        self._refusal: RestowError | None = None
         self._log = structlog.get_logger(log_name).bind(address=address)
+
+    @abstractmethod
+    def call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:
+        """Begin the call."""
+
+    @abstractmethod
+    async def opening(self) -> Request:
+        """The first batch."""
+
+    @abstractmethod
+    def batch(self, messages: Sequence[Message]) -> Request:
+        """A batch of messages."""
+
+    @abstractmethod
+    def hear(self, response: Response) -> None:
+        """What the other side says; calls `opened` on its welcome."""
 
     def begin(self) -> None:
         """Connect, without waiting; `refusal` says if the other side wants none of it."""
         self._runner = asyncio.create_task(self._run())
-
-    @property
-    def refusal(self) -> RestowError | None:
-        """Why the stream is not open, as far as the other side has said."""
-        return self._refusal
 
     async def start(self, timeout_s: float) -> None:
         """Connect, and wait for the welcome.
@@ -83,14 +73,14 @@ class KeptStream(Generic[Message, Request, Response]):
         `BrokerUnreachableError` if nobody answers within ``timeout_s``, `NoWelcomeError` if
         somebody does who waits for the engine, and a `TrustError` for files that can't be used.
         """
-        self._runner = asyncio.create_task(self._run())
+        runner = self._runner = asyncio.create_task(self._run())
         welcome = asyncio.create_task(self._open.wait())
         await asyncio.wait(
-            {self._runner, welcome}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            {runner, welcome}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         if not self._open.is_set():
             welcome.cancel()
-            refusal = self._refusal or self._late(timeout_s)
+            refusal = self.refusal or self._late(timeout_s)
             await self.close()
             raise refusal
 
@@ -102,7 +92,7 @@ class KeptStream(Generic[Message, Request, Response]):
     def opened(self) -> None:
         """Say that the other side has given its welcome."""
         self._backoff.began()
-        self._refusal = None
+        self.refusal = None
         self._was_open = True
         self._open.set()
 
@@ -147,7 +137,7 @@ class KeptStream(Generic[Message, Request, Response]):
                 finally:
                     self._connected = False
                     self._open.clear()
-                if self._refusal is not None and self._is_final(self._refusal):
+                if self.refusal is not None and self._is_final(self.refusal):
                     return
                 await asyncio.sleep(self._pause_s())
         finally:
@@ -166,13 +156,13 @@ class KeptStream(Generic[Message, Request, Response]):
         return unreachable(self._address, details, self._credentials.secure)
 
     def _broke(self, refusal: RestowError) -> None:
-        before, self._refusal = self._refusal, refusal
+        before, self.refusal = self.refusal, refusal
         if before is None or before.reason != refusal.reason:
             self._log.warning("stream broke", reason=refusal.reason, detail=refusal.message)
 
     def _pause_s(self) -> float:
         """How long to wait. An engine that is unknown yet may be registered at any moment."""
-        if self._refusal is not None and self._refusal.reason == "ENGINE_UNKNOWN":
+        if self.refusal is not None and self.refusal.reason == "ENGINE_UNKNOWN":
             return UNKNOWN_PAUSE_S
         return self._backoff.wait_s()
 
@@ -183,13 +173,13 @@ class KeptStream(Generic[Message, Request, Response]):
         return not (self._was_open or refusal.status in _MAY_PASS)
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
-        opening = await self._speaker.opening()
+        opening = await self.opening()
         self._outbox.clear()
-        call = self._speaker.call(channel)
+        call = self.call(channel)
         writer = asyncio.create_task(self._write(call, opening))
         try:
             async for response in call:
-                self._speaker.hear(response, self)
+                self.hear(response)
         finally:
             call.cancel()
             writer.cancel()
@@ -204,4 +194,4 @@ class KeptStream(Generic[Message, Request, Response]):
                 self._wake.clear()
                 await self._wake.wait()
             count = min(len(self._outbox), MAX_BATCH)
-            await call.write(self._speaker.batch([self._outbox.popleft() for _ in range(count)]))
+            await call.write(self.batch([self._outbox.popleft() for _ in range(count)]))

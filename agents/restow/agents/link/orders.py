@@ -9,14 +9,13 @@ import numpy as np
 
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderInvalidError
-from restow.agents.memory.regions import MemoryKind, Place, RegionMemory, are_at, staging_place
+from restow.agents.memory.regions import MemoryKind, MemoryPlace, RegionMemory, are_at, is_memory
+from restow.agents.memory.staging import staging_place
 from restow.agents.reading.host_memory import HostMemory
 from restow.broker.layout.check_pages import MAX_PAGE_BYTES
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as pb
-
-MAX_ADDRESS = 1 << 63
 
 _KIND_NUMBERS = {
     MemoryKind.HOST: pb.MEMORY_KIND_HOST,
@@ -36,7 +35,7 @@ class Peer:
     rank: int
     metadata: bytes
     regions: RegionTable
-    places: tuple[Place, ...]
+    places: tuple[MemoryPlace, ...]
     host_memory: HostMemory | None = None
     """None: only NIXL reads it."""
 
@@ -46,12 +45,12 @@ class Peer:
         return tuple(self.regions.page_stride_bytes.tolist())
 
     @cached_property
-    def regions_at(self) -> dict[Place, Bools]:
+    def regions_at(self) -> dict[MemoryPlace, Bools]:
         """For every place that has any: the mask of the regions there."""
         return {place: are_at(self.places, place) for place in set(self.places)}
 
     @property
-    def staging_place(self) -> Place:
+    def staging_place(self) -> MemoryPlace:
         """Where its staging is: beside its regions, as `staging_place` decides."""
         return staging_place(self.places)
 
@@ -150,11 +149,6 @@ def region_to_proto(region: RegionMemory) -> pb.RegionMemory:
     )
 
 
-def is_memory(address: int, size_bytes: int) -> bool:
-    """Whether bytes may lie there, so that no sum of addresses and offsets in them wraps around."""
-    return size_bytes > 0 and 0 < address <= MAX_ADDRESS - size_bytes
-
-
 def peer_from_proto(message: pb.Peer) -> Peer:
     """A peer. Raises `OrderInvalidError` if its regions can't be."""
     for region in message.regions:
@@ -180,7 +174,7 @@ def peer_from_proto(message: pb.Peer) -> Peer:
             _int64s([region.page_stride_bytes for region in message.regions]),
             _int64s([region.page_count for region in message.regions]),
         ),
-        tuple(Place(_KINDS[region.memory], region.device_id) for region in message.regions),
+        tuple(MemoryPlace(_KINDS[region.memory], region.device_id) for region in message.regions),
         HostMemory.decoded(message.host_memory),
     )
 

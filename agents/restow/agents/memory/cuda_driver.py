@@ -11,7 +11,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64
 
 from restow.agents.errors import CudaUnavailableError, RegionInvalidError
 from restow.agents.memory.device import bind_thread, require
-from restow.agents.memory.regions import MemoryKind, Place
+from restow.agents.memory.regions import MemoryKind, MemoryPlace
 
 LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
@@ -28,7 +28,10 @@ class _Uuid(ctypes.Structure):
 
 
 class CudaDriver:
-    """The calls of `cuda_ipc.Driver`, each in its device's context."""
+    """The calls, each in its device's context.
+
+    All raise `CudaUnavailableError` and `RegionInvalidError`.
+    """
 
     def __init__(self) -> None:
         """Load and initialise. Raises `CudaUnavailableError`."""
@@ -74,7 +77,7 @@ class CudaDriver:
         return bytes(uuid.bytes)
 
     def _enter(self, device_id: int) -> None:
-        place = Place(MemoryKind.CUDA, device_id)
+        place = MemoryPlace(MemoryKind.CUDA, device_id)
         require(place)
         bind_thread(place)
 

@@ -8,30 +8,10 @@ handle always means the whole.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from restow.agents.errors import CudaUnavailableError, RegionInvalidError
 from restow.agents.memory.cuda_driver import HANDLE_BYTES, UUID_BYTES, CudaDriver
-from restow.agents.memory.regions import MemoryKind, RegionMemory
-
-
-class Driver(Protocol):
-    """What of the CUDA driver is needed. Raises `CudaUnavailableError`, `RegionInvalidError`."""
-
-    def device_uuids(self) -> list[bytes]:
-        """UUIDs of the devices that this process sees, in their order."""
-
-    def allocation(self, address: int, device_id: int) -> tuple[int, int]:
-        """Address and size of the allocation that holds an address."""
-
-    def export(self, address: int, device_id: int) -> bytes:
-        """Handle of the allocation at an address."""
-
-    def open(self, ipc_handle: bytes, device_id: int) -> int:
-        """Address at which another process's allocation appears here."""
-
-    def close(self, address: int, device_id: int) -> None:
-        """Undo one `open`."""
+from restow.agents.memory.regions import MemoryKind, RegionMemory, check_inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +46,7 @@ class CudaRegion:
     private: bool = False
 
     @classmethod
-    def of(cls, region: RegionMemory, driver: Driver | None = None) -> CudaRegion:
+    def of(cls, region: RegionMemory, driver: CudaDriver | None = None) -> CudaRegion:
         """Export a region of this process; its memory must outlive everybody who opens it.
 
         Raises `CudaUnavailableError`, and `RegionInvalidError` if the region is no device memory or
@@ -103,19 +83,14 @@ class CudaRegion:
         )
 
     def _check(self, size_bytes: int) -> None:
-        end = self.offset_bytes + self.page_count * self.page_stride_bytes
-        if self.offset_bytes < 0 or end > size_bytes:
-            raise RegionInvalidError(
-                f"region {self.name}: bytes [{self.offset_bytes}, {end}) lie outside of a CUDA "
-                f"allocation of {size_bytes} bytes",
-                region=self.name,
-            )
+        length_bytes = self.page_count * self.page_stride_bytes
+        check_inside(self.name, self.offset_bytes, length_bytes, "a CUDA allocation", size_bytes)
 
 
 class OpenedAllocation:
     """Another process's allocation, until `close`. Its size is the driver's word, no peer's."""
 
-    def __init__(self, handle: CudaHandle, driver: Driver | None = None) -> None:
+    def __init__(self, handle: CudaHandle, driver: CudaDriver | None = None) -> None:
         """Open. Raises `CudaUnavailableError` and `RegionInvalidError`."""
         self._driver = driver or CudaDriver()
         uuids = self._driver.device_uuids()

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 
 from restow.agents.errors import CudaUnavailableError
-from restow.agents.memory.regions import MemoryKind, Place
+from restow.agents.memory.regions import MemoryKind, MemoryPlace
 
 
-def require(place: Place) -> None:
+def require(place: MemoryPlace) -> None:
     """Raise `CudaUnavailableError` where this process has no such device."""
     count = torch.cuda.device_count()
     if place.kind is MemoryKind.CUDA and not 0 <= place.device_id < count:
@@ -23,7 +23,7 @@ def require(place: Place) -> None:
         )
 
 
-def bind_thread(place: Place) -> None:
+def bind_thread(place: MemoryPlace) -> None:
     """Make the device's context this thread's, for NIXL and the driver work in the current one."""
     if place.kind is MemoryKind.CUDA:
         torch.cuda.set_device(place.device)

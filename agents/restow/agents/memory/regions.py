@@ -1,16 +1,11 @@
-"""Memory: the regions that an agent serves, shared-memory objects, and staging."""
+"""The memory that an agent serves: regions, and the place where each is."""
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
-from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -20,7 +15,7 @@ from restow.agents.errors import ProgramInvalidError, RegionInvalidError
 from restow.broker.layout.rows import Bools
 from restow.broker.words import Worded
 
-SHARED_MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
+MAX_ADDRESS = 1 << 63
 
 
 class MemoryKind(StrEnum):
@@ -31,7 +26,7 @@ class MemoryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place(Worded):
+class MemoryPlace(Worded):
     """Where memory is: its kind, and the index of the CUDA device (0 for host memory)."""
 
     kind: MemoryKind = MemoryKind.HOST
@@ -45,10 +40,10 @@ class Place(Worded):
         return torch.device("cuda", self.device_id)
 
 
-HOST = Place()
+HOST = MemoryPlace()
 
 
-def one_place(places: Sequence[Place], regions: Sequence[int]) -> Place:
+def one_place(places: Sequence[MemoryPlace], regions: Sequence[int]) -> MemoryPlace:
     """The one place where all of these regions are. Raises `ProgramInvalidError`."""
     found = {places[region] for region in regions}
     if len(found) > 1:
@@ -56,7 +51,7 @@ def one_place(places: Sequence[Place], regions: Sequence[int]) -> Place:
     return found.pop() if found else HOST
 
 
-def are_at(places: Sequence[Place], place: Place) -> Bools:
+def are_at(places: Sequence[MemoryPlace], place: MemoryPlace) -> Bools:
     """Mask of those that are this one."""
     return np.array([one == place for one in places], np.bool_)
 
@@ -93,9 +88,9 @@ class RegionMemory(Worded):
         return self.page_count * self.page_stride_bytes
 
     @property
-    def place(self) -> Place:
+    def place(self) -> MemoryPlace:
         """Where the region is."""
-        return Place(self.kind, self.device_id)
+        return MemoryPlace(self.kind, self.device_id)
 
 
 def region_table(regions: Sequence[RegionMemory]) -> RegionTable:
@@ -107,201 +102,39 @@ def region_table(regions: Sequence[RegionMemory]) -> RegionTable:
     )
 
 
-def registrations(regions: Sequence[RegionMemory]) -> list[tuple[int, int, Place]]:
+def registrations(regions: Sequence[RegionMemory]) -> list[tuple[int, int, MemoryPlace]]:
     """Address, bytes and place of what to register with NIXL, in the order of addresses.
 
     Regions that overlay each other are one: engines lay groups of layers over the same bytes, of
     which a block id belongs to one at a time. Those that only touch stay apart.
     """
-    found: list[tuple[int, int, Place]] = []
-    for place in {region.place for region in regions}:
-        spans = sorted(
-            (region.base_address, region.base_address + region.length_bytes)
-            for region in regions
-            if region.place == place and not region.private
-        )
-        begin = end = 0
-        for start, stop in spans:
-            if start < end:
-                end = max(end, stop)
-                continue
-            if end:
-                found.append((begin, end - begin, place))
-            begin, end = start, stop
-        if end:
-            found.append((begin, end - begin, place))
+    shared = [region for region in regions if not region.private]
+    found: list[tuple[int, int, MemoryPlace]] = []
+    for region in sorted(shared, key=lambda one: (one.kind, one.device_id, one.base_address)):
+        begin, end = region.base_address, region.base_address + region.length_bytes
+        if found and found[-1][2] == region.place and begin < sum(found[-1][:2]):
+            begin, length_bytes, _ = found.pop()
+            end = max(end, begin + length_bytes)
+        found.append((begin, end - begin, region.place))
     return sorted(found, key=lambda one: one[0])
 
 
-class SharedMemory:
-    """A POSIX shared-memory object, mapped. The one who created it removes its name on `close`.
-
-    Unlike `multiprocessing.shared_memory`, attaching leaves the object to its owner: no resource
-    tracker removes it when an attached process ends.
-    """
-
-    def __init__(self, name: str, size_bytes: int, mapping: mmap.mmap, owned: bool) -> None:
-        """Use `create` or `attach`."""
-        self.name = name
-        self.size_bytes = size_bytes
-        self.address = address_of(mapping)
-        self._mapping = mapping
-        self._owned = owned
-
-    @classmethod
-    def create(cls, size_bytes: int, name: str | None = None) -> SharedMemory:
-        """A new object of zeroes, readable by this user only; without a name it gets a random one.
-
-        Raises `RegionInvalidError` if the name exists or the size is not positive.
-        """
-        name = name or f"restow-{secrets.token_hex(8)}"
-        if size_bytes < 1:
-            raise RegionInvalidError(f"shared memory {name} of {size_bytes} bytes", name=name)
-        try:
-            fd = os.open(_path(name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise RegionInvalidError(
-                f"shared memory {name} can't be created: {error.strerror}", name=name
-            ) from None
-        try:
-            os.posix_fallocate(fd, 0, size_bytes)  # fails here instead of by SIGBUS later
-            mapping = mmap.mmap(fd, size_bytes)
-        except OSError as error:
-            os.unlink(_path(name))
-            raise RegionInvalidError(
-                f"shared memory {name} of {size_bytes} bytes can't be had: {error.strerror}",
-                name=name,
-            ) from None
-        finally:
-            os.close(fd)
-        return cls(name, size_bytes, mapping, owned=True)
-
-    @classmethod
-    def attach(cls, name: str) -> SharedMemory:
-        """Map another's object, whole. Raises `RegionInvalidError` if there is none."""
-        try:
-            fd = os.open(_path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise RegionInvalidError(
-                f"shared memory {name} can't be attached: {error.strerror}", name=name
-            ) from None
-        try:
-            size_bytes = os.fstat(fd).st_size
-            mapping = mmap.mmap(fd, size_bytes)
-        except (OSError, ValueError) as error:
-            raise RegionInvalidError(
-                f"shared memory {name} can't be mapped: {error}", name=name
-            ) from None
-        finally:
-            os.close(fd)
-        return cls(name, size_bytes, mapping, owned=False)
-
-    @property
-    def buffer(self) -> memoryview:
-        """The bytes. Views of them keep the mapping alive after `close`."""
-        return memoryview(self._mapping)
-
-    def close(self) -> None:
-        """Unmap, as soon as no view is left; the owner removes the name. May be repeated."""
-        if self._owned:
-            self._owned = False
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_path(self.name))
-        try:
-            self._mapping.close()
-        except BufferError:
-            return  # a view is left: the mapping ends with it
-
-    def __enter__(self) -> Self:
-        """The object itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
-
-
-@dataclass(frozen=True, slots=True)
-class SharedRegion:
-    """The memory of one region inside a shared-memory object, page 0 at ``offset_bytes``.
-
-    ``private``: as of `RegionMemory`.
-    """
-
-    name: str
-    shared_memory: str
-    offset_bytes: int
-    page_count: int
-    page_stride_bytes: int
-    private: bool = False
-
-    def memory(self, shared: SharedMemory) -> RegionMemory:
-        """The region in this process. Raises `RegionInvalidError` if it leaves the object."""
-        end = self.offset_bytes + self.page_count * self.page_stride_bytes
-        if self.offset_bytes < 0 or end > shared.size_bytes:
-            raise RegionInvalidError(
-                f"region {self.name}: bytes [{self.offset_bytes}, {end}) lie outside of shared "
-                f"memory {shared.name} of {shared.size_bytes} bytes",
-                region=self.name,
-            )
-        address = shared.address + self.offset_bytes
-        return RegionMemory(
-            self.name, address, self.page_count, self.page_stride_bytes, private=self.private
+def check_inside(
+    region: str, offset_bytes: int, length_bytes: int, holder: str, size_bytes: int
+) -> None:
+    """Raise `RegionInvalidError` for a region that leaves the memory that it is said to lie in."""
+    end = offset_bytes + length_bytes
+    if offset_bytes < 0 or end > size_bytes:
+        raise RegionInvalidError(
+            f"region {region}: bytes [{offset_bytes}, {end}) lie outside of {holder} of "
+            f"{size_bytes} bytes",
+            region=region,
         )
 
 
-class Staging(Protocol):
-    """Memory for staged runs."""
-
-    address: int
-    size_bytes: int
-
-
-class HostStaging:
-    """Anonymous host memory, which costs nothing until it is used.
-
-    In pages of 4 KiB, as engines' memory mostly is: what reading costs is measured in it, and in
-    huge pages small pieces would seem cheaper than they are.
-    """
-
-    def __init__(self, size_bytes: int) -> None:
-        """Map at least one page."""
-        self.size_bytes = size_bytes
-        self._mapping = mmap.mmap(-1, max(size_bytes, mmap.PAGESIZE))
-        self.address = address_of(self._mapping)
-
-
-class CudaStaging:
-    """Memory of a CUDA device."""
-
-    def __init__(self, size_bytes: int, device: torch.device) -> None:
-        """Allocate on the device."""
-        self.size_bytes = size_bytes
-        self._tensor = torch.empty(max(size_bytes, mmap.PAGESIZE), dtype=torch.uint8, device=device)
-        self.address = self._tensor.data_ptr()
-
-
-def staging_place(places: Sequence[Place]) -> Place:
-    """Where an agent keeps its staging: on its regions' device if they share one, else the host."""
-    return places[0] if len(set(places)) == 1 else HOST
-
-
-def staging_at(place: Place, size_bytes: int) -> Staging:
-    """Staging beside the regions that it serves."""
-    if place.kind is MemoryKind.HOST:
-        return HostStaging(size_bytes)
-    return CudaStaging(size_bytes, place.device)
-
-
-def _path(name: str) -> str:
-    if not name or "/" in name or name.startswith("."):
-        raise RegionInvalidError(f"{name!r} is no name of a shared-memory object", name=name)
-    return f"{SHARED_MEMORY_FOLDER}/{name}"
+def is_memory(address: int, size_bytes: int) -> bool:
+    """Whether bytes may lie there, so that no sum of addresses and offsets in them wraps around."""
+    return size_bytes > 0 and 0 < address <= MAX_ADDRESS - size_bytes
 
 
 def address_of(mapping: mmap.mmap) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from restow.agents.errors import AgentError, RegionInvalidError
-from restow.agents.memory.cuda_ipc import CudaHandle, CudaRegion, Driver, OpenedAllocation
-from restow.agents.memory.regions import RegionMemory, SharedMemory, SharedRegion
+from restow.agents.memory.cuda_driver import CudaDriver
+from restow.agents.memory.cuda_ipc import CudaHandle, CudaRegion, OpenedAllocation
+from restow.agents.memory.regions import RegionMemory
+from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 from restow.v1 import daemon_pb2 as pb
 
 
@@ -44,7 +46,9 @@ def region_from_proto(message: pb.SharedRegion) -> SharedRegion | CudaRegion:
 class OpenedRegions:
     """The objects and allocations of a rank, each opened once, closed at the end."""
 
-    def __init__(self, messages: Sequence[pb.SharedRegion], driver: Driver | None = None) -> None:
+    def __init__(
+        self, messages: Sequence[pb.SharedRegion], driver: CudaDriver | None = None
+    ) -> None:
         """Prepare; ``with`` opens. Raises `RegionInvalidError`."""
         self._regions = [region_from_proto(message) for message in messages]
         self._driver = driver

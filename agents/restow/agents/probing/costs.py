@@ -20,7 +20,7 @@ import numpy as np
 from restow.agents.binding.pieces import Copies, Descriptors, Grid
 from restow.agents.copying.prepared_copies import run_copies
 from restow.agents.errors import StagingExhaustedError
-from restow.agents.memory.regions import HOST, Place, address_of
+from restow.agents.memory.regions import HOST, MemoryPlace, address_of
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.transport import Read
 from restow.broker.layout import DType
@@ -62,7 +62,7 @@ def check_room(size_bytes: int) -> None:
 async def measure_copying(
     address: int,
     size_bytes: int,
-    place: Place,
+    place: MemoryPlace,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CopyCosts:
     """Copy between the memory at ``address`` and such as engines have, both ways, in short turns.
@@ -116,7 +116,7 @@ async def measure_reading(
     src_address: int,
     dst_address: int,
     size_bytes: int,
-    places: tuple[Place, Place],
+    places: tuple[MemoryPlace, MemoryPlace],
     deadline_s: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ReadCosts:
@@ -146,7 +146,7 @@ async def measure_reading(
         taken_s = []
         for descriptors in (run(short_bytes), run(long_bytes), pieces()):
             began_s = clock()
-            await reader.read([Read(peer, descriptors, *places)], deadline_s, alone=True)
+            await reader.read([Read(peer, descriptors, *places, alone=True)], deadline_s)
             taken_s.append(clock() - began_s)
         if index:  # the first one connects
             rounds.append(taken_s)

@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import AgentError, ReadDeadlineError
-from restow.agents.memory.regions import MemoryKind, Place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from restow.agents.memory.regions import MemoryKind, MemoryPlace
+from restow.agents.memory.staging import Staging
 
 POLL_S = 0.001
 
@@ -33,8 +31,8 @@ class OneRead:
     peer: str
     address: int
     size_bytes: int
-    src: Place
-    dst: Place
+    src: MemoryPlace
+    dst: MemoryPlace
     within_s: float
 
     def as_line(self) -> bytes:
@@ -47,38 +45,25 @@ class OneRead:
         value = json.loads(line)
         for side in ("src", "dst"):
             place = value[side]
-            value[side] = Place(MemoryKind(place["kind"]), place["device_id"])
+            value[side] = MemoryPlace(MemoryKind(place["kind"]), place["device_id"])
         return cls(**value)
-
-
-@contextmanager
-def memory(size_bytes: int, place: Place) -> Iterator[int]:
-    """Bytes of one's own to read into; their address."""
-    if place.kind is MemoryKind.HOST:
-        held = np.empty(size_bytes, np.uint8)
-        yield held.ctypes.data
-        del held
-        return
-    import torch
-
-    tensor = torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{place.device_id}")
-    yield tensor.data_ptr()
-    del tensor
 
 
 def read_once(one: OneRead, metadata: bytes) -> None:
     """Read it. Raises what `NixlTransport` raises, and `ReadDeadlineError`."""
     from restow.agents.reading.nixl_transport import NixlTransport
+    from restow.agents.reading.transport import Known, Read
 
     until_s = time.monotonic() + one.within_s
-    transport = NixlTransport("examiner")
-    with memory(one.size_bytes, one.dst) as address:
-        transport.register(address, one.size_bytes, one.dst)
-        transport.add_peer(one.peer, metadata)
+    transport, room = NixlTransport("examiner"), Staging(one.dst, one.size_bytes)
+    with closing(transport):
+        transport.register(room.address, one.size_bytes, one.dst)
+        transport.prepare(one.peer, Known(metadata))
         rows: list[Any] = [
-            np.array([value], np.int64) for value in (one.address, address, one.size_bytes)
+            np.array([value], np.int64) for value in (one.address, room.address, one.size_bytes)
         ]
-        flight = transport.read(one.peer, Descriptors(*rows), one.src, one.dst)
+        read = Read(one.peer, Descriptors(*rows), one.src, one.dst)
+        flight = transport.post(read, lambda: None)
         while not transport.poll(flight):
             if time.monotonic() > until_s:
                 raise ReadDeadlineError(
@@ -86,7 +71,6 @@ def read_once(one: OneRead, metadata: bytes) -> None:
                 )
             time.sleep(POLL_S)
         transport.release(flight)
-        transport.close()
 
 
 def main() -> int:

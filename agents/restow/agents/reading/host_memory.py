@@ -7,25 +7,35 @@ finds the mark behind the last byte that he read, knows that he read this proces
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import secrets
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from restow.agents.errors import OrderInvalidError
-from restow.agents.memory.regions import MemoryKind, Place, address_of
+from restow.agents.memory.regions import MAX_ADDRESS, MemoryKind, MemoryPlace, address_of
 from restow.broker.layout.rows import Int64s
 from restow.v1 import agent_link_pb2 as pb
 
 MAGIC = b"restow host memory 1\0"
 TOKEN_BYTES = 16
 MAX_MARK_BYTES = 1024
-MAX_ADDRESS = 1 << 63
 MAX_PID = 1 << 31
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_name() -> str:
+    """The host, and in which life of it: containers on one have names of their own."""
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()}/{BOOT_ID.read_text().strip()[:8]}"
+    return socket.gethostname()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +57,7 @@ class HostRanges:
             raise OrderInvalidError("ranges of host memory that overlap or fall")
 
     @classmethod
-    def of(cls, registered: Iterable[tuple[int, int, Place]]) -> HostRanges:
+    def of(cls, registered: Iterable[tuple[int, int, MemoryPlace]]) -> HostRanges:
         """The host memory among address, bytes and place of what is registered."""
         spans = sorted(
             (address, address + length_bytes)

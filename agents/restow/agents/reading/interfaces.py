@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from restow.agents.errors import TransportFailedError
+from restow.agents.reading.ucx_tls import allows_tcp
 
 LOOK_S = 1.0
 SIOCGIFADDR = 0x8915
@@ -38,7 +39,7 @@ class Interfaces:
     @classmethod
     def found(cls, environment: Mapping[str, str] = os.environ) -> Interfaces:
         """Those that UCX may bind to now; none where it is told to use no TCP."""
-        if not uses_tcp(environment.get("UCX_TLS", "all")):
+        if not allows_tcp(environment.get("UCX_TLS")):
             return cls({})
         wanted = environment.get("UCX_NET_DEVICES", "all").split(",")
         return cls(
@@ -80,12 +81,6 @@ class InterfaceWatch:
                     f"the network interface that memory was read over is gone ({names}), and UCX "
                     f"takes no other one: start this process again"
                 )
-
-
-def uses_tcp(transports: str) -> bool:
-    """Whether a value of UCX_TLS allows TCP: a list, or with ``^`` what is left out."""
-    names = transports.removeprefix("^").split(",")
-    return ("tcp" in names or "all" in names) is not transports.startswith("^")
 
 
 def _number(name: str) -> int | None:

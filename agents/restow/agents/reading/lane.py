@@ -28,7 +28,6 @@ class Lane:
         """Nothing flies yet. The last of ``transports`` takes what no other does."""
         self.readers = 0
         """Calls of `Reader.read` that have not given up on the lane."""
-        self.retired = False
         self.closed = asyncio.Event()
         self._closing = False
         self._transports = transports

@@ -1,4 +1,4 @@
-"""NIXL, behind the few verbs that an agent needs.
+"""Reading, and being read, by NIXL.
 
 One transport is one NIXL agent, with a name that no other life of it ever has. It belongs to one
 thread and has no progress thread, which would spin on a core and halve the rate of small pieces
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy as np
 from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory.device import bind_thread
-from restow.agents.memory.regions import MemoryKind, Place
-from restow.agents.reading.transport import Flight
+from restow.agents.memory.regions import MemoryKind, MemoryPlace
+from restow.agents.reading.transport import Flight, Known, Read
 
 # UCX reads these when it is loaded. With them a silent partition ends a read after about 5 s, and
 # holds no thread that connects; without them after minutes, in which such a thread stands still.
@@ -51,24 +51,13 @@ _FAILURES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TransportSettings:
-    """How NIXL is set up."""
-
-    progress_thread: bool = False
-    """Let NIXL spin on a core of its own; for reads over software transports at any price."""
-
-
 class NixlTransport:
-    """One NIXL agent over UCX."""
+    """One NIXL agent over UCX: a `Transport` that takes whatever comes."""
 
-    def __init__(self, label: str, settings: TransportSettings | None = None) -> None:
+    def __init__(self, label: str) -> None:
         """Set NIXL up. Raises `TransportFailedError`."""
         self.name = f"{label}-{secrets.token_hex(6)}"
-        config = nixl_api.nixl_agent_config(
-            enable_prog_thread=(settings or TransportSettings()).progress_thread,
-            backends=["UCX"],
-        )
+        config = nixl_api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         try:
             self._agent = nixl_api.nixl_agent(self.name, config)
         except _FAILURES as error:
@@ -76,7 +65,7 @@ class NixlTransport:
         self._registered: list[Any] = []
         self._peers: set[str] = set()
 
-    def register(self, address: int, length_bytes: int, place: Place) -> None:
+    def register(self, address: int, length_bytes: int, place: MemoryPlace) -> None:
         """Let peers read these bytes, and reads land in them. Raises `TransportFailedError`."""
         bind_thread(place)
         descriptors = self._agent.get_reg_descs(
@@ -94,12 +83,12 @@ class NixlTransport:
         metadata: bytes = self._agent.get_agent_metadata()
         return metadata
 
-    def add_peer(self, peer: str, metadata: bytes) -> None:
-        """Make a peer readable; a known one stays as it is. Raises `PeerLostError`."""
+    def prepare(self, peer: str, known: Known) -> None:
+        """Add the peer's metadata; its first read connects it. Raises `PeerLostError`."""
         if peer in self._peers:
             return
         try:
-            name = self._agent.add_remote_agent(metadata)
+            name = self._agent.add_remote_agent(known.metadata)
         except (*_LOST, *_FAILURES) as error:
             raise PeerLostError(f"agent {peer} can't be connected: {error}", agent=peer) from None
         name = name.decode() if isinstance(name, bytes) else name
@@ -108,7 +97,11 @@ class NixlTransport:
             raise PeerLostError(f"the metadata of agent {peer} is of agent {name}", agent=peer)
         self._peers.add(peer)
 
-    def forget_peer(self, peer: str) -> None:
+    def takes(self, read: Read) -> bool:
+        """Any."""
+        return True
+
+    def forget(self, peer: str) -> None:
         """Drop a peer's metadata. May be repeated.
 
         Bytes of a read in flight still land afterwards, and nothing tells when the last one has:
@@ -118,21 +111,21 @@ class NixlTransport:
             self._peers.discard(peer)
             self._agent.remove_remote_agent(peer)
 
-    def read(self, peer: str, descriptors: Descriptors, src: Place, dst: Place) -> Flight:
-        """Begin to read a peer's memory; on CMA the bytes are copied before this returns.
+    def post(self, read: Read, check: Callable[[], None]) -> Flight:
+        """Begin; on CMA the bytes are copied before this returns.
 
         Raises `PeerLostError` and `ReadFailedError`.
         """
-        agent = self._agent
-        bind_thread(dst)
+        agent, peer, descriptors = self._agent, read.peer, read.descriptors
+        bind_thread(read.dst)
         try:
             handle = agent.initialize_xfer(
                 "READ",
                 agent.get_xfer_descs(
-                    _rows(descriptors.dst_address, descriptors, dst), _SEGMENTS[dst.kind]
+                    _rows(descriptors.dst_address, descriptors, read.dst), _SEGMENTS[read.dst.kind]
                 ),
                 agent.get_xfer_descs(
-                    _rows(descriptors.src_address, descriptors, src), _SEGMENTS[src.kind]
+                    _rows(descriptors.src_address, descriptors, read.src), _SEGMENTS[read.src.kind]
                 ),
                 peer,
             )
@@ -190,15 +183,19 @@ class NixlTransport:
         if self._agent is None:
             return
         for peer in list(self._peers):
-            self.forget_peer(peer)
+            self.forget(peer)
         for descriptors in self._registered:
             self._agent.deregister_memory(descriptors)
         self._registered.clear()
         self._agent = None
 
+    def words(self, peer: str) -> str:
+        """Nothing: over which transport NIXL reads is asked of UCX."""
+        return ""
+
 
 def _rows(
-    address: np.ndarray[Any, np.dtype[np.int64]], descriptors: Descriptors, place: Place
+    address: np.ndarray[Any, np.dtype[np.int64]], descriptors: Descriptors, place: MemoryPlace
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """NIXL's form: address, length, device."""
     rows = np.empty((len(address), 3), np.uint64)

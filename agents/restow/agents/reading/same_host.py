@@ -1,7 +1,8 @@
 """Reading another process of this host with `process_vm_readv`, a thousand pieces in one call.
 
 So does NIXL over UCX, with one call for every piece, which costs 1 to 3 us beside its bytes
-(docs/benchmarks.md). One run is read as fast by NIXL and is left to it.
+(docs/benchmarks.md). One run is read as fast by NIXL and is left to it, unless it is so long that
+threads share it. They share what is long while there are cores for them (`spreading`).
 
 Permission is the kernel's: where it refuses UCX's way (``cma``), it refuses this one. Nothing is
 registered and no connection is made, so that all checks are here: pieces lie inside what the peer
@@ -15,7 +16,9 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -23,14 +26,15 @@ from restow.agents.binding.pieces import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError
 from restow.agents.memory.regions import MemoryKind
 from restow.agents.reading.host_memory import HostMemory, HostRanges
+from restow.agents.reading.spreading import Spreading
 from restow.agents.reading.transport import Flight, Known, Read
 
 CALL_PIECES = 1024
 """What the kernel takes at most (UIO_MAXIOV)."""
 CALL_BYTES = 64 << 20
 """About 10 ms: between two calls a read can end."""
-_SHARED_MEMORY = frozenset({"all", "cma", "sm", "shm"})
-"""UCX's names for transports that `process_vm_readv` is among."""
+THREAD_BYTES = 2 << 20
+"""What a thread must get to be worth its start."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _readv = _libc.process_vm_readv
@@ -43,20 +47,6 @@ _readv.argtypes = [
     ctypes.c_ulong,
     ctypes.c_ulong,
 ]
-
-
-def ucx_reads_processes(tls: str | None) -> bool:
-    """Whether these transports of UCX (``UCX_TLS``) read other processes' memory on one host.
-
-    >>> [ucx_reads_processes(tls) for tls in (None, "all", "cma,self", "^tcp", "rc,sm")]
-    [True, True, True, True, True]
-    >>> [ucx_reads_processes(tls) for tls in ("tcp,self", "^cma", "^sm,tcp", "posix")]
-    [False, False, False, False]
-    """
-    if not tls:
-        return True
-    names = {name.split(":")[0].strip() for name in tls.removeprefix("^").split(",")}
-    return names.isdisjoint(_SHARED_MEMORY) == tls.startswith("^")
 
 
 class HostPeer:
@@ -139,9 +129,12 @@ class HostPeer:
 class SameHost:
     """A `Transport` for many pieces of host memory of processes on this host."""
 
-    def __init__(self, own: HostRanges) -> None:
-        """``own`` is what may be read into."""
+    def __init__(self, own: HostRanges, threads: int = 1) -> None:
+        """``own`` is what may be read into; ``threads`` share a long read."""
         self._own = own
+        self._width = threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="restow-copy")
+        self._spreading = Spreading()
         self._peers: dict[str, HostPeer | None] = {}
         """None: it can't be read so."""
 
@@ -156,17 +149,36 @@ class SameHost:
 
     def takes(self, read: Read) -> bool:
         """Whether such a read is faster than NIXL's."""
-        several = len(read.descriptors.length_bytes) > 1
         of_hosts = read.src.kind is read.dst.kind is MemoryKind.HOST
-        return several and of_hosts and self._peers.get(read.peer) is not None
+        is_faster = len(read.descriptors.length_bytes) > 1 or self._threads_for(read) > 1
+        return of_hosts and is_faster and self._peers.get(read.peer) is not None
 
     def post(self, read: Read, check: Callable[[], None]) -> Flight:
         """Read all of it."""
         peer = self._peers[read.peer]
         if peer is None:
             raise PeerLostError(f"agent {read.peer} shows no memory here", agent=read.peer)
-        peer.read(read.descriptors, check)
+        count = self._threads_for(read)
+        if count > 1 and self._spreading.allows():
+            self._read_in_parts(peer, read.descriptors.split(count), check)
+        else:
+            peer.read(read.descriptors, check)
         return Flight(read.peer, None, True)
+
+    def _threads_for(self, read: Read) -> int:
+        """How many threads are worth their start."""
+        most = 1 if read.alone else self._width
+        return max(1, min(most, read.descriptors.size_bytes // THREAD_BYTES))
+
+    def _read_in_parts(
+        self, peer: HostPeer, parts: Sequence[Descriptors], check: Callable[[], None]
+    ) -> None:
+        """Read each part on a thread of its own, and wait for all, also if one fails."""
+        began_s = time.perf_counter()
+        running = [self._threads.submit(_timed, peer, part, check) for part in parts]
+        wait(running)
+        ran_s = sum(one.result() for one in running)
+        self._spreading.saw(ran_s, time.perf_counter() - began_s)
 
     def poll(self, flight: Flight) -> bool:
         """True: it was read when it was posted."""
@@ -184,10 +196,18 @@ class SameHost:
 
     def close(self) -> None:
         """Nothing flies."""
+        self._threads.shutdown()
 
     def words(self, peer: str) -> str:
         """That pieces are read so."""
         return "pieces by process_vm_readv" if self._peers.get(peer) is not None else ""
+
+
+def _timed(peer: HostPeer, part: Descriptors, check: Callable[[], None]) -> float:
+    """Read, and say for how long this thread ran."""
+    began_s = time.thread_time()
+    peer.read(part, check)
+    return time.thread_time() - began_s
 
 
 def _joined(entries: np.ndarray) -> np.ndarray:

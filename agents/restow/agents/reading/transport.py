@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from restow.agents.binding.pieces import Descriptors
-from restow.agents.memory.regions import Place
+from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading.host_memory import HostMemory
 
 
@@ -17,8 +17,10 @@ class Read:
 
     peer: str
     descriptors: Descriptors
-    src: Place
-    dst: Place
+    src: MemoryPlace
+    dst: MemoryPlace
+    alone: bool = False
+    """By one thread, because it is measured."""
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from restow.broker.block_ids import MAX_BLOCKS, packed, unpacked
 from restow.broker.errors import LayoutFormError, PagesError
 from restow.broker.layout import Box, DType, Kind, Layout, Span
 from restow.broker.layout.check import check_counts
@@ -14,8 +15,6 @@ from restow.broker.layout.check_pages import MAX_AXES
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.schema import MODEL, NEEDED, RANK, Record, Sort
 from restow.v1 import broker_pb2, layout_pb2
-
-MAX_BLOCKS = 1 << 20
 
 _KINDS = {
     layout_pb2.FIELD_KIND_PER_TOKEN: Kind.PER_TOKEN,
@@ -120,9 +119,7 @@ def block_list(
             f"group {group}: {array.size} block ids, at most {MAX_BLOCKS} travel in one message",
             group=group,
         )
-    return broker_pb2.BlockList(
-        group=group, first_block=first_block, block_ids=array.astype("<i4").tobytes()
-    )
+    return broker_pb2.BlockList(group=group, first_block=first_block, block_ids=packed(array))
 
 
 def block_lists(blocks: Mapping[str, Iterable[int] | Int64s]) -> list[broker_pb2.BlockList]:
@@ -132,11 +129,4 @@ def block_lists(blocks: Mapping[str, Iterable[int] | Int64s]) -> list[broker_pb2
 
 def blocks_from_proto(messages: Iterable[broker_pb2.BlockList]) -> dict[str, Int64s]:
     """Block ids by group, int64. Raises `PagesError` for bytes that are no int32."""
-    return {message.group: ids_from_bytes(message.group, message.block_ids) for message in messages}
-
-
-def ids_from_bytes(group: str, data: bytes) -> Int64s:
-    """Packed little-endian int32 as int64."""
-    if len(data) % 4:
-        raise PagesError(f"group {group}: {len(data)} bytes are not int32 ids", group=group)
-    return np.frombuffer(data, "<i4").astype(np.int64)
+    return {message.group: unpacked(message.group, message.block_ids) for message in messages}

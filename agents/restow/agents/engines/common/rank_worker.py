@@ -14,7 +14,7 @@ import socket
 from typing import TextIO
 
 from restow.agents.agent import Agent
-from restow.agents.memory.regions import SharedMemory, SharedRegion
+from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
 from restow.broker.logs import log_to_stderr
 

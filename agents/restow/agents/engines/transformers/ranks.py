@@ -15,7 +15,7 @@ from restow.agents.daemon.client import DaemonAgent
 from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.common.rank_worker import READY_WORD
 from restow.agents.engines.transformers.state_io import RankTensors
-from restow.agents.memory.regions import SharedMemory, SharedRegion
+from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 from restow.broker.errors import RestowError
 from restow.broker.layout import RankLayout
 

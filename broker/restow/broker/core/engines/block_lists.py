@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from restow.broker.block_ids import ID_BYTES, check_whole, unpacked, unsigned
 from restow.broker.core.actions import EngineKey
 from restow.broker.errors import (
     NullBlockError,
@@ -15,10 +16,6 @@ from restow.broker.errors import (
     PageRepeatedError,
     PagesError,
 )
-
-MAX_BLOCKS = 1 << 20
-"""In one list."""
-_UNSIGNED = np.dtype("<u4")
 
 
 @dataclass(slots=True, eq=False)
@@ -46,18 +43,15 @@ class BlockLists:
                 group=group,
             )
         size_bytes = len(data)
-        # Seen as unsigned, a negative id is out of every range. A snapshot's one id needs no array.
-        if size_bytes == 4:
+        check_whole(group, data)
+        if size_bytes == ID_BYTES:  # a snapshot's one id needs no array
             highest = int.from_bytes(data, "little")
-        elif size_bytes % 4:
-            raise PagesError(f"group {group}: {size_bytes} bytes are not int32 ids", group=group)
         elif data:
             highest = self.check_distinct(group, data)
         else:
             return
         if highest >= limit:
-            ids = np.frombuffer(data, _UNSIGNED)
-            wrong = int(np.frombuffer(data, "<i4")[int(np.argmax(ids >= limit))])
+            wrong = unpacked(group, data).item(int(np.argmax(unsigned(data) >= limit)))
             raise PageRangeError(
                 f"engine {self.key.engine_id}, group {group}: block {wrong} is outside of "
                 f"[0, {limit})",
@@ -67,8 +61,8 @@ class BlockLists:
                 range=f"[0, {limit})",
             )
         if self.block_tokens[group] == 0:
-            if size_bytes > 4:
-                raise self._miscounted(group, 0, size_bytes // 4, 0)
+            if size_bytes > ID_BYTES:
+                raise self._miscounted(group, 0, size_bytes // ID_BYTES, 0)
             if highest == self.null_blocks.get(group):
                 raise self.given_null(group, highest, "a snapshot")
 
@@ -77,7 +71,7 @@ class BlockLists:
 
         Raises `PageRepeatedError` if any but the null block is there twice.
         """
-        ordered = np.sort(np.frombuffer(data, _UNSIGNED))
+        ordered = np.sort(unsigned(data))
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         null = self.null_blocks.get(group)
         if twice.size and null is not None:
@@ -111,7 +105,7 @@ class BlockLists:
         if null is None or first_token >= stop_token:
             return
         first = first_token // tokens
-        ids = np.frombuffer(blocks[group], _UNSIGNED)[first : -(-stop_token // tokens)]
+        ids = unsigned(blocks[group])[first : -(-stop_token // tokens)]
         given = np.flatnonzero(ids == null)
         if given.size:
             at = max((first + given.item(0)) * tokens, first_token)
@@ -122,7 +116,7 @@ class BlockLists:
     ) -> None:
         """Raise `PageCountError` unless each group's list holds a prompt up to the position."""
         for group in groups:
-            tokens, count = self.block_tokens[group], len(blocks.get(group, b"")) // 4
+            tokens, count = self.block_tokens[group], len(blocks.get(group, b"")) // ID_BYTES
             if count != 1 if tokens == 0 else count * tokens < position_tokens:
                 raise self._miscounted(group, tokens, count, position_tokens)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from restow.broker.core.engines.block_lists import MAX_BLOCKS, BlockLists
+from restow.broker.block_ids import MAX_BLOCKS, MAX_LIST_BYTES
+from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.events import Wish
 from restow.broker.errors import PagesError
 
@@ -31,7 +32,7 @@ class Demand(NamedTuple):
         blocks: dict[str, bytes] = {}
         for group, data in wish.blocks:
             lists.check_ids(group, data)
-            if group in blocks or len(data) > 4 * MAX_BLOCKS:
+            if group in blocks or len(data) > MAX_LIST_BYTES:
                 raise PagesError(
                     f"handoff {handoff_id}: group {group} is listed more than once, or has more "
                     f"than {MAX_BLOCKS} blocks",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from restow.broker.core.engines.block_lists import MAX_BLOCKS, BlockLists
+from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS, MAX_LIST_BYTES
+from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.events import Chunk
 from restow.broker.errors import HandoffConflictError, PageCountError, PagesError
 
@@ -36,7 +37,7 @@ class Publication(NamedTuple):
                 )
             listed.add(group)
             lists.check_ids(group, data)
-            if first_block or group in merged or len(data) > 4 * MAX_BLOCKS:
+            if first_block or group in merged or len(data) > MAX_LIST_BYTES:
                 data = _appended(merged.get(group, b""), handoff_id, group, first_block, data)
             merged[group] = data
         said = Publication(merged, chunk.position_tokens, chunk.content, True)
@@ -69,9 +70,9 @@ NOTHING_PUBLISHED = Publication({})
 
 
 def _appended(known: bytes, handoff_id: str, group: str, first_block: int, data: bytes) -> bytes:
-    at = 4 * first_block
+    at = ID_BYTES * first_block
     if at == len(known):
-        if at + len(data) > 4 * MAX_BLOCKS:
+        if at + len(data) > MAX_LIST_BYTES:
             raise PageCountError(
                 f"handoff {handoff_id}, group {group}: more than {MAX_BLOCKS} blocks",
                 handoff=handoff_id,
@@ -81,7 +82,7 @@ def _appended(known: bytes, handoff_id: str, group: str, first_block: int, data:
     if first_block < 0 or at > len(known) or known[at : at + len(data)] != data:
         raise HandoffConflictError(
             f"handoff {handoff_id}, group {group}: a chunk at block {first_block} does not "
-            f"continue the {len(known) // 4} blocks published before",
+            f"continue the {len(known) // ID_BYTES} blocks published before",
             handoff=handoff_id,
             group=group,
         )

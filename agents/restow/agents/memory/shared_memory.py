@@ -1,0 +1,145 @@
+"""POSIX shared memory, and regions inside it."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from restow.agents.errors import RegionInvalidError
+from restow.agents.memory.regions import RegionMemory, address_of, check_inside
+
+FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
+
+
+class SharedMemory:
+    """A POSIX shared-memory object, mapped. The one who created it removes its name on `close`.
+
+    Unlike `multiprocessing.shared_memory`, attaching leaves the object to its owner: no resource
+    tracker removes it when an attached process ends.
+    """
+
+    def __init__(self, name: str, size_bytes: int, mapping: mmap.mmap, owned: bool) -> None:
+        """Use `create` or `attach`."""
+        self.name = name
+        self.size_bytes = size_bytes
+        self.address = address_of(mapping)
+        self._mapping = mapping
+        self._owned = owned
+
+    @classmethod
+    def create(cls, size_bytes: int, name: str | None = None) -> SharedMemory:
+        """A new object of zeroes, readable by this user only; without a name it gets a random one.
+
+        Raises `RegionInvalidError` if the name exists or the size is not positive.
+        """
+        name = name or f"restow-{secrets.token_hex(8)}"
+        if size_bytes < 1:
+            raise RegionInvalidError(f"shared memory {name} of {size_bytes} bytes", name=name)
+        try:
+            fd = os.open(_path(name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RegionInvalidError(
+                f"shared memory {name} can't be created: {error.strerror}", name=name
+            ) from None
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)  # fails here instead of by SIGBUS later
+            mapping = mmap.mmap(fd, size_bytes)
+        except OSError as error:
+            os.unlink(_path(name))
+            raise RegionInvalidError(
+                f"shared memory {name} of {size_bytes} bytes can't be had: {error.strerror}",
+                name=name,
+            ) from None
+        finally:
+            os.close(fd)
+        return cls(name, size_bytes, mapping, owned=True)
+
+    @classmethod
+    def attach(cls, name: str) -> SharedMemory:
+        """Map another's object, whole. Raises `RegionInvalidError` if there is none."""
+        try:
+            fd = os.open(_path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise RegionInvalidError(
+                f"shared memory {name} can't be attached: {error.strerror}", name=name
+            ) from None
+        try:
+            size_bytes = os.fstat(fd).st_size
+            mapping = mmap.mmap(fd, size_bytes)
+        except (OSError, ValueError) as error:
+            raise RegionInvalidError(
+                f"shared memory {name} can't be mapped: {error}", name=name
+            ) from None
+        finally:
+            os.close(fd)
+        return cls(name, size_bytes, mapping, owned=False)
+
+    @property
+    def buffer(self) -> memoryview:
+        """The bytes. Views of them keep the mapping alive after `close`."""
+        return memoryview(self._mapping)
+
+    def close(self) -> None:
+        """Unmap, as soon as no view is left; the owner removes the name. May be repeated."""
+        if self._owned:
+            self._owned = False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_path(self.name))
+        try:
+            self._mapping.close()
+        except BufferError:
+            return  # a view is left: the mapping ends with it
+
+    def __enter__(self) -> Self:
+        """The object itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRegion:
+    """The memory of one region inside a shared-memory object, page 0 at ``offset_bytes``.
+
+    ``private``: as of `RegionMemory`.
+    """
+
+    name: str
+    shared_memory: str
+    offset_bytes: int
+    page_count: int
+    page_stride_bytes: int
+    private: bool = False
+
+    def memory(self, shared: SharedMemory) -> RegionMemory:
+        """The region in this process. Raises `RegionInvalidError` if it leaves the object."""
+        length_bytes = self.page_count * self.page_stride_bytes
+        check_inside(
+            self.name,
+            self.offset_bytes,
+            length_bytes,
+            f"shared memory {shared.name}",
+            shared.size_bytes,
+        )
+        address = shared.address + self.offset_bytes
+        return RegionMemory(
+            self.name, address, self.page_count, self.page_stride_bytes, private=self.private
+        )
+
+
+def _path(name: str) -> str:
+    if not name or "/" in name or name.startswith("."):
+        raise RegionInvalidError(f"{name!r} is no name of a shared-memory object", name=name)
+    return f"{FOLDER}/{name}"
