@@ -21,9 +21,9 @@ from restow.broker.planner.estimate import Cost, estimate
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.strategy import STRATEGIES, Strategy
 from restow.broker.planner.table import ITEM_BYTES, strided
 from restow.broker.planner.ways.recompute import InputRead, Rebuilt
+from restow.broker.strategy import STRATEGIES, Strategy
 
 
 @dataclass(frozen=True, slots=True)

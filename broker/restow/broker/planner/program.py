@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.strategy import Strategy
+from restow.broker.strategy import Strategy
 
 
 class Column(IntEnum):

@@ -28,9 +28,9 @@ from restow.broker.planner.program import (
     GroupPair,
     Step,
 )
-from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import Cutter, Table
 from restow.broker.planner.ways.way import Sent, Way, Work, src_ranks
+from restow.broker.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ from restow.broker.planner.program import (
     no_projections,
     no_rows,
 )
-from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import ITEM_BYTES, Cutter
 from restow.broker.planner.ways.products import joined_products, product_rows
 from restow.broker.planner.ways.spans import SPAN_ALIGN_BYTES, read_spans, span_pages, span_rows
 from restow.broker.planner.ways.way import Sent, Share, Sparing, Way, Work
+from restow.broker.strategy import Strategy
 
 MAX_COMPARED = 1 << 20
 """Projections with the moves of their fields, in one plan: bounded in time."""
