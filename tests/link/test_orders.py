@@ -17,7 +17,7 @@ from restow.agents.link.orders import is_memory, peer_from_proto, probe_from_pro
 from restow.agents.memory.regions import HOST
 from restow.broker.errors import PageCountError
 from restow.broker.layout import DType
-from restow.broker.layout.check_pages import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
+from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
 from restow.broker.planner import GroupPair, PageForm, Program
 from restow.v1 import agent_link_pb2 as pb
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from restow.broker.layout import DType
-from restow.broker.layout.check_inputs import MAX_TAPS
+from restow.broker.layout.limits import MAX_TAPS
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import PROJECT_SPANS, READ_SPANS, Column, Program, ProjectColumn
 from restow.broker.planner.table import ITEM_BYTES
