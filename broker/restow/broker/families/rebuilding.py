@@ -52,10 +52,10 @@ def weights(
                 f"layers.{layer.layer}.{part.name}",
                 (*box, Span(0, form.taps)),
                 input_name(layer.layer),
+                mixer.dtype,
                 name,
                 end,
                 (*packed_strides(box, row_bytes), item),
-                mixer.dtype,
             )
         )
         end += volume(box) * row_bytes
