@@ -25,7 +25,7 @@ from restow.broker.client import BrokerCallError
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.core.actions import EngineKey
 from restow.broker.errors import RestowError
-from restow.broker.layout.check import MAX_GROUPS
+from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
 from restow.broker.server.hub import AgentOutbox, EngineOutbox

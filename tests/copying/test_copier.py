@@ -17,7 +17,7 @@ from restow.agents.copying.copier import LARGE_BYTES, Copier
 from restow.agents.copying.prepared_copies import PreparedCopies, prepared_copies
 from restow.broker.layout import DType
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import no_projections
+from restow.broker.planner.program import ProjectColumn, no_rows
 
 CPU = torch.device("cpu")
 
@@ -59,7 +59,7 @@ def copies() -> Iterator[Copier]:
 
 async def test_the_loop_goes_on_meanwhile(held: Held, copies: Copier) -> None:
     asyncio.get_running_loop().call_soon(held.go.set)
-    await copies.project(no_projections(), CPU)
+    await copies.project(no_rows(ProjectColumn), CPU)
     assert held.over.is_set()
 
 
@@ -83,7 +83,7 @@ async def test_large_copies_are_prepared_while_something_is_read(
 
 
 async def test_a_cancelled_product_is_waited_for(held: Held, copies: Copier) -> None:
-    task = asyncio.create_task(copies.project(no_projections(), CPU))
+    task = asyncio.create_task(copies.project(no_rows(ProjectColumn), CPU))
     assert await asyncio.to_thread(held.begun.wait, WAIT_S)
     task.cancel()
     asyncio.get_running_loop().call_soon(held.go.set)

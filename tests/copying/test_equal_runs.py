@@ -15,8 +15,8 @@ from restow.agents.copying import prepared_copies as preparing
 from restow.agents.copying.prepared_copies import piece_table, prepared_copies
 from restow.agents.errors import ProgramInvalidError
 from restow.broker.layout import DType
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.table import ITEM_BYTES
 from restow.kernels import Column, CopyCode, prepare_runs
 from restow.kernels.codes import SRC_BYTES
 

@@ -46,7 +46,6 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Kind, Layout, check_layout
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.chunk import chunk_bytes
 from restow.broker.planner.program import (
     CLEAR_PAGES,
     GATHER_IN_ORDER,
@@ -57,6 +56,7 @@ from restow.broker.planner.program import (
     SCATTER_SPANS,
     Column,
 )
+from restow.broker.planner.program.chunk import chunk_bytes
 
 TP_SIZES = (1, 2, 3, 4, 8)
 TOKENS = 37

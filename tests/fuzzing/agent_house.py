@@ -29,9 +29,9 @@ from restow.agents.memory.regions import MemoryPlace
 from restow.agents.reading import nixl_transport
 from restow.agents.reading.transport import Flight, Known, Read
 from restow.agents.settings import AgentSettings
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.table import ITEM_BYTES
 from restow.broker.rpc import wire, wire_program
 from restow.kernels.project_table import FLOAT_BYTES, ProjectColumn
 from restow.v1 import agent_link_pb2 as pb

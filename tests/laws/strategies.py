@@ -215,6 +215,8 @@ def _allows(layer: LayerSpec, tp: int, casts: bool) -> bool:
             return layer.replicated or layer.channels % tp == 0
         case KdaSpec() | LinearAttentionSpec():
             return layer.heads % tp == 0
+        case _:
+            raise NotImplementedError(layer)
 
 
 @st.composite

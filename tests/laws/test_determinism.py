@@ -15,7 +15,7 @@ from restow.broker.planner import Strategy
 
 _PRINT_PROGRAMS = """
 from restow.broker.families import *
-from restow.broker.layout import DType
+from restow.broker.layout import DType, digest
 from restow.broker.planner import compile_programs, make_plan
 layers = tuple(
     AttentionSpec(i, 2, 8, DType.BFLOAT16) if i % 3 == 2
@@ -25,7 +25,7 @@ layers = tuple(
 p = build_layout(ModelSpec("m", layers), EngineSettings(tp=2))
 d = build_layout(ModelSpec("m", layers), EngineSettings(tp=8, conv_layout=ConvLayout.DS))
 plan = make_plan(p, d)
-print(plan.source_digest, plan.destination_digest)
+print(digest(p), digest(d))
 for program in compile_programs(plan):
     print(program.program_id)
 """

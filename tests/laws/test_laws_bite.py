@@ -20,6 +20,7 @@ from restow.broker.layout import Layout, Span
 from restow.broker.planner import Move, Place, Plan, Strategy, make_plan, plan, table
 from restow.broker.planner import compile as compiling
 from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.program import rows as program_rows
 from restow.broker.planner.ways import interleave
 from restow.broker.planner.ways import spans as planner_spans
 
@@ -182,20 +183,20 @@ def _groups_by_remainder(layout: Layout) -> Layout:
 def test_rows_joined_whatever_their_token_strides(
     monkeypatch: pytest.MonkeyPatch, forgotten: Column
 ) -> None:
-    kept = [column for column in table._SAME_IN_A_RUN if column is not forgotten]
-    monkeypatch.setattr(table, "_SAME_IN_A_RUN", kept)
+    kept = [column for column in program_rows._SAME if column is not forgotten]
+    monkeypatch.setattr(program_rows, "_SAME", kept)
     bites(cover(SLICES), outright_cases(), tries=3000)
 
 
 def test_rows_joined_across_regions(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = [c for c in table._SAME_IN_A_RUN if c is not Column.SRC_REGION]
-    monkeypatch.setattr(table, "_SAME_IN_A_RUN", kept)
+    kept = [c for c in program_rows._SAME if c is not Column.SRC_REGION]
+    monkeypatch.setattr(program_rows, "_SAME", kept)
     bites(cover(SLICES), outright_cases(), tries=3000)
 
 
 def test_strided_bytes_taken_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elements of one byte look like bytes of a run, but have steps."""
-    monkeypatch.setattr(table, "strided", lambda rows: rows[:, Column.SRC_DTYPE] != 1)
+    monkeypatch.setattr(program_rows, "strided", lambda rows: rows[:, Column.SRC_DTYPE] != 1)
     bites(cover(SLICES), any_cases())
 
 

@@ -39,7 +39,7 @@ INTERNAL = {
     "restow.broker.core.events.Failure",
     "restow.broker.doctor.finding.Finding",
     "restow.broker.families.hf.types.Types",
-    "restow.broker.families.parts.Part",
+    "restow.broker.families.parts.StatePart",
     "restow.broker.families.parts.Recurrence",
     "restow.broker.draw.page_map.Cell",
     "restow.broker.draw.page_map.Item",

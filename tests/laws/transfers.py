@@ -18,7 +18,6 @@ from restow.agents.binding.staging import StagedSpans, staged_bytes
 from restow.agents.copying import projecting
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
-from restow.broker.planner.chunk import INTERLEAVED_TO, chunk_bytes
 from restow.broker.planner.program import (
     CLEAR_PAGES,
     GATHER_IN_ORDER,
@@ -30,6 +29,7 @@ from restow.broker.planner.program import (
     SCATTER_SPANS,
     Column,
 )
+from restow.broker.planner.program.chunk import INTERLEAVED_TO, chunk_bytes
 
 ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4])
 """Bytes of an element by `DType` number."""

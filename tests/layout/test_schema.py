@@ -52,7 +52,7 @@ LAYOUT = Layout(
             (Shard("f", BOX, DType.UINT8, "r", 0, (1,)),),
             (Scratch("r", DType.UINT8, 2, (2,), (1,)),),
             (Shard("i", BOX, DType.UINT8, "r", 4, (1,)),),
-            (Projection("f", BOX, "i", "r", 6, (1,), DType.UINT8),),
+            (Projection("f", BOX, "i", DType.UINT8, "r", 6, (1,)),),
         ),
     ),
 )

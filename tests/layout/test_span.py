@@ -17,7 +17,7 @@ MODULES = [
     "restow.broker.layout.span",
     "restow.broker.layout.rows",
     "restow.broker.layout.dtype",
-    "restow.broker.layout.check_boxes",
+    "restow.broker.layout.check.boxes",
     "restow.broker.families.cut",
     "restow.broker.layout.difference",
     "restow.broker.layout.names",

@@ -17,7 +17,7 @@ from restow.agents.link.orders import peer_from_proto, probe_from_proto
 from restow.agents.memory.regions import HOST, is_memory
 from restow.broker.errors import PageCountError
 from restow.broker.layout import DType
-from restow.broker.layout.check_pages import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
+from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
 from restow.broker.planner import GroupPair, PageForm, Program
 from restow.v1 import agent_link_pb2 as pb
 

@@ -11,9 +11,9 @@ import numpy as np
 from restow.agents.binding.addresses import Lines
 from restow.agents.binding.pages import Blocks, PageList, RegionTable, Tokens
 from restow.agents.binding.staging import row_begins, wire_dtypes
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, GroupPair, PageForm
-from restow.broker.planner.table import ITEM_BYTES
 
 _ZERO: Int64s = np.zeros((1, 1), np.int64)
 

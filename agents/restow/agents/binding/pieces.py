@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.table import ITEM_BYTES
 
 SPLIT_BYTES = 4096
 """Pieces are cut at multiples of this from their beginning."""

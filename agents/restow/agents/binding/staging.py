@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from restow.agents.binding.pages import RegionTable, Tokens
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.table import ITEM_BYTES
 
 STAGING_ALIGN_BYTES = 16
 """Every row of a run, and every page of a span, begins at a multiple of this."""

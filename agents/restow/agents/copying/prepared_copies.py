@@ -14,8 +14,8 @@ from restow.agents.binding.pieces import Copies, Grid
 from restow.agents.errors import CopyFailedError, ProgramInvalidError
 from restow.agents.memory.device import finished
 from restow.broker.layout import DType
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.table import ITEM_BYTES
 from restow.kernels import (
     Column,
     PieceTable,

@@ -24,7 +24,6 @@ from restow.agents.memory.regions import MemoryPlace, is_memory
 from restow.agents.memory.staging_pool import ALIGN_BYTES
 from restow.agents.reading.transport import Read
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.chunk import chunk_bytes
 from restow.broker.planner.program import (
     GATHER_IN_ORDER,
     PROJECT_SPANS,
@@ -32,6 +31,7 @@ from restow.broker.planner.program import (
     SCATTER_PLACED,
     Program,
 )
+from restow.broker.planner.program.chunk import chunk_bytes
 
 
 @dataclass(frozen=True, slots=True)

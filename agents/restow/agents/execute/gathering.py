@@ -25,8 +25,8 @@ from restow.agents.probing.costs import check_room, measure_copying
 from restow.broker.errors import RestowError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts
-from restow.broker.planner.chunk import INTERLEAVED_TO, aligned, chunk_bytes
 from restow.broker.planner.program import GATHER_IN_ORDER, GATHER_PLACED, Column, GroupPair, Program
+from restow.broker.planner.program.chunk import INTERLEAVED_TO, aligned, chunk_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from restow.agents.copying.prepared_copies import cast_known
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.execute.projected_check import check_projected, check_projected_memory
 from restow.broker.layout import DType
-from restow.broker.layout.check_pages import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
+from restow.broker.layout.dtype import ITEM_BYTES
+from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
     CLEAR_PAGES,
@@ -38,7 +39,6 @@ from restow.broker.planner.program import (
     StepKind,
     columns_of,
 )
-from restow.broker.planner.table import ITEM_BYTES
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

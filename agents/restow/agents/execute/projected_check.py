@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from restow.broker.layout import DType
-from restow.broker.layout.check_inputs import MAX_TAPS
+from restow.broker.layout.dtype import ITEM_BYTES
+from restow.broker.layout.limits import MAX_TAPS
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import PROJECT_SPANS, READ_SPANS, Column, Program, ProjectColumn
-from restow.broker.planner.table import ITEM_BYTES
 
 Floats = npt.NDArray[np.float64]
 Refuse = Callable[[Int64s, Bools, str], None]

@@ -12,7 +12,7 @@ from restow.agents.errors import OrderInvalidError
 from restow.agents.memory.regions import MemoryKind, MemoryPlace, RegionMemory, are_at, is_memory
 from restow.agents.memory.staging import staging_place
 from restow.agents.reading.host_memory import HostMemory
-from restow.broker.layout.check_pages import MAX_PAGE_BYTES
+from restow.broker.layout.limits import MAX_PAGE_BYTES
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as pb

@@ -9,8 +9,6 @@ import typer
 
 JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSON file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
-StrategyName = Literal["auto", "slices", "whole", "pack", "interleave", "recompute"]
-"""The strategies by name: the planner is imported when one is used."""
 DigestModeName = Literal["off", "sampled", "all"]
 CostsOption = Annotated[
     Path | None,

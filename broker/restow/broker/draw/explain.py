@@ -13,6 +13,7 @@ import numpy as np
 
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.names import field_class, joined_name
 from restow.broker.planner.compile import draft_programs
 from restow.broker.planner.cost_model import CostModel
@@ -21,9 +22,9 @@ from restow.broker.planner.estimate import Cost, estimate
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.strategy import STRATEGIES, Strategy
-from restow.broker.planner.table import ITEM_BYTES, strided
+from restow.broker.planner.program.rows import strided
 from restow.broker.planner.ways.recompute import InputRead, Rebuilt
+from restow.broker.strategy import STRATEGIES, Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from restow.broker.layout import Box, Field, RankLayout
 from restow.broker.layout.span import overlap
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
-from restow.broker.planner.strategy import Strategy
+from restow.broker.strategy import Strategy
 
 MAX_RANKS = 8
 """Of each side that a panel shows."""

@@ -9,12 +9,14 @@ from enum import StrEnum
 
 import numpy as np
 
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.costs import page_runs
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column
-from restow.broker.planner.table import ITEM_BYTES, Cutter, strided
+from restow.broker.planner.program.rows import strided
+from restow.broker.planner.table import Cutter
 
 
 class Per(StrEnum):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from restow.broker.families.pages import layer_pages
+from dataclasses import fields
+from itertools import chain
+
+from restow.broker.families.pages import Pages, layer_pages
 from restow.broker.families.settings import EngineSettings
 from restow.broker.families.specs import ModelSpec
 from restow.broker.families.stages import stage_layers
@@ -35,11 +38,8 @@ def _rank(
         for layer in model.layers
         if layers.start <= layer.layer < layers.stop
     ]
-    return RankLayout(
-        rank,
-        tuple(region for one in pages for region in one.regions),
-        tuple(shard for one in pages for shard in one.shards),
-        tuple(scratch for one in pages for scratch in one.scratch),
-        tuple(shard for one in pages for shard in one.inputs),
-        tuple(offered for one in pages for offered in one.projections),
-    )
+    parts = {
+        part.name: tuple(chain.from_iterable(getattr(one, part.name) for one in pages))
+        for part in fields(Pages)
+    }
+    return RankLayout(rank, **parts)

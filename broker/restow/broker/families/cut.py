@@ -16,8 +16,7 @@ def rank_span(count: int, tp: int, rank: int, what: str) -> Span:
     (Span(2, 4), Span(0, 1))
     """
     if count % tp == 0:
-        size = count // tp
-        return Span(rank * size, (rank + 1) * size)
+        return rank_slice(count, tp, rank, what)
     if tp % count == 0:
         index = rank // (tp // count)
         return Span(index, index + 1)

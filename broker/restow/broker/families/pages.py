@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass, replace
 
 from restow.broker.errors import LayoutFormError
@@ -13,7 +12,8 @@ from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.scales import SCALE_DTYPE
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
 from restow.broker.families.specs import AttentionSpec, BlockScaledMlaSpec, LayerSpec, MlaSpec
-from restow.broker.layout import Box, Projection, Region, Scratch, Shard, Span
+from restow.broker.layout import Projection, Region, Scratch, Shard, Span
+from restow.broker.layout.span import aligned, packed_strides, volume
 
 ATTENTION_GROUP = "attention"
 STATE_GROUP = "state"
@@ -40,38 +40,42 @@ def layer_pages(layer: LayerSpec, settings: EngineSettings, tp_rank: int) -> Pag
 
 
 def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """``[head][token]`` (HND) or ``[token][head]``, each with K and V side by side or apart.
+    """Keys and values of the rank's heads, side by side or in regions of their own.
 
-    A scale of a token and head lies behind its elements: ``[K | k_scale | V | v_scale]``, each
-    float32 (vLLM `v1/attention/backends/triton_attn.py`, `_ensure_scale_caches`).
+    ``[head][token]`` (HND) or ``[token][head]``; of HDN each head has its keys as ``[dim][token]``,
+    then its values as ``[token][dim]``. A scale of a token and head lies behind its elements:
+    ``[K | k_scale | V | v_scale]``, each float32 (vLLM `v1/attention/backends/triton_attn.py`,
+    `_ensure_scale_caches`).
     """
     heads = rank_span(layer.kv_heads, settings.tp, tp_rank, "head")
-    item = layer.dtype.itemsize_bytes
+    order, tokens, item = settings.kv_order, settings.page_tokens, layer.dtype.itemsize_bytes
+    if order is KvOrder.HDN and layer.scales.per_token:
+        raise LayoutFormError("kv_order HDN: no engine keeps scales per token and head beside it")
     data_bytes = layer.head_dim * item
     part_bytes = data_bytes + (SCALE_DTYPE.itemsize_bytes if layer.scales.per_token else 0)
     row_bytes = part_bytes * (2 if settings.kv_packed else 1)
-    if settings.kv_order is KvOrder.HDN:
-        return _transposed_keys(layer, settings, heads)
-    if settings.kv_order is KvOrder.HND:
-        token_stride, head_stride = row_bytes, settings.page_tokens * row_bytes
-    else:
-        token_stride, head_stride = heads.size * row_bytes, row_bytes
-    page_bytes = settings.page_tokens * heads.size * row_bytes
-    prefix = f"layers.{layer.layer}"
+    # Of keys and of values: bytes from one element of a head to the next, and to the next token.
+    steps = ((item, row_bytes),) * 2
+    head_stride, values_at = tokens * row_bytes, part_bytes
+    if order is KvOrder.NHD:
+        steps, head_stride = ((item, heads.size * row_bytes),) * 2, row_bytes
+    elif order is KvOrder.HDN:
+        steps, values_at = ((tokens * item, item), (item, data_bytes)), tokens * part_bytes
+    prefix, group = f"layers.{layer.layer}", _group(layer)
+    page_bytes = tokens * heads.size * row_bytes
     names = ("kv",) if settings.kv_packed else ("k", "v")
-    group = _group(layer)
     regions = tuple(
         _token_region(f"{prefix}.{name}", group, page_bytes, settings) for name in names
     )
     shards: list[Shard] = []
-    for index, part in enumerate(("k", "v")):
+    for index, (name, (dim_stride, token_stride)) in enumerate(zip("kv", steps, strict=True)):
         data = Shard(
-            field=f"{prefix}.{part}",
+            field=f"{prefix}.{name}",
             box=(heads, Span(0, layer.head_dim)),
             dtype=layer.dtype,
             region=regions[index % len(regions)].name,
-            offset_bytes=index * part_bytes if settings.kv_packed else 0,
-            strides_bytes=(head_stride, item),
+            offset_bytes=index * values_at if settings.kv_packed else 0,
+            strides_bytes=(head_stride, dim_stride),
             token_stride_bytes=token_stride,
         )
         shards.append(data)
@@ -86,36 +90,6 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
             )
             shards.append(scale)
     return Pages(regions, tuple(shards))
-
-
-def _transposed_keys(layer: AttentionSpec, settings: EngineSettings, heads: Span) -> Pages:
-    """Of each head its keys as ``[dim][token]``, then its values as ``[token][dim]``."""
-    if layer.scales.per_token:
-        raise LayoutFormError("kv_order HDN: no engine keeps scales per token and head beside it")
-    item, tokens = layer.dtype.itemsize_bytes, settings.page_tokens
-    part_bytes = tokens * layer.head_dim * item
-    parts = 2 if settings.kv_packed else 1
-    prefix = f"layers.{layer.layer}"
-    names = ("kv",) if settings.kv_packed else ("k", "v")
-    regions = tuple(
-        _token_region(f"{prefix}.{name}", _group(layer), heads.size * parts * part_bytes, settings)
-        for name in names
-    )
-    shards = tuple(
-        Shard(
-            field=f"{prefix}.{part}",
-            box=(heads, Span(0, layer.head_dim)),
-            dtype=layer.dtype,
-            region=regions[index % len(regions)].name,
-            offset_bytes=index * part_bytes if settings.kv_packed else 0,
-            strides_bytes=(parts * part_bytes, dim_stride),
-            token_stride_bytes=token_stride,
-        )
-        for index, (part, dim_stride, token_stride) in enumerate(
-            (("k", tokens * item, item), ("v", item, layer.head_dim * item))
-        )
-    )
-    return Pages(regions, shards)
 
 
 def _group(layer: AttentionSpec) -> str:
@@ -151,7 +125,7 @@ def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettin
     return Region(
         name,
         group,
-        _aligned(page_bytes, settings.page_align_bytes),
+        aligned(page_bytes, settings.page_align_bytes),
         settings.page_tokens,
         settings.pages_per_block,
         settings.null_block,
@@ -167,7 +141,7 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
     prefix = f"layers.{layer.layer}"
     name = f"{prefix}.{form.kind}"
     windows = [(part, part.box(settings.tp, tp_rank)) for part in form.conv]
-    columns = sum(_size(box) for _, box in windows)
+    columns = sum(volume(box) for _, box in windows)
     rows = form.taps + (settings.conv_rows_extra if form.speculates else 0)
     item = form.conv_dtype.itemsize_bytes
     if settings.conv_layout is ConvLayout.SD:
@@ -184,10 +158,10 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
                 dtype=form.conv_dtype,
                 region=name,
                 offset_bytes=first * channel_stride,
-                strides_bytes=(*_strides(box, channel_stride), tap_stride),
+                strides_bytes=(*packed_strides(box, channel_stride), tap_stride),
             )
         )
-        first += _size(box)
+        first += volume(box)
     extra = rows - form.taps
     scratch = Scratch(
         name,
@@ -206,26 +180,13 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
                 dtype=form.state_dtype,
                 region=name,
                 offset_bytes=end,
-                strides_bytes=_strides(box, form.state_dtype.itemsize_bytes),
+                strides_bytes=packed_strides(box, form.state_dtype.itemsize_bytes),
             )
         )
-        end += _size(box) * form.state_dtype.itemsize_bytes
+        end += volume(box) * form.state_dtype.itemsize_bytes
     inputs, end = input_shards(layer, settings, name, end)
     constant, projections = weights(layer, settings, tp_rank)
-    page_bytes = _aligned(end, settings.page_align_bytes)
+    page_bytes = aligned(end, settings.page_align_bytes)
     region = Region(name, STATE_GROUP, page_bytes, None, null_block=settings.null_block)
     kept = (scratch,) if extra and columns else ()
     return Pages((region, *constant), tuple(shards), kept, inputs, projections)
-
-
-def _size(box: Box) -> int:
-    return math.prod(span.size for span in box)
-
-
-def _strides(box: Box, innermost_bytes: int) -> tuple[int, ...]:
-    """Of a box that lies there whole, the last axis innermost."""
-    return tuple(_size(box[axis + 1 :]) * innermost_bytes for axis in range(len(box)))
-
-
-def _aligned(size_bytes: int, align_bytes: int) -> int:
-    return -(-size_bytes // align_bytes) * align_bytes

@@ -27,7 +27,7 @@ class Sharing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StatePart:
     """One field of a layer: ``shape`` over ``axes``, of which the first is cut.
 
     That axis consists of ``units`` equal pieces, called ``unit`` (heads, groups), and no rank holds
@@ -77,9 +77,9 @@ class Recurrence:
 
     kind: str
     taps: int
-    conv: tuple[Part, ...]
+    conv: tuple[StatePart, ...]
     conv_dtype: DType
-    states: tuple[Part, ...]
+    states: tuple[StatePart, ...]
     state_dtype: DType
     speculates: bool = True
     mixer: Mixer | None = None
@@ -95,28 +95,28 @@ class Recurrence:
             return f"{self.mixer.dtype.label} can't be multiplied into {self.conv_dtype.label}"
         return self.mixer.obstacle
 
+    @property
+    def read(self) -> Mixer | None:
+        """What the windows can be rebuilt from, if they can be."""
+        return None if self.obstacle else self.mixer
+
     def inputs(self, layer: int) -> tuple[Field, ...]:
         """What the layer read last, if its windows can be rebuilt from it."""
-        if self.mixer is None or self.obstacle:
+        if self.read is None:
             return ()
-        shape = (self.taps, self.mixer.hidden)
+        shape = (self.taps, self.read.hidden)
         return (Field(input_name(layer), Kind.SNAPSHOT, ("tap", "hidden"), shape),)
 
     def fields(self, layer: int) -> tuple[Field, ...]:
         """Every part as a field of the model; windows have an axis ``tap``."""
-        prefix = f"layers.{layer}"
-        return (
-            *(
-                Field(
-                    f"{prefix}.{part.name}",
-                    Kind.SNAPSHOT,
-                    (*part.axes, "tap"),
-                    (*part.shape, self.taps),
-                )
-                for part in self.conv
-            ),
-            *(
-                Field(f"{prefix}.{part.name}", Kind.SNAPSHOT, part.axes, part.shape)
-                for part in self.states
-            ),
+        windows = [(part, ("tap",), (self.taps,)) for part in self.conv]
+        states = [(part, (), ()) for part in self.states]
+        return tuple(
+            Field(
+                f"layers.{layer}.{part.name}",
+                Kind.SNAPSHOT,
+                (*part.axes, *axis),
+                (*part.shape, *size),
+            )
+            for part, axis, size in (*windows, *states)
         )

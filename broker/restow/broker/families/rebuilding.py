@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from restow.broker.families.parts import input_name
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.settings import EngineSettings
 from restow.broker.layout import Projection, Region, Shard, Span
+from restow.broker.layout.span import aligned, packed_strides, volume
 
 INPUT_ALIGN_BYTES = 16
-CONSTANT_GROUP = ""
 
 
 def input_shards(
@@ -21,10 +19,10 @@ def input_shards(
     Every rank keeps them whole, as every rank reads them.
     """
     form = layer.recurrence()
-    mixer = form.mixer
-    if not settings.mixer_inputs or mixer is None or form.obstacle:
+    mixer = form.read
+    if not settings.mixer_inputs or mixer is None:
         return (), end
-    start = -(-end // INPUT_ALIGN_BYTES) * INPUT_ALIGN_BYTES
+    start = aligned(end, INPUT_ALIGN_BYTES)
     item = mixer.dtype.itemsize_bytes
     box = (Span(0, form.taps), Span(0, mixer.hidden))
     strides = (mixer.hidden * item, item)
@@ -40,8 +38,8 @@ def weights(
     They follow each other as in the weights of vLLM, where others lie before and behind them.
     """
     form = layer.recurrence()
-    mixer = form.mixer
-    if not settings.projections or mixer is None or form.obstacle:
+    mixer = form.read
+    if not settings.projections or mixer is None:
         return (), ()
     name = f"layers.{layer.layer}.in_proj"
     item = mixer.dtype.itemsize_bytes
@@ -49,18 +47,16 @@ def weights(
     offered, end = [], 0
     for part in form.conv:
         box = part.box(settings.tp, tp_rank)
-        sizes = [span.size for span in box]
-        strides = (math.prod(sizes[axis + 1 :]) * row_bytes for axis in range(len(sizes)))
         offered.append(
             Projection(
                 f"layers.{layer.layer}.{part.name}",
                 (*box, Span(0, form.taps)),
                 input_name(layer.layer),
+                mixer.dtype,
                 name,
                 end,
-                (*strides, item),
-                mixer.dtype,
+                (*packed_strides(box, row_bytes), item),
             )
         )
-        end += math.prod(sizes) * row_bytes
-    return (Region(name, CONSTANT_GROUP, end, None),), tuple(offered)
+        end += volume(box) * row_bytes
+    return (Region(name, "", end, None),), tuple(offered)

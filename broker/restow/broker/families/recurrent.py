@@ -5,18 +5,36 @@ Shapes and orders are those of vLLM 0.32 (`mamba_utils.py`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from restow.broker.families.parts import Mixer, Part, Recurrence, Sharing
+from restow.broker.families.parts import Mixer, Recurrence, Sharing, StatePart
 from restow.broker.layout import DType, Field
 from restow.broker.words import Worded
 
+_HEADS = ("head", "dim")
+_MATRICES = ("head", "dim", "key_dim")
+
 
 @dataclass(frozen=True, slots=True)
-class Mamba1Spec(Worded):
-    """A Mamba1 mixer (Mamba, Jamba): a window of ``channels``, and ``[channels, state]``."""
+class RecurrentSpec(Worded, ABC):
+    """A layer with recurrent state: each family says what it keeps."""
 
     layer: int
+
+    @abstractmethod
+    def recurrence(self) -> Recurrence:
+        """What the layer keeps, and how ranks part it."""
+
+    def fields(self) -> tuple[Field, ...]:
+        """Its conv windows and its states as fields of the model."""
+        return self.recurrence().fields(self.layer)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1Spec(RecurrentSpec):
+    """A Mamba1 mixer (Mamba, Jamba): a window of ``channels``, and ``[channels, state]``."""
+
     channels: int
     state: int
     conv_kernel: int
@@ -30,28 +48,23 @@ class Mamba1Spec(Worded):
         return Recurrence(
             "mamba",
             self.conv_kernel - 1,
-            (Part("conv.x", ("channel",), (size,), "Mamba channel", size),),
+            (StatePart("conv.x", ("channel",), (size,), "Mamba channel", size),),
             self.conv_dtype,
-            (Part("ssm", ("channel", "state"), (size, self.state), "Mamba channel", size),),
+            (StatePart("ssm", ("channel", "state"), (size, self.state), "Mamba channel", size),),
             self.ssm_dtype,
             speculates=False,
             mixer=self.mixer,
         )
 
-    def fields(self) -> tuple[Field, ...]:
-        """``conv.x`` and ``ssm``."""
-        return self.recurrence().fields(self.layer)
-
 
 @dataclass(frozen=True, slots=True)
-class Mamba2Spec(Worded):
+class Mamba2Spec(RecurrentSpec):
     """A Mamba2 mixer: conv windows of x, B and C over ``conv_kernel - 1`` taps, and the SSM state.
 
     x has ``heads * head_dim`` channels, B and C have ``groups * state`` each; the SSM state is
     ``[heads, head_dim, state]``.
     """
 
-    layer: int
     heads: int
     head_dim: int
     state: int
@@ -63,45 +76,31 @@ class Mamba2Spec(Worded):
 
     def recurrence(self) -> Recurrence:
         """Ranks share groups when they are more."""
-        heads, channels = self.heads, self.heads * self.head_dim
-        shape = (self.groups, self.state)
+        heads, unit = self.heads, "Mamba head"
+        sizes = (heads, self.head_dim, self.state)
+        shared = ("group", "state"), (self.groups, self.state), "group", self.groups, Sharing.SHARED
         return Recurrence(
             "mamba",
             self.conv_kernel - 1,
             (
-                Part("conv.x", ("channel",), (channels,), "Mamba head", heads),
-                *(
-                    Part(f"conv.{n}", ("group", "state"), shape, "group", self.groups, _SHARED)
-                    for n in ("B", "C")
-                ),
+                StatePart("conv.x", ("channel",), (heads * self.head_dim,), unit, heads),
+                StatePart("conv.B", *shared),
+                StatePart("conv.C", *shared),
             ),
             self.conv_dtype,
-            (
-                Part(
-                    "ssm",
-                    ("head", "dim", "state"),
-                    (heads, self.head_dim, self.state),
-                    "Mamba head",
-                    heads,
-                ),
-            ),
+            (StatePart("ssm", ("head", "dim", "state"), sizes, unit, heads),),
             self.ssm_dtype,
             mixer=self.mixer,
         )
 
-    def fields(self) -> tuple[Field, ...]:
-        """``conv.x``, ``conv.B``, ``conv.C`` and ``ssm``."""
-        return self.recurrence().fields(self.layer)
-
 
 @dataclass(frozen=True, slots=True)
-class GdnSpec(Worded):
+class GdnSpec(RecurrentSpec):
     """Gated delta net (Qwen3-Next): conv windows of Q, K and V, and one matrix a value head.
 
     The matrix is ``[value_dim, key_dim]``.
     """
 
-    layer: int
     key_heads: int
     value_heads: int
     key_dim: int
@@ -113,37 +112,25 @@ class GdnSpec(Worded):
     def recurrence(self) -> Recurrence:
         """Key heads and value heads are cut alike: neither is ever shared."""
         keys, values = (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
+        matrices = (*values, self.key_dim)
         return Recurrence(
             "gdn",
             self.conv_kernel - 1,
             (
-                Part("conv.Q", _HEADS, keys, "key head", self.key_heads),
-                Part("conv.K", _HEADS, keys, "key head", self.key_heads),
-                Part("conv.V", _HEADS, values, "value head", self.value_heads),
+                StatePart("conv.Q", _HEADS, keys, "key head", self.key_heads),
+                StatePart("conv.K", _HEADS, keys, "key head", self.key_heads),
+                StatePart("conv.V", _HEADS, values, "value head", self.value_heads),
             ),
             self.conv_dtype,
-            (
-                Part(
-                    "state",
-                    ("head", "dim", "key_dim"),
-                    (*values, self.key_dim),
-                    "value head",
-                    self.value_heads,
-                ),
-            ),
+            (StatePart("state", _MATRICES, matrices, "value head", self.value_heads),),
             self.state_dtype,
         )
 
-    def fields(self) -> tuple[Field, ...]:
-        """``conv.Q``, ``conv.K``, ``conv.V`` and ``state``."""
-        return self.recurrence().fields(self.layer)
-
 
 @dataclass(frozen=True, slots=True)
-class KdaSpec(Worded):
+class KdaSpec(RecurrentSpec):
     """Kimi delta attention (Kimi-Linear): as GDN, with square matrices."""
 
-    layer: int
     heads: int
     dim: int
     conv_kernel: int
@@ -156,25 +143,20 @@ class KdaSpec(Worded):
         return Recurrence(
             "kda",
             self.conv_kernel - 1,
-            tuple(Part(f"conv.{name}", _HEADS, shape, unit, self.heads) for name in "QKV"),
+            tuple(StatePart(f"conv.{name}", _HEADS, shape, unit, self.heads) for name in "QKV"),
             self.conv_dtype,
-            (Part("state", ("head", "dim", "key_dim"), (*shape, self.dim), unit, self.heads),),
+            (StatePart("state", _MATRICES, (*shape, self.dim), unit, self.heads),),
             self.state_dtype,
         )
 
-    def fields(self) -> tuple[Field, ...]:
-        """``conv.Q``, ``conv.K``, ``conv.V`` and ``state``."""
-        return self.recurrence().fields(self.layer)
-
 
 @dataclass(frozen=True, slots=True)
-class ShortConvSpec(Worded):
+class ShortConvSpec(RecurrentSpec):
     """A short convolution (LFM2): a window and nothing else.
 
     ``replicated``: every rank holds all channels.
     """
 
-    layer: int
     channels: int
     conv_kernel: int
     conv_dtype: DType
@@ -187,23 +169,18 @@ class ShortConvSpec(Worded):
         return Recurrence(
             "conv",
             self.conv_kernel - 1,
-            (Part("conv.x", ("channel",), (channels,), "conv channel", channels, sharing),),
+            (StatePart("conv.x", ("channel",), (channels,), "conv channel", channels, sharing),),
             self.conv_dtype,
             (),
             self.conv_dtype,
             speculates=False,
         )
 
-    def fields(self) -> tuple[Field, ...]:
-        """``conv.x``."""
-        return self.recurrence().fields(self.layer)
-
 
 @dataclass(frozen=True, slots=True)
-class LinearAttentionSpec(Worded):
+class LinearAttentionSpec(RecurrentSpec):
     """Linear attention (MiniMax, Bailing): one square matrix a head, no window."""
 
-    layer: int
     heads: int
     dim: int
     state_dtype: DType
@@ -211,15 +188,5 @@ class LinearAttentionSpec(Worded):
     def recurrence(self) -> Recurrence:
         """One state."""
         shape = (self.heads, self.dim, self.dim)
-        part = Part("state", ("head", "dim", "key_dim"), shape, "linear attention head", self.heads)
+        part = StatePart("state", _MATRICES, shape, "linear attention head", self.heads)
         return Recurrence("linear", 0, (), self.state_dtype, (part,), self.state_dtype)
-
-    def fields(self) -> tuple[Field, ...]:
-        """``state``."""
-        return self.recurrence().fields(self.layer)
-
-
-RecurrentSpec = Mamba1Spec | Mamba2Spec | GdnSpec | KdaSpec | ShortConvSpec | LinearAttentionSpec
-
-_SHARED = Sharing.SHARED
-_HEADS = ("head", "dim")

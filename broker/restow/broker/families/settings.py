@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.layout.check import MAX_RANKS
-from restow.broker.layout.check_pages import MAX_PAGE_BYTES
+from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_RANKS
 from restow.broker.words import Worded
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+import numpy as np
+
 from restow.broker.errors import LayoutFormError
 
 
@@ -61,3 +63,5 @@ class DType(IntEnum):
 
 
 _ITEM_BYTES = {DType.FLOAT16: 2, DType.BFLOAT16: 2, DType.FLOAT32: 4}
+ITEM_BYTES = np.array([0, *(dtype.itemsize_bytes for dtype in DType)], np.int64)
+"""Bytes of an element by `DType` number."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from enum import StrEnum, auto
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
+from restow.broker.layout.dtype import DType
+from restow.broker.layout.span import Box
 from restow.broker.layout.values import (
     IDENTITY_PARTS,
     Field,
+    Kind,
     Model,
     Projection,
     RankLayout,
@@ -76,78 +79,54 @@ class Record:
     nested: tuple[Nested, ...] = ()
 
 
-FIELD = Record(
-    Field,
-    (
-        Attribute("name", Sort.NAME, key="field"),
-        Attribute("kind", Sort.KIND),
-        Attribute("axes", Sort.NAMES),
-        Attribute("shape", Sort.NUMBERS),
-        Attribute("window_tokens", Sort.NUMBER, 0, of_inputs=False),
-        Attribute("scales", Sort.TEXT, "", of_inputs=False),
-    ),
+_SORTS: dict[object, Sort] = {
+    int: Sort.NUMBER,
+    int | None: Sort.NUMBER,
+    tuple[str, ...]: Sort.NAMES,
+    tuple[int, ...]: Sort.NUMBERS,
+    Box: Sort.BOX,
+    DType: Sort.DTYPE,
+    Kind: Sort.KIND,
+}
+
+
+def _record(of: type, *nested: Nested, **more: dict[str, Any]) -> Record:
+    """What the class says itself, and ``more`` of some attributes.
+
+    Text without a default is a name.
+    """
+    hints, inside = get_type_hints(of), [one.name for one in nested]
+    attributes = []
+    for one in fields(of):
+        if one.name not in inside:
+            default = NEEDED if one.default is MISSING else one.default
+            text = Sort.NAME if default is NEEDED else Sort.TEXT
+            own = Attribute(one.name, _SORTS.get(hints[one.name], text), default)
+            attributes.append(replace(own, **more.get(one.name, {})))
+    return Record(of, tuple(attributes), nested)
+
+
+FIELD = _record(
+    Field, name={"key": "field"}, window_tokens={"of_inputs": False}, scales={"of_inputs": False}
 )
-MODEL = Record(
+MODEL = _record(
     Model,
-    (
-        Attribute("name", Sort.TEXT, ""),
-        *(Attribute(part, Sort.TEXT, "", sparse=True) for part in IDENTITY_PARTS),
-    ),
-    (Nested("fields", FIELD, "field"), Nested("inputs", FIELD, "input field")),
+    Nested("fields", FIELD, "field"),
+    Nested("inputs", FIELD, "input field"),
+    name={"sort": Sort.TEXT, "default": ""},
+    **{part: {"sparse": True} for part in IDENTITY_PARTS},
 )
-REGION = Record(
-    Region,
-    (
-        Attribute("name", Sort.NAME),
-        Attribute("group", Sort.TEXT),
-        Attribute("page_stride_bytes", Sort.NUMBER),
-        Attribute("page_tokens", Sort.NUMBER, None),
-        Attribute("pages_per_block", Sort.NUMBER, 1),
-        Attribute("null_block", Sort.NUMBER, None, zero=True),
-    ),
+REGION = _record(
+    Region, group={"sort": Sort.TEXT}, page_tokens={"default": None}, null_block={"zero": True}
 )
-SHARD = Record(
-    Shard,
-    (
-        Attribute("field", Sort.NAME),
-        Attribute("box", Sort.BOX),
-        Attribute("dtype", Sort.DTYPE),
-        Attribute("region", Sort.NAME),
-        Attribute("offset_bytes", Sort.NUMBER),
-        Attribute("strides_bytes", Sort.NUMBERS),
-        Attribute("token_stride_bytes", Sort.NUMBER, None),
-    ),
-)
-SCRATCH = Record(
-    Scratch,
-    (
-        Attribute("region", Sort.NAME),
-        Attribute("dtype", Sort.DTYPE),
-        Attribute("offset_bytes", Sort.NUMBER),
-        Attribute("sizes", Sort.NUMBERS),
-        Attribute("strides_bytes", Sort.NUMBERS),
-    ),
-)
-PROJECTION = Record(
-    Projection,
-    (
-        Attribute("field", Sort.NAME),
-        Attribute("box", Sort.BOX),
-        Attribute("input", Sort.NAME),
-        Attribute("dtype", Sort.DTYPE),
-        Attribute("region", Sort.NAME),
-        Attribute("offset_bytes", Sort.NUMBER),
-        Attribute("strides_bytes", Sort.NUMBERS),
-    ),
-)
-RANK = Record(
+SHARD = _record(Shard)
+SCRATCH = _record(Scratch)
+PROJECTION = _record(Projection)
+RANK = _record(
     RankLayout,
-    (Attribute("rank", Sort.NUMBER),),
-    (
-        Nested("regions", REGION, "region", needed=True),
-        Nested("shards", SHARD, "shard", needed=True),
-        Nested("scratch", SCRATCH, "scratch"),
-        Nested("inputs", SHARD, "input"),
-        Nested("projections", PROJECTION, "projection"),
-    ),
+    Nested("regions", REGION, "region", needed=True),
+    Nested("shards", SHARD, "shard", needed=True),
+    Nested("scratch", SCRATCH, "scratch"),
+    Nested("inputs", SHARD, "input"),
+    Nested("projections", PROJECTION, "projection"),
 )

@@ -57,3 +57,22 @@ def overlap(one: Box, other: Box) -> Box | None:
     """The elements in both boxes, axis by axis, or None."""
     spans = tuple(a.overlap(b) for a, b in zip(one, other, strict=True))
     return None if None in spans else tuple(span for span in spans if span is not None)
+
+
+def packed_strides(box: Box, innermost_bytes: int) -> tuple[int, ...]:
+    """The strides of a box that lies there without gaps, the last axis innermost."""
+    return tuple(volume(box[axis + 1 :]) * innermost_bytes for axis in range(len(box)))
+
+
+def box_text(box: Box) -> str:
+    """A box in the notation of the docs."""
+    return " x ".join(map(str, box))
+
+
+def aligned(length_bytes: int, align_bytes: int) -> int:
+    """The next multiple of ``align_bytes``.
+
+    >>> aligned(17, 16), aligned(32, 16)
+    (32, 32)
+    """
+    return -(-length_bytes // align_bytes) * align_bytes

@@ -171,10 +171,10 @@ class Projection(Worded):
     field: str
     box: Box
     input: str
+    dtype: DType
     region: str
     offset_bytes: int
     strides_bytes: tuple[int, ...]
-    dtype: DType
 
 
 @dataclass(frozen=True, slots=True)

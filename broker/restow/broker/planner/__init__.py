@@ -9,7 +9,7 @@ from restow.broker.planner.exactness import check_exact
 from restow.broker.planner.move import Move, Place
 from restow.broker.planner.plan import Plan, make_plan
 from restow.broker.planner.program import GroupPair, PageForm, Program
-from restow.broker.planner.strategy import Strategy
+from restow.broker.strategy import Strategy
 
 __all__ = [
     "CopyCosts",

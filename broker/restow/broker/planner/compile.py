@@ -24,10 +24,10 @@ from restow.broker.planner.program import (
     joined_steps,
     no_rows,
 )
-from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import Cutter
 from restow.broker.planner.ways import WAYS
 from restow.broker.planner.ways.way import Sent, Share, Spared
+from restow.broker.strategy import Strategy
 from restow.broker.words import member
 
 

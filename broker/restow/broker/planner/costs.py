@@ -10,10 +10,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.program import Column, GroupPair
-from restow.broker.planner.table import ITEM_BYTES, strided
+from restow.broker.planner.program.rows import strided
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
 

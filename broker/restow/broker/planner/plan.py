@@ -14,7 +14,7 @@ from restow.broker.errors import (
     ScalesMismatchError,
     TooManyPiecesError,
 )
-from restow.broker.layout import Box, Field, Layout, Shard, digest
+from restow.broker.layout import Box, Field, Layout, Shard
 from restow.broker.layout.span import overlap, volume
 from restow.broker.planner.move import Move, Place
 
@@ -33,8 +33,6 @@ class Plan:
 
     source: Layout
     destination: Layout
-    source_digest: str
-    destination_digest: str
     moves: tuple[Move, ...]
 
     @property
@@ -82,7 +80,7 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
         for shard in rank.shards
         for route in routes[shard.field][rank.rank, shard.box]
     )
-    return Plan(source, destination, digest(source), digest(destination), moves)
+    return Plan(source, destination, moves)
 
 
 def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:

@@ -11,7 +11,7 @@ from restow.broker.block_ids import MAX_BLOCKS, packed, unpacked
 from restow.broker.errors import LayoutFormError, PagesError
 from restow.broker.layout import Box, DType, Kind, Layout, Span
 from restow.broker.layout.check import check_counts
-from restow.broker.layout.check_pages import MAX_AXES
+from restow.broker.layout.limits import MAX_AXES
 from restow.broker.layout.rows import Int64s
 from restow.broker.layout.schema import MODEL, NEEDED, RANK, Record, Sort
 from restow.v1 import broker_pb2, layout_pb2

@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.options import CostsOption, JsonFile, JsonOption, StrategyName
+from restow.broker.cli.options import CostsOption, JsonFile, JsonOption
 from restow.broker.cli.output import print_json
+from restow.broker.strategy import Strategy
 
 
 def plan(
     source: JsonFile,
     destination: JsonFile,
-    strategy: Annotated[StrategyName, typer.Option(help="How the pieces travel.")] = "auto",
+    strategy: Annotated[Strategy, typer.Option(help="How the pieces travel.")] = Strategy.AUTO,
     explain: Annotated[
         bool, typer.Option("--explain", help="Every field: boxes, replicas, pieces, costs.")
     ] = False,
@@ -35,13 +36,13 @@ def plan(
     from restow.broker.cli.views.plan_tables import show_costs_used, show_plan
     from restow.broker.draw.explain import explain as explain_plan
     from restow.broker.draw.picture import make_picture
-    from restow.broker.planner import CostModel, Strategy, check_exact, make_plan
+    from restow.broker.planner import CostModel, check_exact, make_plan
 
     made = make_plan(read_layout(source), read_layout(destination))
     if not allow_narrowing:
         check_exact(made)
     model = CostModel() if costs is None else CostModel.of(read_object(costs))
-    ranks = explain_plan(made, Strategy(strategy), tokens, model)
+    ranks = explain_plan(made, strategy, tokens, model)
     picture = make_picture(made, ranks, tokens) if svg or explain else None
     if svg and picture:
         from restow.broker.draw.plan_svg import plan_svg

@@ -9,13 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from restow.broker.cli.options import (
-    CostsOption,
-    DigestModeName,
-    LogFormatOption,
-    StrategyName,
-    set_up_log,
-)
+from restow.broker.cli.options import CostsOption, DigestModeName, LogFormatOption, set_up_log
+from restow.broker.strategy import Strategy
 
 
 def serve(
@@ -55,7 +50,7 @@ def serve(
         ),
     ] = None,
     strategy: Annotated[
-        StrategyName | None,
+        Strategy | None,
         typer.Option(help="How states travel. Default: auto."),
     ] = None,
     allow_narrowing: Annotated[

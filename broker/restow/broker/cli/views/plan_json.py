@@ -8,6 +8,7 @@ from typing import Any
 
 from restow.broker.draw.explain import FieldLine, RankLines
 from restow.broker.draw.picture import Picture
+from restow.broker.layout import digest
 from restow.broker.layout.json_form import box_to_json
 from restow.broker.planner import CostModel, Move, Place, Plan
 from restow.broker.planner.estimate import Cost
@@ -26,8 +27,8 @@ def plan_json(
     """
     data = {
         "model": asdict(plan.source.model.identity),
-        "source": plan.source_digest,
-        "destination": plan.destination_digest,
+        "source": digest(plan.source),
+        "destination": digest(plan.destination),
         "bytes": plan.bytes,
         "tokens": tokens,
         "bytes_at_tokens": plan.bytes_at(tokens),

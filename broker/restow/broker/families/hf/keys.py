@@ -114,12 +114,10 @@ class Keys:
 
     def kv_heads(self, default: int | None) -> int:
         """Return how many heads have keys; without grouped queries each has its own."""
-        if not self.has("num_key_value_heads") and (default is None or self._null_kv_heads()):
+        key = "num_key_value_heads"
+        if not self.has(key) and (default is None or key in self.config):
             return self.number("num_attention_heads", 32)
-        return self.number("num_key_value_heads", default)
-
-    def _null_kv_heads(self) -> bool:
-        return "num_key_value_heads" in self.config
+        return self.number(key, default)
 
     def head_dim(self) -> int:
         """Return an attention head's share of the hidden size, unless it has a size of its own."""

@@ -24,7 +24,7 @@ def kv_type(
     Without ``asked`` the checkpoint's own type holds, else the model's. Which static scales there
     are no config says: so `LayoutFormError` where ``scales`` would have to be guessed.
     """
-    declared = declared_type(keys, guess=asked is None)
+    declared = _declared_type(keys, guess=asked is None)
     dtype = asked or declared or model
     if dtype not in QUANTISED:
         if not dtype.castable:
@@ -61,7 +61,7 @@ def _default(keys: Keys, dtype: DType, declared: DType | None) -> Scales:
     return NO_SCALES
 
 
-def declared_type(keys: Keys, guess: bool) -> DType | None:
+def _declared_type(keys: Keys, guess: bool) -> DType | None:
     """Return the type of KV that the checkpoint declares; None where it declares none.
 
     ``kv_cache_scheme`` (compressed-tensors, newer modelopt) or ``kv_cache_quant_algo`` (modelopt),

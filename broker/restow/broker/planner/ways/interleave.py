@@ -17,7 +17,6 @@ import numpy as np
 
 from restow.broker.errors import StrategyRefusedError
 from restow.broker.layout.rows import Bools, Int64s
-from restow.broker.planner.chunk import aligned
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows
 from restow.broker.planner.move import Move, Place
@@ -28,9 +27,10 @@ from restow.broker.planner.program import (
     GroupPair,
     Step,
 )
-from restow.broker.planner.strategy import Strategy
+from restow.broker.planner.program.chunk import aligned
 from restow.broker.planner.table import Cutter, Table
 from restow.broker.planner.ways.way import Sent, Way, Work, src_ranks
+from restow.broker.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

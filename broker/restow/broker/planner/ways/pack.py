@@ -10,8 +10,8 @@ from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows, Seconds
 from restow.broker.planner.program import GATHER_IN_ORDER, GroupPair, Step
-from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.ways.way import Sent, Way, Work, src_ranks
+from restow.broker.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

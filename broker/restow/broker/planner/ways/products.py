@@ -7,6 +7,7 @@ import numpy as np
 from restow.broker.layout import Projection, RankLayout, Shard
 from restow.broker.layout.rows import Int64s, cut_rows
 from restow.broker.planner.program import ProjectColumn
+from restow.broker.planner.program.rows import joined
 from restow.broker.planner.ways.spans import SPAN_ALIGN_BYTES
 
 
@@ -53,14 +54,4 @@ _SAME = [c for c in ProjectColumn if c not in (*_OFFSETS, ProjectColumn.CHANNELS
 
 def joined_products(rows: Int64s) -> Int64s:
     """Join rows whose channels continue each other, across fields too: few products of many."""
-    if len(rows) < 2:
-        return rows
-    order = np.lexsort((rows[:, ProjectColumn.WEIGHT_OFFSET_BYTES], *rows[:, _SAME].T[::-1]))
-    rows = rows[order]
-    continues = (rows[1:, _SAME] == rows[:-1, _SAME]).all(axis=1)
-    ends = rows[:, _OFFSETS] + rows[:, [ProjectColumn.CHANNELS]] * rows[:, _STRIDES]
-    continues &= (rows[1:, _OFFSETS] == ends[:-1]).all(axis=1)
-    first = np.flatnonzero(np.concatenate([[True], ~continues]))
-    joined = rows[first]
-    joined[:, ProjectColumn.CHANNELS] = np.add.reduceat(rows[:, ProjectColumn.CHANNELS], first)
-    return joined
+    return joined(rows, _SAME, _OFFSETS, ProjectColumn.CHANNELS, _STRIDES)[0]

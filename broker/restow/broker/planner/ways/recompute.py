@@ -23,6 +23,7 @@ import numpy as np
 
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Projection, RankLayout, Shard
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import MAX_ROWS, Int64s
 from restow.broker.layout.span import overlap
 from restow.broker.planner.cost_model import CostModel
@@ -34,14 +35,13 @@ from restow.broker.planner.program import (
     GroupPair,
     ProjectColumn,
     Step,
-    no_projections,
     no_rows,
 )
-from restow.broker.planner.strategy import Strategy
-from restow.broker.planner.table import ITEM_BYTES, Cutter
+from restow.broker.planner.table import Cutter
 from restow.broker.planner.ways.products import joined_products, product_rows
 from restow.broker.planner.ways.spans import SPAN_ALIGN_BYTES, read_spans, span_pages, span_rows
 from restow.broker.planner.ways.way import Sent, Share, Sparing, Way, Work
+from restow.broker.strategy import Strategy
 
 MAX_COMPARED = 1 << 20
 """Projections with the moves of their fields, in one plan: bounded in time."""
@@ -69,7 +69,7 @@ class Rebuilt:
     moves: tuple[Move, ...] = ()
     inputs: tuple[InputRead, ...] = ()
     spans: Int64s = field(default_factory=no_rows)
-    projected: Int64s = field(default_factory=no_projections)
+    projected: Int64s = field(default_factory=lambda: no_rows(ProjectColumn))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -225,7 +225,7 @@ class _Rebuilding:
         spans: dict[str, int] = {}
         reads: list[InputRead] = []
         found_spans: list[tuple[int, ...]] = []
-        tables = [no_projections()]
+        tables = [no_rows(ProjectColumn)]
         found = self._found.get(rank.rank, [])
         for one in found:
             weights, shard = one.weights, one.shard

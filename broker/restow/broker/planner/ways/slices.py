@@ -15,9 +15,9 @@ from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows, Seconds, descriptors, row_costs
 from restow.broker.planner.program import READ_PAGES, Column, GroupPair, Step
-from restow.broker.planner.strategy import Strategy
-from restow.broker.planner.table import split_rows
+from restow.broker.planner.program.rows import split_rows
 from restow.broker.planner.ways.way import Sent, Way, Work
+from restow.broker.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.broker.layout import DType
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import READ_SPANS, Column, GroupPair, Step, no_rows
-from restow.broker.planner.table import ITEM_BYTES
 
 SPAN_ALIGN_BYTES = 16
 """Every span begins at a multiple of this, so that elements in staging lie at multiples of their

@@ -15,8 +15,8 @@ from restow.broker.planner.costs import PricedRows, Seconds
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair, Step
-from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.table import Cutter, Table
+from restow.broker.strategy import Strategy
 from restow.broker.words import Worded
 
 

@@ -12,9 +12,9 @@ from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows, Seconds
 from restow.broker.planner.program import SCATTER_SPANS, Column, GroupPair, Step
-from restow.broker.planner.strategy import Strategy
 from restow.broker.planner.ways.spans import Spans, read_spans, span_pages
 from restow.broker.planner.ways.way import Sent, Way, Work
+from restow.broker.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)

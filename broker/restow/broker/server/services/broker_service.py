@@ -9,7 +9,7 @@ from restow.broker.core import actions as act
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Wish
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
-from restow.broker.layout.check import MAX_GROUPS
+from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import EngineOutbox, Hub

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 from restow.broker.errors import LayoutFormError, LayoutStrideError
-from restow.broker.layout.span import Span
+from restow.broker.layout.limits import MAX_CHANNELS, MAX_HIDDEN, MAX_TAPS
+from restow.broker.layout.span import Span, box_text, volume
 from restow.broker.layout.values import (
     Field,
     Kind,
     Layout,
     Projection,
-    RankLayout,
     Region,
     Shard,
 )
 
 INPUT_AXES = ("tap", "hidden")
-MAX_TAPS = 256
-MAX_HIDDEN = 1 << 20
 
 
 def check_inputs(layout: Layout) -> None:
@@ -49,12 +45,13 @@ def check_inputs(layout: Layout) -> None:
         for weights in rank.projections:
             why = _misfit(weights, fields.get(weights.field), inputs.get(weights.input), regions)
             held = types.get((weights.field, weights.box))
-            if not why and held is None:
-                why = "the rank has no shard of that box"
-            if not why and held is not None and not held.castable:
-                why = f"no number is turned into the {held.label} of its shard"
-            if not why and (weights.field, weights.box) in offered:
-                why = "it is listed more than once"
+            if not why:
+                if held is None:
+                    why = "the rank has no shard of that box"
+                elif not held.castable:
+                    why = f"no number is turned into the {held.label} of its shard"
+                elif (weights.field, weights.box) in offered:
+                    why = "it is listed more than once"
             if why:
                 raise LayoutFormError(
                     f"rank {rank.rank}, projection of {weights.field}: {why}",
@@ -120,25 +117,9 @@ def _misfit(
         )
     if any(stride % item for stride in (weights.offset_bytes, *strides)):
         return f"its numbers must lie at multiples of {item} bytes"
-    if math.prod(span.size for span in weights.box) > 1 << 32:
+    if volume(weights.box) > MAX_CHANNELS:
         return "it has more channels than can be"
     return ""
-
-
-def check_region_use(rank: RankLayout, used: set[str]) -> None:
-    """Raise `LayoutFormError` for a constant region with anything but weights in it."""
-    for region in rank.regions:
-        if region.constant and (
-            region.page_tokens is not None
-            or region.name in used
-            or any(scratch.region == region.name for scratch in rank.scratch)
-        ):
-            raise LayoutFormError(
-                f"rank {rank.rank}, region {region.name}: without a group it is constant and holds "
-                f"weights of projections and nothing else, no tokens either",
-                ranks=rank.rank,
-                region=region.name,
-            )
 
 
 def weights_as_shard(weights: Projection, field: Field, read: Field) -> tuple[Field, Shard]:
@@ -147,7 +128,7 @@ def weights_as_shard(weights: Projection, field: Field, read: Field) -> tuple[Fi
     Of the conv field ``field`` the axis tap gives way to the hidden one of the input ``read``.
     """
     tap = field.axes.index("tap")
-    name = f"(weights of {field.name} {' x '.join(map(str, weights.box))})"
+    name = f"(weights of {field.name} {box_text(weights.box)})"
     axes = (*field.axes[:tap], *field.axes[tap + 1 :], "hidden")
     return Field(name, Kind.SNAPSHOT, axes, ()), Shard(
         name,

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from restow.broker.errors import LayoutFormError, LayoutHoleError, LayoutOverlapError
-from restow.broker.layout.span import Box, Span, overlap, volume
+from restow.broker.layout.limits import MAX_BOXES_OF_A_FIELD
+from restow.broker.layout.span import Box, Span, box_text, overlap, volume
 from restow.broker.layout.values import Field
-
-MAX_BOXES_OF_A_FIELD = 4096
 
 
 def check_boxes(field: Field, holders: Sequence[tuple[int, Box]], ranks: Sequence[int]) -> None:
@@ -26,11 +25,11 @@ def check_boxes(field: Field, holders: Sequence[tuple[int, Box]], ranks: Sequenc
     for rank, box in holders:
         if rank in boxes[box]:
             raise LayoutOverlapError(
-                f"rank {rank} holds {field.name} {_text(box)} twice",
+                f"rank {rank} holds {field.name} {box_text(box)} twice",
                 field=field.name,
                 axis=field.axes[0] if field.axes else "",
                 ranks=rank,
-                range=_text(box),
+                range=box_text(box),
             )
         boxes[box].add(rank)
     if len(boxes) > MAX_BOXES_OF_A_FIELD:
@@ -61,10 +60,10 @@ def _check_overlaps(field: Field, boxes: dict[Box, set[int]]) -> None:
 def _raise_overlap(field: Field, boxes: dict[Box, set[int]], one: Box, two: Box) -> None:
     axis = next(a for a, s, t in zip(field.axes, one, two, strict=True) if s != t)
     ranks = _ranks_text(boxes[one] | boxes[two])
-    common = _text(overlap(one, two) or ())
+    common = box_text(overlap(one, two) or ())
     raise LayoutOverlapError(
-        f"field {field.name}, axis {axis}: ranks {ranks} both hold {common}, but {_text(one)} and "
-        f"{_text(two)} are not replicas of each other",
+        f"field {field.name}, axis {axis}: ranks {ranks} both hold {common}, but "
+        f"{box_text(one)} and {box_text(two)} are not replicas of each other",
         field=field.name,
         axis=axis,
         ranks=ranks,
@@ -77,7 +76,7 @@ def _raise_hole(field: Field, boxes: list[Box], ranks: Sequence[int], holding: s
     axis, span = _open_axis(field, hole)
     others = f"ranks {_ranks_text(holding)} hold other parts" if holding else "nor any other part"
     raise LayoutHoleError(
-        f"field {field.name}, axis {axis}: no rank holds {span} (box {_text(hole)}; {others})",
+        f"field {field.name}, axis {axis}: no rank holds {span} (box {box_text(hole)}; {others})",
         field=field.name,
         axis=axis,
         ranks=_ranks_text(holding or ranks),
@@ -121,10 +120,6 @@ def _open_axis(field: Field, hole: Box) -> tuple[str, Span | str]:
         if span.size < size:
             return axis, span
     return (field.axes[0], hole[0]) if field.axes else ("", "all")
-
-
-def _text(box: Box) -> str:
-    return " x ".join(str(span) for span in box)
 
 
 def _ranks_text(ranks: Iterable[int]) -> str:

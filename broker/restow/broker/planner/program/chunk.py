@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column
-from restow.broker.planner.table import ITEM_BYTES
 
 CHUNK_ALIGN_BYTES = 16
 """Every field of a chunk begins at a multiple of this, and every chunk ends at one."""

@@ -1,8 +1,4 @@
-"""The proof that a layout is whole: every element of every field is held, and nothing collides.
-
-Run once at registration, so that the planner needs no defensive ifs. Whatever numbers come in, the
-work is bounded: sizes are limited before anything is counted out.
-"""
+"""Of a whole layout: names and sizes, then inputs, pages, ranks that agree, and boxes."""
 
 from __future__ import annotations
 
@@ -11,21 +7,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from restow.broker.errors import LayoutFormError, RanksDisagreeError
-from restow.broker.layout.check_boxes import check_boxes
-from restow.broker.layout.check_inputs import check_inputs
-from restow.broker.layout.check_pages import MAX_AXES, MAX_PAGE_BYTES, MAX_TOKENS, PageChecker
+from restow.broker.layout.check.boxes import check_boxes
+from restow.broker.layout.check.inputs import check_inputs
+from restow.broker.layout.check.pages import PageChecker
+from restow.broker.layout.limits import (
+    MAX_AXES,
+    MAX_AXIS_SIZE,
+    MAX_GROUPS,
+    MAX_RANK_NUMBER,
+    MAX_RANKS,
+    MAX_SHARDS,
+    MAX_TOKENS,
+    MAX_WORD_LENGTH,
+)
 from restow.broker.layout.schema import RANK
 from restow.broker.layout.span import Box
 from restow.broker.layout.values import IDENTITY_PARTS, Field, Kind, Layout
-
-MAX_RANKS = 1024
-MAX_RANK_NUMBER = 2**31 - 1
-MAX_SHARDS = 1 << 18
-"""Of all ranks; and as many fields, and as many regions."""
-MAX_GROUPS = 1024
-MAX_WORD_LENGTH = 256
-"""Of each part of a model's identity beside its name: errors give them whole."""
-MAX_AXIS_SIZE = MAX_PAGE_BYTES * MAX_RANKS
 
 
 def check_layout(layout: Layout) -> None:
