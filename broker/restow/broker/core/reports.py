@@ -55,7 +55,7 @@ class Reports:
             return []
         known.check_source(engine)
         known.fence(agent.key.rank, now_s)
-        return self._granting.advance(known, now_s)
+        return self._granting.advance(known, now_s) if known.complete else []
 
     def staged(
         self,
@@ -96,9 +96,9 @@ class Reports:
             # This rank is not told to read: it has nothing to settle.
             handoff.unsettled.discard(dst_rank)
             return self._ledger.stop(handoff, late, now_s)
-        if all(handoff.is_staged(pair, one) for one in pair.staging):
+        if len(handoff.staged) == pair.staged_runs:
             handoff.state = State.READING
-        return execute(handoff, pair, dst_rank, now_s)
+        return execute(handoff, pair, (dst_rank,), now_s)
 
     def settled(
         self, engine: EngineRecord, agent: AgentRecord, settlement: Settlement, now_s: float

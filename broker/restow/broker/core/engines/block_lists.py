@@ -77,7 +77,8 @@ class BlockLists:
 
         Raises `PageRepeatedError` if any but the null block is there twice.
         """
-        ordered = np.sort(np.frombuffer(data, _UNSIGNED))
+        ordered = np.frombuffer(data, _UNSIGNED).copy()
+        ordered.sort()
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         null = self.null_blocks.get(group)
         if twice.size and null is not None:
@@ -112,7 +113,7 @@ class BlockLists:
             return
         first = first_token // tokens
         ids = np.frombuffer(blocks[group], _UNSIGNED)[first : -(-stop_token // tokens)]
-        given = np.flatnonzero(ids == null)
+        (given,) = (ids == null).nonzero()
         if given.size:
             at = max((first + given.item(0)) * tokens, first_token)
             raise self.given_null(group, null, f"token {at} of [{first_token}, {stop_token})")
