@@ -25,7 +25,7 @@ from broker.fakes import (
 from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
 from restow.broker.client.delivery import HandoffEnded
 from restow.broker.client.errors import from_rpc_error
-from restow.broker.core.handoffs import flow
+from restow.broker.core.engines import flow
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire
 from restow.broker.rpc.wire_program import PROGRAM_FORM

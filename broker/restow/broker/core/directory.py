@@ -15,8 +15,9 @@ from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff, told
 from restow.broker.core.handoffs.ledger import Ledger
+from restow.broker.core.handoffs.waiting import why_late
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbers import Numbers
+from restow.broker.core.numbering import Numbering
 from restow.broker.core.probing import Probing
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RestowError
@@ -40,9 +41,9 @@ class Directory:
         self.limits = limits or Limits()
         self.ledger = Ledger(self.limits, first_us)
         self.members = Membership(self.ledger, self.limits)
-        probes = Numbers(first_us)
-        self.probing = Probing(self.limits, measures, probes)
-        self.examining = Examining(self.limits, probes)
+        numbering = Numbering(first_us)
+        self.probing = Probing(self.limits, measures, numbering)
+        self.examining = Examining(self.limits, numbering)
         self.granting = Granting(self.ledger, self.limits, self.probing, digests or Digests())
         self.reports = Reports(
             self.ledger, self.limits, self.granting, self.probing, self.examining
@@ -211,7 +212,7 @@ class Directory:
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """A handoff has run out of time. That D's agents are missing is no fault of P's."""
-        failure = handoff.why_late(now_s)
+        failure = why_late(handoff, now_s)
         waited = failure.reason in ("AGENT_MISSING", "AGENT_LOST") and not handoff.granted
         if waited and handoff.source and handoff.source.complete:
             return self.ledger.dismiss(handoff, failure, now_s)

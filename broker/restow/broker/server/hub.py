@@ -109,7 +109,8 @@ class Hub:
         known = ledger.look_up(engine, handoff_id)
         # Those who have no part in it can't write into it.
         if known is not None and engine in (known.source, known.destination):
-            known.note_refused(self.now_s(), engine, error.reason, cut(error.message))
+            name, words = engine.key.engine_id, cut(error.message)
+            known.timeline.note_refused(self.now_s(), name, error.reason, words)
 
     def watch_ends(self, watcher: Callable[[Handoff], None] | None) -> None:
         """Show each handoff that ends to ``watcher``, on the loop; None: to nobody any more."""

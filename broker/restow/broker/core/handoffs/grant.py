@@ -49,7 +49,7 @@ def open_grant(
     handoff.granted_s = now_s
     handoff.unsettled = set(pair.programs)
     handoff.state = State.STAGING if pair.gathers else State.READING
-    handoff.note(now_s, "granted", (handoff.lease.grant_until_s - now_s, pair.strategies))
+    handoff.timeline.note(now_s, "granted", (handoff.lease.grant_until_s - now_s, pair.strategies))
     actions: list[Action] = []
     for gather in pair.gathers:
         actions += _stage(handoff, source, pair, gather)
@@ -81,7 +81,7 @@ def misfit(
             failure = Failure(State.FAILED, error.reason, error.message)
             return Misfit(failure, of_demand=False)
     try:
-        handoff.check_content(wanted)
+        wanted.check_content(handoff.handoff_id, published)
         destination.check_counts(pair.dst_groups, wanted.blocks, position_tokens)
         if handoff.dst_checked != destination.admitted:
             for group, data in wanted.blocks.items():
