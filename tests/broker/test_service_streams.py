@@ -286,9 +286,9 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     # As it is, so many are not under way that the queue of one agent could be full.
     monkeypatch.setattr(flow, "LEAST_SMALL_READS", 1 << 20)
     async with broker(max_queue=512) as running, pair(running.address, 1, 1) as both:
-        members = running.hub.directory.members
-        lost = called(members, "break_off", monkeypatch)
-        admitted = called(members, "admit", monkeypatch)
+        connections = running.hub.directory.connections
+        lost = called(connections, "break_off", monkeypatch)
+        admitted = called(connections, "admit", monkeypatch)
         await both.d_agents[0].drop()
         await lost.get()
         slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()

@@ -7,6 +7,7 @@ it from one event loop.
 from __future__ import annotations
 
 from restow.broker.core.actions import Action, State
+from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Chunk, Failure, Wish
@@ -40,14 +41,13 @@ class Directory:
         """
         self.limits = limits or Limits()
         self.ledger = Ledger(self.limits, first_us)
-        self.members = Membership(self.ledger, self.limits)
+        self.connections = Connections(self.ledger)
+        self.members = Membership(self.ledger, self.connections)
         numbering = Numbering(first_us)
         self.probing = Probing(self.limits, measures, numbering)
         self.examining = Examining(self.limits, numbering)
-        self.granting = Granting(self.ledger, self.limits, self.probing, digests or Digests())
-        self.reports = Reports(
-            self.ledger, self.limits, self.granting, self.probing, self.examining
-        )
+        self.granting = Granting(self.ledger, self.probing, digests or Digests())
+        self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
     @property
     def granted(self) -> int:

@@ -13,7 +13,6 @@ from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.handoffs.waiting import waits_for
-from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.core.probing import Probing
 
@@ -21,7 +20,7 @@ from restow.broker.core.probing import Probing
 class Granting:
     """Handoffs on their way to a grant, and the plans that are known. Pure, like the directory."""
 
-    def __init__(self, ledger: Ledger, limits: Limits, probing: Probing, digests: Digests) -> None:
+    def __init__(self, ledger: Ledger, probing: Probing, digests: Digests) -> None:
         """Know no plan."""
         self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
         self.planning: dict[PairKey, set[int]] = {}
@@ -29,7 +28,7 @@ class Granting:
         self.draining = False
         """Nothing is granted any more: the next broker will be told of all that waits."""
         self._ledger = ledger
-        self._limits = limits
+        self._limits = ledger.limits
         self._probing = probing
         self._digests = digests
 

@@ -12,7 +12,6 @@ from restow.broker.core.handoffs.digests import not_compared, not_hashed
 from restow.broker.core.handoffs.grant import execute, unreadable
 from restow.broker.core.handoffs.lease import unpublished_until_s
 from restow.broker.core.handoffs.ledger import Ledger
-from restow.broker.core.limits import Limits
 from restow.broker.core.probing import Probing
 
 NOT_BEGUN = "READ_NOT_BEGUN"
@@ -25,14 +24,13 @@ class Reports:
     def __init__(
         self,
         ledger: Ledger,
-        limits: Limits,
         granting: Granting,
         probing: Probing,
         examining: Examining,
     ) -> None:
         """Serve what a directory consists of."""
         self._ledger = ledger
-        self._limits = limits
+        self._limits = ledger.limits
         self._granting = granting
         self._probing = probing
         self._examining = examining

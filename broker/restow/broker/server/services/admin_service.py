@@ -42,7 +42,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.GetStatusResponse:
         """Statistics of the whole broker, or of the one tenant that the caller may hear of."""
         hub, directory, tenant = self._hub, self._hub.directory, scope_of(context)
-        ledger, names = directory.ledger, directory.members.names
+        ledger, names = directory.ledger, directory.connections.names
         status = pb.GetStatusResponse(
             version=version("restow"),
             broker_epoch=hub.epoch,

@@ -54,7 +54,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             """Take the agent out, once; a stream that nobody reads may end much later."""
             if hub.agents.get(agent.key) is outbox:
                 del hub.agents[agent.key]
-            hub.perform(hub.directory.members.break_off(engine, agent, hub.now_s()))
+            hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
             pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
@@ -84,29 +84,28 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             )
         hub = self._hub
         # One more than there should be is enough to be refused for.
-        regions = [
+        most = len(engine.rank_layout(hello.rank).regions) + 1
+        regions = tuple(
             RegionMemory(
                 r.name, r.base_address, r.page_count, r.page_stride_bytes, r.memory, r.device_id
             )
-            for r in islice(hello.regions, len(engine.rank_layout(hello.rank).regions) + 1)
-        ]
+            for r in islice(hello.regions, most)
+        )
         for one in regions:
             if one.memory not in _MEMORY_KINDS:
                 raise RequestError(
                     f"region {one.name}: {one.memory} is no kind of memory", field="memory"
                 )
-        agent, actions = hub.directory.members.admit(
-            engine,
-            hello.rank,
+        agent = AgentRecord(
+            act.AgentKey(engine.key, hello.rank),
             hello.agent_name,
             hello.nixl_metadata,
             regions,
             hello.staging_bytes,
-            hub.now_s(),
             hello.host,
             hello.host_memory,
         )
-        hub.perform(actions)
+        hub.perform(hub.directory.connections.admit(engine, agent, hub.now_s()))
         return agent
 
     async def _read(
