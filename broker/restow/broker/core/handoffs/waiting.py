@@ -40,8 +40,10 @@ def why_late(handoff: Handoff, now_s: float) -> Failure:
             return Failure(State.FAILED, "AGENT_LOST", f"{lacks}, and did not come back")
         return Failure(State.FAILED, "AGENT_MISSING", lacks)
     if 0 < lease.patience_until_s <= now_s:
-        reason = "READS_QUEUED" if handoff.queued else "NOT_PUBLISHED"
-        return Failure(State.EXPIRED, reason, f"D's patience ran out: {lacks}")
+        words = f"D's patience ran out: {lacks}"
+        if handoff.queued:
+            return Failure(State.EXPIRED, "READS_QUEUED", words)
+        return Failure(State.EXPIRED, "NOT_PUBLISHED", words)
     if 0 < lease.unasked_until_s <= now_s:
         return Failure(State.EXPIRED, "NOT_ASKED_FOR", f"P's pages were of no use: {lacks}")
     return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease ran out: {lacks}")
