@@ -58,8 +58,7 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float
     ) -> list[Action]:
         """P publishes a chunk. Raises a typed error; then nothing changed."""
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_published_before(engine, chunk)
@@ -100,8 +99,7 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
     ) -> list[Action]:
         """D asks, once or again. Raises a typed error; then nothing changed."""
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
@@ -128,8 +126,7 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, lease_s: float, now_s: float
     ) -> list[Action]:
         """P prolongs its lease. Raises `HandoffUnknownError` or `HandoffOwnedError`."""
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         handoff = self.ledger.find_of(engine, handoff_id)
         if handoff.source is not engine:
             raise HandoffOwnedError(
@@ -150,8 +147,7 @@ class Directory:
 
         Raises `HandoffUnknownError`.
         """
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         handoff = self.ledger.find_of(engine, handoff_id)
         if demand and (engine is not handoff.destination or demand != handoff.demand_number):
             return []  # it was refused, or told its end
@@ -172,8 +168,7 @@ class Directory:
 
         Raises `HandoffOwnedError` if another engine is D, and what `Ledger.make` raises.
         """
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None:
             known.check_destination(engine)

@@ -24,8 +24,7 @@ class Connections:
 
         Raises `AgentUnknownError`, `AgentMismatchError` or `EngineReplacedError`.
         """
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         rank, name = agent.key.rank, (agent.tenant, agent.agent_name)
         old = engine.agents.get(rank) or engine.away.get(rank)
         in_use = self.names.get(name) not in (None, old)

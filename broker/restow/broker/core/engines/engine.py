@@ -121,13 +121,14 @@ class EngineRecord(BlockLists):
             )
         return agent
 
-    def departed(self) -> EngineReplacedError:
-        """What to answer to words of an engine that is gone."""
-        return EngineReplacedError(
-            f"engine {self.key.engine_id}, incarnation {self.incarnation} is gone from here: "
-            f"it was replaced or unregistered",
-            engine=self.key.engine_id,
-        )
+    def check_there(self) -> None:
+        """Raise `EngineReplacedError` if it is gone."""
+        if self.gone:
+            raise EngineReplacedError(
+                f"engine {self.key.engine_id}, incarnation {self.incarnation} is gone from here: "
+                f"it was replaced or unregistered",
+                engine=self.key.engine_id,
+            )
 
     def rank_layout(self, rank: int) -> RankLayout:
         """The layout of a rank. Raises `AgentUnknownError`."""
