@@ -168,7 +168,7 @@ async def test_the_daemon_shows_its_own_certificate(
                     await asyncio.to_thread(attached.start)
             else:
                 await asyncio.to_thread(attached.start)
-                assert attached.name in {n for _, n in running.hub.directory.members.names}
+                assert attached.name in {n for _, n in running.hub.directory.connections.names}
             await asyncio.to_thread(attached.close)
             await daemon.close()
 

@@ -9,7 +9,7 @@ from restow.broker.core import actions as act
 from restow.broker.core.actions import State
 from restow.broker.core.events import StagedRun
 from restow.broker.core.handoffs.digests import DIGEST_BYTES, DigestMode, Digests
-from restow.broker.core.numbers import Numbers
+from restow.broker.core.numbering import Numbering
 from restow.broker.core.pair import PairPlan
 from restow.broker.families import EngineSettings, Mamba2Spec, ModelSpec, build_layout
 from restow.broker.layout import DType
@@ -230,7 +230,7 @@ def test_a_rank_that_reads_nothing_need_not_wait() -> None:
 def test_of_sampled_handoffs_one_in_so_many_is_chosen(rhythm_us: int, every: int) -> None:
     """Whatever the rhythm in which they come."""
     count = 400 * every
-    taken = Numbers(123_456_789)
+    taken = Numbering(123_456_789)
     numbers = [taken.take(index * rhythm_us / 1e6) for index in range(count)]
     chosen = [one for one in numbers if Digests(DigestMode.SAMPLED, every).choose(one)]
     assert 0.75 * 400 < len(chosen) < 1.25 * 400

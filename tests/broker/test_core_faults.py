@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from broker.world import Side, World, ends, kinds
 from restow.broker.core import actions as act
-from restow.broker.core.engines.agent import RegionMemory
+from restow.broker.core.engines.agent import AgentRecord, RegionMemory
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.limits import Limits
 from restow.broker.errors import (
     AgentMismatchError,
@@ -147,10 +149,16 @@ def test_a_returned_agent_is_introduced_anew() -> None:
     assert kinds(world.request(d, "next")) == ["SendPeer", "SendExecute"]
 
 
+def agent(
+    engine: EngineRecord, name: str, regions: Sequence[RegionMemory], rank: int = 0
+) -> AgentRecord:
+    return AgentRecord(act.AgentKey(engine.key, rank), name, b"", tuple(regions), 0)
+
+
 def test_a_refused_hello_does_not_cost_the_rank_its_agent() -> None:
     world = World()
     p = world.engine("p")
-    members, record = world.directory.members, p.record
+    connections, record = world.directory.connections, p.record
     good = [RegionMemory("kv", 1, 1, 4096, 1, 0), RegionMemory("state", 1, 1, 8192, 1, 0)]
     wrong = {
         "empty, too long": ("", 0, good),
@@ -165,12 +173,12 @@ def test_a_refused_hello_does_not_cost_the_rank_its_agent() -> None:
     }
     for words, (name, rank, regions) in wrong.items():
         with pytest.raises(AgentMismatchError, match=words):
-            members.admit(record, rank, name, b"", regions, 0, world.now_s)
+            connections.admit(record, agent(record, name, regions, rank), world.now_s)
     with pytest.raises(AgentUnknownError, match="no rank 7"):
-        members.admit(record, 7, "x", b"", good, 0, world.now_s)
+        connections.admit(record, agent(record, "x", good, 7), world.now_s)
     d = world.engine("d")
     with pytest.raises(AgentMismatchError, match="in use"):
-        members.admit(d.record, 0, p.agents[0].agent_name, b"", good, 0, world.now_s)
+        connections.admit(d.record, agent(d.record, p.agents[0].agent_name, good), world.now_s)
     assert record.agents == p.agents
 
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from broker.world import World, ends
 from restow.broker.core import actions as act
-from restow.broker.core.handoffs import flow as flows
-from restow.broker.core.handoffs.flow import (
+from restow.broker.core.engines import flow as flows
+from restow.broker.core.engines.flow import (
     FIRST_WINDOW_BYTES,
     LEAST_WINDOW_BYTES,
     SMALL_BYTES,
     Flow,
 )
+from restow.broker.core.handoffs.waiting import waits_for
 
 D = act.EngineKey("t", "d")
 MIB = 1 << 20
@@ -142,7 +143,7 @@ def test_a_burst_is_read_in_order_and_all_of_it() -> None:
     burst(world, 6)
     d = world.sides[D]
     assert executed(world) == ["h0", "h1"]
-    assert "reads the states of others first" in world.find("h2").lacks
+    assert "reads the states of others first" in waits_for(world.find("h2"))
     for index in range(6):
         world.now_s += 0.3
         world.settle(d, world.find(f"h{index}").number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import grpc
@@ -28,10 +29,10 @@ from restow.broker.errors import RestowError
 from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
-from restow.broker.server.hub import AgentOutbox, EngineOutbox
-from restow.broker.server.outbox import Outbox
+from restow.broker.server.outbox import AgentOutbox, EngineOutbox, Outbox
 from restow.broker.server.services.agent_service import AgentLinkService
-from restow.broker.server.services.broker_service import MAX_AT_ONCE, BrokerService
+from restow.broker.server.services.broker_service import BrokerService
+from restow.broker.server.services.hearing import MAX_AT_ONCE, hear_batch
 from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
@@ -230,13 +231,15 @@ async def test_others_have_their_turn_while_a_large_batch_is_taken() -> None:
         hub = running.hub
         p = hub.directory.members.engines[EngineKey("default", "p")]
         outbox: EngineOutbox = Outbox(pb.SessionResponse, 10**6)
-        batch = pb.SessionRequest(messages=[pb.EngineMessage(message_id=1)] * 5 * MAX_AT_ONCE)
-        assert await turns_during(BrokerService(hub)._take(p, outbox, batch)) > 5
+        batch = [pb.EngineMessage(message_id=1)] * 5 * MAX_AT_ONCE
+        hear = partial(BrokerService(hub)._hear, p, outbox)
+        assert await turns_during(hear_batch(batch, outbox, hear, hub.now_s)) > 5
         answer = await outbox.take()
         assert answer is not None
         assert {one.refused.reason for one in answer.events} == {"ARGUMENT_INVALID"}
         late = link.AgentMessage(settled=link.Settled(handoff=1))
         orders: AgentOutbox = Outbox(link.ConnectResponse, 10**6)
-        taken = AgentLinkService(hub)._take(p, p.agents[0], orders, [late] * 5 * MAX_AT_ONCE)
+        listen = partial(AgentLinkService(hub)._hear, p, p.agents[0])
+        taken = hear_batch([late] * 5 * MAX_AT_ONCE, orders, listen, hub.now_s)
         assert await turns_during(taken) > 5
         await both.hand_over("next")

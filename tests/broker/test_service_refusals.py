@@ -270,7 +270,7 @@ async def test_another_engine_may_not_take_a_side(monkeypatch: pytest.MonkeyPatc
 
 async def test_a_dead_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker() as running, pair(running.address, 1, 2) as both:
-        lost = called(running.hub.directory.members, "remove_agent", monkeypatch)
+        lost = called(running.hub.directory.connections, "remove", monkeypatch)
         await both.d_agents[1].drop()
         await lost.get()
         both.p.publish("h", P_BLOCKS, POSITION)

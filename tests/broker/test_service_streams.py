@@ -25,7 +25,7 @@ from broker.fakes import (
 from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
 from restow.broker.client.delivery import HandoffEnded
 from restow.broker.client.errors import from_rpc_error
-from restow.broker.core.handoffs import flow
+from restow.broker.core.engines import flow
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire
 from restow.broker.rpc.wire_program import PROGRAM_FORM
@@ -286,9 +286,9 @@ async def test_a_slow_agent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     # As it is, so many are not under way that the queue of one agent could be full.
     monkeypatch.setattr(flow, "LEAST_SMALL_READS", 1 << 20)
     async with broker(max_queue=512) as running, pair(running.address, 1, 1) as both:
-        members = running.hub.directory.members
-        lost = called(members, "break_off", monkeypatch)
-        admitted = called(members, "admit", monkeypatch)
+        connections = running.hub.directory.connections
+        lost = called(connections, "break_off", monkeypatch)
+        admitted = called(connections, "admit", monkeypatch)
         await both.d_agents[0].drop()
         await lost.get()
         slow = agent_link_pb2_grpc.AgentLinkStub(both.channel).Connect()

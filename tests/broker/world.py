@@ -150,10 +150,9 @@ class World:
             RegionMemory(one.name, 1 << 20, pages, one.page_stride_bytes, 1, 0)
             for one in layout(1).ranks[0].regions
         ]
-        agent, actions = self.directory.members.admit(
-            side.record, rank, name, b"meta", regions, 1 << 20, self.now_s, host
-        )
-        self.hear(actions)
+        key = act.AgentKey(side.record.key, rank)
+        agent = AgentRecord(key, name, b"meta", tuple(regions), 1 << 20, host)
+        self.hear(self.directory.connections.admit(side.record, agent, self.now_s))
         self.connected.add(agent.key)
         side.agents[rank] = agent
         self.run(lambda now_s: self.directory.granting.resume(side.record, now_s))
@@ -163,7 +162,9 @@ class World:
         """Break the stream of a rank's agent."""
         agent = side.agents[rank]
         self.connected.discard(agent.key)
-        return self.run(lambda now_s: self.directory.members.break_off(side.record, agent, now_s))
+        return self.run(
+            lambda now_s: self.directory.connections.break_off(side.record, agent, now_s)
+        )
 
     def unregister(self, side: Side) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.members.unregister(side.record, now_s))

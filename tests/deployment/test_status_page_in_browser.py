@@ -73,7 +73,7 @@ async def test_one_handoff_and_one_agent_missing(
 ) -> None:
     async with pair(shown.address, 2, 4) as both:
         await both.hand_over("before")
-        lost = called(shown.hub.directory.members, "remove_agent", monkeypatch)
+        lost = called(shown.hub.directory.connections, "remove", monkeypatch)
         await both.p_agents[1].drop()
         await lost.get()
         both.p.publish("request-1", P_BLOCKS, POSITION, lease_ms=PATIENT_MS)

@@ -155,7 +155,7 @@ class House:
                 (key, one.incarnation, one.layout_digest, sorted(one.handoffs), one.admitted)
                 for key, one in directory.members.engines.items()
             ],
-            set(directory.members.names),
+            set(directory.connections.names),
             [
                 (key, one.number, one.state, one.publication.final, one.lease.until_s)
                 for key, one in directory.ledger.live.items()
@@ -181,10 +181,10 @@ class House:
         for pair, outcome in directory.granting.pairs.items():
             if isinstance(outcome, PairRefused) and "planner failed" in outcome.error.message:
                 raise Violation(f"{pair}: {outcome.error.message}")
-        members, probing = directory.members, directory.probing
+        names, probing = directory.connections.names, directory.probing
         for what, size, bound in (
             ("sessions", len(self.hub.engines), limits.max_engines),
-            ("agents", len(self.hub.agents), len(members.names)),
+            ("agents", len(self.hub.agents), len(names)),
             ("live and quarantined", len(directory.ledger.quarantine), limits.max_live),
             ("pairs of hosts", len(probing.known), limits.max_pairs),
             ("longest word of a failure", _longest_word(self.hub), 1024),
@@ -246,7 +246,7 @@ class House:
         for what, left in (
             ("handoffs", set(directory.ledger.live)),
             ("engines", directory.members.engines.keys() - good),
-            ("agents", directory.members.names.keys() - {(TENANTS[0], one) for one in friends}),
+            ("agents", directory.connections.names.keys() - {(TENANTS[0], one) for one in friends}),
             ("sessions", hub.engines.keys() - good),
             ("agents' streams", {key for key in hub.agents if key.engine not in good}),
             ("calls that wait", set(hub._waiting)),

@@ -16,6 +16,7 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Settlement
+from restow.broker.core.handoffs.demand import Demand
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
@@ -95,7 +96,7 @@ def no_deadline_at_d(history: History) -> Iterator[None]:
 @contextlib.contextmanager
 def no_content(history: History) -> Iterator[None]:
     """Nobody compares what P computed with what D asks for."""
-    with patch.object(Handoff, "check_content", lambda *words: None):
+    with patch.object(Demand, "check_content", lambda *words: None):
         yield
 
 

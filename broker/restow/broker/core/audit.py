@@ -129,17 +129,18 @@ def _check_ended(handoff: Handoff) -> Iterator[str]:
 
 
 def _check_members(directory: Directory) -> Iterator[str]:
-    members, by_number = directory.members, directory.ledger.by_number
-    named = set(map(id, members.names.values()))
+    members, names = directory.members, directory.connections.names
+    by_number = directory.ledger.by_number
+    named = set(map(id, names.values()))
     engines = members.engines.values()
     held = [a for engine in engines for a in (*engine.agents.values(), *engine.away.values())]
     if named != set(map(id, held)):
         yield "the tables of agents by name and by rank differ"
-    for name, agent in members.names.items():
+    for name, agent in names.items():
         away = members.engines[agent.key.engine].away.get(agent.key.rank) is agent
         if agent.gone != away or (agent.tenant, agent.agent_name) != name:
             yield f"agent {agent.agent_name} is filed as {name}, gone: {agent.gone}, away: {away}"
-        lost = [peer for peer in agent.peers if (agent.tenant, peer) not in members.names]
+        lost = [peer for peer in agent.peers if (agent.tenant, peer) not in names]
         if lost:
             yield f"agent {name} was not told to forget {sorted(lost)}"
     for key, engine in members.engines.items():

@@ -7,6 +7,7 @@ it from one event loop.
 from __future__ import annotations
 
 from restow.broker.core.actions import Action, State
+from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Chunk, Failure, Wish
@@ -15,8 +16,9 @@ from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff, told
 from restow.broker.core.handoffs.ledger import Ledger
+from restow.broker.core.handoffs.waiting import why_late
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbers import Numbers
+from restow.broker.core.numbering import Numbering
 from restow.broker.core.probing import Probing
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RestowError
@@ -39,14 +41,13 @@ class Directory:
         """
         self.limits = limits or Limits()
         self.ledger = Ledger(self.limits, first_us)
-        self.members = Membership(self.ledger, self.limits)
-        probes = Numbers(first_us)
-        self.probing = Probing(self.limits, measures, probes)
-        self.examining = Examining(self.limits, probes)
-        self.granting = Granting(self.ledger, self.limits, self.probing, digests or Digests())
-        self.reports = Reports(
-            self.ledger, self.limits, self.granting, self.probing, self.examining
-        )
+        self.connections = Connections(self.ledger)
+        self.members = Membership(self.ledger, self.connections)
+        numbering = Numbering(first_us)
+        self.probing = Probing(self.limits, measures, numbering)
+        self.examining = Examining(self.limits, numbering)
+        self.granting = Granting(self.ledger, self.probing, digests or Digests())
+        self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
     @property
     def granted(self) -> int:
@@ -57,8 +58,7 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float
     ) -> list[Action]:
         """P publishes a chunk. Raises a typed error; then nothing changed."""
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_published_before(engine, chunk)
@@ -99,8 +99,7 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
     ) -> list[Action]:
         """D asks, once or again. Raises a typed error; then nothing changed."""
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
@@ -127,8 +126,7 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, lease_s: float, now_s: float
     ) -> list[Action]:
         """P prolongs its lease. Raises `HandoffUnknownError` or `HandoffOwnedError`."""
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         handoff = self.ledger.find_of(engine, handoff_id)
         if handoff.source is not engine:
             raise HandoffOwnedError(
@@ -149,8 +147,7 @@ class Directory:
 
         Raises `HandoffUnknownError`.
         """
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         handoff = self.ledger.find_of(engine, handoff_id)
         if demand and (engine is not handoff.destination or demand != handoff.demand_number):
             return []  # it was refused, or told its end
@@ -171,8 +168,7 @@ class Directory:
 
         Raises `HandoffOwnedError` if another engine is D, and what `Ledger.make` raises.
         """
-        if engine.gone:
-            raise engine.departed()
+        engine.check_there()
         known = self.ledger.look_up(engine, handoff_id)
         if known is not None:
             known.check_destination(engine)
@@ -211,7 +207,7 @@ class Directory:
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """A handoff has run out of time. That D's agents are missing is no fault of P's."""
-        failure = handoff.why_late(now_s)
+        failure = why_late(handoff, now_s)
         waited = failure.reason in ("AGENT_MISSING", "AGENT_LOST") and not handoff.granted
         if waited and handoff.source and handoff.source.complete:
             return self.ledger.dismiss(handoff, failure, now_s)

@@ -11,7 +11,7 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Probed
 from restow.broker.core.handoffs.handoff import MAX_REASON
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbers import Numbers
+from restow.broker.core.numbering import Numbering
 from restow.broker.core.probes import ProbeEnd, Probes
 from restow.broker.errors import PairNotReadyError, QuotaExceededError
 
@@ -23,10 +23,10 @@ MAX_DETAIL = 512
 class Examining:
     """All examinations under way. Pure, like the directory that it serves."""
 
-    def __init__(self, limits: Limits, numbers: Numbers) -> None:
-        """``numbers`` are those of all probes."""
+    def __init__(self, limits: Limits, numbering: Numbering) -> None:
+        """``numbering`` is that of all probes."""
         self._limits = limits
-        self._probes = Probes(numbers)
+        self._probes = Probes(numbering)
 
     def begin(
         self, source: EngineRecord, destination: EngineRecord, now_s: float

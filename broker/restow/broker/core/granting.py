@@ -12,7 +12,7 @@ from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.ledger import Ledger
-from restow.broker.core.limits import Limits
+from restow.broker.core.handoffs.waiting import waits_for
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.core.probing import Probing
 
@@ -20,7 +20,7 @@ from restow.broker.core.probing import Probing
 class Granting:
     """Handoffs on their way to a grant, and the plans that are known. Pure, like the directory."""
 
-    def __init__(self, ledger: Ledger, limits: Limits, probing: Probing, digests: Digests) -> None:
+    def __init__(self, ledger: Ledger, probing: Probing, digests: Digests) -> None:
         """Know no plan."""
         self.pairs: OrderedDict[PairKey, PairOutcome] = OrderedDict()
         self.planning: dict[PairKey, set[int]] = {}
@@ -28,7 +28,7 @@ class Granting:
         self.draining = False
         """Nothing is granted any more: the next broker will be told of all that waits."""
         self._ledger = ledger
-        self._limits = limits
+        self._limits = ledger.limits
         self._probing = probing
         self._digests = digests
 
@@ -38,6 +38,14 @@ class Granting:
         if draining:
             return []
         return self.go_on(set(self._ledger.by_number), now_s)
+
+    def waits_for(self, handoff: Handoff) -> str:
+        """What a live handoff waits for, in words; nothing once it is granted."""
+        if handoff.granted:
+            return ""
+        if self.draining and handoff.complete and handoff.destination is not None:
+            return "the broker drains, and grants nothing"
+        return waits_for(handoff)
 
     def resume(self, engine: EngineRecord, now_s: float) -> list[Action]:
         """An agent has been welcomed: handoffs that waited for it may go on."""
@@ -86,7 +94,7 @@ class Granting:
             return []
         if handoff.state is State.WAITING and handoff.complete:
             handoff.state = State.READY
-            handoff.note(now_s, "ready")
+            handoff.timeline.note(now_s, "ready")
         if handoff.state is State.READY and handoff.destination is not None and not handoff.met_s:
             handoff.met_s = now_s
         actions = self._try_grant(handoff, now_s)
@@ -117,7 +125,7 @@ class Granting:
             return []
         if not (source.complete and destination.complete):
             if handoff.lease.wait_for_agents(self._limits, now_s):
-                handoff.note(now_s, "waits for agents")
+                handoff.timeline.note(now_s, "waits for agents")
             return []
         probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
         if probes is not None:
@@ -134,7 +142,7 @@ class Granting:
         admitted = self._ledger.flow.begin(destination.key, handoff.number, size_bytes, now_s)
         if admitted == handoff.queued:
             handoff.queued = not admitted
-            handoff.note(now_s, "its turn came" if admitted else "waits for its turn")
+            handoff.timeline.note(now_s, "its turn came" if admitted else "waits for its turn")
         if not admitted:
             return []
         granted = open_grant(handoff, source, pair, self._limits, now_s)

@@ -38,6 +38,11 @@ class PairPlan:
     hashed: bool = False
     """Whether sources hash all that is read from them."""
 
+    @property
+    def staged_runs(self) -> int:
+        """How many runs are gathered or hashed."""
+        return sum(map(len, self.staging.values()))
+
     def with_digests(self) -> PairPlan:
         """The same programs; every source is asked before it is read from."""
         gathering = {(one.src_rank, rank) for one in self.gathers for rank in one.dst_ranks}

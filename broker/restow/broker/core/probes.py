@@ -12,7 +12,7 @@ from typing import NamedTuple
 from restow.broker.core.actions import Action, SendPeer, SendProbe, SendUnprobe
 from restow.broker.core.engines.agent import AgentRecord, is_memory
 from restow.broker.core.events import Probed
-from restow.broker.core.numbers import Numbers
+from restow.broker.core.numbering import Numbering
 
 
 @dataclass(slots=True, eq=False)
@@ -43,9 +43,9 @@ class ProbeEnd(NamedTuple):
 class Probes:
     """Those of one kind. Pure: agents' answers and the time go in, actions and ends come out."""
 
-    def __init__(self, numbers: Numbers) -> None:
-        """``numbers`` are those of all probes: agents tell kinds apart by nothing else."""
-        self._numbers = numbers
+    def __init__(self, numbering: Numbering) -> None:
+        """``numbering`` is that of all probes: agents tell kinds apart by nothing else."""
+        self._numbering = numbering
         self._running: dict[int, Probe] = {}
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Probes:
         names_transport: bool = False,
     ) -> tuple[Probe, list[Action]]:
         """Have the source hold ``size_bytes``."""
-        number = self._numbers.take(now_s)
+        number = self._numbering.take(now_s)
         probe = Probe(number, source, destination, names_transport, now_s, until_s)
         self._running[number] = probe
         return probe, [SendProbe(source.key, number, size_bytes)]

@@ -16,7 +16,7 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Probed
 from restow.broker.core.handoffs.handoff import MAX_REASON
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbers import Numbers
+from restow.broker.core.numbering import Numbering
 from restow.broker.core.pair import PairPlan
 from restow.broker.core.probes import Probe, ProbeEnd, Probes
 from restow.broker.errors import CostsInvalidError
@@ -36,12 +36,12 @@ class HostCosts:
 class Probing:
     """The costs of all pairs of hosts. Pure, like the directory that it serves."""
 
-    def __init__(self, limits: Limits, enabled: bool, numbers: Numbers) -> None:
-        """Know nothing; not ``enabled``: never ask. ``numbers`` are those of all probes."""
+    def __init__(self, limits: Limits, enabled: bool, numbering: Numbering) -> None:
+        """Know nothing; not ``enabled``: never ask. ``numbering`` is that of all probes."""
         self.known: OrderedDict[HostPair, HostCosts] = OrderedDict()
         self._limits = limits
         self._enabled = enabled
-        self._probes = Probes(numbers)
+        self._probes = Probes(numbering)
         self._by_hosts: dict[HostPair, tuple[Probe, set[int]]] = {}
         """The measurement of a pair that is under way, and the handoffs that wait for it."""
 

@@ -12,7 +12,6 @@ from restow.broker.core.handoffs.digests import not_compared, not_hashed
 from restow.broker.core.handoffs.grant import execute, unreadable
 from restow.broker.core.handoffs.lease import unpublished_until_s
 from restow.broker.core.handoffs.ledger import Ledger
-from restow.broker.core.limits import Limits
 from restow.broker.core.probing import Probing
 
 NOT_BEGUN = "READ_NOT_BEGUN"
@@ -25,14 +24,13 @@ class Reports:
     def __init__(
         self,
         ledger: Ledger,
-        limits: Limits,
         granting: Granting,
         probing: Probing,
         examining: Examining,
     ) -> None:
         """Serve what a directory consists of."""
         self._ledger = ledger
-        self._limits = limits
+        self._limits = ledger.limits
         self._granting = granting
         self._probing = probing
         self._examining = examining
@@ -55,7 +53,7 @@ class Reports:
             return []
         known.check_source(engine)
         known.fence(agent.key.rank, now_s)
-        return self._granting.advance(known, now_s)
+        return self._granting.advance(known, now_s) if known.complete else []
 
     def staged(
         self,
@@ -83,7 +81,7 @@ class Reports:
         if failure is None and pair.hashed:
             failure = not_hashed(run, rank)
         handoff.staged[dst_rank, rank] = run.kept(pair.hashed and failure is None)
-        handoff.note(now_s, "staged", (rank, dst_rank))
+        handoff.timeline.note(now_s, "staged", (rank, dst_rank))
         if failure is not None:
             handoff.unsettled.discard(dst_rank)
             return self._ledger.stop(handoff, failure, now_s)
@@ -96,9 +94,9 @@ class Reports:
             # This rank is not told to read: it has nothing to settle.
             handoff.unsettled.discard(dst_rank)
             return self._ledger.stop(handoff, late, now_s)
-        if all(handoff.is_staged(pair, one) for one in pair.staging):
+        if len(handoff.staged) == pair.staged_runs:
             handoff.state = State.READING
-        return execute(handoff, pair, dst_rank, now_s)
+        return execute(handoff, pair, (dst_rank,), now_s)
 
     def settled(
         self, engine: EngineRecord, agent: AgentRecord, settlement: Settlement, now_s: float

@@ -7,6 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -23,14 +24,12 @@ from restow.broker.planner import CostModel, Strategy, check_exact, compile_prog
 from restow.broker.rpc.status import cut
 from restow.broker.server import orders
 from restow.broker.server.expected import Expected
-from restow.broker.server.outbox import Outbox
+from restow.broker.server.outbox import AgentOutbox, EngineOutbox
 from restow.broker.words import member
-from restow.v1 import agent_link_pb2, broker_pb2
+from restow.v1 import broker_pb2
 
 TICK_S = 0.02
 
-AgentOutbox = Outbox[agent_link_pb2.ConnectResponse]
-EngineOutbox = Outbox[broker_pb2.SessionResponse]
 Ended = broker_pb2.Ended
 
 
@@ -73,17 +72,11 @@ class Hub:
         self._watcher: Callable[[Handoff], None] | None = None
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
         self._log = structlog.get_logger("restow.broker")
-        self._do: dict[type, Callable[..., None]] = {
-            act.TellEnded: self._tell_ended,
-            act.SendProgram: self._send_program,
+        self._do: dict[type, Callable[[Any], None]] = {
+            **dict.fromkeys(orders.WRITE, self._send),
             act.SendPeer: self._send_peer,
-            act.SendForget: self._send_forget,
-            act.SendStage: self._send_stage,
-            act.SendExecute: self._send_execute,
-            act.SendUnstage: self._send_unstage,
             act.SendProbe: self._send_probe,
-            act.SendUnprobe: self._send_unprobe,
-            act.SendUnfence: self._send_unfence,
+            act.TellEnded: self._tell_ended,
             act.TellExamined: self._tell_examined,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
@@ -109,7 +102,8 @@ class Hub:
         known = ledger.look_up(engine, handoff_id)
         # Those who have no part in it can't write into it.
         if known is not None and engine in (known.source, known.destination):
-            known.note_refused(self.now_s(), engine, error.reason, cut(error.message))
+            name, words = engine.key.engine_id, cut(error.message)
+            known.timeline.note_refused(self.now_s(), name, error.reason, words)
 
     def watch_ends(self, watcher: Callable[[Handoff], None] | None) -> None:
         """Show each handoff that ends to ``watcher``, on the loop; None: to nobody any more."""
@@ -199,54 +193,21 @@ class Hub:
                 orders.fill_ended(ended, action)
                 future.set_result(ended)
 
-    def _order(self, key: act.AgentKey, size_bytes: int = 0) -> agent_link_pb2.AgentOrder | None:
-        """An empty order on its way to an agent; None if its stream is gone."""
-        outbox = self.agents.get(key)
-        return None if outbox is None else outbox.open(size_bytes).orders.add()
-
-    def _send_program(self, action: act.SendProgram) -> None:
-        if (order := self._order(action.agent, action.program.size_bytes)) is not None:
-            orders.fill_program(order, action)
+    def _send(self, action: Any) -> None:
+        if (outbox := self.agents.get(action.agent)) is not None:
+            orders.WRITE[type(action)](outbox, action)
 
     def _send_peer(self, action: act.SendPeer) -> None:
         engine = self.directory.members.engines[action.peer.engine]
-        peer = engine.memory_of(action.peer.rank)
-        size_bytes = len(peer.nixl_metadata) + len(peer.host_memory)
-        if (order := self._order(action.agent, size_bytes)) is not None:
-            orders.fill_peer(order, peer)
-
-    def _send_forget(self, action: act.SendForget) -> None:
-        if (order := self._order(action.agent)) is not None:
-            orders.fill_forget(order, action)
-
-    def _send_stage(self, action: act.SendStage) -> None:
-        size_bytes = act.size_of(action.blocks)
-        if (order := self._order(action.agent, size_bytes)) is not None:
-            orders.fill_stage(order, action)
-
-    def _send_execute(self, action: act.SendExecute) -> None:
-        size_bytes = act.size_of(action.src_blocks) + act.size_of(action.dst_blocks)
-        if (order := self._order(action.agent, size_bytes)) is not None:
-            orders.fill_execute(order, action)
-
-    def _send_unstage(self, action: act.SendUnstage) -> None:
-        if (order := self._order(action.agent)) is not None:
-            orders.fill_unstage(order, action)
+        if (outbox := self.agents.get(action.agent)) is not None:
+            orders.write_peer(outbox, engine.memory_of(action.peer.rank))
 
     def _send_probe(self, action: act.SendProbe) -> None:
         peer = None
         if action.peer is not None:
             peer = self.directory.members.engines[action.peer.engine].agents[action.peer.rank]
-        if (order := self._order(action.agent)) is not None:
-            orders.fill_probe(order, action, peer)
-
-    def _send_unprobe(self, action: act.SendUnprobe) -> None:
-        if (order := self._order(action.agent)) is not None:
-            order.unprobe.number = action.number
-
-    def _send_unfence(self, action: act.SendUnfence) -> None:
-        if (order := self._order(action.agent, len(action.handoff_id))) is not None:
-            order.unfence.handoff_id = action.handoff_id
+        if (outbox := self.agents.get(action.agent)) is not None:
+            orders.write_probe(outbox, action, peer)
 
     def _close_session(self, action: act.CloseSession) -> None:
         outbox = self.engines.pop(action.engine, None)

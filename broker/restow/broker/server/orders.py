@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from restow.broker.core import actions as act
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.rpc import wire_program
+from restow.broker.server.outbox import AgentOutbox
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2
 
@@ -39,16 +41,15 @@ def _fill_blocks(lists: _BlockLists, blocks: tuple[act.GroupIds, ...]) -> None:
         message.block_ids = ids
 
 
-def fill_program(order: link.AgentOrder, action: act.SendProgram) -> None:
-    """A program, or the part that a source gathers."""
-    order.program.CopyFrom(
-        wire_program.program_to_proto(action.program, action.src_rank, action.hashed)
-    )
+def _write_program(outbox: AgentOutbox, action: act.SendProgram) -> None:
+    program = wire_program.program_to_proto(action.program, action.src_rank, action.hashed)
+    outbox.open(action.program.size_bytes).orders.add().program.CopyFrom(program)
 
 
-def fill_peer(order: link.AgentOrder, record: AgentRecord) -> None:
+def write_peer(outbox: AgentOutbox, record: AgentRecord) -> None:
     """An agent to read from."""
-    peer = order.peer
+    size_bytes = len(record.nixl_metadata) + len(record.host_memory)
+    peer = outbox.open(size_bytes).orders.add().peer
     peer.agent_name = record.agent_name
     peer.rank = record.key.rank
     peer.nixl_metadata = record.nixl_metadata
@@ -64,14 +65,12 @@ def fill_peer(order: link.AgentOrder, record: AgentRecord) -> None:
         )
 
 
-def fill_forget(order: link.AgentOrder, action: act.SendForget) -> None:
-    """A peer is gone."""
-    order.forget.agent_name = action.agent_name
+def _write_forget(outbox: AgentOutbox, action: act.SendForget) -> None:
+    outbox.open().orders.add().forget.agent_name = action.agent_name
 
 
-def fill_stage(order: link.AgentOrder, action: act.SendStage) -> None:
-    """Gather and hash."""
-    stage = order.stage
+def _write_stage(outbox: AgentOutbox, action: act.SendStage) -> None:
+    stage = outbox.open(act.size_of(action.blocks)).orders.add().stage
     stage.handoff = action.handoff
     _fill_blocks(stage.src_blocks, action.blocks)
     stage.first_token = action.first_token
@@ -81,9 +80,9 @@ def fill_stage(order: link.AgentOrder, action: act.SendStage) -> None:
     stage.digest = _KINDS[action.hashed]
 
 
-def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:
-    """Read."""
-    execute = order.execute
+def _write_execute(outbox: AgentOutbox, action: act.SendExecute) -> None:
+    size_bytes = act.size_of(action.src_blocks) + act.size_of(action.dst_blocks)
+    execute = outbox.open(size_bytes).orders.add().execute
     execute.handoff = action.handoff
     execute.handoff_id = action.handoff_id
     execute.program_id = action.program_id
@@ -103,9 +102,9 @@ def fill_execute(order: link.AgentOrder, action: act.SendExecute) -> None:
     execute.digest = _KINDS[action.hashed]
 
 
-def fill_probe(order: link.AgentOrder, action: act.SendProbe, peer: AgentRecord | None) -> None:
+def write_probe(outbox: AgentOutbox, action: act.SendProbe, peer: AgentRecord | None) -> None:
     """Measure."""
-    probe = order.probe
+    probe = outbox.open().orders.add().probe
     probe.number = action.number
     probe.bytes = action.size_bytes
     if peer is not None:
@@ -114,6 +113,25 @@ def fill_probe(order: link.AgentOrder, action: act.SendProbe, peer: AgentRecord 
         probe.name_transport = action.name_transport
 
 
-def fill_unstage(order: link.AgentOrder, action: act.SendUnstage) -> None:
-    """Give staging back."""
-    order.unstage.handoff = action.handoff
+def _write_unstage(outbox: AgentOutbox, action: act.SendUnstage) -> None:
+    outbox.open().orders.add().unstage.handoff = action.handoff
+
+
+def _write_unprobe(outbox: AgentOutbox, action: act.SendUnprobe) -> None:
+    outbox.open().orders.add().unprobe.number = action.number
+
+
+def _write_unfence(outbox: AgentOutbox, action: act.SendUnfence) -> None:
+    outbox.open(len(action.handoff_id)).orders.add().unfence.handoff_id = action.handoff_id
+
+
+WRITE: dict[type, Callable[[AgentOutbox, Any], None]] = {
+    act.SendProgram: _write_program,
+    act.SendForget: _write_forget,
+    act.SendStage: _write_stage,
+    act.SendExecute: _write_execute,
+    act.SendUnstage: _write_unstage,
+    act.SendUnprobe: _write_unprobe,
+    act.SendUnfence: _write_unfence,
+}
+"""Orders that need nothing but their action."""

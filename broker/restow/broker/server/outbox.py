@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from restow.broker.errors import QueueFullError, RestowError
+from restow.v1 import agent_link_pb2, broker_pb2
 
 Batch = TypeVar("Batch")
 
@@ -107,3 +108,7 @@ class Outbox(Generic[Batch]):
                 return None
             self._wake.clear()
             await self._wake.wait()
+
+
+AgentOutbox = Outbox[agent_link_pb2.ConnectResponse]
+EngineOutbox = Outbox[broker_pb2.SessionResponse]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from restow.broker.planner import CostModel, Strategy
 
 Seconds = Annotated[float, Field(gt=0, le=600)]
 Count = Annotated[int, Field(ge=1)]
+LIMITS = Limits()
 
 
 class BrokerSettings(BaseSettings):
@@ -36,14 +38,14 @@ class BrokerSettings(BaseSettings):
     """Costs that stand for what would be measured; those not named have their defaults."""
     digests: DigestMode = DigestMode.OFF
     digest_every: Count = Digests().every
-    lease_s: Seconds = 30.0
-    timeout_s: Seconds = 30.0
-    grant_s: Seconds = 10.0
-    settle_grace_s: Seconds = Limits().settle_grace_s
+    lease_s: Seconds = LIMITS.lease_s
+    timeout_s: Seconds = LIMITS.timeout_s
+    grant_s: Seconds = LIMITS.grant_s
+    settle_grace_s: Seconds = LIMITS.settle_grace_s
     drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     """How long reads under way may hold up the end."""
-    max_live: Count = 100_000
-    max_ended: Count = 10_000
+    max_live: Count = LIMITS.max_live
+    max_ended: Count = LIMITS.max_ended
     max_queue: Count = 100_000
     tenant_max_live: Count | None = None
     tenant_max_ended: Count | None = None
@@ -65,14 +67,5 @@ class BrokerSettings(BaseSettings):
 
     def limits(self) -> Limits:
         """The bounds that the directory works with."""
-        return Limits(
-            lease_s=self.lease_s,
-            timeout_s=self.timeout_s,
-            grant_s=self.grant_s,
-            settle_grace_s=self.settle_grace_s,
-            max_live=self.max_live,
-            max_ended=self.max_ended,
-            tenant_max_live=self.tenant_max_live,
-            tenant_max_ended=self.tenant_max_ended,
-            tenant_max_engines=self.tenant_max_engines,
-        )
+        named = {one.name for one in fields(Limits)} & set(type(self).model_fields)
+        return Limits(**{name: getattr(self, name) for name in named})

@@ -71,7 +71,8 @@ class BlockLists:
 
         Raises `PageRepeatedError` if any but the null block is there twice.
         """
-        ordered = np.sort(unsigned(data))
+        ordered = unsigned(data).copy()
+        ordered.sort()
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         null = self.null_blocks.get(group)
         if twice.size and null is not None:
@@ -106,7 +107,7 @@ class BlockLists:
             return
         first = first_token // tokens
         ids = unsigned(blocks[group])[first : -(-stop_token // tokens)]
-        given = np.flatnonzero(ids == null)
+        (given,) = (ids == null).nonzero()
         if given.size:
             at = max((first + given.item(0)) * tokens, first_token)
             raise self.given_null(group, null, f"token {at} of [{first_token}, {stop_token})")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from restow.broker.core.actions import AgentKey, EngineKey
+from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory, is_memory
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.engines.early_fences import EarlyFences
@@ -121,13 +121,14 @@ class EngineRecord(BlockLists):
             )
         return agent
 
-    def departed(self) -> EngineReplacedError:
-        """What to answer to words of an engine that is gone."""
-        return EngineReplacedError(
-            f"engine {self.key.engine_id}, incarnation {self.incarnation} is gone from here: "
-            f"it was replaced or unregistered",
-            engine=self.key.engine_id,
-        )
+    def check_there(self) -> None:
+        """Raise `EngineReplacedError` if it is gone."""
+        if self.gone:
+            raise EngineReplacedError(
+                f"engine {self.key.engine_id}, incarnation {self.incarnation} is gone from here: "
+                f"it was replaced or unregistered",
+                engine=self.key.engine_id,
+            )
 
     def rank_layout(self, rank: int) -> RankLayout:
         """The layout of a rank. Raises `AgentUnknownError`."""
@@ -141,39 +142,14 @@ class EngineRecord(BlockLists):
             )
         return layout
 
-    def admit(
-        self,
-        rank: int,
-        agent_name: str,
-        nixl_metadata: bytes,
-        regions: Sequence[RegionMemory],
-        staging_bytes: int,
-        host: str = "",
-        host_memory: bytes = b"",
-    ) -> AgentRecord:
+    def admit(self, agent: AgentRecord) -> None:
         """Take an agent in. Raises `AgentUnknownError` or `AgentMismatchError`."""
-        layout = self.rank_layout(rank)
-        _check_regions(self.key.engine_id, layout, regions)
-        if staging_bytes < 0:
-            raise AgentMismatchError(
-                f"engine {self.key.engine_id}, rank {rank}: staging_bytes is {staging_bytes}",
-                engine=self.key.engine_id,
-                rank=rank,
-            )
-        agent = AgentRecord(
-            AgentKey(self.key, rank),
-            agent_name,
-            nixl_metadata,
-            tuple(regions),
-            staging_bytes,
-            host,
-            host_memory,
-        )
+        rank = agent.key.rank
+        _check_regions(self.key.engine_id, self.rank_layout(rank), agent.regions)
         self.agents[rank] = agent
         self.heard_ranks.add(rank)
         self.admitted += 1
         self.block_limits = self._limits()
-        return agent
 
     def _limits(self) -> dict[str, int]:
         limits = dict.fromkeys(self.block_tokens, MAX_IDS)

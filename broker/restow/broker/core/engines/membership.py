@@ -1,27 +1,22 @@
-"""Membership: engines and agents come and go, and what that does to their handoffs."""
+"""Membership: engines come and go, and what that does to their handoffs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from restow.broker.core.actions import (
     Action,
     CloseAgent,
     CloseSession,
     EngineKey,
-    SendForget,
     SendUnfence,
     State,
 )
-from restow.broker.core.engines.agent import AgentRecord, RegionMemory
+from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH, Ledger
-from restow.broker.core.limits import Limits
 from restow.broker.errors import (
-    AgentMismatchError,
-    AgentReplacedError,
     DirectoryFullError,
     EngineReplacedError,
     EngineUnknownError,
@@ -47,15 +42,14 @@ def check_names(key: EngineKey, incarnation: str) -> None:
 
 
 class Membership:
-    """The engines, each with its agents. Names of agents are unique in a tenant."""
+    """The engines that are registered."""
 
-    def __init__(self, ledger: Ledger, limits: Limits) -> None:
+    def __init__(self, ledger: Ledger, connections: Connections) -> None:
         """Start empty."""
         self.engines: dict[EngineKey, EngineRecord] = {}
-        self.names: dict[tuple[str, str], AgentRecord] = {}
-        """By tenant and name."""
         self._ledger = ledger
-        self._limits = limits
+        self._limits = ledger.limits
+        self._connections = connections
         self._sweep_at_s = 0.0
 
     def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
@@ -155,149 +149,10 @@ class Membership:
             failure = Failure(state, "ENGINE_LOST", error.message)
             actions += self._ledger.stop(handoff, failure, now_s)
         for agent in [*engine.agents.values(), *engine.away.values()]:
-            actions += self.remove_agent(engine, agent, now_s)
+            actions += self._connections.remove(engine, agent, now_s)
             actions.append(CloseAgent(agent.key, error))
         actions.append(CloseSession(engine.key, error))
         self._ledger.tenants.add_engines(engine.key.tenant, -1)
-        return actions
-
-    def admit(
-        self,
-        engine: EngineRecord,
-        rank: int,
-        agent_name: str,
-        nixl_metadata: bytes,
-        regions: Sequence[RegionMemory],
-        staging_bytes: int,
-        now_s: float,
-        host: str = "",
-        host_memory: bytes = b"",
-    ) -> tuple[AgentRecord, list[Action]]:
-        """Take an agent in, in place of an older one of its rank.
-
-        Raises `AgentUnknownError`, `AgentMismatchError` or `EngineReplacedError`.
-        """
-        if engine.gone:
-            raise engine.departed()
-        engine.rank_layout(rank)
-        name = (engine.key.tenant, agent_name)
-        old = engine.agents.get(rank) or engine.away.get(rank)
-        namesake = self.names.get(name)
-        if not 0 < len(agent_name) <= MAX_ID_LENGTH or (
-            namesake is not None and namesake is not old
-        ):
-            raise AgentMismatchError(
-                f"engine {engine.key.engine_id}, rank {rank}: agent_name {agent_name[:64]!r} is "
-                f"empty, too long or in use: take a new one",
-                engine=engine.key.engine_id,
-                rank=rank,
-            )
-        if len(host) > MAX_ID_LENGTH:
-            raise AgentMismatchError(
-                f"engine {engine.key.engine_id}, rank {rank}: host has more than {MAX_ID_LENGTH} "
-                f"characters",
-                engine=engine.key.engine_id,
-                rank=rank,
-            )
-        # A Hello that is refused must not cost the rank the agent that it has.
-        agent = engine.admit(
-            rank, agent_name, nixl_metadata, regions, staging_bytes, host, host_memory
-        )
-        actions: list[Action] = []
-        if old is not None:
-            connected = not old.gone
-            if connected:
-                actions += self._break_off(engine, old, now_s)
-            engine.away.pop(rank, None)
-            if not old.is_back_as(agent):
-                actions += self._lose(engine, old, now_s)
-            if connected:
-                engine_id = engine.key.engine_id
-                why = f"the agent of engine {engine_id}, rank {rank} connected anew"
-                error = AgentReplacedError(why, engine=engine_id, rank=rank)
-                actions.append(CloseAgent(old.key, error))
-        self.names[name] = agent
-        engine.last_seen_s = now_s
-        return agent, actions + self._heard(engine, rank, now_s)
-
-    def _heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
-        """An agent says Hello when nothing of an earlier stream reads any more."""
-        actions: list[Action] = []
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
-            if handoff.destination is not engine:
-                continue
-            handoff.unheard.discard(rank)
-            # Whether it has read what it was told to was lost with that stream.
-            if rank in handoff.unsettled:
-                handoff.unsettled.discard(rank)
-                actions += self._ledger.give_back(handoff, _lost(engine, rank), now_s)
-        return actions + self._ledger.quarantine.heard(engine, rank, now_s)
-
-    def break_off(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        """An agent's stream broke: it may come back, with its memory as it was."""
-        if agent.gone:
-            return []
-        del engine.agents[agent.key.rank]
-        engine.away[agent.key.rank] = agent
-        engine.last_seen_s = now_s
-        return self._break_off(engine, agent, now_s)
-
-    def _break_off(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        """What it gathered it drops; what is read straight from its pages goes on."""
-        agent.gone, agent.gone_s = True, now_s
-        rank = agent.key.rank
-        actions: list[Action] = []
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
-            if handoff.source is engine and handoff.gathers_on(rank):
-                actions += self._ledger.give_back(handoff, _lost(engine, rank), now_s)
-        return actions
-
-    def remove_agent(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        """Take an agent out that is gone for good."""
-        agent.gone = True
-        engine.agents.pop(agent.key.rank, None)
-        engine.away.pop(agent.key.rank, None)
-        return self._lose(engine, agent, now_s)
-
-    def look_for_lost(self, now_s: float) -> list[Action]:
-        """Give those up that have not come back in time."""
-        actions: list[Action] = []
-        for engine in list(self.engines.values()):
-            for agent in list(engine.away.values()):
-                away_s = now_s - agent.gone_s
-                if away_s >= self._limits.agent_wait_s:
-                    actions += self.remove_agent(engine, agent, now_s)
-                elif away_s >= self._limits.agent_back_s and not engine.has_session:
-                    actions += self._give_up_reads(engine, agent.key.rank, now_s)
-        return actions
-
-    def _give_up_reads(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
-        actions: list[Action] = []
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
-            if handoff.destination is engine and rank in handoff.unsettled:
-                actions += self._ledger.stop(handoff, _lost(engine, rank), now_s)
-        return actions
-
-    def _lose(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
-        del self.names[agent.tenant, agent.agent_name]
-        engine.early_fences.forget_rank(agent.key.rank)
-        actions: list[Action] = []
-        for reader in self.names.values():
-            if agent.agent_name in reader.peers and reader.tenant == agent.tenant:
-                reader.peers.discard(agent.agent_name)
-                if not reader.gone:  # one that is away begins anew when it is back
-                    actions.append(SendForget(reader.key, agent.agent_name))
-        rank = agent.key.rank
-        for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
-            published = handoff.source is engine and (handoff.publication.final or handoff.fenced)
-            if published or rank in handoff.unsettled:
-                if handoff.source is engine:
-                    handoff.fenced.discard(rank)
-                actions += self._ledger.stop(handoff, _lost(engine, rank), now_s)
         return actions
 
     def session_opened(self, engine: EngineRecord) -> None:
@@ -314,9 +169,10 @@ class Membership:
         if now_s < self._sweep_at_s:
             return []
         self._sweep_at_s = now_s + SWEEP_S
-        actions = self.look_for_lost(now_s)
+        actions: list[Action] = []
         self._look_for_lone(now_s)
         for engine in list(self.engines.values()):
+            actions += self._connections.look_for_lost(engine, now_s)
             for handoff_id, ranks in engine.early_fences.expired(now_s):
                 actions += [
                     SendUnfence(engine.agents[rank].key, handoff_id)
@@ -340,8 +196,3 @@ class Membership:
             others = asking[engine.key.tenant, engine.layout.model.identity] - engine.may_ask
             for number in () if others else engine.handoffs:
                 self._ledger.wait_for_demand(self._ledger.by_number[number], now_s)
-
-
-def _lost(engine: EngineRecord, rank: int) -> Failure:
-    words = f"the agent of engine {engine.key.engine_id}, rank {rank} is gone"
-    return Failure(State.FAILED, "AGENT_LOST", words)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from restow.broker.block_ids import MAX_BLOCKS, MAX_LIST_BYTES
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.events import Wish
-from restow.broker.errors import PagesError
+from restow.broker.core.handoffs.publication import Publication
+from restow.broker.errors import ContentMismatchError, PagesError
 
 
 class Demand(NamedTuple):
@@ -42,6 +43,21 @@ class Demand(NamedTuple):
             blocks[group] = data
         return cls(blocks, wish.held_tokens, wish.position_tokens, wish.content)
 
+    def check_content(self, handoff_id: str, published: Publication) -> None:
+        """Raise `ContentMismatchError` if P's state, published whole, is of other content.
+
+        A D that goes on from elsewhere is refused for that.
+        """
+        differ = bool(published.content and self.content) and published.content != self.content
+        if differ and self.position_tokens == published.position_tokens:
+            raise ContentMismatchError(
+                f"handoff {handoff_id}: the {self.position_tokens} tokens that D goes on from, or "
+                f"what else they are computed from, are not those of P's state (D's content "
+                f"{self.content[:8].hex()}, P's {published.content[:8].hex()}): was P given the "
+                f"same prompt, adapter, images and salt?",
+                handoff=handoff_id,
+            )
+
     def without_blocks(self) -> Demand:
         """What is kept of it after the end."""
         return Demand({}, self.held_tokens, self.position_tokens, self.content)
@@ -54,3 +70,12 @@ class Demand(NamedTuple):
 
 
 NO_DEMAND = Demand({})
+
+
+def content_compared(published: Publication, wanted: Demand) -> str:
+    """Whose words of the content were compared."""
+    if published.content and wanted.content:
+        return "compared"
+    if published.content or wanted.content:
+        return f"named by {'P' if published.content else 'D'} alone"
+    return "not named"

@@ -1,8 +1,8 @@
-"""Granting: a ready handoff meets its plan, and agents get their orders."""
+"""A grant: whether both sides' words fit together, and the orders that agents get."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from restow.broker.core.actions import (
@@ -49,14 +49,12 @@ def open_grant(
     handoff.granted_s = now_s
     handoff.unsettled = set(pair.programs)
     handoff.state = State.STAGING if pair.gathers else State.READING
-    handoff.note(now_s, "granted", (handoff.lease.grant_until_s - now_s, pair.strategies))
+    handoff.timeline.note(now_s, "granted", (handoff.lease.grant_until_s - now_s, pair.strategies))
     actions: list[Action] = []
     for gather in pair.gathers:
         actions += _stage(handoff, source, pair, gather)
-    for dst_rank, staging in pair.staging.items():
-        if not staging:
-            actions += execute(handoff, pair, dst_rank, now_s)
-    return actions
+    at_once = [dst_rank for dst_rank, staging in pair.staging.items() if not staging]
+    return actions + execute(handoff, pair, at_once, now_s) if at_once else actions
 
 
 def misfit(
@@ -83,7 +81,7 @@ def misfit(
             failure = Failure(State.FAILED, error.reason, error.message)
             return Misfit(failure, of_demand=False)
     try:
-        handoff.check_content(wanted)
+        wanted.check_content(handoff.handoff_id, published)
         destination.check_counts(pair.dst_groups, wanted.blocks, position_tokens)
         if handoff.dst_checked != destination.admitted:
             for group, data in wanted.blocks.items():
@@ -133,40 +131,46 @@ def unreadable(run: StagedRun, source: AgentRecord) -> Failure | None:
     return Failure(State.FAILED, "ARGUMENT_INVALID", words)
 
 
-def execute(handoff: Handoff, pair: PairPlan, dst_rank: int, now_s: float) -> list[Action]:
-    """Orders for one destination rank whose sources are all staged."""
+def execute(
+    handoff: Handoff, pair: PairPlan, dst_ranks: Sequence[int], now_s: float
+) -> list[Action]:
+    """Orders for destination ranks whose sources are all staged."""
     source, destination = handoff.source, handoff.destination
     if source is None or destination is None:
         return []
-    program = pair.programs[dst_rank]
-    agent = destination.agents[dst_rank]
+    src_blocks = _needed(handoff.publication.blocks, pair.src_groups)
+    dst_blocks = _needed(handoff.demand.blocks, pair.dst_groups)
+    left_ms = handoff.lease.left_ms(now_s)
     actions: list[Action] = []
-    if program.program_id not in agent.programs:
-        agent.programs.add(program.program_id)
-        actions.append(SendProgram(agent.key, program, None))
-    runs = []
-    for src_rank in pair.sources[dst_rank]:
-        peer = source.memory_of(src_rank)
-        if peer.agent_name not in agent.peers:
-            agent.peers.add(peer.agent_name)
-            actions.append(SendPeer(agent.key, peer.key))
-        run = handoff.staged.get((dst_rank, src_rank), NOTHING)
-        runs.append(SourceRun(src_rank, peer.agent_name, *run))
-    actions.append(
-        SendExecute(
-            agent.key,
-            handoff.number,
-            handoff.handoff_id,
-            program.program_id,
-            _needed(handoff.publication.blocks, pair.src_groups),
-            _needed(handoff.demand.blocks, pair.dst_groups),
-            handoff.demand.held_tokens,
-            handoff.publication.position_tokens,
-            tuple(runs),
-            handoff.lease.left_ms(now_s),
-            pair.hashed,
+    for dst_rank in dst_ranks:
+        program = pair.programs[dst_rank]
+        agent = destination.agents[dst_rank]
+        if program.program_id not in agent.programs:
+            agent.programs.add(program.program_id)
+            actions.append(SendProgram(agent.key, program, None))
+        runs = []
+        for src_rank in pair.sources[dst_rank]:
+            peer = source.memory_of(src_rank)
+            if peer.agent_name not in agent.peers:
+                agent.peers.add(peer.agent_name)
+                actions.append(SendPeer(agent.key, peer.key))
+            run = handoff.staged.get((dst_rank, src_rank), NOTHING)
+            runs.append(SourceRun(src_rank, peer.agent_name, *run))
+        actions.append(
+            SendExecute(
+                agent.key,
+                handoff.number,
+                handoff.handoff_id,
+                program.program_id,
+                src_blocks,
+                dst_blocks,
+                handoff.demand.held_tokens,
+                handoff.publication.position_tokens,
+                tuple(runs),
+                left_ms,
+                pair.hashed,
+            )
         )
-    )
     return actions
 
 

@@ -25,12 +25,12 @@ from restow.broker.core.actions import State, TellEnded
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.handoffs.demand import NO_DEMAND, Demand
-from restow.broker.core.handoffs.lease import Lease, why_unsettled
+from restow.broker.core.handoffs.lease import Lease
 from restow.broker.core.handoffs.publication import NOTHING_PUBLISHED, Publication
+from restow.broker.core.handoffs.timeline import Timeline
 from restow.broker.core.pair import PairPlan
-from restow.broker.errors import ContentMismatchError, HandoffConflictError, HandoffOwnedError
+from restow.broker.errors import HandoffConflictError, HandoffOwnedError
 
-MAX_TIMELINE = 256
 MAX_REASON = 64
 MAX_DETAIL = 512
 MAX_RANK_BYTES = 1 << 50
@@ -83,17 +83,7 @@ class Handoff:
     failure: Failure | None = None
     trace_parent: str = ""
     """W3C trace context of the request that it is for; empty: none was told."""
-    timeline: list[tuple[float, str, object]] = field(default_factory=list)
-
-    def note(self, now_s: float, event: str, detail: object = "") -> None:
-        """Put something on the timeline; of a long one the beginning and the end are kept."""
-        self.timeline.append((now_s, event, detail))
-        if len(self.timeline) > MAX_TIMELINE:
-            del self.timeline[MAX_TIMELINE // 2]
-
-    def note_refused(self, now_s: float, engine: EngineRecord, reason: str, words: str) -> None:
-        """Put on the timeline that one side's word was refused, and why."""
-        self.note(now_s, "refused", (reason, engine.key.engine_id, words))
+    timeline: Timeline = field(default_factory=Timeline)
 
     @property
     def granted(self) -> bool:
@@ -135,17 +125,17 @@ class Handoff:
         self.publication = publication
         self.lease.renew(chunk.lease_s, now_s)
         self.trace_parent = self.trace_parent or chunk.trace_parent
-        self.note(now_s, "published", chunk.position_tokens if chunk.final else "a chunk")
+        self.timeline.note(now_s, "published", chunk.position_tokens if chunk.final else "a chunk")
 
     def renew(self, lease_s: float, now_s: float) -> None:
         """P prolongs its lease."""
         self.lease.renew(lease_s, now_s)
-        self.note(now_s, "renewed", lease_s)
+        self.timeline.note(now_s, "renewed", lease_s)
 
     def fence(self, rank: int, now_s: float) -> None:
         """A rank of P has its part complete in memory."""
         self.fenced.add(rank)
-        self.note(now_s, "fenced", rank)
+        self.timeline.note(now_s, "fenced", rank)
 
     def ask(self, engine: EngineRecord, wish: Wish, now_s: float) -> bool:
         """Take D's demand; False if it is a repetition.
@@ -160,7 +150,7 @@ class Handoff:
             self.number_demand(wish.demand)
             return False
         if self.publication.final:
-            self.check_content(demand)
+            demand.check_content(self.handoff_id, self.publication)
         self.destination = engine
         self.demand, self.demand_number = demand, wish.demand
         self.lease.ask(wish.timeout_s, now_s)
@@ -168,7 +158,7 @@ class Handoff:
         if wish.repeated:
             self.unheard = engine.unheard_ranks
         self.trace_parent = self.trace_parent or wish.trace_parent
-        self.note(now_s, "requested", wish.held_tokens)
+        self.timeline.note(now_s, "requested", wish.held_tokens)
         return True
 
     def number_demand(self, demand: int) -> None:
@@ -179,31 +169,6 @@ class Handoff:
         """
         if demand >= 0 or self.demand_number <= 0:
             self.demand_number = demand
-
-    def check_content(self, demand: Demand) -> None:
-        """Raise `ContentMismatchError` if D names other content than P. Needs a final publication.
-
-        A D that goes on from elsewhere is refused for that.
-        """
-        published, wanted = self.publication.content, demand.content
-        differ = bool(published and wanted) and published != wanted
-        if differ and demand.position_tokens == self.publication.position_tokens:
-            raise ContentMismatchError(
-                f"handoff {self.handoff_id}: the {demand.position_tokens} tokens that D goes on "
-                f"from, or what else they are computed from, are not those of P's state (D's "
-                f"content {wanted[:8].hex()}, P's {published[:8].hex()}): was P given the same "
-                f"prompt, adapter, images and salt?",
-                handoff=self.handoff_id,
-            )
-
-    @property
-    def content(self) -> str:
-        """Whose words of the content were compared."""
-        published, wanted = self.publication.content, self.demand.content
-        if published and wanted:
-            return "compared"
-        named = [side for side, told in (("P", published), ("D", wanted)) if told]
-        return f"named by {named[0]} alone" if named else "not named"
 
     def check_published_before(self, engine: EngineRecord, chunk: Chunk) -> None:
         """Whether P may be told how an ended handoff ended.
@@ -277,13 +242,13 @@ class Handoff:
         if self.failure is None:
             state, reason, detail = failure.state, failure.reason, failure.detail
             self.failure = Failure(state, reason[:MAX_REASON], detail[:MAX_DETAIL])
-            self.note(now_s, self.failure.reason.lower(), self.failure.detail)
+            self.timeline.note(now_s, self.failure.reason.lower(), self.failure.detail)
 
     def settle(self, rank: int, size_bytes: int, elapsed_us: int, now_s: float) -> None:
         """A rank has ended its part."""
         self.unsettled.discard(rank)
         self.bytes_read += min(max(size_bytes, 0), MAX_RANK_BYTES)
-        self.note(now_s, "settled", (rank, size_bytes, elapsed_us))
+        self.timeline.note(now_s, "settled", (rank, size_bytes, elapsed_us))
 
     def forget_untold(self) -> None:
         """Ranks that were never told to read have nothing to settle."""
@@ -301,35 +266,6 @@ class Handoff:
     def is_staged(self, pair: PairPlan, dst_rank: int) -> bool:
         """Whether all that a destination rank reads through staging is there."""
         return all((dst_rank, src_rank) in self.staged for src_rank in pair.staging[dst_rank])
-
-    def why_late(self, now_s: float) -> Failure:
-        """What to say of it when it has run out of time."""
-        if self.granted:
-            agents = self.destination.agents if self.destination is not None else {}
-            return why_unsettled(self.unsettled, agents.keys())
-        sides = [one for one in (self.source, self.destination) if one is not None]
-        return self.lease.why_late(self.lacks, sides, self.queued, now_s)
-
-    @property
-    def lacks(self) -> str:
-        """What it waits for, in words, while it is not granted."""
-        if self.source is None:
-            return "nobody published it"
-        name = self.source.key.engine_id
-        if not self.publication.final:
-            return f"engine {name} has not published it whole"
-        if not self.complete:
-            ranks = [one.rank for one in self.source.layout.ranks if one.rank not in self.fenced]
-            return f"ranks {ranks} of engine {name} have not fenced it"
-        if self.destination is None:
-            return "nobody asked for it"
-        for engine in (self.source, self.destination):
-            if not engine.complete:
-                name = engine.key.engine_id
-                return f"engine {name}: no agent is connected for ranks {engine.missing_ranks}"
-        if self.queued:
-            return f"engine {self.destination.key.engine_id} reads the states of others first"
-        return "the plan for it was not made in time"
 
 
 def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:

@@ -1,4 +1,4 @@
-"""The lease: how long P's pages may be read, how long is waited for that, and why time ran out.
+"""The lease: how long P's pages may be read, and how long is waited for that.
 
     granted             grant ends                     lease ends
     |------ reads ------|------- margin, at least -------|
@@ -9,13 +9,11 @@ Every rule of it is here; how much each span is, `Limits` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
 from restow.broker.core.actions import State
-from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
 from restow.broker.core.limits import Limits
 
@@ -106,38 +104,12 @@ class Lease:
             self.unasked_until_s or inf,
         )
 
-    def why_late(
-        self, lacks: str, sides: Iterable[EngineRecord], queued: bool, now_s: float
-    ) -> Failure:
-        """Why a handoff ends that was not granted in time; it ``lacks`` something."""
-        if 0 < self.agents_until_s <= now_s:
-            lacking = next((one for one in sides if not one.complete), None)
-            if lacking is not None and lacking.away.keys() & set(lacking.missing_ranks):
-                return Failure(State.FAILED, "AGENT_LOST", f"{lacks}, and did not come back")
-            return Failure(State.FAILED, "AGENT_MISSING", lacks)
-        if 0 < self.patience_until_s <= now_s:
-            words = f"D's patience ran out: {lacks}"
-            if queued:
-                return Failure(State.EXPIRED, "READS_QUEUED", words)
-            return Failure(State.EXPIRED, "NOT_PUBLISHED", words)
-        if 0 < self.unasked_until_s <= now_s:
-            return Failure(State.EXPIRED, "NOT_ASKED_FOR", f"P's pages were of no use: {lacks}")
-        return Failure(State.EXPIRED, "LEASE_EXPIRED", f"P's lease ran out: {lacks}")
-
     def wrong(self, granted_s: float) -> Iterator[str]:
         """What must not be of a grant that began at ``granted_s``."""
         if not granted_s < self.grant_until_s < self.settle_until_s:
             yield "its grant does not end before its settlement"
         if self.grant_until_s >= self.until_s:
             yield "its grant may be used after its lease"
-
-
-def why_unsettled(unsettled: set[int], connected: AbstractSet[int]) -> Failure:
-    """Why a handoff ends whose ``unsettled`` ranks have not reported in time."""
-    words = f"ranks {sorted(unsettled)} did not settle inside the grant"
-    if not unsettled <= connected:
-        return Failure(State.FAILED, "AGENT_LOST", f"{words}, and are not connected")
-    return Failure(State.FAILED, "READ_DEADLINE", words)
 
 
 def unpublished_until_s(limits: Limits, now_s: float) -> float:

@@ -7,17 +7,17 @@ from collections import OrderedDict
 
 from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
 from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.flow import Flow
 from restow.broker.core.engines.tenants import Tenants
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.deadlines import Deadlines
 from restow.broker.core.handoffs.digests import Checks
-from restow.broker.core.handoffs.flow import Flow
 from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff, told
 from restow.broker.core.handoffs.quarantine import Quarantine
 from restow.broker.core.handoffs.statistics import Statistics
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbers import Numbers
+from restow.broker.core.numbering import Numbering
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
 MAX_ID_LENGTH = 256
@@ -43,7 +43,7 @@ class Ledger:
         self.flow = Flow()
         self.tenants = Tenants(limits)
         self.quarantine = Quarantine(self.tenants)
-        self._numbers = Numbers(first_us)
+        self._numbering = Numbering(first_us)
 
     def find(self, tenant: str, handoff_id: str) -> Handoff:
         """Look a handoff up, live or ended. Raises `HandoffUnknownError`."""
@@ -86,7 +86,7 @@ class Ledger:
                 f"the broker holds {self.limits.max_live} handoffs, as many as it may: try again "
                 f"later"
             )
-        number = self._numbers.take(now_s)
+        number = self._numbering.take(now_s)
         handoff = Handoff(number, tenant, handoff_id, now_s)
         self.live[tenant, handoff_id] = handoff
         self.by_number[number] = handoff
@@ -144,13 +144,13 @@ class Ledger:
         old = handoff.number
         self._leave_flow(handoff, now_s)
         del self.by_number[old]
-        handoff.forget_grant(self._numbers.take(now_s))
+        handoff.forget_grant(self._numbering.take(now_s))
         self.by_number[handoff.number] = handoff
         for engine in (handoff.source, handoff.destination):
             if engine is not None:
                 engine.handoffs.discard(old)
                 engine.handoffs.add(handoff.number)
-        handoff.note(now_s, "given back")
+        handoff.timeline.note(now_s, "given back")
         self.returned.add(handoff.number)
         self.watch(handoff)
         return actions
@@ -165,7 +165,8 @@ class Ledger:
             destination.handoffs.discard(handoff.number)
         self._leave_flow(handoff, now_s)
         self.statistics.refuse(failure.reason)
-        handoff.note_refused(now_s, destination, failure.reason, failure.detail)
+        name = destination.key.engine_id
+        handoff.timeline.note_refused(now_s, name, failure.reason, failure.detail)
         told_d = TellEnded(
             destination.key,
             handoff.handoff_id,
@@ -204,10 +205,10 @@ class Ledger:
         self._leave_flow(handoff, now_s)
         if handoff.pair is not None and handoff.pair.hashed:
             if failure is None:
-                handoff.note(now_s, "checked", "what D read is what P hashed before")
+                handoff.timeline.note(now_s, "checked", "what D read is what P hashed before")
             for checks in (self.checks, self.tenants.of(handoff.tenant).checks):
                 checks.count(handoff.state, failure)
-        handoff.note(now_s, "ended", handoff.state)
+        handoff.timeline.note(now_s, "ended", handoff.state)
         key = (handoff.tenant, handoff.handoff_id)
         del self.live[key]
         del self.by_number[handoff.number]

@@ -52,7 +52,7 @@ class Quarantine:
             self._held[engine.key, handoff.number] = _Held(handoff, set(ranks))
             engine.quarantined.add(handoff.number)
             self._tenants.add_quarantined(engine.key.tenant, 1)
-            handoff.note(now_s, "quarantined", sorted(ranks))
+            handoff.timeline.note(now_s, "quarantined", sorted(ranks))
         return True
 
     def settled(self, engine: EngineRecord, number: int, rank: int, now_s: float) -> list[Action]:
@@ -66,7 +66,7 @@ class Quarantine:
         del self._held[engine.key, number]
         engine.quarantined.discard(number)
         self._tenants.add_quarantined(engine.key.tenant, -1)
-        held.handoff.note(now_s, "released")
+        held.handoff.timeline.note(now_s, "released")
         return [told(held.handoff, engine, held.handoff.demand_number)]
 
     def heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:

@@ -50,7 +50,7 @@ class DirectoryCollector(Collector):
             "Registered engines with a session and the agents of all ranks.",
             sum(engine.has_session and engine.complete for engine in engines),
         )
-        yield _gauge("agents", "Connected agents.", len(members.names))
+        yield _gauge("agents", "Connected agents.", len(directory.connections.names))
         yield _gauge("plans", "Plans kept, one for each pair of layouts.", len(granting.pairs))
         yield _gauge(
             "draining",

@@ -10,6 +10,7 @@ from typing import Any
 
 from restow.broker.core.actions import EngineKey, State
 from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.server.hub import Hub
 
@@ -58,7 +59,9 @@ class Overview:
             "bytes_read": ledger.bytes_read,
             "ended": {state.value: by_state[state] for state in State if state.ended},
             "pairs": _pairs(counted),
-            "handoffs": [_under_way(one, now_s) for one in counted[:MAX_LISTED]],
+            "handoffs": [
+                _under_way(directory.granting, one, now_s) for one in counted[:MAX_LISTED]
+            ],
             "ends": [
                 _ended(one, now_s) for one in islice(reversed(ledger.ended.values()), MAX_ENDS)
             ],
@@ -103,13 +106,13 @@ def _handoff(handoff: Handoff) -> Values:
     }
 
 
-def _under_way(handoff: Handoff, now_s: float) -> Values:
+def _under_way(granting: Granting, handoff: Handoff, now_s: float) -> Values:
     lease_s = handoff.lease.until_s - now_s if handoff.lease.until_s else None
     return {
         **_handoff(handoff),
         "age_s": now_s - handoff.born_s,
         "lease_s": lease_s,
-        "waits_for": "" if handoff.granted else handoff.lacks,
+        "waits_for": granting.waits_for(handoff),
     }
 
 

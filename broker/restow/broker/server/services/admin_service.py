@@ -10,7 +10,9 @@ import structlog
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
+from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.errors import RequestError
 from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, scope_of, tenant_of
@@ -40,7 +42,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.GetStatusResponse:
         """Statistics of the whole broker, or of the one tenant that the caller may hear of."""
         hub, directory, tenant = self._hub, self._hub.directory, scope_of(context)
-        ledger, names = directory.ledger, directory.members.names
+        ledger, names = directory.ledger, directory.connections.names
         status = pb.GetStatusResponse(
             version=version("restow"),
             broker_epoch=hub.epoch,
@@ -147,7 +149,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             handoff=self._info(handoff),
             timeline=[
                 pb.TimelineEntry(
-                    at_ms=(at_s - handoff.born_s) * 1000, event=event, detail=_words(event, detail)
+                    at_ms=(at_s - handoff.born_s) * 1000,
+                    event=event,
+                    detail=in_words(event, detail),
                 )
                 for at_s, event, detail in handoff.timeline
             ],
@@ -240,25 +244,18 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             detail=failure.detail if failure else "",
             age_s=now_s - handoff.born_s,
             strategies=handoff.strategies,
-            content=handoff.content,
+            content=content_compared(handoff.publication, handoff.demand),
         )
         if handoff.ended:
             if handoff.granted_s:
                 info.transfer_s = handoff.ended_s - handoff.granted_s
         else:
-            if not handoff.granted:
-                info.waits_for = self._waits_for(handoff)
+            info.waits_for = self._hub.directory.granting.waits_for(handoff)
             if handoff.lease.until_s:
                 info.lease_s = handoff.lease.until_s - now_s
             if handoff.lease.patience_until_s:
                 info.patience_s = handoff.lease.patience_until_s - now_s
         return info
-
-    def _waits_for(self, handoff: Handoff) -> str:
-        asked, draining = handoff.destination is not None, self._hub.directory.granting.draining
-        if handoff.complete and asked and draining:
-            return "the broker drains, and grants nothing"
-        return handoff.lacks
 
 
 def _check_all_tenants(context: Context) -> None:
@@ -269,23 +266,3 @@ def _check_all_tenants(context: Context) -> None:
             f"operator of all",
             tenant=tenant,
         )
-
-
-def _words(event: str, detail: object) -> str:
-    """A timeline's bare facts in words; they are kept bare because handoffs are many."""
-    match event, detail:
-        case "published", int(position):
-            return f"whole, at position {position}"
-        case "fenced", int(rank):
-            return f"rank {rank}"
-        case "requested", int(held):
-            return f"holding {held} tokens"
-        case "granted", (float(seconds), tuple(strategies)):
-            return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
-        case "staged", (int(src_rank), int(dst_rank)):
-            return f"rank {src_rank} gathered for rank {dst_rank}"
-        case "refused", (str(reason), str(engine), str(words)):
-            return f"{reason} to {engine}: {words}"
-        case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
-            return f"rank {rank} read {size_bytes} bytes in {elapsed_us} us"
-    return str(detail)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
+from functools import partial
 from itertools import islice
 
 import structlog
@@ -16,9 +17,9 @@ from restow.broker.errors import AgentReleaseError, RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.callers import Context, engine_key
-from restow.broker.server.hub import AgentOutbox, Hub
-from restow.broker.server.outbox import Outbox
-from restow.broker.server.services.broker_service import MAX_AT_ONCE
+from restow.broker.server.hub import Hub
+from restow.broker.server.outbox import AgentOutbox, Outbox
+from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
@@ -54,7 +55,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             """Take the agent out, once; a stream that nobody reads may end much later."""
             if hub.agents.get(agent.key) is outbox:
                 del hub.agents[agent.key]
-            hub.perform(hub.directory.members.break_off(engine, agent, hub.now_s()))
+            hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
             pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
@@ -62,7 +63,8 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         hub.agents[agent.key] = outbox
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch
         hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
-        reader = asyncio.create_task(self._read(engine, agent, outbox, first, requests))
+        rest, hear = islice(first.messages, 1, None), partial(self._hear, engine, agent)
+        reader = asyncio.create_task(hear_stream(rest, requests, outbox, hear, hub.now_s))
         try:
             while (batch := await outbox.take()) is not None:
                 yield batch
@@ -84,78 +86,38 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             )
         hub = self._hub
         # One more than there should be is enough to be refused for.
-        regions = [
+        most = len(engine.rank_layout(hello.rank).regions) + 1
+        regions = tuple(
             RegionMemory(
                 r.name, r.base_address, r.page_count, r.page_stride_bytes, r.memory, r.device_id
             )
-            for r in islice(hello.regions, len(engine.rank_layout(hello.rank).regions) + 1)
-        ]
+            for r in islice(hello.regions, most)
+        )
         for one in regions:
             if one.memory not in _MEMORY_KINDS:
                 raise RequestError(
                     f"region {one.name}: {one.memory} is no kind of memory", field="memory"
                 )
-        agent, actions = hub.directory.members.admit(
-            engine,
-            hello.rank,
+        agent = AgentRecord(
+            act.AgentKey(engine.key, hello.rank),
             hello.agent_name,
             hello.nixl_metadata,
             regions,
             hello.staging_bytes,
-            hub.now_s(),
             hello.host,
             hello.host_memory,
         )
-        hub.perform(actions)
+        hub.perform(hub.directory.connections.admit(engine, agent, hub.now_s()))
         return agent
 
-    async def _read(
-        self,
-        engine: EngineRecord,
-        agent: AgentRecord,
-        outbox: AgentOutbox,
-        first: pb.ConnectRequest,
-        requests: AsyncIterator[pb.ConnectRequest],
-    ) -> None:
-        try:
-            await self._take(engine, agent, outbox, islice(first.messages, 1, None))
-            async for request in requests:
-                # One that ends is heard no more: who does not read it could write for ever.
-                if outbox.closed:
-                    return
-                await self._take(engine, agent, outbox, request.messages)
-        except RestowError as error:
-            outbox.close(error)
-        finally:
-            outbox.close()
-
-    async def _take(
-        self,
-        engine: EngineRecord,
-        agent: AgentRecord,
-        outbox: AgentOutbox,
-        messages: Iterable[pb.AgentMessage],
-    ) -> None:
-        hub = self._hub
-        now_s = hub.now_s()
-        for index, message in enumerate(messages, 1):
-            if not index % MAX_AT_ONCE:
-                await asyncio.sleep(0)
-                now_s = hub.now_s()
-            if outbox.closed:
-                return
-            actions = self._apply(engine, agent, message, now_s)
-            if actions:
-                hub.perform(actions)
-
-    def _apply(
+    def _hear(
         self, engine: EngineRecord, agent: AgentRecord, message: pb.AgentMessage, now_s: float
-    ) -> list[act.Action]:
-        directory = self._hub.directory
+    ) -> None:
+        reports, rank = self._hub.directory.reports, agent.key.rank
         body = message.WhichOneof("body")
         if body == "fenced":
-            return self._fence(engine, agent, message.fenced.handoff_id, now_s)
-        if body == "settled":
+            actions = self._fence(engine, agent, message.fenced.handoff_id, now_s)
+        elif body == "settled":
             settled = message.settled
             settlement = Settlement(
                 settled.handoff,
@@ -165,21 +127,22 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 settled.detail,
                 settled.compared,
             )
-            return directory.reports.settled(engine, agent, settlement, now_s)
-        if body == "staged":
-            staged = message.staged
-            failure = (
-                Failure(act.State.FAILED, staged.reason, f"rank {agent.key.rank}: {staged.detail}")
-                if staged.reason
-                else None
-            )
+            actions = reports.settled(engine, agent, settlement, now_s)
+        elif body == "staged":
+            staged, failure = message.staged, None
+            if staged.reason:
+                words = f"rank {rank}: {staged.detail}"
+                failure = Failure(act.State.FAILED, staged.reason, words)
             run = StagedRun(staged.address, staged.bytes, staged.digest)
-            return directory.reports.staged(
+            actions = reports.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
             )
-        if body == "probed":
-            return directory.reports.probed(agent, probed_from_proto(message.probed), now_s)
-        raise RequestError(f"an agent may not send {body or 'a message without a body'} here")
+        elif body == "probed":
+            actions = reports.probed(agent, probed_from_proto(message.probed), now_s)
+        else:
+            raise RequestError(f"an agent may not send {body or 'a message without a body'} here")
+        if actions:
+            self._hub.perform(actions)
 
     def _fence(
         self, engine: EngineRecord, agent: AgentRecord, handoff_id: str, now_s: float

@@ -1,4 +1,4 @@
-"""Numbers that name handoffs and probes: each is unique, and none tells how many there are."""
+"""Handoffs and probes are numbered: each number is unique, and none tells how many there are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ PLACES = 12
 """Bits for what begins in one microsecond."""
 
 
-class Numbers:
-    """Numbers that grow, each of the moment that it was taken.
+class Numbering:
+    """Gives numbers that grow, each of the moment that it was taken.
 
     Agents see them: counted one by one, they would tell a tenant how much others do.
     """

@@ -1,0 +1,41 @@
+"""A handoff's timeline: what happened to it, and when."""
+
+from __future__ import annotations
+
+MAX_ENTRIES = 256
+
+
+class Timeline(list[tuple[float, str, object]]):
+    """Seconds, an event, and bare facts about it: handoffs are many, and few are ever looked at."""
+
+    __slots__ = ()
+
+    def note(self, now_s: float, event: str, detail: object = "") -> None:
+        """Put something on it; of a long one the beginning and the end are kept."""
+        self.append((now_s, event, detail))
+        if len(self) > MAX_ENTRIES:
+            del self[MAX_ENTRIES // 2]
+
+    def note_refused(self, now_s: float, engine_id: str, reason: str, words: str) -> None:
+        """Note that one side's word was refused, and why."""
+        self.note(now_s, "refused", (reason, engine_id, words))
+
+
+def in_words(event: str, detail: object) -> str:
+    """What an entry's facts say to people."""
+    match event, detail:
+        case "published", int(position):
+            return f"whole, at position {position}"
+        case "fenced", int(rank):
+            return f"rank {rank}"
+        case "requested", int(held):
+            return f"holding {held} tokens"
+        case "granted", (float(seconds), tuple(strategies)):
+            return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
+        case "staged", (int(src_rank), int(dst_rank)):
+            return f"rank {src_rank} gathered for rank {dst_rank}"
+        case "refused", (str(reason), str(engine), str(words)):
+            return f"{reason} to {engine}: {words}"
+        case "settled", (int(rank), int(size_bytes), int(elapsed_us)):
+            return f"rank {rank} read {size_bytes} bytes in {elapsed_us} us"
+    return str(detail)

@@ -1,0 +1,96 @@
+"""Publications and demands, bounded where they enter: what the directory takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+from restow.broker.core.events import Chunk, Wish
+from restow.broker.core.limits import Limits
+from restow.broker.errors import RequestError
+from restow.broker.layout.limits import MAX_GROUPS
+from restow.broker.server.services.trace_context import known_trace
+from restow.v1 import broker_pb2 as pb
+
+MIN_CONTENT_BYTES, MAX_CONTENT_BYTES = 16, 64
+
+
+def lease_s_of(lease_ms: int, limits: Limits) -> float:
+    """How long a lease lasts. Raises `RequestError`."""
+    if not 0 <= lease_ms <= limits.max_lease_s * 1000:
+        raise RequestError(
+            f"lease_ms is {lease_ms}; it must be 0 to {int(limits.max_lease_s * 1000)}",
+            field="lease_ms",
+        )
+    return lease_ms / 1000 if lease_ms else limits.lease_s
+
+
+def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
+    """A part of P's publication. Raises `RequestError`."""
+    _check_lists(publication.blocks)
+    return Chunk(
+        tuple([(b.group, b.first_block, b.block_ids) for b in publication.blocks]),
+        publication.position_tokens,
+        publication.final,
+        lease_s_of(publication.lease_ms, limits),
+        known_trace(publication.trace_parent),
+        _content(publication.content),
+        publication.repeated,
+    )
+
+
+def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
+    """D's demand, under the number of its message. Raises `RequestError`."""
+    timeout_ms, held_tokens = demand.timeout_ms, demand.held_tokens
+    if demand.position_tokens < 0:
+        raise RequestError(
+            f"position_tokens {demand.position_tokens} must not be negative",
+            field="position_tokens",
+        )
+    if held_tokens < 0 or not 0 <= timeout_ms <= limits.max_lease_s * 1000:
+        raise RequestError(
+            f"timeout_ms {timeout_ms} and held_tokens {held_tokens} must not be negative, nor "
+            f"a timeout above {int(limits.max_lease_s * 1000)}",
+            field="timeout_ms",
+        )
+    if demand.content and not demand.position_tokens:
+        raise RequestError(
+            "a demand that names its content must say position_tokens, up to which it does",
+            field="position_tokens",
+        )
+    _check_lists(demand.blocks)
+    blocks = []
+    for one in demand.blocks:
+        if one.first_block:
+            raise RequestError("a demand names all blocks from 0 on", field="first_block")
+        blocks.append((one.group, one.block_ids))
+    timeout_s = timeout_ms / 1000 if timeout_ms else limits.timeout_s
+    return Wish(
+        tuple(blocks),
+        held_tokens,
+        timeout_s,
+        demand.position_tokens,
+        demand.repeated,
+        known_trace(demand.trace_parent),
+        _content(demand.content),
+        number,
+    )
+
+
+def _content(content: bytes) -> bytes:
+    """What a side names. Raises `RequestError` for what can't be a hash."""
+    if content and not MIN_CONTENT_BYTES <= len(content) <= MAX_CONTENT_BYTES:
+        raise RequestError(
+            f"content has {len(content)} bytes; a hash has {MIN_CONTENT_BYTES} to "
+            f"{MAX_CONTENT_BYTES}",
+            field="content",
+        )
+    return content
+
+
+def _check_lists(lists: Sized) -> None:
+    """Raise `RequestError` for more lists than an engine has groups."""
+    if len(lists) > MAX_GROUPS:
+        raise RequestError(
+            f"{len(lists)} lists of blocks; an engine has at most {MAX_GROUPS} groups",
+            field="blocks",
+        )

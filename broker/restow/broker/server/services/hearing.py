@@ -1,0 +1,57 @@
+"""Hearing a stream of messages: each in its order, and no stream for so long that others wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, TypeVar
+
+from restow.broker.errors import RestowError
+from restow.broker.server.outbox import Outbox
+
+Message = TypeVar("Message")
+
+MAX_AT_ONCE = 512
+"""Messages of one batch, after which others have their turn: a batch may hold millions."""
+
+
+async def hear_stream(
+    first: Iterable[Message],
+    requests: AsyncIterator[Any],
+    outbox: Outbox[Any],
+    hear: Callable[[Message, float], None],
+    now_s: Callable[[], float],
+) -> None:
+    """Hear the ``first`` messages and those of all ``requests``, until the stream ends.
+
+    ``hear`` takes a message and the time. What it raises, a `RestowError`, ends the stream; the
+    end of ``requests`` does, too. One that ends is heard no more: who does not read it could write
+    for ever.
+    """
+    try:
+        await hear_batch(first, outbox, hear, now_s)
+        async for request in requests:
+            if outbox.closed:
+                return
+            await hear_batch(request.messages, outbox, hear, now_s)
+    except RestowError as error:
+        outbox.close(error)
+    finally:
+        outbox.close()
+
+
+async def hear_batch(
+    messages: Iterable[Message],
+    outbox: Outbox[Any],
+    hear: Callable[[Message, float], None],
+    now_s: Callable[[], float],
+) -> None:
+    """Hear what came at once."""
+    at_s = now_s()
+    for index, message in enumerate(messages, 1):
+        if not index % MAX_AT_ONCE:
+            await asyncio.sleep(0)
+            at_s = now_s()
+        if outbox.closed:
+            return
+        hear(message, at_s)
