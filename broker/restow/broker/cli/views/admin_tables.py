@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from restow.broker.cli.views.handoff_columns import HANDOFFS, LEASES, NUMBERS, handoff_row
-from restow.broker.draw.quantities import duration_text, size_text
+from restow.broker.draw.bytes_and_seconds import duration_text, size_text
 
 WIDE = 120
 SHORT = 12

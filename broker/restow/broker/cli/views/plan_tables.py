@@ -11,7 +11,7 @@ from rich.text import Text
 
 from restow.broker.draw.explain import FieldLine, RankLines
 from restow.broker.draw.picture import Picture
-from restow.broker.draw.quantities import size_text
+from restow.broker.draw.bytes_and_seconds import size_text
 from restow.broker.layout import Box, Layout, digest
 from restow.broker.layout.difference import Difference
 from restow.broker.layout.summary import RankSummary, scaled_fields

@@ -10,7 +10,7 @@ from typing import Any
 
 from restow.broker.cli.views.admin_json import ENDS
 from restow.broker.cli.views.handoff_columns import UNDER_WAY, handoff_row
-from restow.broker.draw.quantities import duration_text, size_text
+from restow.broker.draw.bytes_and_seconds import duration_text, size_text
 
 PAIR_COLUMNS = ("from", "to", "done", "median", "slowest", "each second")
 
