@@ -6,8 +6,7 @@ one factor that is the same on all ranks, so that as many bytes are as high ever
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from restow.broker.draw.page_map import Content, Stripe
@@ -80,7 +79,7 @@ class Magnification:
     def of(cls, panel: Panel) -> Magnification:
         """Such that the least rank's cells can be seen, and the largest rank fits on a screen."""
         pages = [page for rank in (*panel.source, *panel.destination) for page in rank.pages]
-        kind_of = _kinds(stripe for page in pages for stripe in page.detail)
+        kind_of = _kinds([stripe for page in pages for stripe in page.detail])
         by_kind: dict[str, float] = {}
         for kind in dict.fromkeys(kind_of.values()):
             stripes = [[b for b in page.detail if _kind(b, kind_of) == kind] for page in pages]
@@ -105,7 +104,13 @@ class Magnification:
     def height(self, page: DrawnPage) -> float:
         """Of a page's card."""
         parts = sum(self._height(stripe, kind) for stripe, kind in _with_kinds(page, self.kind_of))
-        return max(parts, LABEL_HEIGHT * (len(labels(page)) + 0.3))
+        labels = {
+            (cell.name or cell.content, cell.box)
+            for stripe in page.detail
+            for cell in stripe.cells
+            if cell.content is not Content.OTHER_TOKENS
+        }
+        return max(parts, LABEL_HEIGHT * (len(labels) + 0.3))
 
     def _card(self, page: DrawnPage, top: float) -> Card:
         height = self.height(page)
@@ -124,18 +129,6 @@ class Magnification:
         return max((stripe.stop - stripe.start) * self.by_kind[kind], 0.5)
 
 
-def labels(page: DrawnPage) -> tuple[tuple[str, object], ...]:
-    """What a card names: every shard once, scratch memory once."""
-    cells = (cell for stripe in page.detail for cell in stripe.cells)
-    return tuple(
-        dict.fromkeys(
-            (cell.name or cell.content.value, cell.box)
-            for cell in cells
-            if cell.content is not Content.OTHER_TOKENS
-        )
-    )
-
-
 def _scale(pages: list[list[Stripe]]) -> float:
     sizes = [sum(stripe.stop - stripe.start for stripe in stripes) for stripes in pages]
     least, most = min(sizes), max(sizes)
@@ -150,26 +143,16 @@ def _scale(pages: list[list[Stripe]]) -> float:
     return min(min(wanted, MOST_HEIGHT) / least, LARGEST_HEIGHT / most)
 
 
-def _kinds(stripes: Iterable[Stripe]) -> dict[str, str]:
+def _kinds(stripes: Sequence[Stripe]) -> dict[str, str]:
     """For every name its kind: ``conv`` of ``conv.x``. Names in one stripe are of one kind."""
-    kinds: dict[str, str] = {}
-    together: dict[str, set[str]] = defaultdict(set)
+    names = (cell.name for stripe in stripes for cell in stripe.cells if cell.name)
+    kinds = {name: name.rpartition(".")[0] or name for name in names}
     for stripe in stripes:
-        names = [cell.name for cell in stripe.cells if cell.name]
-        for name in names:
-            kinds.setdefault(name, name.rpartition(".")[0] or name)
-        for name in names:
-            together[kinds[name]].update(kinds[other] for other in names)
-    first: dict[str, str] = {}
-    for kind in kinds.values():
-        if kind not in first:
-            queue = [kind]
-            while queue:
-                one = queue.pop()
-                if one not in first:
-                    first[one] = kind
-                    queue += sorted(together[one])
-    return {name: first[kind] for name, kind in kinds.items()}
+        together = {kinds[cell.name] for cell in stripe.cells if cell.name}
+        if len(together) > 1:
+            one = min(together)
+            kinds = {name: one if kind in together else kind for name, kind in kinds.items()}
+    return kinds
 
 
 def _kind(stripe: Stripe, kind_of: Mapping[str, str]) -> str:
@@ -177,7 +160,7 @@ def _kind(stripe: Stripe, kind_of: Mapping[str, str]) -> str:
 
 
 def _with_kinds(page: DrawnPage, kind_of: Mapping[str, str]) -> list[tuple[Stripe, str]]:
-    """Blocks with their kinds; scratch memory is magnified as the state before it is."""
+    """Stripes with their kinds; scratch memory is magnified as the state before it is."""
     found: list[tuple[Stripe, str]] = []
     for stripe in page.detail:
         kind = _kind(stripe, kind_of)

@@ -14,6 +14,7 @@ import numpy as np
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
 from restow.broker.layout import Box, RankLayout
 from restow.broker.layout.names import field_class, joined_name
+from restow.broker.layout.span import overlap
 from restow.broker.planner.compile import draft_programs
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.draft import Draft
@@ -178,7 +179,7 @@ def _moved(draft: Draft, replicas: Replicas) -> Iterable[_Read]:
         ways[index].add(STRATEGIES[way].value)
     for move, found, pieces, size in zip(draft.moves, ways, *_runs(draft), strict=True):
         held = replicas[move.field]
-        sharing = next(ranks for box, ranks in held.items() if _inside(move.box, box))
+        sharing = next(ranks for box, ranks in held.items() if overlap(move.box, box) == move.box)
         src, dst = move.src.dtype, move.dst.dtype
         cast = "" if src is dst else f"{src.label} to {dst.label}"
         part = ReadBox(move.box, move.src_rank, sharing, pieces, size, cast)
@@ -230,8 +231,12 @@ def _runs(draft: Draft) -> tuple[list[int], list[int]]:
     return runs.tolist(), sizes.tolist()
 
 
-def _inside(inner: Box, outer: Box) -> bool:
-    return all(a.start >= b.start and a.stop <= b.stop for a, b in zip(inner, outer, strict=True))
+def by_way(ways: dict[str, str]) -> dict[str, list[str]]:
+    """The classes of fields that travel each way, of what each class does."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, way in ways.items():
+        found[way].append(name)
+    return found
 
 
 def holders(ranks: Sequence[RankLayout]) -> Replicas:

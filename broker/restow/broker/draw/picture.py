@@ -73,7 +73,7 @@ class Panel:
     ways: dict[str, str]
     """Of each class."""
     word: str
-    """What one of its parts is called: a layer, or a page of many."""
+    """What it shows one of: a layer, or a page of many."""
     per_token: bool
     window_tokens: int
     bytes: int
@@ -119,11 +119,8 @@ class Panel:
 class Picture:
     """All that is drawn of a plan."""
 
-    model: str
-    src_ranks: int
-    dst_ranks: int
+    plan: Plan
     tokens: int
-    bytes_at_tokens: int
     panels: tuple[Panel, ...]
 
 
@@ -143,8 +140,7 @@ def make_picture(plan: Plan, ranks: Sequence[RankLines], tokens: int) -> Picture
         alike[state.form(), windows, travels].append(state)
     cutter = Cutter(plan)
     panels = tuple(_panel(states, ways, fields, cutter) for states in alike.values())
-    model, sizes = plan.source.model.name, (len(plan.source.ranks), len(plan.destination.ranks))
-    return Picture(model, *sizes, tokens, plan.bytes_at(tokens), panels)
+    return Picture(plan, tokens, panels)
 
 
 def _panel(

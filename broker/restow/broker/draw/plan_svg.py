@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from restow.broker.draw.cards import Card, Magnification, Slot
+from restow.broker.draw.explain import by_way
 from restow.broker.draw.page_map import Content
 from restow.broker.draw.page_svg import (
     BAND,
@@ -20,6 +21,7 @@ from restow.broker.draw.page_svg import (
 from restow.broker.draw.picture import Panel, Picture
 from restow.broker.draw.ribbons import Strand
 from restow.broker.draw.svg_elements import TIMES, fitted, number, tag, text, words, wrapped
+from restow.broker.layout import Layout
 
 WIDTH, MARGIN = 1040.0, 24.0
 COLUMN = BAR + LENS + LABELS + BAND
@@ -51,7 +53,8 @@ def plan_svg(picture: Picture) -> str:
         part, at = _panel(panel, colours, at + 18)
         body += part
     height = at + MARGIN
-    title = f"{picture.model}: P, {_ranks(picture.src_ranks)}, to D, {_ranks(picture.dst_ranks)}"
+    plan = picture.plan
+    title = f"{plan.source.model.name}: P, {_ranks(plan.source)}, to D, {_ranks(plan.destination)}"
     return (
         tag(
             "svg",
@@ -87,10 +90,11 @@ def _description(picture: Picture) -> str:
 
 
 def _head(picture: Picture, at: float) -> tuple[list[str], float]:
-    title = fitted(picture.model, 460, 19)
-    sides = f"P: {_ranks(picture.src_ranks)} → D: {_ranks(picture.dst_ranks)}"
+    plan = picture.plan
+    title = fitted(plan.source.model.name, 460, 19)
+    sides = f"P: {_ranks(plan.source)} → D: {_ranks(plan.destination)}"
     total = (
-        f"{short_size(picture.bytes_at_tokens)} move from the prefill engine P to the decode "
+        f"{short_size(plan.bytes_at(picture.tokens))} move from the prefill engine P to the decode "
         f"engine D for a prompt of {picture.tokens:,} token{'s' * (picture.tokens > 1)}"
     )
     return [
@@ -177,10 +181,7 @@ def _panel(panel: Panel, colours: dict[str, str], top: float) -> tuple[list[str]
 
 def _lines(panel: Panel) -> Iterator[str]:
     """What is said above a panel."""
-    by_way: dict[str, list[str]] = {}
-    for name, way in panel.ways.items():
-        by_way.setdefault(way, []).append(name)
-    ways = "; ".join(f"{', '.join(names)} by {way}" for way, names in by_way.items())
+    ways = "; ".join(f"{', '.join(names)} by {way}" for way, names in by_way(panel.ways).items())
     each = panel.bytes / len(panel.layers)
     unit = "a token and layer" if panel.per_token else "a layer"
     window = f", the last {panel.window_tokens:,} tokens" if panel.window_tokens else ""
@@ -200,7 +201,8 @@ def _numbers(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _ranks(count: int) -> str:
+def _ranks(layout: Layout) -> str:
+    count = len(layout.ranks)
     return f"{count} rank" + ("" if count == 1 else "s")
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from restow.broker.draw.bytes_and_seconds import size_text
-from restow.broker.draw.explain import RankLines
+from restow.broker.draw.explain import RankLines, by_way
 from restow.broker.draw.picture import Picture
 from restow.broker.layout import Layout, digest
 from restow.broker.layout.difference import Difference
@@ -99,8 +99,8 @@ def _show_costs(console: Console, ranks: Sequence[RankLines]) -> None:
     for group in alike.values():
         first = group[0]
         names = ",".join(str(rank.dst_rank) for rank in group)
-        chosen = _ways(first.strategy)
-        table.add_row(names, "as asked", *_numbers(first.cost), chosen)
+        chosen = (f"{way} {', '.join(names)}" for way, names in by_way(first.strategy).items())
+        table.add_row(names, "as asked", *_numbers(first.cost), "; ".join(chosen))
         for strategy, cost in first.cost_by_strategy.items():
             if isinstance(cost, Cost):
                 table.add_row("", strategy.value, *_numbers(cost), "")
@@ -126,14 +126,6 @@ def show_costs_used(costs: CostModel) -> None:
         f"{costs.seconds_per_weight_byte * 1e9:.2f} ns a byte of weights",
         markup=False,
     )
-
-
-def _ways(strategy: dict[str, str]) -> str:
-    """Return which classes of fields travel how."""
-    by_way: dict[str, list[str]] = {}
-    for name, way in strategy.items():
-        by_way.setdefault(way, []).append(name)
-    return "; ".join(f"{way} {', '.join(names)}" for way, names in by_way.items())
 
 
 def _show_fields(console: Console, rank: RankLines) -> None:
