@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 from restow.broker.draw.bytes_and_seconds import size_text
 from restow.broker.draw.cards import LABEL_HEIGHT, Card, CardPart, Magnification, Slot
@@ -27,62 +27,155 @@ _FILLS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SideColumns:
-    """Where the columns of a side begin: P's from the left, D's the other way round."""
+class SideDrawing:
+    """Draws the ranks of one side: columns from the left margin on for P, the other way for D."""
 
-    name: str
-    bar: float
-    lens: tuple[float, float]
-    """From the bar's edge to the card's."""
-    labels: float
-    band: float
+    def __init__(
+        self,
+        panel: Panel,
+        scales: Magnification,
+        colours: dict[str, str],
+        name: Literal["P", "D"],
+        edge: float,
+    ) -> None:
+        """``colours`` are those of all names, ``edge`` is where the margin ends."""
+        self._panel, self._scales, self._colours, self._name = panel, scales, colours, name
+        if name == "P":
+            self._bar, lens, card = edge, edge + BAR, edge + BAR + LENS
+            self._labels, self._band = card, card + LABELS
+        else:
+            self._bar = lens = edge - BAR
+            card = lens - LENS
+            self._labels, self._band = card - LABELS, card - LABELS - BAND
+        self._lens = lens, card
 
-    @classmethod
-    def left(cls, edge: float) -> SideColumns:
-        """P's side, from the left margin on."""
-        lens = edge + BAR
-        return cls("P", edge, (lens, lens + LENS), lens + LENS, lens + LENS + LABELS)
+    def draw_rank(self, slot: Slot, index: int) -> Iterator[str]:
+        """A rank: its number, what it reads, and its cards."""
+        left = min(self._bar, self._band)
+        others = {
+            ranks[index]
+            for stage in self._panel.stages[1:]
+            if index < len(ranks := stage.src_ranks if self._name == "P" else stage.dst_ranks)
+        } - {slot.pages.rank}
+        also = f" (and {', '.join(map(str, sorted(others)))})" if others else ""
+        pages = slot.cards
+        size = "" if len(pages) != 1 else f"page of {short_size(pages[0].page.bytes)}"
+        if pages and pages[0].page.tokens:
+            size += f"{', ' if size else 'pages of '}{pages[0].page.tokens} tokens"
+        head = f"{self._name} rank {slot.pages.rank}{also}"
+        yield text(left, slot.top + 13, head, class_="b s")
+        yield text(left + BAR + LENS + LABELS + BAND, slot.top + 13, size, class_="q e")
+        reads = _reads(self._panel, slot)
+        if reads:
+            shown = fitted(reads, BAR + LENS + LABELS + BAND, 11 * 0.93)
+            yield text(left, slot.top + 28, shown, class_="q")
+        for card in slot.cards:
+            if len(slot.cards) > 1:
+                yield text(
+                    self._labels, card.top - 4, fitted(card.page.region, LABELS, 11), class_="q"
+                )
+            yield from self._draw_card(slot, card)
 
-    @classmethod
-    def right(cls, edge: float) -> SideColumns:
-        """D's side, up to the right margin."""
-        bar = edge - BAR
-        labels = bar - LENS - LABELS
-        return cls("D", bar, (bar, bar - LENS), labels, labels - BAND)
+    def _draw_card(self, slot: Slot, card: Card) -> Iterator[str]:
+        rank = slot.pages.rank if self._name == "P" else None
+        idle = {(name, box) for held_by, name, box in self._panel.idle if held_by == rank}
+        yield from self._draw_lenses(card)
+        yield from self._draw_bar(card)
+        x = min(self._labels, self._band)
+        width = LABELS + BAND
+        yield tag(
+            "rect", x=x, y=card.top, width=width, height=card.bottom - card.top, rx=3,
+            fill="#ffffff", fill_opacity="0.7", stroke="#b8bcc2",
+        )  # fmt: skip
+        for part in card.parts:
+            for cell in part.stripe.cells:
+                yield from self._draw_cell(part, cell, (cell.name, cell.box) in idle)
+        yield from self._draw_labels(card, idle)
 
+    def _draw_lenses(self, card: Card) -> Iterator[str]:
+        """From each stretch of the bar to where the card shows it."""
+        factors = {
+            kind: _factor(scale / self._scales.bar) for kind, scale in self._scales.by_kind.items()
+        }
+        x0, x1 = self._lens
+        said: dict[str, str] = {}
+        stretches = groupby(card.parts, key=lambda part: factors.get(part.kind))
+        for index, (factor, (first, *others)) in enumerate(stretches):
+            if factor is None:
+                continue
+            last = others[-1] if others else first
+            top, bottom = card.bar_y(first.stripe.start), card.bar_y(last.stripe.stop)
+            corners = [(x0, top), (x1, first.top), (x1, last.bottom), (x0, bottom)]
+            shade = "#e9ebee" if index % 2 else "#dfe3e8"
+            yield tag("polygon", points=points(corners), fill=shade)
+            magnified = self._scales.by_kind[first.kind] > 1.15 * self._scales.bar
+            if factor not in said and magnified and last.bottom - first.top > 9:
+                middle = (first.top + last.bottom) / 2
+                x, anchor = (x1 - 3, "n e") if x1 > x0 else (x1 + 3, "n")
+                said[factor] = text(x, middle + 3, f"{TIMES}{factor}", class_=anchor)
+        yield from said.values()
 
-def draw_slot(
-    panel: Panel,
-    side: SideColumns,
-    slot: Slot,
-    scales: Magnification,
-    colours: dict[str, str],
-    index: int,
-) -> Iterator[str]:
-    """A rank: its number, what it reads, and its cards."""
-    left = min(side.bar, side.band)
-    others = {
-        ranks[index]
-        for stage in panel.stages[1:]
-        if index < len(ranks := stage.src_ranks if side.name == "P" else stage.dst_ranks)
-    } - {slot.pages.rank}
-    also = f" (and {', '.join(map(str, sorted(others)))})" if others else ""
-    pages = slot.cards
-    size = "" if len(pages) != 1 else f"page of {short_size(pages[0].page.bytes)}"
-    if pages and pages[0].page.tokens:
-        size += f"{', ' if size else 'pages of '}{pages[0].page.tokens} tokens"
-    head = f"{side.name} rank {slot.pages.rank}{also}"
-    yield text(left, slot.top + 13, head, class_="b s")
-    yield text(left + BAR + LENS + LABELS + BAND, slot.top + 13, size, class_="q e")
-    reads = _reads(panel, slot)
-    if reads:
-        shown = fitted(reads, BAR + LENS + LABELS + BAND, 11 * 0.93)
-        yield text(left, slot.top + 28, shown, class_="q")
-    for card in slot.cards:
-        if len(slot.cards) > 1:
-            yield text(side.labels, card.top - 4, fitted(card.page.region, LABELS, 11), class_="q")
-        yield from _card(panel, side, slot, card, scales, colours)
+    def _draw_bar(self, card: Card) -> Iterator[str]:
+        """The page to scale."""
+        for stripe in card.page.stripes:
+            top, bottom = card.bar_y(stripe.start), card.bar_y(stripe.stop)
+            for cell in stripe.cells:
+                place = _place(stripe, cell, self._bar, BAR, top, bottom)
+                place["height"] = max(place["height"], 0.2)
+                yield tag("rect", **place, fill=self._fill(cell))
+        for stripe in card.page.token_stripes:
+            if stripe.cells[0].content is Content.STATE:
+                top, bottom = card.bar_y(stripe.start), card.bar_y(stripe.stop)
+                yield tag(
+                    "rect", x=self._bar, y=top, width=BAR, height=max(bottom - top, 0.6), fill=INK
+                )
+        yield tag(
+            "rect", x=self._bar, y=card.bar_top, width=BAR, height=card.bar_bottom - card.bar_top,
+            fill="none", stroke=QUIET, stroke_width="0.8",
+        )  # fmt: skip
+
+    def _fill(self, cell: Cell) -> str:
+        return self._colours[cell.name] if cell.content is Content.STATE else _FILLS[cell.content]
+
+    def _draw_cell(self, part: CardPart, cell: Cell, idle: bool) -> Iterator[str]:
+        place = _place(part.stripe, cell, self._band, BAND, part.top, part.bottom)
+        look = {"fill": self._fill(cell), "stroke": "#ffffff", "stroke_width": "0.6"}
+        if idle:
+            look = {"fill": "#ffffff", "stroke": self._colours[cell.name]}
+            look |= {"stroke_width": "1.2", "stroke_dasharray": "3 2"}
+        yield tag("rect", **place, **look)
+
+    def _draw_labels(self, card: Card, idle: set[tuple[str, Box]]) -> Iterator[str]:
+        """A name for every shard, beside the first of its bytes, none on top of another."""
+        middle: dict[tuple[str, Box, Content], float] = {}
+        sizes: dict[object, list[int]] = defaultdict(list)
+        for part in card.parts:
+            for cell in part.stripe.cells:
+                if cell.content is Content.OTHER_TOKENS:
+                    continue
+                key: tuple[str, Box, Content] = cell.name, cell.box, cell.content
+                place = _place(part.stripe, cell, 0, 0, part.top, part.bottom)
+                middle.setdefault(key, place["y"] + place["height"] / 2)
+                sizes[key].append(part.stripe.rows * (cell.stop - cell.start))
+        places = _spread(middle.values(), card.top + 9, card.bottom - 9)
+        inner = self._band if self._name == "P" else self._band + BAND
+        step = -1 if self._name == "P" else 1
+        for ((name, box, content), y), at in zip(middle.items(), places, strict=True):
+            line = [(inner, y), (inner + 5 * step, y), (inner + 11 * step, at)]
+            yield tag(
+                "polyline", points=points(line), fill="none", stroke="#9aa0a9", stroke_width="0.7"
+            )
+            size = _size(sizes[name, box, content])
+            room = LABELS - 22
+            label = name if content in (Content.STATE, Content.WOVEN) else content.value
+            where = self._panel.where(name, box) if content is Content.STATE else ""
+            where = f"not read, {where}" if (name, box) in idle else where
+            start = self._labels + (7 if self._name == "P" else 15)
+            shown = fitted(label, room - len(size) * 6.2, 11)
+            where = fitted(where, room - (len(shown) + len(size) + 1) * 6.2, 10.4) if where else ""
+            bold = tag("tspan", words(shown), class_="b")
+            yield tag("text", bold, words(f" {where}"), x=start, y=at + 4)
+            yield text(start + room, at + 4, size, class_="q e")
 
 
 def _reads(panel: Panel, slot: Slot) -> str:
@@ -109,122 +202,8 @@ def short_size(size_bytes: float) -> str:
     return size_text(size_bytes).replace(".0 ", " ")
 
 
-def _card(
-    panel: Panel,
-    side: SideColumns,
-    slot: Slot,
-    card: Card,
-    scales: Magnification,
-    colours: dict[str, str],
-) -> Iterator[str]:
-    rank = slot.pages.rank if side.name == "P" else None
-    idle = {(name, box) for held_by, name, box in panel.idle if held_by == rank}
-    yield from _lenses(side, card, scales)
-    yield from _bar(side, card, colours)
-    x = min(side.labels, side.band)
-    width = LABELS + BAND
-    yield tag(
-        "rect", x=x, y=card.top, width=width, height=card.bottom - card.top, rx=3,
-        fill="#ffffff", fill_opacity="0.7", stroke="#b8bcc2",
-    )  # fmt: skip
-    for part in card.parts:
-        for cell in part.stripe.cells:
-            yield from _band_cell(side, part, cell, colours, (cell.name, cell.box) in idle)
-    yield from _labels(panel, side, card, idle)
-
-
-def _lenses(side: SideColumns, card: Card, scales: Magnification) -> Iterator[str]:
-    """From each stretch of the bar to where the card shows it."""
-    factors = {kind: _factor(scale / scales.bar) for kind, scale in scales.by_kind.items()}
-    x0, x1 = side.lens
-    said: dict[str, str] = {}
-    stretches = groupby(card.parts, key=lambda part: factors.get(part.kind))
-    for index, (factor, (first, *others)) in enumerate(stretches):
-        if factor is None:
-            continue
-        last = others[-1] if others else first
-        top, bottom = card.bar_y(first.stripe.start), card.bar_y(last.stripe.stop)
-        corners = [(x0, top), (x1, first.top), (x1, last.bottom), (x0, bottom)]
-        shade = "#e9ebee" if index % 2 else "#dfe3e8"
-        yield tag("polygon", points=points(corners), fill=shade)
-        magnified = scales.by_kind[first.kind] > 1.15 * scales.bar
-        if factor not in said and magnified and last.bottom - first.top > 9:
-            middle = (first.top + last.bottom) / 2
-            x, anchor = (x1 - 3, "n e") if x1 > x0 else (x1 + 3, "n")
-            said[factor] = text(x, middle + 3, f"{TIMES}{factor}", class_=anchor)
-    yield from said.values()
-
-
 def _factor(value: float) -> str:
     return f"{value:.1f}" if value < 10 else f"{float(f'{value:.2g}'):,.0f}"
-
-
-def _bar(side: SideColumns, card: Card, colours: dict[str, str]) -> Iterator[str]:
-    """The page to scale."""
-    for stripe in card.page.stripes:
-        top, bottom = card.bar_y(stripe.start), card.bar_y(stripe.stop)
-        for cell in stripe.cells:
-            place = _place(stripe, cell, side.bar, BAR, top, bottom)
-            place["height"] = max(place["height"], 0.2)
-            yield tag("rect", **place, fill=_fill(cell, colours))
-    for stripe in card.page.token_stripes:
-        if stripe.cells[0].content is Content.STATE:
-            top, bottom = card.bar_y(stripe.start), card.bar_y(stripe.stop)
-            yield tag("rect", x=side.bar, y=top, width=BAR, height=max(bottom - top, 0.6), fill=INK)
-    yield tag(
-        "rect", x=side.bar, y=card.bar_top, width=BAR, height=card.bar_bottom - card.bar_top,
-        fill="none", stroke=QUIET, stroke_width="0.8",
-    )  # fmt: skip
-
-
-def _fill(cell: Cell, colours: dict[str, str]) -> str:
-    return colours[cell.name] if cell.content is Content.STATE else _FILLS[cell.content]
-
-
-def _band_cell(
-    side: SideColumns, part: CardPart, cell: Cell, colours: dict[str, str], idle: bool
-) -> Iterator[str]:
-    place = _place(part.stripe, cell, side.band, BAND, part.top, part.bottom)
-    look = {"fill": _fill(cell, colours), "stroke": "#ffffff", "stroke_width": "0.6"}
-    if idle:
-        look |= {"fill": "#ffffff", "stroke": colours[cell.name], "stroke_dasharray": "3 2"}
-        look["stroke_width"] = "1.2"
-    yield tag("rect", **place, **look)
-
-
-def _labels(
-    panel: Panel, side: SideColumns, card: Card, idle: set[tuple[str, Box]]
-) -> Iterator[str]:
-    """A name for every shard, beside the first of its bytes, none on top of another."""
-    middle: dict[tuple[str, Box, Content], float] = {}
-    sizes: dict[object, list[int]] = defaultdict(list)
-    for part in card.parts:
-        for cell in part.stripe.cells:
-            if cell.content is Content.OTHER_TOKENS:
-                continue
-            key: tuple[str, Box, Content] = cell.name, cell.box, cell.content
-            place = _place(part.stripe, cell, 0, 0, part.top, part.bottom)
-            middle.setdefault(key, place["y"] + place["height"] / 2)
-            sizes[key].append(part.stripe.rows * (cell.stop - cell.start))
-    places = _spread(middle.values(), card.top + 9, card.bottom - 9)
-    inner = side.band if side.name == "P" else side.band + BAND
-    step = -1 if side.name == "P" else 1
-    for ((name, box, content), y), at in zip(middle.items(), places, strict=True):
-        line = [(inner, y), (inner + 5 * step, y), (inner + 11 * step, at)]
-        yield tag(
-            "polyline", points=points(line), fill="none", stroke="#9aa0a9", stroke_width="0.7"
-        )
-        size = _size(sizes[name, box, content])
-        room = LABELS - 22
-        label = name if content in (Content.STATE, Content.WOVEN) else content.value
-        where = panel.where(name, box) if content is Content.STATE else ""
-        where = f"not read, {where}" if (name, box) in idle else where
-        start = side.labels + (7 if side.name == "P" else 15)
-        shown = fitted(label, room - len(size) * 6.2, 11)
-        where = fitted(where, room - (len(shown) + len(size) + 1) * 6.2, 10.4) if where else ""
-        bold = tag("tspan", words(shown), class_="b")
-        yield tag("text", bold, words(f" {where}"), x=start, y=at + 4)
-        yield text(start + room, at + 4, size, class_="q e")
 
 
 def _size(parts: list[int]) -> str:

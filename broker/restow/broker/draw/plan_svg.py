@@ -14,8 +14,7 @@ from restow.broker.draw.page_svg import (
     LABELS,
     LENS,
     QUIET,
-    SideColumns,
-    draw_slot,
+    SideDrawing,
     short_size,
 )
 from restow.broker.draw.picture import Panel, Picture
@@ -170,12 +169,11 @@ def _panel(panel: Panel, colours: dict[str, str], top: float) -> tuple[list[str]
     left, _ = scales.slots(panel.source, at + (end - left_end) / 2)
     right, _ = scales.slots(panel.destination, at + (end - right_end) / 2)
     drawn += _ribbons(panel, left, right, colours)
-    for side, slots in (
-        (SideColumns.left(MARGIN), left),
-        (SideColumns.right(WIDTH - MARGIN), right),
-    ):
+    on_left = SideDrawing(panel, scales, colours, "P", MARGIN)
+    on_right = SideDrawing(panel, scales, colours, "D", WIDTH - MARGIN)
+    for side, slots in ((on_left, left), (on_right, right)):
         for index, slot in enumerate(slots):
-            drawn += draw_slot(panel, side, slot, scales, colours, index)
+            drawn += side.draw_rank(slot, index)
     return drawn, end
 
 
