@@ -17,7 +17,7 @@ import torch
 from transformers import NemotronHForCausalLM
 
 from restow.agents.demo.answers import Answer, answer_prompts
-from restow.agents.demo.options import SEED, side
+from restow.agents.demo.options import SEED
 from restow.agents.demo.processes import running_broker_process, running_daemon
 from restow.agents.demo.sabotage import Sabotage, swap_b_and_c
 from restow.agents.engines.common.fork_server import ForkServer
@@ -25,7 +25,7 @@ from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import Prompt, make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
 from restow.agents.engines.transformers.decode import Decoded
-from restow.broker.families import ConvLayout
+from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.planner import Strategy
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
@@ -52,7 +52,9 @@ def reference() -> Reference:
     torch.set_num_threads(1)
     model = load_model()
     prompts = make_prompts(PROMPTS, SEED)
-    engine = Engine(model, EngineOptions("alone", "", side(1, ConvLayout.SD, P_PAGE_TOKENS), ()))
+    engine = Engine(
+        model, EngineOptions("alone", "", EngineSettings(page_tokens=P_PAGE_TOKENS), ())
+    )
     alone = tuple(engine.decode_alone(prompt.token_ids, STEPS) for prompt in prompts)
     return Reference(model, prompts, alone)
 
@@ -74,7 +76,7 @@ class House:
             options = EngineOptions(
                 f"{name}{tp}{conv}{'-lies' if lies else ''}",
                 self.broker,
-                side(tp, conv, page_tokens),
+                EngineSettings(tp=tp, conv_layout=conv, page_tokens=page_tokens),
                 (self.homes[name],) * tp,
             )
             announce = {"announce": swap_b_and_c} if lies else {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.options import SEED, side
+from restow.agents.demo.options import SEED
 from restow.agents.demo.processes import running_broker_process
 from restow.agents.engines.common.checkpoint import checkpoint_revision
 from restow.agents.engines.common.fork_server import ForkServer
@@ -17,7 +17,7 @@ from restow.agents.engines.recall.model import checkpoint_folder, load_model
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
 from restow.agents.engines.transformers.engine import HandoffFailedError
-from restow.broker.families import ConvLayout
+from restow.broker.families import EngineSettings
 from restow.broker.planner import Strategy
 
 
@@ -38,9 +38,7 @@ def test_other_weights_of_the_same_shapes_are_refused(tmp_path: Path) -> None:
         broker = stack.enter_context(running_broker_process(Strategy.AUTO))
 
         def engine(model: NemotronHForCausalLM, name: str, revision: str = "") -> Engine:
-            options = EngineOptions(
-                name, broker, side(1, ConvLayout.SD, 16), (forks,), revision=revision
-            )
+            options = EngineOptions(name, broker, EngineSettings(), (forks,), revision=revision)
             return stack.enter_context(Engine(model, options))
 
         other = trained_on(tmp_path / "other")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.options import SEED, side
+from restow.agents.demo.options import SEED
 from restow.agents.demo.processes import running_broker_process, running_daemon
 from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
@@ -30,7 +30,7 @@ from restow.agents.engines.transformers.mixer_inputs import (
 )
 from restow.agents.engines.transformers.state_io import lay_out_weights
 from restow.broker.client.admin import AdminClient
-from restow.broker.families import ConvLayout
+from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout.span import volume
 from restow.broker.planner import Strategy
 
@@ -56,7 +56,8 @@ class House:
     stack: ExitStack
 
     def engine(self, name: str, tp: int, conv: ConvLayout) -> Engine:
-        plain = side(tp, conv, P_PAGE_TOKENS if name == "P" else 12)
+        tokens = P_PAGE_TOKENS if name == "P" else 12
+        plain = EngineSettings(tp=tp, conv_layout=conv, page_tokens=tokens)
         settings = replace(plain, mixer_inputs=name == "P", projections=name == "D")
         options = EngineOptions(f"{name}{tp}{conv}", self.broker, settings, (self.home,) * tp)
         return self.stack.enter_context(Engine(self.model, options))
@@ -134,7 +135,7 @@ def test_weights_of_other_channels_are_seen(house: House) -> None:
 
 def test_an_engine_whose_products_differ_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixers, "repeats", lambda weights: False)
-    model, plain = load_model(), side(1, SD, 16)
+    model, plain = load_model(), EngineSettings()
     for offering in (replace(plain, mixer_inputs=True), replace(plain, projections=True)):
         with pytest.raises(RebuildingInexactError, match="layer 0"):
             Engine(model, EngineOptions("alone", "", offering, ()))
@@ -145,7 +146,7 @@ def test_without_padding_a_short_prompt_would_differ() -> None:
     """Why P's in-projection is given more rows than a prompt of two tokens has."""
     torch.set_num_threads(1)
     model = load_model()
-    engine = Engine(model, EngineOptions("alone", "", side(1, SD, 16), ()))
+    engine = Engine(model, EngineOptions("alone", "", EngineSettings(), ()))
     plain = engine.state_at(PROMPTS[0], 2)["layers.0.conv.x"]
     with kept_inputs(model) as inputs:
         padded = engine.state_at(PROMPTS[0], 2)["layers.0.conv.x"]

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from restow.agents.demo.experiment import Outcome
-from restow.agents.demo.options import DemoOptions, side
+from restow.agents.demo.options import DemoOptions
 from restow.agents.demo.report import routes
 from restow.agents.engines.recall.model import checkpoint_folder
-from restow.broker.families import ConvLayout, build_layout, model_from_hf_config
+from restow.broker.families import ConvLayout, EngineSettings, build_layout, model_from_hf_config
 from restow.broker.planner import Strategy
 
 COLUMN = {Strategy.SLICES: 3, Strategy.WHOLE: 4, Strategy.PACK: 5}
@@ -21,7 +21,8 @@ COLUMN = {Strategy.SLICES: 3, Strategy.WHOLE: 4, Strategy.PACK: 5}
 
 @pytest.mark.parametrize("strategy", COLUMN)
 def test_rows_are_counted_whichever_way_they_travel(strategy: Strategy) -> None:
-    p, d = side(2, ConvLayout.SD, 16), side(4, ConvLayout.DS, 8)
+    p = EngineSettings(tp=2)
+    d = EngineSettings(tp=4, conv_layout=ConvLayout.DS, page_tokens=8)
     options = DemoOptions(p, d, strategy=strategy)
     spec = model_from_hf_config(json.loads((checkpoint_folder() / "config.json").read_text()))
     outcome = Outcome((), {}, build_layout(spec, p), build_layout(spec, d))

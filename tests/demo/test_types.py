@@ -11,14 +11,13 @@ import torch
 from transformers import NemotronHForCausalLM
 
 from restow.agents.demo.answers import Answer, answer_prompts
-from restow.agents.demo.options import side
 from restow.agents.demo.processes import running_broker_process
 from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions, StoredTypes
 from restow.agents.engines.transformers.engine import HandoffFailedError
-from restow.broker.families import ConvLayout
+from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
 
@@ -45,7 +44,8 @@ class House:
     def engine(
         self, name: str, broker: str, tp: int, conv: ConvLayout, stored: StoredTypes
     ) -> Engine:
-        options = EngineOptions(name, broker, side(tp, conv, 16), (self.forks,) * tp, stored=stored)
+        settings = EngineSettings(tp=tp, conv_layout=conv)
+        options = EngineOptions(name, broker, settings, (self.forks,) * tp, stored=stored)
         return self.stack.enter_context(Engine(self.model, options))
 
     def answers(

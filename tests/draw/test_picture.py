@@ -12,11 +12,10 @@ from hypothesis import given, settings
 
 from laws.strategies import Case, any_cases, family_cases
 from restow.broker.draw.explain import explain
-from restow.broker.draw.page_map import Block, Content
-from restow.broker.draw.picture import MAX_RANKS, Page, Panel, Picture, make_picture
-from restow.broker.draw.pieces import Per
-from restow.broker.draw.strands import Stretch
-from restow.broker.draw.units import Unit, units_of
+from restow.broker.draw.layer_state import LayerState, layer_states
+from restow.broker.draw.page_map import Content, Stripe
+from restow.broker.draw.picture import MAX_RANKS, DrawnPage, Panel, Picture, make_picture
+from restow.broker.draw.piece_counts import Per
 from restow.broker.families import (
     AttentionSpec,
     ConvLayout,
@@ -26,7 +25,7 @@ from restow.broker.families import (
     ModelSpec,
     build_layout,
 )
-from restow.broker.layout import DType, Layout, RankLayout, Region, Scratch, Shard
+from restow.broker.layout import DType, Layout, RankLayout, Region, Scratch, Shard, Span
 from restow.broker.planner import Move, Place, Strategy, make_plan
 
 BF16, F32 = DType.BFLOAT16, DType.FLOAT32
@@ -67,31 +66,31 @@ def bytes_of_scratch(one: Scratch) -> Iterator[int]:
     return places(one.strides_bytes, one.sizes, one.offset_bytes, one.dtype.itemsize_bytes)
 
 
-def painted(blocks: Sequence[Block]) -> dict[int, Painted]:
-    """Every byte of the blocks with what it is; none twice."""
+def painted(stripes: Sequence[Stripe]) -> dict[int, Painted]:
+    """Every byte of the stripes with what it is; none twice."""
     found: dict[int, Painted] = {}
-    for block in blocks:
-        for row in range(block.rows):
-            for cell in block.cells:
-                shift = block.start + row * block.row_bytes
+    for stripe in stripes:
+        for row in range(stripe.rows):
+            for cell in stripe.cells:
+                shift = stripe.start + row * stripe.row_bytes
                 for at in range(shift + cell.start, shift + cell.stop):
                     assert at not in found
                     found[at] = cell.content, cell.name, cell.box
     return found
 
 
-def check_page(page: Page, rank: RankLayout, region: Region, names: dict[str, str]) -> None:
-    for tokens, blocks in ((region.page_tokens or 1, page.blocks), (1, page.token_blocks)):
-        if not blocks:
+def check_page(page: DrawnPage, rank: RankLayout, region: Region, names: dict[str, str]) -> None:
+    for tokens, stripes in ((region.page_tokens or 1, page.stripes), (1, page.token_stripes)):
+        if not stripes:
             continue
-        whole = blocks is page.blocks
+        whole = stripes is page.stripes
         expected: dict[int, Painted] = {}
         for shard in (s for s in rank.shards if s.region == region.name):
             what: Painted = (Content.STATE, names[shard.field], shard.box)
             expected |= dict.fromkeys(bytes_of_shard(shard, tokens), what)
         for one in (s for s in rank.scratch if s.region == region.name and whole):
             expected |= dict.fromkeys(bytes_of_scratch(one), (Content.SCRATCH, "", ()))
-        found = painted(blocks)
+        found = painted(stripes)
         gap = Content.PADDING if whole else Content.OTHER_TOKENS
         rest = range(region.page_stride_bytes) if whole else range(min(expected), max(expected) + 1)
         assert found.keys() == set(rest)
@@ -104,15 +103,15 @@ def check_page(page: Page, rank: RankLayout, region: Region, names: dict[str, st
 @given(any_cases())
 def test_every_byte_of_a_page_is_drawn_once_and_as_what_it_is(case: Case) -> None:
     plan = make_plan(*case.layouts)
-    units = {unit.layers: unit for unit in units_of(plan)}
+    states = {state.layers: state for state in layer_states(plan)}
     for panel in make_picture(plan, explain(plan), 5).panels:
-        unit = unit_of(units, panel)
-        for drawn, ranks in ((panel.source, unit.source), (panel.destination, unit.destination)):
+        state = state_of(states, panel)
+        for drawn, ranks in ((panel.source, state.source), (panel.destination, state.destination)):
             by_number = {rank.rank: rank for rank in ranks}
             for pages in drawn:
                 rank = by_number[pages.rank]
                 for page, region in zip(pages.pages, rank.regions, strict=True):
-                    check_page(page, rank, region, unit.names())
+                    check_page(page, rank, region, state.names())
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -122,14 +121,14 @@ def test_pages_as_families_lay_them_out_are_told_apart_to_the_last_byte(case: Ca
     for panel in make_picture(plan, explain(plan), 5).panels:
         for rank in (*panel.source, *panel.destination):
             for page in rank.pages:
-                blocks = (*page.blocks, *page.token_blocks)
-                assert Content.WOVEN not in {c.content for b in blocks for c in b.cells}
+                stripes = (*page.stripes, *page.token_stripes)
+                assert Content.WOVEN not in {c.content for b in stripes for c in b.cells}
 
 
-def unit_of(units: dict[tuple[str, ...], Unit], panel: Panel) -> Unit:
-    """The unit that a panel draws: the first of its layers."""
+def state_of(states: dict[tuple[str, ...], LayerState], panel: Panel) -> LayerState:
+    """The state that a panel draws: the first of its layers."""
     layers = panel.layers
-    return next(units[layers[:n]] for n in range(1, len(layers) + 1) if layers[:n] in units)
+    return next(states[layers[:n]] for n in range(1, len(layers) + 1) if layers[:n] in states)
 
 
 def bytes_of_move(move: Move, place: Place) -> set[int]:
@@ -137,7 +136,7 @@ def bytes_of_move(move: Move, place: Place) -> set[int]:
     return set(places(place.strides_bytes, sizes, place.offset_bytes, place.dtype.itemsize_bytes))
 
 
-def within(stretches: Sequence[Stretch]) -> set[int]:
+def within(stretches: Sequence[Span]) -> set[int]:
     return {at for one in stretches for at in range(one.start, one.stop)}
 
 
@@ -146,17 +145,16 @@ def within(stretches: Sequence[Stretch]) -> set[int]:
 def test_every_move_of_a_panel_is_one_ribbon_that_embraces_its_bytes(case: Case) -> None:
     plan = make_plan(*case.layouts)
     picture = make_picture(plan, explain(plan), 5)
-    units = {unit.layers: unit for unit in units_of(plan)}
+    states = {state.layers: state for state in layer_states(plan)}
     assert sum(panel.bytes for panel in picture.panels) == plan.bytes
-    assert sum(len(unit.moves) for unit in units.values()) == len(plan.moves)
+    assert sum(len(state.moves) for state in states.values()) == len(plan.moves)
     for panel in picture.panels:
-        unit = unit_of(units, panel)
+        state = state_of(states, panel)
         assert not panel.left_out
-        assert len(panel.ribbons) == len(unit.moves)
-        for ribbon, move in zip(panel.ribbons, unit.moves, strict=True):
-            assert ribbon.name == unit.names()[move.field]
-            ends = ribbon.src_rank, ribbon.dst_rank, ribbon.box
-            assert ends == (move.src_rank, move.dst_rank, move.box)
+        assert len(panel.ribbons) == len(state.moves)
+        for ribbon, move in zip(panel.ribbons, state.moves, strict=True):
+            assert ribbon.name == state.names()[move.field]
+            assert ribbon.move is move
             for stretches, place in (
                 ([strand.src for strand in ribbon.strands], move.src),
                 ([strand.dst for strand in ribbon.strands], move.dst),
@@ -171,22 +169,22 @@ def test_a_ribbon_has_a_strand_for_every_row_of_a_window() -> None:
     """Three taps lie apart under SD, and end in one stretch under DS, in turns."""
     straight = picture_of_layer(MAMBA, EngineSettings(), EngineSettings(tp=2))
     row, half = 6144 * 2, 2048 * 2
-    ribbon = next(one for one in straight.ribbons if (one.name, one.dst_rank) == ("conv.x", 1))
+    ribbon = next(one for one in straight.ribbons if (one.name, one.move.dst_rank) == ("conv.x", 1))
     assert [strand.src for strand in ribbon.strands] == [
-        Stretch(tap * row + half, tap * row + 2 * half) for tap in range(3)
+        Span(tap * row + half, tap * row + 2 * half) for tap in range(3)
     ]
     assert [strand.dst for strand in ribbon.strands] == [
-        Stretch(tap * row // 2, tap * row // 2 + half) for tap in range(3)
+        Span(tap * row // 2, tap * row // 2 + half) for tap in range(3)
     ]
     turned = picture_of_layer(MAMBA, EngineSettings(), EngineSettings(tp=2, conv_layout=DS))
-    ribbon = next(one for one in turned.ribbons if (one.name, one.dst_rank) == ("conv.x", 1))
+    ribbon = next(one for one in turned.ribbons if (one.name, one.move.dst_rank) == ("conv.x", 1))
     assert [strand.dst for strand in ribbon.strands] == [
-        Stretch(2 * tap, 3 * half - 4 + 2 * tap) for tap in range(3)
+        Span(2 * tap, 3 * half - 4 + 2 * tap) for tap in range(3)
     ]
     back = picture_of_layer(MAMBA, EngineSettings(tp=2, conv_layout=DS), EngineSettings())
-    ribbon = next(one for one in back.ribbons if (one.name, one.src_rank) == ("conv.x", 1))
+    ribbon = next(one for one in back.ribbons if (one.name, one.move.src_rank) == ("conv.x", 1))
     assert [strand.dst for strand in ribbon.strands] == [
-        Stretch(tap * row + half, tap * row + 2 * half) for tap in range(3)
+        Span(tap * row + half, tap * row + 2 * half) for tap in range(3)
     ]
 
 
@@ -199,7 +197,7 @@ def test_layers_that_are_alike_are_drawn_once_on_whatever_ranks() -> None:
         (("3",), (0, 1)),
         (("7", "11"), (2, 3)),
     ]
-    assert {ribbon.src_rank for ribbon in kv.ribbons} == {0, 1}
+    assert {ribbon.move.src_rank for ribbon in kv.ribbons} == {0, 1}
     windowed = tuple(replace(KV, layer=i, window_tokens=8 * (i % 2)) for i in range(4))
     model = ModelSpec("m", windowed)
     assert [p.layers for p in picture_of(model, EngineSettings(), EngineSettings()).panels] == [
@@ -307,7 +305,9 @@ def test_what_is_left_out_is_said() -> None:
         "24 of the 96 moves",
     )
     assert len(panel.ribbons) == 24
-    assert {ribbon.src_rank for ribbon in panel.ribbons} == {rank.rank for rank in panel.source}
+    assert {ribbon.move.src_rank for ribbon in panel.ribbons} == {
+        rank.rank for rank in panel.source
+    }
 
 
 def test_a_rank_that_too_many_serve_is_drawn_with_some_of_them() -> None:
@@ -365,5 +365,5 @@ def test_a_page_of_many_layers_is_one_panel_and_its_rest_is_said() -> None:
     assert panel.title.endswith("(0, 1, 2 .. 19): conv.x, conv.B, conv.C, ssm")
     assert panel.remarks[0].startswith("200 reads a page of 20 layers for each rank of D: conv.x,")
     assert panel.left_out == ("48 of the 80 fields", "96 of the 160 moves")
-    contents = Counter(c.content for b in panel.source[0].pages[0].blocks for c in b.cells)
+    contents = Counter(c.content for b in panel.source[0].pages[0].stripes for c in b.cells)
     assert contents[Content.REST] == 1

@@ -42,8 +42,8 @@ INTERNAL = {
     "restow.broker.families.parts.StatePart",
     "restow.broker.families.parts.Recurrence",
     "restow.broker.draw.page_map.Cell",
-    "restow.broker.draw.page_map.Item",
-    "restow.broker.draw.pieces.Pieces",
+    "restow.broker.draw.page_map.Footprint",
+    "restow.broker.draw.piece_counts.PieceCount",
     "restow.kernels.host.interlaced.Interlaced",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)

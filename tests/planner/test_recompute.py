@@ -179,7 +179,7 @@ def test_a_picture_shows_inputs_and_no_move_of_what_is_rebuilt() -> None:
     assert said == "rebuilt on D from 16,128 bytes of mixer inputs: conv.x, conv.B and conv.C"
     for rank in (*states.source, *states.destination):
         (page,) = rank.pages
-        kept = [b for b in page.blocks if b.cells[0].content is Content.INPUTS]
+        kept = [b for b in page.stripes if b.cells[0].content is Content.INPUTS]
         assert sum(block.rows * block.row_bytes for block in kept) == 3 * 2688 * 2
     plain = make_picture(plan, explain(plan, tokens=1), 1).panels[0]
     assert {ribbon.name for ribbon in plain.ribbons} == {*CONV, "ssm"}
@@ -218,3 +218,15 @@ def test_windows_that_are_sent_may_be_interleaved() -> None:
     for program in rest:
         assert not len(program.rows(PROJECT_SPANS))
         assert program.interleaving_ranks == (0,)
+
+
+def test_rebuilding_is_priced_where_inputs_have_a_list_of_their_own() -> None:
+    """No other way reads by that list."""
+    (rank,) = P.ranks
+    region = replace(rank.regions[0], name="inputs", group="inputs")
+    inputs = tuple(replace(one, region="inputs") for one in rank.inputs[:1])
+    fields = replace(P.model, inputs=P.model.inputs[:1])
+    apart = replace(rank, regions=(*rank.regions, region), inputs=inputs)
+    plan = make_plan(Layout(fields, (apart,)), D)
+    (slices,), (rebuilding,) = (explain(plan, one) for one in (Strategy.SLICES, Strategy.RECOMPUTE))
+    assert slices.cost_by_strategy[Strategy.RECOMPUTE] == rebuilding.cost

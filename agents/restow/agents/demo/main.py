@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from restow.agents.demo.experiment import Experiment
-from restow.agents.demo.options import DemoOptions, side
+from restow.agents.demo.experiment import run_experiment
+from restow.agents.demo.options import DemoOptions
 from restow.agents.demo.report import as_json, passed, show
 from restow.agents.engines.transformers import StoredTypes
 from restow.broker.errors import RestowError
-from restow.broker.families import ConvLayout
+from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout import DType
 from restow.broker.planner import Strategy
 
@@ -57,11 +56,19 @@ def demo(
     """Answer prompts on D from states that P prefilled, and compare with D alone."""
     rebuilding = strategy is Strategy.RECOMPUTE
     options = DemoOptions(
-        p=replace(
-            side(p_tp, p_conv_layout, p_page_tokens, p_speculative_tokens), mixer_inputs=rebuilding
+        p=EngineSettings(
+            tp=p_tp,
+            conv_layout=p_conv_layout,
+            page_tokens=p_page_tokens,
+            conv_rows_extra=p_speculative_tokens,
+            mixer_inputs=rebuilding,
         ),
-        d=replace(
-            side(d_tp, d_conv_layout, d_page_tokens, d_speculative_tokens), projections=rebuilding
+        d=EngineSettings(
+            tp=d_tp,
+            conv_layout=d_conv_layout,
+            page_tokens=d_page_tokens,
+            conv_rows_extra=d_speculative_tokens,
+            projections=rebuilding,
         ),
         p_stored=StoredTypes(ssm=DType.parse(p_ssm_dtype)),
         d_stored=StoredTypes(ssm=DType.parse(d_ssm_dtype)),
@@ -71,7 +78,6 @@ def demo(
         prompts=prompts,
         sabotage=sabotage,
     )
-    console = Console()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -86,14 +92,14 @@ def demo(
             bar.update(task, description=what, completed=done, total=of)
 
         try:
-            outcome = Experiment(options, progress).run()
+            outcome = run_experiment(options, progress)
         except RestowError as error:
             bar.stop()
             _fail(error, as_json_text)
     if as_json_text:
         print(json.dumps(as_json(outcome)))
     else:
-        show(console, options, outcome)
+        show(Console(), options, outcome)
     if not passed(outcome):
         raise typer.Exit(1)
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from restow.agents.engines.transformers import StoredTypes
 from restow.agents.engines.transformers.stored_types import AS_COMPUTED
-from restow.broker.families import ConvLayout, EngineSettings
+from restow.broker.families import EngineSettings
 from restow.broker.planner import Strategy
 from restow.broker.words import Worded
 
 SEED = 26
 """Of the prompts. With most seeds a swap of B and C shows in the logits of every prompt but in the
 words of none, because it spoils only the next three tokens; here it shows in the words of two."""
+STEPS = 6
+"""Tokens that are decoded of each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +29,4 @@ class DemoOptions(Worded):
     strategy: Strategy = Strategy.AUTO
     daemon: bool = False
     prompts: int = 16
-    steps: int = 6
-    seed: int = SEED
     sabotage: bool = True
-
-
-def side(
-    tp: int, conv_layout: ConvLayout, page_tokens: int, speculative_tokens: int = 0
-) -> EngineSettings:
-    """Settings of one engine of the demo."""
-    return EngineSettings(
-        tp=tp,
-        conv_layout=conv_layout,
-        page_tokens=page_tokens,
-        conv_rows_extra=speculative_tokens,
-    )

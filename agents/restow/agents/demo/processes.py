@@ -1,4 +1,4 @@
-"""The demo's broker and daemons as processes of their own."""
+"""The demo's broker and daemons as processes of their own, and how this one ends."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ class StartFailedError(RestowError):
 
     status = "UNAVAILABLE"
     reason = "START_FAILED"
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """End this process at a typed error, which is said in one line."""
+    try:
+        yield
+    except RestowError as error:
+        print(f"{error.reason}: {error.message}", file=sys.stderr)
+        sys.exit(1)
 
 
 @contextmanager

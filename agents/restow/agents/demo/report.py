@@ -91,12 +91,11 @@ def routes(options: DemoOptions, outcome: Outcome) -> Table:
     plan = make_plan(outcome.p_layout, outcome.d_layout)
     programs = compile_programs(plan, options.strategy)
     table = Table(
+        *("D rank", "reads from P ranks", "straight into place", "whole", "packed"),
         title=f"Who reads from whom: P TP{options.p.tp} {options.p.conv_layout}, pages of "
         f"{options.p.page_tokens}, to D TP{options.d.tp} {options.d.conv_layout}, pages of "
-        f"{options.d.page_tokens}; rows by strategy {options.strategy}"
+        f"{options.d.page_tokens}; rows by strategy {options.strategy}",
     )
-    for name in ("D rank", "reads from P ranks", "straight into place", "whole", "packed"):
-        table.add_column(name)
     for program in programs:
         table.add_row(
             str(program.dst_rank),
@@ -109,9 +108,8 @@ def routes(options: DemoOptions, outcome: Outcome) -> Table:
 
 
 def _sabotage_table(outcome: Outcome) -> Table:
-    table = Table(title="Does the test bite? Three runs that are broken on purpose")
-    for name in ("sabotage", "logits differ on", "largest difference", "tokens differ on"):
-        table.add_column(name)
+    columns = "sabotage", "logits differ on", "largest difference", "tokens differ on"
+    table = Table(*columns, title="Does the test bite? Three runs that are broken on purpose")
     for sabotage, answers in outcome.sabotaged.items():
         count = len(answers)
         table.add_row(

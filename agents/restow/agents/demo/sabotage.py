@@ -11,6 +11,7 @@ from torch import Tensor
 from restow.broker.layout import Layout
 
 State = Mapping[str, Tensor]
+_OTHER = {"B": "C", "C": "B"}
 
 
 class Sabotage(StrEnum):
@@ -42,11 +43,8 @@ def swap_b_and_c(layout: Layout) -> Layout:
 
 
 def _other_letter(field: str) -> str:
-    letters = {"conv.B": "conv.C", "conv.C": "conv.B"}
-    for one, other in letters.items():
-        if field.endswith(one):
-            return field.removesuffix(one) + other
-    return field
+    stem, _, letter = field.rpartition(".")
+    return f"{stem}.{_OTHER.get(letter, letter)}"
 
 
 def with_ssm_of(other: State) -> Callable[[State], State]:

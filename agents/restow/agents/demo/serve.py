@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from aiohttp import web
 
+from restow.agents.demo.processes import errors_as_lines
 from restow.agents.demo.split import Broker, Conv, PageTokens, Sockets, Tp, running_engine
 from restow.agents.engines.recall import task
 from restow.agents.engines.transformers.engine import Engine, HandoffFailedError
@@ -178,14 +179,6 @@ def serve(
         )
 
 
-def main() -> None:
-    """Run; a typed error is one line."""
-    try:
-        typer.run(serve)
-    except RestowError as error:
-        print(f"{error.reason}: {error.message}", file=sys.stderr)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    with errors_as_lines():
+        typer.run(serve)

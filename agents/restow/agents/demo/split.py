@@ -17,17 +17,16 @@ import torch
 import typer
 
 from restow.agents.demo.answers import Answer
-from restow.agents.demo.options import SEED, side
+from restow.agents.demo.options import SEED, STEPS
+from restow.agents.demo.processes import errors_as_lines
 from restow.agents.engines.common.fork_server import ForkServer
 from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import decode as words
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
 from restow.broker.client.channel import broker_address
-from restow.broker.errors import RestowError
-from restow.broker.families import ConvLayout
+from restow.broker.families import ConvLayout, EngineSettings
 
-STEPS = 6
 HANDOFF_TIMEOUT_S = 120.0
 
 app = typer.Typer(add_completion=False)
@@ -120,19 +119,11 @@ def running_engine(
     torch.set_num_threads(1)
     with ExitStack() as stack:
         homes = tuple(sockets or ()) or (stack.enter_context(ForkServer()),) * tp
-        settings = side(tp, conv_layout, page_tokens)
+        settings = EngineSettings(tp=tp, conv_layout=conv_layout, page_tokens=page_tokens)
         options = EngineOptions(name, broker_address(broker), settings, homes)
         yield stack.enter_context(Engine(load_model(), options))
 
 
-def main() -> None:
-    """Run; a typed error is one line."""
-    try:
-        app()
-    except RestowError as error:
-        print(f"{error.reason}: {error.message}", file=sys.stderr)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    with errors_as_lines():
+        app()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,58 +15,37 @@ if TYPE_CHECKING:
     from restow.broker.client.admin import AdminClient
     from restow.broker.client.credentials import Credentials
 
-BrokerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--broker",
-        envvar="RESTOW_BROKER",
-        metavar="HOST:PORT",
-        help="The broker. Default: 127.0.0.1:7350.",
-    ),
-]
-TlsCaOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca",
-        envvar="RESTOW_TLS_CA",
-        metavar="FILE",
-        help="Speak TLS, and check the broker's certificate against this authority.",
-    ),
-]
-TlsCertOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-cert", envvar="RESTOW_TLS_CERT", metavar="FILE", help="Certificate to show."
-    ),
-]
-TlsKeyOption = Annotated[
-    Path | None,
-    typer.Option("--tls-key", envvar="RESTOW_TLS_KEY", metavar="FILE", help="Its private key."),
-]
-TokenFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file", envvar="RESTOW_TOKEN_FILE", metavar="FILE", help="Holds the token to send."
-    ),
-]
-TenantOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tenant",
-        help="Whose handoffs and engines. Default: the identity's tenant, or else default.",
-    ),
-]
+
+def _file(name: str, envvar: str, words: str) -> Any:
+    return typer.Option(name, envvar=envvar, metavar="FILE", help=words)
 
 
 @dataclass(frozen=True)
 class Connection:
     """Leads to a broker as a whole. Each field is an option."""
 
-    broker: BrokerOption
-    tls_ca: TlsCaOption
-    tls_cert: TlsCertOption
-    tls_key: TlsKeyOption
-    token_file: TokenFileOption
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            "--broker",
+            envvar="RESTOW_BROKER",
+            metavar="HOST:PORT",
+            help="The broker. Default: 127.0.0.1:7350.",
+        ),
+    ]
+    tls_ca: Annotated[
+        Path | None,
+        _file(
+            "--tls-ca",
+            "RESTOW_TLS_CA",
+            "Speak TLS, and check the broker's certificate against this authority.",
+        ),
+    ]
+    tls_cert: Annotated[Path | None, _file("--tls-cert", "RESTOW_TLS_CERT", "Certificate to show.")]
+    tls_key: Annotated[Path | None, _file("--tls-key", "RESTOW_TLS_KEY", "Its private key.")]
+    token_file: Annotated[
+        Path | None, _file("--token-file", "RESTOW_TOKEN_FILE", "Holds the token to send.")
+    ]
 
     def credentials(self) -> Credentials:
         """Return what is shown to the broker. Raises a `TrustError`."""
@@ -88,7 +67,13 @@ class Connection:
 class TenantConnection(Connection):
     """Leads to what a broker holds of one tenant."""
 
-    tenant: TenantOption
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            "--tenant",
+            help="Whose handoffs and engines. Default: the identity's tenant, or else default.",
+        ),
+    ]
 
     def client(self) -> AdminClient:
         """Return a client of that tenant. Raises a `TrustError`."""
@@ -99,23 +84,20 @@ def connects(command: Callable[..., None]) -> Callable[..., None]:
     """Give the command the options of its keyword ``connection`` in place of that."""
     signature = inspect.signature(command, eval_str=True)
     kind = signature.parameters["connection"].annotation
-    names = [one.name for one in fields(kind)]
-    types = get_type_hints(kind, include_extras=True)
+    options = get_type_hints(kind, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for own in signature.parameters.values():
         if own.name != "connection":
             parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         parameters += [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=types[name]
-            )
-            for name in names
+            own.replace(name=name, default=None, annotation=option)
+            for name, option in options.items()
         ]
 
     @wraps(command)
     def run(**given: object) -> None:
-        connection = kind(*(given.pop(name) for name in names))
+        connection = kind(**{name: given.pop(name) for name in options})
         command(**given, connection=connection)
 
     del run.__wrapped__  # its signature is another

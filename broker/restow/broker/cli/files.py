@@ -11,15 +11,13 @@ from restow.broker.errors import FileWriteError, LayoutError, LayoutFormError
 from restow.broker.layout import Layout, check_layout
 from restow.broker.layout.json_form import layout_from_json
 
-DEEP = "nested too deeply"
-
 
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds. Raises `LayoutFormError` that names file and line."""
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        what = DEEP if isinstance(error, RecursionError) else error
+        what = "nested too deeply" if isinstance(error, RecursionError) else error
         raise LayoutFormError(f"{path} is no JSON: {what}", file=path) from None
     except OSError as error:
         raise LayoutFormError(f"{path} can't be read: {error.strerror}", file=path) from None

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from restow.broker.errors import RestowError
+
+FOUND = 4
+"""Exit status of a command that looked for something bad or different, and found it."""
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value."""
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    """Print what a command found: as JSON, or as ``show`` does for people."""
+    if as_json:
+        print_json(value)
+    else:
+        show(value)
 
 
 def print_error(error: RestowError, as_json: bool) -> None:

@@ -6,29 +6,32 @@ Pure: a model of what is shown. The CLI only draws it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
-from restow.broker.layout import Box
+from restow.broker.layout import Box, RankLayout
 from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.names import field_class, joined_name
+from restow.broker.layout.span import overlap
 from restow.broker.planner.compile import draft_programs
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.draft import Draft
 from restow.broker.planner.estimate import Cost, estimate
-from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
 from restow.broker.planner.program import Column, GroupPair
 from restow.broker.planner.program.rows import strided
-from restow.broker.planner.ways.recompute import InputRead, Rebuilt
+from restow.broker.planner.ways.recompute import Rebuilt
 from restow.broker.strategy import STRATEGIES, Strategy
+
+Replicas = dict[str, dict[Box, tuple[int, ...]]]
+"""For each field and box: the ranks that hold it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReadBox:
     """A box that comes from ``src_rank``; ``replicas`` are the ranks that could have served it.
 
     It falls into ``pieces`` runs of ``piece_bytes``, for each token where the field is per-token.
@@ -52,7 +55,7 @@ class FieldLine:
     field_class: str
     fields: tuple[str, ...]
     per_token: bool
-    parts: tuple[Part, ...]
+    parts: tuple[ReadBox, ...]
     strategy: str
     bytes: int
 
@@ -70,6 +73,8 @@ class RankLines:
     bytes: int
     bytes_at_tokens: int
     bytes_from: dict[int, int]
+    token_bytes_from: dict[int, int]
+    """Of these, the token's."""
     classes_from: dict[int, tuple[str, ...]]
     strategy: dict[str, str]
     cost: Cost
@@ -89,25 +94,25 @@ def explain(
     """Every destination rank's part of the plan. Raises as `compile_programs`."""
     costs = costs or CostModel()
     pairs, drafts = draft_programs(plan, strategy, costs)
-    others: dict[Strategy, list[Draft] | str] = {}
+    by_strategy: dict[Strategy, Sequence[Cost | str]] = {}
     for other in Strategy:
         try:
-            others[other] = draft_programs(plan, other, costs)[1]
+            theirs, made = draft_programs(plan, other, costs)
+            by_strategy[other] = [_cost_or_reason(one, theirs, tokens, costs) for one in made]
         except StrategyRefusedError as error:
-            others[other] = error.message
-    replicas = _replicas(plan)
+            by_strategy[other] = [error.message] * len(drafts)
+    replicas = holders(plan.source.ranks)
     entries = {field.name: field.entries(tokens) for field in plan.source.model.fields}
-    lines = []
-    for index, draft in enumerate(drafts):
-        by_strategy = {
-            other: made
-            if isinstance(made, str)
-            else _cost_or_reason(made[index], pairs, tokens, costs)
-            for other, made in others.items()
-        }
-        cost = estimate(draft.shares, pairs, tokens, costs)
-        lines.append(_rank_lines(draft, cost, by_strategy, replicas, entries))
-    return tuple(lines)
+    return tuple(
+        _rank_lines(
+            draft,
+            estimate(draft.shares, pairs, tokens, costs),
+            {other: found[index] for other, found in by_strategy.items()},
+            replicas,
+            entries,
+        )
+        for index, draft in enumerate(drafts)
+    )
 
 
 def _cost_or_reason(
@@ -119,104 +124,99 @@ def _cost_or_reason(
         return error.message
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A part of one field, or of inputs that fields are rebuilt from."""
+
+    field: str
+    per_token: bool
+    way: str
+    bytes: int
+    part: ReadBox
+
+
 def _rank_lines(
     draft: Draft,
     cost: Cost,
     by_strategy: dict[Strategy, Cost | str],
-    replicas: dict[str, dict[Box, tuple[int, ...]]],
+    replicas: Replicas,
     entries: dict[str, int],
 ) -> RankLines:
-    moves, rebuilt = draft.moves, Rebuilt.among(draft.shares)
+    rebuilt = Rebuilt.among(draft.shares)
+    reads = [*_moved(draft, replicas), *_inputs(rebuilt)]
     bytes_from: Counter[int] = Counter()
+    token_bytes_from: Counter[int] = Counter()
     classes: dict[int, dict[str, None]] = defaultdict(dict)
-    for move in moves:
-        bytes_from[move.src_rank] += move.bytes
-        classes[move.src_rank][field_class(move.field)] = None
-    for one in rebuilt.inputs:
-        bytes_from[one.src_rank] += one.bytes
-        classes[one.src_rank][field_class(one.shard.field)] = None
-    ways = _ways(draft)
-    by_class: dict[str, list[str]] = defaultdict(list)
-    for move, way in zip(moves, ways, strict=True):
-        by_class[field_class(move.field)].append(way)
+    for read in reads:
+        bytes_from[read.part.src_rank] += read.bytes
+        token_bytes_from[read.part.src_rank] += read.bytes * read.per_token
+        classes[read.part.src_rank][field_class(read.field)] = None
+    ways: dict[str, set[str]] = defaultdict(set)
+    for read in reads:
+        if read.field in entries:
+            ways[field_class(read.field)].add(read.way)
     for name in rebuilt.names:
-        by_class[field_class(name)].append(Strategy.RECOMPUTE.value)
+        ways[field_class(name)].add(Strategy.RECOMPUTE.value)
     return RankLines(
         dst_rank=draft.dst_rank,
-        bytes=sum(bytes_from.values()),
-        bytes_at_tokens=sum(move.bytes * entries[move.field] for move in moves)
-        + sum(one.bytes for one in rebuilt.inputs),
+        bytes=bytes_from.total(),
+        bytes_at_tokens=sum(read.bytes * entries.get(read.field, 1) for read in reads),
         bytes_from=dict(sorted(bytes_from.items())),
+        token_bytes_from=token_bytes_from,
         classes_from={src: tuple(found) for src, found in sorted(classes.items())},
-        strategy={name: _one_way(found) for name, found in by_class.items()},
+        strategy={name: _one_way(found) for name, found in ways.items()},
         cost=cost,
         cost_by_strategy=by_strategy,
-        fields=_field_lines(draft, ways, replicas) + _input_lines(rebuilt),
+        fields=_field_lines(reads),
         rebuilt=rebuilt,
     )
 
 
-def _ways(draft: Draft) -> list[str]:
-    """How each move travels."""
-    found: list[set[str]] = [set() for _ in draft.moves]
+def _moved(draft: Draft, replicas: Replicas) -> Iterable[_Read]:
+    """What is read of fields."""
+    ways: list[set[str]] = [set() for _ in draft.moves]
     piece_way = draft.ways[draft.table.piece_row].tolist()
     for index, way in zip(draft.table.piece_move.tolist(), piece_way, strict=True):
-        found[index].add(STRATEGIES[way].value)
-    return [_one_way(ways) for ways in found]
-
-
-def _one_way(ways: Iterable[str]) -> str:
-    found = set(ways)
-    return found.pop() if len(found) == 1 else "mixed"
-
-
-def _field_lines(
-    draft: Draft, ways: list[str], replicas: dict[str, dict[Box, tuple[int, ...]]]
-) -> tuple[FieldLine, ...]:
-    """One line for all fields of a class whose parts are the same."""
-    parts: dict[str, list[Part]] = defaultdict(list)
-    moved: dict[str, list[Move]] = defaultdict(list)
-    by_field: dict[str, list[str]] = defaultdict(list)
-    for move, way, runs, size in zip(draft.moves, ways, *_runs(draft), strict=True):
+        ways[index].add(STRATEGIES[way].value)
+    for move, found, pieces, size in zip(draft.moves, ways, *_runs(draft), strict=True):
         held = replicas[move.field]
-        sharing = next(ranks for box, ranks in held.items() if _inside(move.box, box))
+        sharing = next(ranks for box, ranks in held.items() if overlap(move.box, box) == move.box)
         src, dst = move.src.dtype, move.dst.dtype
         cast = "" if src is dst else f"{src.label} to {dst.label}"
-        parts[move.field].append(Part(move.box, move.src_rank, sharing, runs, size, cast))
-        moved[move.field].append(move)
-        by_field[move.field].append(way)
-    alike: dict[tuple[str, str, tuple[Part, ...]], list[str]] = defaultdict(list)
-    for name, found in parts.items():
-        alike[field_class(name), _one_way(by_field[name]), tuple(found)].append(name)
+        part = ReadBox(move.box, move.src_rank, sharing, pieces, size, cast)
+        yield _Read(move.field, move.per_token, _one_way(found), move.bytes, part)
+
+
+def _inputs(rebuilt: Rebuilt) -> Iterable[_Read]:
+    """What is read to rebuild other fields."""
+    for one in rebuilt.inputs:
+        part = ReadBox(one.shard.box, one.src_rank, one.replicas, 1, one.bytes, "")
+        yield _Read(one.shard.field, False, Strategy.RECOMPUTE.value, one.bytes, part)
+
+
+def _one_way(ways: set[str]) -> str:
+    return next(iter(ways)) if len(ways) == 1 else "mixed"
+
+
+def _field_lines(reads: Iterable[_Read]) -> tuple[FieldLine, ...]:
+    """One line for all fields of a class whose parts are the same."""
+    by_field: dict[str, list[_Read]] = defaultdict(list)
+    for read in reads:
+        by_field[read.field].append(read)
+    alike: dict[tuple[str, str, tuple[ReadBox, ...]], list[str]] = defaultdict(list)
+    for name, found in by_field.items():
+        way = _one_way({read.way for read in found})
+        alike[field_class(name), way, tuple(read.part for read in found)].append(name)
     return tuple(
         FieldLine(
             field_class=name,
             fields=tuple(fields),
-            per_token=moved[fields[0]][0].per_token,
-            parts=found,
-            strategy=way,
-            bytes=sum(move.bytes for field in fields for move in moved[field]),
-        )
-        for (name, way, found), fields in alike.items()
-    )
-
-
-def _input_lines(rebuilt: Rebuilt) -> tuple[FieldLine, ...]:
-    """What is read to rebuild other fields."""
-    alike: dict[tuple[Part, ...], list[InputRead]] = defaultdict(list)
-    for one in rebuilt.inputs:
-        part = Part(one.shard.box, one.src_rank, one.replicas, 1, one.bytes, "")
-        alike[(part,)].append(one)
-    return tuple(
-        FieldLine(
-            field_class=field_class(read[0].shard.field),
-            fields=tuple(one.shard.field for one in read),
-            per_token=False,
+            per_token=by_field[fields[0]][0].per_token,
             parts=parts,
-            strategy=Strategy.RECOMPUTE.value,
-            bytes=sum(one.bytes for one in read),
+            strategy=way,
+            bytes=sum(read.bytes for field in fields for read in by_field[field]),
         )
-        for parts, read in alike.items()
+        for (name, way, parts), fields in alike.items()
     )
 
 
@@ -232,17 +232,21 @@ def _runs(draft: Draft) -> tuple[list[int], list[int]]:
     return runs.tolist(), sizes.tolist()
 
 
-def _inside(inner: Box, outer: Box) -> bool:
-    return all(a.start >= b.start and a.stop <= b.stop for a, b in zip(inner, outer, strict=True))
+def by_way(ways: dict[str, str]) -> dict[str, list[str]]:
+    """The classes of fields that travel each way, of what each class does."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, way in ways.items():
+        found[way].append(name)
+    return found
 
 
-def _replicas(plan: Plan) -> dict[str, dict[Box, tuple[int, ...]]]:
-    """For each field and box of the source: the ranks that hold it."""
+def holders(ranks: Sequence[RankLayout]) -> Replicas:
+    """For each field and box: the ranks that hold it."""
     found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank in plan.source.ranks:
+    for rank in ranks:
         for shard in rank.shards:
             found[shard.field][shard.box].append(rank.rank)
     return {
-        name: {box: tuple(sorted(ranks)) for box, ranks in boxes.items()}
+        name: {box: tuple(sorted(held)) for box, held in boxes.items()}
         for name, boxes in found.items()
     }

@@ -1,4 +1,4 @@
-"""A page cut into what lies in it, byte for byte, in the few blocks that a person can take in.
+"""A page cut into what lies in it, byte for byte, in the few stripes that a person can take in.
 
 Pure: no drawing. Every byte of a page belongs to one cell.
 """
@@ -13,8 +13,8 @@ from itertools import pairwise
 from restow.broker.layout import Box, Scratch, Shard
 
 EXPANDED_ROWS = 16
-"""Up to so many rows are blocks of their own, as the taps of a conv window are."""
-MAX_BLOCKS = 256
+"""Up to so many rows are stripes of their own, as the taps of a conv window are."""
+MAX_STRIPES = 256
 """More than that of one page are not told apart."""
 
 
@@ -37,7 +37,7 @@ class Content(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The bytes ``start <= i < stop`` of every row of a block; ``box`` is that of the shard."""
+    """The bytes ``start <= i < stop`` of every row of a stripe; ``box`` is that of the shard."""
 
     start: int
     stop: int
@@ -47,7 +47,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Stripe:
     """``rows`` of ``row_bytes`` one behind the other, whose cells are the same and fill them."""
 
     start: int
@@ -62,7 +62,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Footprint:
     """What one shard or scratch memory covers: runs of bytes at the steps of its axes.
 
     ``axes`` are pairs of count and stride, the outermost first; none where it is one run.
@@ -81,31 +81,18 @@ class Item:
         """One past the last byte that it covers."""
         return self.start + sum((n - 1) * step for n, step in self.axes) + self.run_bytes
 
-    @property
-    def inner(self) -> Item:
-        """The first repetition of the outermost axis."""
-        return replace(self, axes=self.axes[1:])
 
-
-def shard_item(shard: Shard, name: str, tokens: int) -> Item:
-    """What a shard covers of a page, for ``tokens`` tokens (1 for one snapshot)."""
-    sizes = [(span.size, step) for span, step in zip(shard.box, shard.strides_bytes, strict=True)]
-    sizes.append((tokens, shard.token_stride_bytes or 0))
-    run, axes = _merged(sizes, shard.dtype.itemsize_bytes)
-    step = shard.token_stride_bytes or 0
-    return Item(shard.offset_bytes, run, axes, Content.STATE, name, shard.box, step)
-
-
-def input_item(shard: Shard) -> Item:
-    """What a mixer's inputs cover of a page."""
-    return replace(shard_item(shard, "", 1), content=Content.INPUTS, box=())
-
-
-def scratch_item(scratch: Scratch) -> Item:
-    """What scratch memory covers of a page."""
-    sizes = list(zip(scratch.sizes, scratch.strides_bytes, strict=True))
-    run, axes = _merged(sizes, scratch.dtype.itemsize_bytes)
-    return Item(scratch.offset_bytes, run, axes, Content.SCRATCH, "", ())
+def footprint(
+    held: Shard | Scratch, content: Content, name: str = "", tokens: int = 1
+) -> Footprint:
+    """What a shard or scratch memory covers of a page, for ``tokens`` tokens (or one snapshot)."""
+    box = held.box if isinstance(held, Shard) else ()
+    sizes = [span.size for span in box] if isinstance(held, Shard) else held.sizes
+    step = held.token_stride_bytes or 0 if isinstance(held, Shard) else 0
+    axes = [*zip(sizes, held.strides_bytes, strict=True), (tokens, step)]
+    run, outer = _merged(axes, held.dtype.itemsize_bytes)
+    shown = box if content is Content.STATE else ()
+    return Footprint(held.offset_bytes, run, outer, content, name, shown, step)
 
 
 def _merged(
@@ -124,31 +111,31 @@ def _merged(
 
 
 def pave(
-    items: Sequence[Item], start: int, stop: int, gap: Content = Content.PADDING
-) -> tuple[Block, ...]:
-    """The blocks of the bytes ``start <= i < stop`` in order; what no item covers is ``gap``.
+    items: Sequence[Footprint], start: int, stop: int, gap: Content = Content.PADDING
+) -> tuple[Stripe, ...]:
+    """The stripes of the bytes ``start <= i < stop`` in order; what no item covers is ``gap``.
 
     Items lie inside and do not overlap (`check_layout` has made sure of it).
     """
-    blocks: list[Block] = []
+    stripes: list[Stripe] = []
     at = start
     for group in _overlapping(items):
         first, last = group[0].start, max(item.stop for item in group)
         if first > at:
-            blocks.append(_run(at, first, gap))
+            stripes.append(_run(at, first, gap))
         found = list(_group(group, gap))
-        if len(blocks) + len(found) > MAX_BLOCKS:
+        if len(stripes) + len(found) > MAX_STRIPES:
             found = [_run(first, last, Content.WOVEN, _names(group))]
-        blocks += found
+        stripes += found
         at = last
     if at < stop:
-        blocks.append(_run(at, stop, gap))
-    return tuple(blocks)
+        stripes.append(_run(at, stop, gap))
+    return tuple(stripes)
 
 
-def _overlapping(items: Sequence[Item]) -> Iterator[list[Item]]:
+def _overlapping(items: Sequence[Footprint]) -> Iterator[list[Footprint]]:
     """Items whose first and last bytes embrace each other's, together."""
-    group: list[Item] = []
+    group: list[Footprint] = []
     reached = 0
     for item in sorted(items, key=lambda item: item.start):
         if group and item.start >= reached:
@@ -160,17 +147,17 @@ def _overlapping(items: Sequence[Item]) -> Iterator[list[Item]]:
         yield group
 
 
-def _run(start: int, stop: int, content: Content, name: str = "", box: Box = ()) -> Block:
+def _run(start: int, stop: int, content: Content, name: str = "", box: Box = ()) -> Stripe:
     size = stop - start
-    return Block(start, 1, size, (Cell(0, size, content, name, box),))
+    return Stripe(start, 1, size, (Cell(0, size, content, name, box),))
 
 
-def _names(items: Sequence[Item]) -> str:
+def _names(items: Sequence[Footprint]) -> str:
     return ", ".join(dict.fromkeys(item.name or item.content.value for item in items))
 
 
-def _group(items: list[Item], gap: Content) -> Iterator[Block]:
-    """The blocks of items that embrace each other."""
+def _group(items: list[Footprint], gap: Content) -> Iterator[Stripe]:
+    """The stripes of items that embrace each other."""
     if not any(item.axes for item in items):
         for item in items:
             yield _run(item.start, item.stop, item.content, item.name, item.box)
@@ -194,13 +181,13 @@ class _Placed:
 
     first: int
     last: int
-    row: Item
+    row: Footprint
 
     @classmethod
-    def of(cls, item: Item, start: int, step: int) -> _Placed | None:
+    def of(cls, item: Footprint, start: int, step: int) -> _Placed | None:
         """None where the item does not repeat with the grid's step, or leaves its row."""
         repeats = bool(item.axes) and item.axes[0][1] == step
-        row = item.inner if repeats else item
+        row = replace(item, axes=item.axes[1:]) if repeats else item
         index, at = divmod(row.start - start, step)
         row = replace(row, start=at)
         if row.stop > step:
@@ -209,41 +196,37 @@ class _Placed:
 
 
 def _rows(
-    row: list[Item], start: int, count: int, step: int, last: int, gap: Content
-) -> Iterator[Block]:
-    """``count`` equal rows: one below the other if they are few, else, or if tokens, one block."""
+    row: list[Footprint], start: int, count: int, step: int, last: int, gap: Content
+) -> Iterator[Stripe]:
+    """``count`` equal rows: one below the other if they are few, else, or if tokens, one stripe."""
     inner = pave(row, 0, step, gap)
-    flat = all(block.rows == 1 for block in inner)
+    flat = all(stripe.rows == 1 for stripe in inner)
     tokens = all(item.token_step == step for item in row)
-    if count == 1 or count <= (MAX_BLOCKS if not flat else 0 if tokens else EXPANDED_ROWS):
+    if count == 1 or count <= (MAX_STRIPES if not flat else 0 if tokens else EXPANDED_ROWS):
         for index in range(count):
             shift = start + index * step
-            for block in inner:
-                yield from _clipped(replace(block, start=block.start + shift), last)
+            for stripe in inner:
+                yield from _clipped(replace(stripe, start=stripe.start + shift), last)
     elif flat:
         cells = tuple(
-            replace(cell, start=cell.start + block.start, stop=cell.stop + block.start)
-            for block in inner
-            for cell in block.cells
+            replace(cell, start=cell.start + stripe.start, stop=cell.stop + stripe.start)
+            for stripe in inner
+            for cell in stripe.cells
         )
-        whole = Block(start, count, step, cells)
-        if whole.stop > last:  # behind the last row something else begins, or the page ends
-            if count > 1:
-                yield replace(whole, rows=count - 1)
-            tail = Block(start + (count - 1) * step, 1, step, cells)
-            yield from _clipped(tail, last)
-        else:
-            yield whole
+        yield from _clipped(Stripe(start, count, step, cells), last)
     else:
         yield _run(start, min(start + count * step, last), Content.WOVEN, _names(row))
 
 
-def _clipped(block: Block, last: int) -> Iterator[Block]:
-    """A block of one row without what lies behind ``last``."""
-    if block.stop <= last:
-        yield block
-    elif block.start < last:
-        size = last - block.start
-        cells = (replace(cell, stop=min(cell.stop, size)) for cell in block.cells)
-        kept = tuple(cell for cell in cells if cell.start < cell.stop)
-        yield Block(block.start, 1, size, kept)
+def _clipped(stripe: Stripe, last: int) -> Iterator[Stripe]:
+    """A stripe without what lies behind ``last``, where its last row may reach."""
+    if stripe.stop <= last:
+        yield stripe
+        return
+    if stripe.rows > 1:
+        yield replace(stripe, rows=stripe.rows - 1)
+    start = stripe.stop - stripe.row_bytes
+    if start < last:
+        size = last - start
+        cells = (replace(cell, stop=min(cell.stop, size)) for cell in stripe.cells)
+        yield Stripe(start, 1, size, tuple(cell for cell in cells if cell.start < cell.stop))

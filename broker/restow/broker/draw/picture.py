@@ -10,22 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from restow.broker.draw.explain import RankLines
-from restow.broker.draw.page_map import (
-    Block,
-    Content,
-    input_item,
-    pave,
-    scratch_item,
-    shard_item,
-)
-from restow.broker.draw.pieces import Counter, Pieces
+from restow.broker.draw.layer_state import LayerState, layer_states
+from restow.broker.draw.page_map import Content, Stripe, footprint, pave
+from restow.broker.draw.piece_counts import PieceCount, count_pieces
 from restow.broker.draw.remarks import remarks
-from restow.broker.draw.strands import Ribbon, ribbon_of
-from restow.broker.draw.units import Unit, units_of
+from restow.broker.draw.ribbons import Ribbon, ribbon_of
 from restow.broker.layout import Box, Field, RankLayout
 from restow.broker.layout.span import overlap
 from restow.broker.planner.move import Move
 from restow.broker.planner.plan import Plan
+from restow.broker.planner.table import Cutter
 from restow.broker.strategy import Strategy
 
 MAX_RANKS = 8
@@ -35,33 +29,33 @@ MAX_FIELDS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """One page of a region. ``token_blocks``, of a page of tokens, are what its first token is."""
+class DrawnPage:
+    """One page of a region. ``token_stripes``, of a page of tokens, are what its first token is."""
 
     region: str
     bytes: int
     tokens: int | None
-    blocks: tuple[Block, ...]
-    token_blocks: tuple[Block, ...] = ()
+    stripes: tuple[Stripe, ...]
+    token_stripes: tuple[Stripe, ...] = ()
 
     @property
-    def detail(self) -> tuple[Block, ...]:
+    def detail(self) -> tuple[Stripe, ...]:
         """What moves begin and end in: the page, or one token of it."""
-        return self.token_blocks or self.blocks
+        return self.token_stripes or self.stripes
 
 
 @dataclass(frozen=True, slots=True)
-class RankPages:
+class DrawnRank:
     """What a rank holds of one layer of a panel."""
 
     rank: int
-    pages: tuple[Page, ...]
-    pieces: tuple[Pieces, ...] = ()
+    pages: tuple[DrawnPage, ...]
+    pieces: tuple[PieceCount, ...] = ()
     """What a destination rank reads of one layer, by the size of the pieces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageRanks:
     """Layers whose state lies on some ranks of P and some of D."""
 
     layers: tuple[str, ...]
@@ -73,19 +67,19 @@ class Stage:
 class Panel:
     """Layers that look alike, drawn once: those of the first stage."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageRanks, ...]
     classes: dict[str, str]
     """Of what is drawn by name: only where a page holds many layers do names say more."""
     ways: dict[str, str]
     """Of each class."""
     word: str
-    """What one of its parts is called: a layer, or a page of many."""
+    """What it shows one of: a layer, or a page of many."""
     per_token: bool
     window_tokens: int
     bytes: int
     """Of all its layers, counting one token of per-token fields."""
-    source: tuple[RankPages, ...]
-    destination: tuple[RankPages, ...]
+    source: tuple[DrawnRank, ...]
+    destination: tuple[DrawnRank, ...]
     ribbons: tuple[Ribbon, ...]
     idle: frozenset[tuple[int, str, Box]]
     """Source rank, name and box of replicas that serve nobody."""
@@ -125,11 +119,8 @@ class Panel:
 class Picture:
     """All that is drawn of a plan."""
 
-    model: str
-    src_ranks: int
-    dst_ranks: int
+    plan: Plan
     tokens: int
-    bytes_at_tokens: int
     panels: tuple[Panel, ...]
 
 
@@ -142,60 +133,59 @@ def make_picture(plan: Plan, ranks: Sequence[RankLines], tokens: int) -> Picture
         for field in line.fields
     }
     fields = {field.name: field for field in plan.source.model.fields}
-    alike: dict[object, list[Unit]] = defaultdict(list)
-    for unit in units_of(plan, [rank.rebuilt for rank in ranks]):
-        travels = tuple(ways[move.dst_rank, move.field] for move in unit.moves)
-        windows = tuple(fields[name].window_tokens for name in unit.fields)
-        alike[unit.form(), windows, travels].append(unit)
-    counter = Counter(plan)
-    panels = tuple(_panel(units, ways, fields, counter) for units in alike.values())
-    model, sizes = plan.source.model.name, (len(plan.source.ranks), len(plan.destination.ranks))
-    return Picture(model, *sizes, tokens, plan.bytes_at(tokens), panels)
+    alike: dict[object, list[LayerState]] = defaultdict(list)
+    for state in layer_states(plan, [rank.rebuilt for rank in ranks]):
+        travels = tuple(ways[move.dst_rank, move.field] for move in state.moves)
+        windows = tuple(fields[name].window_tokens for name in state.fields)
+        alike[state.form(), windows, travels].append(state)
+    cutter = Cutter(plan)
+    panels = tuple(_panel(states, ways, fields, cutter) for states in alike.values())
+    return Picture(plan, tokens, panels)
 
 
 def _panel(
-    units: Sequence[Unit],
+    states: Sequence[LayerState],
     ways: dict[tuple[int, str], str],
     fields: dict[str, Field],
-    counter: Counter,
+    cutter: Cutter,
 ) -> Panel:
-    unit = units[0]
-    names, classes = unit.names(), unit.classes()
+    state = states[0]
+    names, classes = state.names(), state.classes()
     by_class: dict[str, dict[str, None]] = defaultdict(dict)
     by_rank: dict[int, list[Move]] = defaultdict(list)
-    for move in unit.moves:
+    for move in state.moves:
         by_class[classes[move.field]][ways[move.dst_rank, move.field]] = None
         by_rank[move.dst_rank].append(move)
-    pieces = {rank: counter.pieces(moves, classes) for rank, moves in by_rank.items()}
+    pieces = {rank: count_pieces(cutter, moves, classes) for rank, moves in by_rank.items()}
     all_ways = {way for found in by_class.values() for way in found}
-    for move in unit.rebuilt:
+    for move in state.rebuilt:
         by_class[classes[move.field]][Strategy.RECOMPUTE.value] = None
     word = "read" if all_ways == {Strategy.SLICES.value} else "piece"
-    shown, source, destination = _shown(unit)
+    shown, source, destination = _shown(state)
     stages: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = defaultdict(list)
-    for one in units:
+    for one in states:
         sides = one.source, one.destination
         stages[_numbers(sides[0]), _numbers(sides[1])] += one.layers
     kept = {move.field for move in shown}
     return Panel(
-        stages=tuple(Stage(tuple(layers), *key) for key, layers in stages.items()),
-        classes={names[field]: classes[field] for field in unit.fields},
+        stages=tuple(StageRanks(tuple(layers), *key) for key, layers in stages.items()),
+        classes={names[field]: classes[field] for field in state.fields},
         ways={name: " or ".join(found) for name, found in by_class.items()},
-        word=unit.word,
-        per_token=any(move.per_token for move in unit.moves),
-        window_tokens=max(fields[name].window_tokens for name in unit.fields),
-        bytes=sum(one.bytes for one in units),
-        source=tuple(_rank_pages(rank, names, kept) for rank in source),
+        word=state.word,
+        per_token=any(move.per_token for move in state.moves),
+        window_tokens=max(fields[name].window_tokens for name in state.fields),
+        bytes=sum(one.bytes for one in states),
+        source=tuple(_drawn(rank, names, kept) for rank in source),
         destination=tuple(
-            _rank_pages(rank, names, kept, pieces.get(rank.rank, ())) for rank in destination
+            _drawn(rank, names, kept, pieces.get(rank.rank, ())) for rank in destination
         ),
         ribbons=tuple(ribbon_of(move, names[move.field]) for move in shown),
-        idle=_idle(unit, names),
-        remarks=remarks(unit, fields, pieces, word),
-        left_out=_left_out(unit, len(source), len(destination), len(shown)),
+        idle=_idle(state, names),
+        remarks=remarks(state, fields, pieces, word),
+        left_out=_left_out(state, len(source), len(destination), len(shown)),
         shapes={
             names[name]: tuple(zip(fields[name].axes, fields[name].shape, strict=True))
-            for name in unit.fields
+            for name in state.fields
         },
     )
 
@@ -204,68 +194,68 @@ def _numbers(side: Sequence[RankLayout]) -> tuple[int, ...]:
     return tuple(rank.rank for rank in side)
 
 
-def _shown(unit: Unit) -> tuple[list[Move], list[RankLayout], list[RankLayout]]:
+def _shown(state: LayerState) -> tuple[list[Move], list[RankLayout], list[RankLayout]]:
     """The moves that are drawn, and between which ranks: D's as long as all that serve them fit."""
-    fields = set(unit.fields[:MAX_FIELDS])
+    fields = set(state.fields[:MAX_FIELDS])
     by_rank: dict[int, list[Move]] = defaultdict(list)
-    for move in unit.moves:
+    for move in state.moves:
         if move.field in fields:
             by_rank[move.dst_rank].append(move)
     destination, serving = list[RankLayout](), set[int]()
-    for rank in unit.destination[:MAX_RANKS]:
+    for rank in state.destination[:MAX_RANKS]:
         needed = serving | {move.src_rank for move in by_rank[rank.rank]}
         if destination and len(needed) > MAX_RANKS:
             break
         destination.append(rank)
         serving = needed
-    order = sorted(unit.source, key=lambda rank: rank.rank not in serving)  # stable
+    order = sorted(state.source, key=lambda rank: rank.rank not in serving)  # stable
     kept = set(_numbers(order[:MAX_RANKS]))
-    source = [rank for rank in unit.source if rank.rank in kept]
+    source = [rank for rank in state.source if rank.rank in kept]
     drawn = [move for rank in destination for move in by_rank[rank.rank] if move.src_rank in kept]
     return drawn, source, destination
 
 
-def _left_out(unit: Unit, sources: int, destinations: int, moves: int) -> tuple[str, ...]:
-    found = []
-    for side, shown, ranks in (("P", sources, unit.source), ("D", destinations, unit.destination)):
-        if shown < len(ranks):
-            found.append(f"{shown} of the {len(ranks)} ranks of {side}")
-    if len(unit.fields) > MAX_FIELDS:
-        found.append(f"{MAX_FIELDS} of the {len(unit.fields)} fields")
-    if moves < len(unit.moves):
-        found.append(f"{moves:,} of the {len(unit.moves):,} moves")
-    return tuple(found)
+def _left_out(state: LayerState, sources: int, destinations: int, moves: int) -> tuple[str, ...]:
+    counts = (
+        (sources, len(state.source), "ranks of P"),
+        (destinations, len(state.destination), "ranks of D"),
+        (min(len(state.fields), MAX_FIELDS), len(state.fields), "fields"),
+        (moves, len(state.moves), "moves"),
+    )
+    return tuple(f"{shown:,} of the {of:,} {what}" for shown, of, what in counts if shown < of)
 
 
-def _idle(unit: Unit, names: dict[str, str]) -> frozenset[tuple[int, str, Box]]:
+def _idle(state: LayerState, names: dict[str, str]) -> frozenset[tuple[int, str, Box]]:
     read: dict[tuple[int, str], list[Box]] = defaultdict(list)
-    for move in unit.moves:
+    for move in state.moves:
         read[move.src_rank, move.field].append(move.box)
     return frozenset(
         (rank.rank, names[shard.field], shard.box)
-        for rank in unit.source
+        for rank in state.source
         for shard in rank.shards
         if not any(overlap(box, shard.box) for box in read.get((rank.rank, shard.field), ()))
     )
 
 
-def _rank_pages(
-    rank: RankLayout, names: dict[str, str], fields: set[str], pieces: tuple[Pieces, ...] = ()
-) -> RankPages:
+def _drawn(
+    rank: RankLayout, names: dict[str, str], fields: set[str], pieces: tuple[PieceCount, ...] = ()
+) -> DrawnRank:
     pages = []
     for region in rank.regions:
-        shards = [s for s in rank.shards if s.region == region.name]
-        besides = [scratch_item(s) for s in rank.scratch if s.region == region.name]
-        besides += [input_item(s) for s in rank.inputs if s.region == region.name]
+        shards = [one for one in rank.shards if one.region == region.name]
         kept = [shard for shard in shards if shard.field in fields]
         rest = Content.REST if len(kept) < len(shards) else Content.PADDING
         tokens, size = region.page_tokens, region.page_stride_bytes
-        items = [shard_item(s, names[s.field], tokens or 1) for s in kept] + besides
-        token: tuple[Block, ...] = ()
+        footprints = [
+            *(footprint(one, Content.STATE, names[one.field], tokens or 1) for one in kept),
+            *(footprint(s, Content.SCRATCH) for s in rank.scratch if s.region == region.name),
+            *(footprint(s, Content.INPUTS) for s in rank.inputs if s.region == region.name),
+        ]
+        token: tuple[Stripe, ...] = ()
         if tokens:
-            parts = [shard_item(s, names[s.field], 1) for s in kept]
-            ends = [(part.start, part.stop) for part in parts] or [(0, size)]
-            start, stop = min(a for a, _ in ends), max(b for _, b in ends)
+            parts = [footprint(one, Content.STATE, names[one.field]) for one in kept]
+            start = min((part.start for part in parts), default=0)
+            stop = max((part.stop for part in parts), default=size)
             token = pave(parts, start, stop, Content.OTHER_TOKENS)
-        pages.append(Page(region.name, size, tokens, pave(items, 0, size, rest), token))
-    return RankPages(rank.rank, tuple(pages), pieces)
+        pages.append(DrawnPage(region.name, size, tokens, pave(footprints, 0, size, rest), token))
+    return DrawnRank(rank.rank, tuple(pages), pieces)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from restow.broker.draw.cards import Card, Magnification, Slot
+from restow.broker.draw.explain import by_way
 from restow.broker.draw.page_map import Content
 from restow.broker.draw.page_svg import (
     BAND,
@@ -12,14 +14,13 @@ from restow.broker.draw.page_svg import (
     LABELS,
     LENS,
     QUIET,
-    Side,
-    draw_slot,
+    SideDrawing,
     short_size,
 )
 from restow.broker.draw.picture import Panel, Picture
-from restow.broker.draw.scale import Card, Scales, Slot
-from restow.broker.draw.strands import Strand
-from restow.broker.draw.svg import TIMES, fitted, number, tag, text, words, wrapped
+from restow.broker.draw.ribbons import Strand
+from restow.broker.draw.svg_elements import TIMES, fitted, number, tag, text, words, wrapped
+from restow.broker.layout import Layout
 
 WIDTH, MARGIN = 1040.0, 24.0
 COLUMN = BAR + LENS + LABELS + BAND
@@ -51,7 +52,8 @@ def plan_svg(picture: Picture) -> str:
         part, at = _panel(panel, colours, at + 18)
         body += part
     height = at + MARGIN
-    title = f"{picture.model}: P, {_ranks(picture.src_ranks)}, to D, {_ranks(picture.dst_ranks)}"
+    plan = picture.plan
+    title = f"{plan.source.model.name}: P, {_ranks(plan.source)}, to D, {_ranks(plan.destination)}"
     return (
         tag(
             "svg",
@@ -87,10 +89,11 @@ def _description(picture: Picture) -> str:
 
 
 def _head(picture: Picture, at: float) -> tuple[list[str], float]:
-    title = fitted(picture.model, 460, 19)
-    sides = f"P: {_ranks(picture.src_ranks)} → D: {_ranks(picture.dst_ranks)}"
+    plan = picture.plan
+    title = fitted(plan.source.model.name, 460, 19)
+    sides = f"P: {_ranks(plan.source)} → D: {_ranks(plan.destination)}"
     total = (
-        f"{short_size(picture.bytes_at_tokens)} move from the prefill engine P to the decode "
+        f"{short_size(plan.bytes_at(picture.tokens))} move from the prefill engine P to the decode "
         f"engine D for a prompt of {picture.tokens:,} token{'s' * (picture.tokens > 1)}"
     )
     return [
@@ -107,8 +110,8 @@ def _legend(picture: Picture, colours: dict[str, str], at: float) -> tuple[list[
         for panel in picture.panels
         for rank in (*panel.source, *panel.destination)
         for page in rank.pages
-        for block in (*page.blocks, *page.token_blocks)
-        for cell in block.cells
+        for stripe in (*page.stripes, *page.token_stripes)
+        for cell in stripe.cells
     }
     entries = [(name, {"fill": colour}) for name, colour in colours.items()]
     if any(panel.idle for panel in picture.panels):
@@ -143,7 +146,7 @@ def _legend(picture: Picture, colours: dict[str, str], at: float) -> tuple[list[
 
 def _panel(panel: Panel, colours: dict[str, str], top: float) -> tuple[list[str], float]:
     """One panel below ``top``, and where it ends."""
-    scales = Scales.of(panel)
+    scales = Magnification.of(panel)
     colours = {name: colours[kind] for name, kind in panel.classes.items()}
     drawn = [
         tag("path", d=f"M{number(MARGIN)} {number(top)}H{number(WIDTH - MARGIN)}", stroke="#d5d8dd")
@@ -166,18 +169,17 @@ def _panel(panel: Panel, colours: dict[str, str], top: float) -> tuple[list[str]
     left, _ = scales.slots(panel.source, at + (end - left_end) / 2)
     right, _ = scales.slots(panel.destination, at + (end - right_end) / 2)
     drawn += _ribbons(panel, left, right, colours)
-    for side, slots in ((Side.left(MARGIN), left), (Side.right(WIDTH - MARGIN), right)):
+    on_left = SideDrawing(panel, scales, colours, "P", MARGIN)
+    on_right = SideDrawing(panel, scales, colours, "D", WIDTH - MARGIN)
+    for side, slots in ((on_left, left), (on_right, right)):
         for index, slot in enumerate(slots):
-            drawn += draw_slot(panel, side, slot, scales, colours, index)
+            drawn += side.draw_rank(slot, index)
     return drawn, end
 
 
 def _lines(panel: Panel) -> Iterator[str]:
     """What is said above a panel."""
-    by_way: dict[str, list[str]] = {}
-    for name, way in panel.ways.items():
-        by_way.setdefault(way, []).append(name)
-    ways = "; ".join(f"{', '.join(names)} by {way}" for way, names in by_way.items())
+    ways = "; ".join(f"{', '.join(names)} by {way}" for way, names in by_way(panel.ways).items())
     each = panel.bytes / len(panel.layers)
     unit = "a token and layer" if panel.per_token else "a layer"
     window = f", the last {panel.window_tokens:,} tokens" if panel.window_tokens else ""
@@ -197,7 +199,8 @@ def _numbers(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _ranks(count: int) -> str:
+def _ranks(layout: Layout) -> str:
+    count = len(layout.ranks)
     return f"{count} rank" + ("" if count == 1 else "s")
 
 
@@ -208,18 +211,19 @@ def _ribbons(
     targets = {(s.pages.rank, card.page.region): card for s in right for card in s.cards}
     order = {slot.pages.rank: index for index, slot in enumerate(right)}
     for ribbon in panel.ribbons:
-        src = sources[ribbon.src_rank, ribbon.src_region]
-        dst = targets[ribbon.dst_rank, ribbon.dst_region]
+        move = ribbon.move
+        src = sources[move.src_rank, move.src.region]
+        dst = targets[move.dst_rank, move.dst.region]
         title = (
-            f"{ribbon.name}: P rank {ribbon.src_rank} to D rank {ribbon.dst_rank}, "
-            f"{' '.join(map(str, ribbon.box))}, {short_size(ribbon.bytes)}"
+            f"{ribbon.name}: P rank {move.src_rank} to D rank {move.dst_rank}, "
+            f"{' '.join(map(str, move.box))}, {short_size(move.bytes)}"
         )
         yield tag(
             "path",
             tag("title", words(title)),
             d="".join(_strand(strand, src, dst) for strand in ribbon.strands),
             fill=colours[ribbon.name],
-            class_="ro"[order[ribbon.dst_rank] % 2],
+            class_="ro"[order[move.dst_rank] % 2],
         )
 
 

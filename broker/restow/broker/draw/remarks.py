@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from operator import attrgetter
 
-from restow.broker.draw.pieces import Per, Pieces
-from restow.broker.draw.units import Unit
-from restow.broker.layout import Box, Field, RankLayout
+from restow.broker.draw.explain import holders
+from restow.broker.draw.layer_state import LayerState
+from restow.broker.draw.piece_counts import Per, PieceCount
+from restow.broker.layout import Box, Field
 from restow.broker.planner.move import Move, Place
 
 
 def remarks(
-    unit: Unit, fields: dict[str, Field], pieces: dict[int, tuple[Pieces, ...]], word: str
+    state: LayerState,
+    fields: dict[str, Field],
+    pieces: dict[int, tuple[PieceCount, ...]],
+    word: str,
 ) -> tuple[str, ...]:
-    """Sentences about a unit: its pieces and why they are so many; what is shared, cast, zeroed
+    """Sentences about a state: its pieces and why they are so many; what is shared, cast, zeroed
     and rebuilt.
 
     ``pieces`` are those of every destination rank; ``word`` is what one of them is called.
     """
     return (
-        *_pieces(unit, fields, pieces, word),
-        *_shared(unit),
-        *_casts(unit),
-        *_rebuilt(unit),
-        *_zeroed(unit),
+        *_pieces(state, fields, pieces, word),
+        *_shared(state),
+        *_casts(state),
+        *_rebuilt(state),
+        *_zeroed(state),
     )
 
 
@@ -41,24 +46,27 @@ def listed(words: Iterable[str]) -> str:
 
 
 def _pieces(
-    unit: Unit, fields: dict[str, Field], pieces: dict[int, tuple[Pieces, ...]], word: str
+    state: LayerState,
+    fields: dict[str, Field],
+    pieces: dict[int, tuple[PieceCount, ...]],
+    word: str,
 ) -> Iterable[str]:
     """How many pieces, and the reason."""
     totals = {rank: sum(one.count for one in found) for rank, found in pieces.items()}
     rank = max(totals, key=lambda rank: totals[rank])
-    found, moves = pieces[rank], [move for move in unit.moves if move.dst_rank == rank]
+    found, moves = pieces[rank], [move for move in state.moves if move.dst_rank == rank]
     least, most = min(totals.values()), totals[rank]
     per = {one.per for one in found}
-    unit_word = "token" if Per.TOKEN in per else "page" if Per.PAGE in per else unit.word
+    unit_word = "token" if Per.TOKEN in per else "page" if Per.PAGE in per else state.word
     span = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    reasons = "; ".join(_reasons(unit, fields, found, moves))
-    yield f"{span} {_plural(word, most)} a {unit_word} for each rank of D: {reasons}"
+    reasons = "; ".join(_reasons(state, fields, found, moves))
+    yield f"{span} {word}{'s' * (most > 1)} a {unit_word} for each rank of D: {reasons}"
 
 
 def _reasons(
-    unit: Unit, fields: dict[str, Field], found: Sequence[Pieces], moves: Sequence[Move]
+    state: LayerState, fields: dict[str, Field], found: Sequence[PieceCount], moves: Sequence[Move]
 ) -> Iterable[str]:
-    names = unit.classes()
+    names = state.classes()
     largest = {names[m.field]: m for m in sorted(moves, key=lambda move: move.elements)}
     by_reason: dict[str, list[str]] = defaultdict(list)
     single: list[str] = []
@@ -96,7 +104,7 @@ def _said(names: Sequence[str], reason: str) -> str:
     return f"{listed(names)} {verb + 's' if len(names) == 1 else verb} {rest}"
 
 
-def _joined(found: Sequence[Pieces]) -> list[tuple[str, ...]]:
+def _joined(found: Sequence[PieceCount]) -> list[tuple[str, ...]]:
     """Names that are always joined in one piece together; all others alone."""
     joins: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for one in found:
@@ -119,20 +127,22 @@ def _apart(single: Sequence[str], moves: Sequence[Move], names: dict[str, str]) 
     ranks = f" from each of {len(by_source)} ranks of P" if len(by_source) > 1 else ""
     if len(single) == 1:
         return f"{single[0]} in one piece{ranks}"
-    on_p = any(_gaps([(move.src, move) for move in group]) for group in by_source.values())
-    on_d = any(_gaps([(move.dst, move) for move in group]) for group in by_source.values())
+    on_p, on_d = (
+        any(_gaps(group, place) for group in by_source.values())
+        for place in (attrgetter("src"), attrgetter("dst"))
+    )
     if on_p and on_d:
         return f"{listed(single)} lie apart on both sides{ranks and ', in one piece each'}{ranks}"
-    if on_p:
-        return f"{listed(single)} follow each other on D, but their parts lie apart on P"
-    return f"{listed(single)} follow each other on P, but their parts lie apart on D"
+    here, there = ("P", "D") if on_p else ("D", "P")
+    return f"{listed(single)} follow each other on {there}, but their parts lie apart on {here}"
 
 
-def _gaps(places: Sequence[tuple[Place, Move]]) -> bool:
+def _gaps(moves: Sequence[Move], place_of: Callable[[Move], Place]) -> bool:
     """Whether runs of bytes do not follow each other in one page."""
+    placed = [(place_of(move), move.elements) for move in moves]
     runs = sorted(
-        (place.region, place.offset_bytes, move.elements * place.dtype.itemsize_bytes)
-        for place, move in places
+        (place.region, place.offset_bytes, elements * place.dtype.itemsize_bytes)
+        for place, elements in placed
     )
     return any(one[0] != other[0] or one[1] + one[2] != other[1] for one, other in pairwise(runs))
 
@@ -156,13 +166,13 @@ def _axes(field: Field, move: Move, pieces: int) -> str:
     return " and ".join(used) if used and product == pieces else "row of it"
 
 
-def _shared(unit: Unit) -> Iterable[str]:
+def _shared(state: LayerState) -> Iterable[str]:
     """What several ranks hold alike."""
-    names = unit.classes()
-    here, there = _holders(unit.source), _holders(unit.destination)
+    names = state.classes()
+    here, there = holders(state.source), holders(state.destination)
     said: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for field in unit.fields:
-        counts = max(map(len, here[field])), max(map(len, there[field]))
+    for field in state.fields:
+        counts = max(map(len, here[field].values())), max(map(len, there[field].values()))
         if max(counts) > 1:
             said[counts].append(names[field])
     for (copies, wanted), several in said.items():
@@ -178,18 +188,10 @@ def _shared(unit: Unit) -> Iterable[str]:
             yield f"{copies} ranks of P hold the same {what}: one of them serves each rank of D"
 
 
-def _holders(side: Sequence[RankLayout]) -> dict[str, list[list[int]]]:
-    found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank in side:
-        for shard in rank.shards:
-            found[shard.field][shard.box].append(rank.rank)
-    return {field: list(boxes.values()) for field, boxes in found.items()}
-
-
-def _casts(unit: Unit) -> Iterable[str]:
-    names = unit.classes()
+def _casts(state: LayerState) -> Iterable[str]:
+    names = state.classes()
     casts: dict[str, dict[str, None]] = defaultdict(dict)
-    for move in unit.moves:
+    for move in state.moves:
         if move.src.dtype is not move.dst.dtype:
             cast = f"{move.src.dtype.label} to {move.dst.dtype.label}"
             casts[cast][names[move.field]] = None
@@ -197,23 +199,19 @@ def _casts(unit: Unit) -> Iterable[str]:
         yield f"cast on the way: {listed(several)} from {cast}"
 
 
-def _rebuilt(unit: Unit) -> Iterable[str]:
-    if unit.rebuilt:
-        names = unit.classes()
-        what = listed(dict.fromkeys(names[move.field] for move in unit.rebuilt))
-        most = max((one.bytes for one in unit.inputs), default=0)
+def _rebuilt(state: LayerState) -> Iterable[str]:
+    if state.rebuilt:
+        names = state.classes()
+        what = listed(dict.fromkeys(names[move.field] for move in state.rebuilt))
+        most = max((one.bytes for one in state.inputs), default=0)
         yield f"rebuilt on D from {most:,} bytes of mixer inputs: {what}"
 
 
-def _zeroed(unit: Unit) -> Iterable[str]:
+def _zeroed(state: LayerState) -> Iterable[str]:
     sizes = [
         sum(math.prod(one.sizes) * one.dtype.itemsize_bytes for one in rank.scratch)
-        for rank in unit.destination
+        for rank in state.destination
     ]
     if most := max(sizes):
         many = f"{most:,}" if min(sizes) == most else f"up to {most:,}"
-        yield f"{many} bytes of scratch rows a {unit.word} are zeroed on each rank of D"
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else word + "s"
+        yield f"{many} bytes of scratch rows a {state.word} are zeroed on each rank of D"

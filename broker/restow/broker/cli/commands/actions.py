@@ -9,12 +9,10 @@ import typer
 
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import print_json
+from restow.broker.cli.output import FOUND, answer, print_json
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 POLL_S = 0.2
-UNSOUND = 4
-"""Exit status of an audit that found something."""
 
 
 def _agreed(words: str, yes: bool) -> None:
@@ -47,10 +45,7 @@ def release(
             )
             client.release(handoff_id)
         value = admin_json.handoff_json(client.handoff(handoff_id))
-    if as_json:
-        print_json(value)
-    else:
-        admin_tables.show_handoff(value)
+    answer(value, as_json, admin_tables.show_handoff)
 
 
 @connects
@@ -87,11 +82,7 @@ def drain(
 
 
 @connects
-def check(
-    *,
-    connection: Connection,
-    as_json: JsonOption = False,
-) -> None:
+def check(*, connection: Connection, as_json: JsonOption = False) -> None:
     """Have the broker look for anything in it that must not be. Exits with 4 if there is any."""
 
     with connection.client() as client:
@@ -105,4 +96,4 @@ def check(
             typer.secho(words, fg="red")
         typer.echo("It is a fault of Restow: keep this, and the broker's log.")
     if found.findings:
-        raise typer.Exit(UNSOUND)
+        raise typer.Exit(FOUND)

@@ -8,7 +8,7 @@ import typer
 
 from restow.broker.cli.connection import TenantConnection, connects
 from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import print_json
+from restow.broker.cli.output import FOUND, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from restow.broker.client.admin import AdminClient
     from restow.broker.doctor.finding import Finding
 
-UNSOUND = 4
-"""Exit status if anything is bad."""
 ALL = "all"
 COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
@@ -103,4 +101,4 @@ def doctor(
     if as_json:
         print_json({"findings": [asdict(one) for one in found], "sound": not unsound})
     if unsound:
-        raise typer.Exit(UNSOUND)
+        raise typer.Exit(FOUND)

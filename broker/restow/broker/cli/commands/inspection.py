@@ -12,7 +12,7 @@ import typer
 
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import print_json
+from restow.broker.cli.output import answer
 
 StateOption = Annotated[
     Literal["WAITING", "READY", "STAGING", "READING", "DONE", "FAILED", "EXPIRED", "CANCELLED"]
@@ -26,71 +26,43 @@ WATCH_S = 1.0
 
 
 @connects
-def status(
-    *,
-    connection: Connection,
-    as_json: JsonOption = False,
-) -> None:
+def status(*, connection: Connection, as_json: JsonOption = False) -> None:
     """Statistics of the whole broker; to an operator of one tenant, of that tenant."""
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.status_json(client.status(), client.address)
-    if as_json:
-        print_json(value)
-    else:
-        admin_tables.show_status(value)
+    answer(value, as_json, admin_tables.show_status)
 
 
 @connects
-def engines(
-    *,
-    connection: TenantConnection,
-    as_json: JsonOption = False,
-) -> None:
+def engines(*, connection: TenantConnection, as_json: JsonOption = False) -> None:
     """The registered engines: are all their agents connected, is a session open?"""
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.engines_json(client.engines())
-    if as_json:
-        print_json(value)
-    else:
-        admin_tables.show_engines(value["engines"])
+    answer(value, as_json, admin_tables.show_engines)
 
 
 @connects
-def agents(
-    *,
-    connection: TenantConnection,
-    as_json: JsonOption = False,
-) -> None:
+def agents(*, connection: TenantConnection, as_json: JsonOption = False) -> None:
     """The connected agents and the memory that they registered."""
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.agents_json(client.agents())
-    if as_json:
-        print_json(value)
-    else:
-        admin_tables.show_agents(value["agents"])
+    answer(value, as_json, admin_tables.show_agents)
 
 
 @connects
-def costs(
-    *,
-    connection: Connection,
-    as_json: JsonOption = False,
-) -> None:
+def costs(*, connection: Connection, as_json: JsonOption = False) -> None:
     """What reading and copying costs between hosts, by which ways of travelling are chosen."""
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.costs_json(client.costs())
-    if as_json:
-        print_json(value)
-    else:
-        admin_tables.show_costs(value)
+    answer(value, as_json, admin_tables.show_costs)
 
 
 @connects
@@ -111,14 +83,12 @@ def handoffs(
         raise typer.BadParameter("--json prints one document: leave --watch out")
     with connection.client() as client:
         value = admin_json.handoffs_json(client.handoffs(state, limit))
-        if as_json:
-            print_json(value)
-        elif not watch:
-            admin_tables.show_handoffs(value)
-        else:
-            with _interruption() as interrupted, admin_tables.live_handoffs(value) as update:
-                while not interrupted.wait(WATCH_S):
-                    update(admin_json.handoffs_json(client.handoffs(state, limit)))
+        if not watch:
+            answer(value, as_json, admin_tables.show_handoffs)
+            return
+        with _interruption() as interrupted, admin_tables.live_handoffs(value) as update:
+            while not interrupted.wait(WATCH_S):
+                update(admin_json.handoffs_json(client.handoffs(state, limit)))
 
 
 @connects
@@ -133,10 +103,7 @@ def leases(
 
     with connection.client() as client:
         value = admin_json.leases_json(client.handoffs(limit=MAX_LISTED), limit)
-    if as_json:
-        print_json(value)
-    else:
-        admin_tables.show_leases(value)
+    answer(value, as_json, admin_tables.show_leases)
 
 
 @contextlib.contextmanager
@@ -162,7 +129,4 @@ def handoff(
 
     with connection.client() as client:
         value = admin_json.handoff_json(client.handoff(handoff_id))
-    if as_json:
-        print_json(value)
-    else:
-        admin_tables.show_handoff(value)
+    answer(value, as_json, admin_tables.show_handoff)

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from restow.broker.cli.options import JsonFile, JsonOption
-from restow.broker.cli.output import print_json
+from restow.broker.cli.output import FOUND, print_json
 
 if TYPE_CHECKING:
     from restow.broker.families import Scales
-
-DIFFERENT = 4
 
 app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
@@ -218,4 +216,4 @@ def diff(left: JsonFile, right: JsonFile, as_json: JsonOption = False) -> None:
     else:
         show_differences(found, left.name, right.name)
     if found:
-        raise typer.Exit(DIFFERENT)
+        raise typer.Exit(FOUND)

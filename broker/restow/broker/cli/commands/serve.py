@@ -150,6 +150,9 @@ def serve(
     What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...). Who may
     say what with --client-ca and --tokens: docs/security.md.
     """
+    given: dict[str, Any] = {name: one for name, one in locals().items() if one is not None}
+    del given["insecure"], given["log_format"]  # all others are settings
+
     import uvloop
     from pydantic import ValidationError
 
@@ -158,35 +161,10 @@ def serve(
     from restow.broker.server.serve import serve_until_signalled
     from restow.broker.server.settings import BrokerSettings
 
-    given: dict[str, Any] = {
-        "listen": listen,
-        "http_listen": http_listen,
-        "status_page": status_page,
-        "otlp_endpoint": otlp_endpoint,
-        "trace_ratio": trace_ratio,
-        "strategy": strategy,
-        "allow_narrowing": allow_narrowing,
-        "costs": None if costs is None else asdict(CostModel.of(read_object(costs))),
-        "digests": digests,
-        "digest_every": digest_every,
-        "lease_s": lease_s,
-        "timeout_s": timeout_s,
-        "grant_s": grant_s,
-        "settle_grace_s": settle_grace_s,
-        "drain_s": drain_s,
-        "max_live": max_live,
-        "max_ended": max_ended,
-        "max_queue": max_queue,
-        "tenant_max_live": tenant_max_live,
-        "tenant_max_ended": tenant_max_ended,
-        "tenant_max_engines": tenant_max_engines,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "client_ca": client_ca,
-        "tokens": tokens,
-    }
+    if costs is not None:
+        given["costs"] = asdict(CostModel.of(read_object(costs)))
     try:
-        settings = BrokerSettings(**{k: v for k, v in given.items() if v is not None})
+        settings = BrokerSettings(**given)
     except ValidationError as error:
         words = "; ".join(f"{one['loc'][0]}: {one['msg']}" for one in error.errors())
         raise typer.BadParameter(words) from None

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from google.protobuf.message import Message
+
 from restow.broker.reasons import advice_for
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
@@ -21,24 +23,20 @@ def _state(number: int) -> str:
     )
 
 
+def _values(message: Message, *names: str) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in names}
+
+
 def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
     """Return what ``restow status --json`` prints."""
     ended = {_state(one.state): one.count for one in status.ended}
     return {
         "broker": address,
-        "version": status.version,
-        "broker_epoch": status.broker_epoch,
+        **_values(status, "version", "broker_epoch"),
         "uptime_s": round(status.uptime_s, 3),
-        "engines": status.engines,
-        "agents": status.agents,
-        "plans": status.plans,
-        "handoffs_live": status.handoffs_live,
-        "handoffs_quarantined": status.handoffs_quarantined,
+        **_values(status, "engines", "agents", "plans", "handoffs_live", "handoffs_quarantined"),
         "handoffs_ended": {state: ended.get(state, 0) for state in ENDS},
-        "bytes_read": status.bytes_read,
-        "handoffs_checked": status.handoffs_checked,
-        "digest_mismatches": status.digest_mismatches,
-        "draining": status.draining,
+        **_values(status, "bytes_read", "handoffs_checked", "digest_mismatches", "draining"),
     }
 
 
@@ -47,16 +45,9 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
     return {
         "engines": [
             {
-                "engine_id": one.engine_id,
-                "incarnation": one.incarnation,
-                "model": one.model,
-                "revision": one.revision,
-                "adapter": one.adapter,
-                "quantisation": one.quantisation,
-                "layout_digest": one.layout_digest,
-                "ranks": one.ranks,
-                "agents": one.agents,
-                "session": one.session,
+                **_values(one, "engine_id", "incarnation"),
+                **_values(one, "model", "revision", "adapter", "quantisation", "layout_digest"),
+                **_values(one, "ranks", "agents", "session"),
                 "replaced": list(one.replaced),
                 "age_s": round(one.age_s, 3),
             }
@@ -67,19 +58,8 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
 
 def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
     """Return what ``restow agents --json`` prints."""
-    return {
-        "agents": [
-            {
-                "engine_id": one.engine_id,
-                "rank": one.rank,
-                "agent_name": one.agent_name,
-                "regions": one.regions,
-                "region_bytes": one.region_bytes,
-                "staging_bytes": one.staging_bytes,
-            }
-            for one in agents
-        ]
-    }
+    shown = "engine_id", "rank", "agent_name", "regions", "region_bytes", "staging_bytes"
+    return {"agents": [_values(one, *shown) for one in agents]}
 
 
 def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
@@ -113,15 +93,9 @@ def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
 
 
 COSTS = (
-    "seconds_per_descriptor",
-    "read_bytes_per_second",
-    "copy_bytes_per_second",
-    "seconds_per_launch",
-    "seconds_per_copy",
-    "seconds_per_element",
-    "seconds_per_stage",
-    "seconds_per_weight_byte",
-    "nominal_tokens",
+    *("seconds_per_descriptor", "read_bytes_per_second", "copy_bytes_per_second"),
+    *("seconds_per_launch", "seconds_per_copy", "seconds_per_element", "seconds_per_stage"),
+    *("seconds_per_weight_byte", "nominal_tokens"),
 )
 
 
@@ -129,21 +103,17 @@ def costs_json(response: pb.ListCostsResponse) -> dict[str, Any]:
     """Return what ``restow costs --json`` prints; ``--costs`` of other commands takes ``costs``."""
     return {
         "measured": not response.fixed,
-        "otherwise": _costs(response.otherwise),
+        "otherwise": _values(response.otherwise, *COSTS),
         "hosts": [
             {
                 "source_host": one.source_host,
                 "destination_host": one.destination_host,
-                "costs": _costs(one.costs) if one.HasField("costs") else None,
+                "costs": _values(one.costs, *COSTS) if one.HasField("costs") else None,
                 "failure": one.failure or None,
             }
             for one in response.hosts
         ],
     }
-
-
-def _costs(costs: pb.Costs) -> dict[str, float]:
-    return {name: getattr(costs, name) for name in COSTS}
 
 
 def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from restow.broker.cli.views.handoff_columns import HANDOFFS, LEASES, NUMBERS, handoff_row
-from restow.broker.draw.quantities import duration_text, size_text
+from restow.broker.draw.bytes_and_seconds import duration_text, size_text
 
 WIDE = 120
 SHORT = 12
@@ -117,9 +117,9 @@ def _prices(costs: dict[str, float]) -> list[str]:
     ]
 
 
-def show_engines(engines: Sequence[dict[str, Any]]) -> None:
+def show_engines(value: dict[str, Any]) -> None:
     """Print ``restow engines``."""
-    console = _console()
+    console, engines = _console(), value["engines"]
     if not engines:
         console.print("No engine is registered.")
         return
@@ -151,22 +151,15 @@ def _with_weights(engine: dict[str, Any]) -> str:
     return " ".join(filter(None, (engine["model"], engine["adapter"], engine["quantisation"])))
 
 
-def show_agents(agents: Sequence[dict[str, Any]]) -> None:
+def show_agents(value: dict[str, Any]) -> None:
     """Print ``restow agents``."""
     console = _console()
-    if not agents:
+    if not value["agents"]:
         console.print("No agent is connected.")
         return
-    table = _table(
-        "engine",
-        "rank",
-        "agent",
-        "regions",
-        "memory",
-        "staging",
-        right=("rank", "regions", "memory", "staging"),
-    )
-    for one in agents:
+    numbers = ("regions", "memory", "staging")
+    table = _table("engine", "rank", "agent", *numbers, right=("rank", *numbers))
+    for one in value["agents"]:
         table.add_row(
             one["engine_id"],
             str(one["rank"]),
@@ -182,17 +175,14 @@ def handoffs_table(value: dict[str, Any], width: int) -> RenderableType:
     """Return the table of ``restow handoffs`` for a terminal of ``width`` columns."""
     if not value["handoffs"]:
         return Text("No handoff.")
-    columns = [*HANDOFFS]
+    columns = (*HANDOFFS, "detail") if width >= WIDE else HANDOFFS
     rows = [handoff_row(one, columns) for one in value["handoffs"]]
     # Ids may be long: what is left of the width is theirs, so that no column is pushed out.
     others = sum(
         max(len(name), *(len(row[index]) for row in rows)) + GAP
-        for index, name in enumerate(columns)
+        for index, name in enumerate(HANDOFFS)
         if index
     )
-    if width >= WIDE:
-        columns.append("detail")
-        rows = [handoff_row(one, columns) for one in value["handoffs"]]
     table = _table(*columns, right=NUMBERS)
     table.columns[0].max_width = max(12, width - others - GAP)
     for row in rows:

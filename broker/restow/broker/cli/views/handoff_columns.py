@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from restow.broker.draw.quantities import duration_text, size_text
+from restow.broker.draw.bytes_and_seconds import duration_text, size_text
 
 Values = dict[str, Any]
 

@@ -9,10 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.draw.explain import FieldLine, RankLines
+from restow.broker.draw.bytes_and_seconds import size_text
+from restow.broker.draw.explain import RankLines, by_way
 from restow.broker.draw.picture import Picture
-from restow.broker.draw.quantities import size_text
-from restow.broker.layout import Box, Layout, digest
+from restow.broker.layout import Layout, digest
 from restow.broker.layout.difference import Difference
 from restow.broker.layout.summary import RankSummary, scaled_fields
 from restow.broker.planner import CostModel, Plan
@@ -72,9 +72,8 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Pict
     )
     table = _table("rank", "from", "state", "a token", "of these fields")
     for rank in ranks:
-        token_bytes = _bytes_of_token(rank)
         for src, size in rank.bytes_from.items():
-            token = token_bytes.get(src, 0)
+            token = rank.token_bytes_from[src]
             classes = ", ".join(rank.classes_from[src])
             row = (str(src), size_text(size - token), size_text(token), classes)
             table.add_row(str(rank.dst_rank), *row)
@@ -100,8 +99,8 @@ def _show_costs(console: Console, ranks: Sequence[RankLines]) -> None:
     for group in alike.values():
         first = group[0]
         names = ",".join(str(rank.dst_rank) for rank in group)
-        chosen = _ways(first.strategy)
-        table.add_row(names, "as asked", *_numbers(first.cost), chosen)
+        chosen = (f"{way} {', '.join(names)}" for way, names in by_way(first.strategy).items())
+        table.add_row(names, "as asked", *_numbers(first.cost), "; ".join(chosen))
         for strategy, cost in first.cost_by_strategy.items():
             if isinstance(cost, Cost):
                 table.add_row("", strategy.value, *_numbers(cost), "")
@@ -129,36 +128,18 @@ def show_costs_used(costs: CostModel) -> None:
     )
 
 
-def _ways(strategy: dict[str, str]) -> str:
-    """Return which classes of fields travel how."""
-    by_way: dict[str, list[str]] = {}
-    for name, way in strategy.items():
-        by_way.setdefault(way, []).append(name)
-    return "; ".join(f"{way} {', '.join(names)}" for way, names in by_way.items())
-
-
-def _bytes_of_token(rank: RankLines) -> dict[int, int]:
-    """Return the bytes of one token by source rank."""
-    found: dict[int, int] = {}
-    for line in rank.fields:
-        if line.per_token:
-            for part in line.parts:
-                size = part.pieces * part.piece_bytes * len(line.fields)
-                found[part.src_rank] = found.get(part.src_rank, 0) + size
-    return found
-
-
 def _show_fields(console: Console, rank: RankLines) -> None:
     console.print(f"\nrank {rank.dst_rank}", markup=False)
     table = _table("field", "box", "from", "or", "pieces", "by")
     table.columns[0].no_wrap = True
     for line in rank.fields:
+        count = f" x{len(line.fields)}" if len(line.fields) > 1 else ""
         for index, part in enumerate(line.parts):
             others = ",".join(str(r) for r in part.replicas if r != part.src_rank)
             unit = "/token" if line.per_token else ""
             table.add_row(
-                _name(line) if index == 0 else "",
-                _box(part.box),
+                line.name + count if index == 0 else "",
+                " ".join(f"[{span.start},{span.stop})" for span in part.box),
                 str(part.src_rank),
                 others,
                 f"{part.pieces:,} x {part.piece_bytes:,} B{unit}"
@@ -166,15 +147,6 @@ def _show_fields(console: Console, rank: RankLines) -> None:
                 line.strategy if index == 0 else "",
             )
     console.print(table)
-
-
-def _name(line: FieldLine) -> str:
-    count = len(line.fields)
-    return line.name + (f" x{count}" if count > 1 else "")
-
-
-def _box(box: Box) -> str:
-    return " ".join(f"[{span.start},{span.stop})" for span in box)
 
 
 def _table(*columns: str) -> Table:

@@ -10,7 +10,7 @@ from typing import Any
 
 from restow.broker.cli.views.admin_json import ENDS
 from restow.broker.cli.views.handoff_columns import UNDER_WAY, handoff_row
-from restow.broker.draw.quantities import duration_text, size_text
+from restow.broker.draw.bytes_and_seconds import duration_text, size_text
 
 PAIR_COLUMNS = ("from", "to", "done", "median", "slowest", "each second")
 
@@ -80,17 +80,6 @@ def pair_rows(look: Look) -> list[tuple[str, ...]]:
     for (source, destination), ends in found.items():
         seconds = [float(one["transfer_s"]) for one in ends]
         rate = sum(one["bytes"] for one in ends) / sum(seconds)
-        rows.append(
-            (
-                rate,
-                (
-                    source,
-                    destination,
-                    str(len(ends)),
-                    duration_text(statistics.median(seconds)),
-                    duration_text(max(seconds)),
-                    size_text(rate),
-                ),
-            )
-        )
+        lasted = duration_text(statistics.median(seconds)), duration_text(max(seconds))
+        rows.append((rate, (source, destination, str(len(ends)), *lasted, size_text(rate))))
     return [row for _, row in sorted(rows)]

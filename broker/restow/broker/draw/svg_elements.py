@@ -16,13 +16,12 @@ def tag(name: str, *children: str, **attributes: object) -> str:
     >>> tag("rect", x=1.50, fill="a&b", class_="c")
     '<rect x="1.5" fill="a&amp;b" class="c"/>'
     """
-    words = "".join(
+    said = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(_value(value))}"
         for key, value in attributes.items()
-        if value is not None
     )
     inner = "".join(children)
-    return f"<{name}{words}>{inner}</{name}>" if inner else f"<{name}{words}/>"
+    return f"<{name}{said}>{inner}</{name}>" if inner else f"<{name}{said}/>"
 
 
 def words(content: str) -> str:
