@@ -44,7 +44,6 @@ INTERNAL = {
     "restow.broker.draw.page_map.Cell",
     "restow.broker.draw.page_map.Item",
     "restow.broker.draw.pieces.Pieces",
-    "restow.kernels.host.interlaced.Interlaced",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)
 GIVEN: dict[str, dict[str, Any]] = {"Right": {"engine": "x"}, "Scales": {"fingerprint": ""}}

@@ -18,7 +18,7 @@ from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, meas
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.transport import Read
 from restow.broker.planner import ReadCosts
-from restow.kernels.host.rows import memmove_rows
+from restow.kernels.host.views import memmove_rows
 
 STAGING_BYTES = 64 << 20
 SRC, DST = 1 << 30, 1 << 40
