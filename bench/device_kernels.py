@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from geometry import geometries
 
-from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.operands import DST, SRC, in_order, paged
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.pieces import Copies
 from restow.agents.binding.staging import staged_bytes
-from restow.agents.copying.prepared_copies import piece_table
+from restow.agents.copying.piece_copies import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from agent_harness.waiting import until
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import AgentError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_reads import NixlReads

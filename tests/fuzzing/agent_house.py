@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -19,9 +19,10 @@ from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
 from restow.agents.async_agent import AsyncAgent
+from restow.agents.binding.copies import Copies
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.binding.extents import Extents
-from restow.agents.binding.pieces import Copies, Descriptors
-from restow.agents.copying import prepared_copies, projecting
+from restow.agents.copying import piece_copies, projecting
 from restow.agents.copying.hasher import DIGEST_BYTES, Hasher
 from restow.agents.errors import PeerLostError
 from restow.agents.link.orders import region_to_proto
@@ -186,12 +187,11 @@ class AgentHouse:
     @contextlib.contextmanager
     def lives(self) -> Iterator[AgentHouse]:
         """Until the end of the ``with``, with all that it does looked at."""
-        run, project = prepared_copies.run_copies, projecting.run_projections
-        prepare = prepared_copies.prepared_copies
+        run, project = piece_copies.run_copies, projecting.run_projections
 
-        def prepare_checked(copies: Copies, device: Any) -> Callable[[], None]:
+        def run_checked(copies: Copies, device: Any) -> None:
             self.fence.check_copies(copies, reads=True)
-            return prepare(copies, device)
+            run(copies, device)
 
         def fill_checked(copies: Copies, device: Any) -> None:
             self.fence.check_copies(copies, reads=False)
@@ -212,8 +212,8 @@ class AgentHouse:
 
         with (
             patch.object(Hasher, "_digest", digest_checked),
-            patch("restow.agents.copying.copier.prepared_copies", prepare_checked),
-            patch("restow.agents.copying.prepared_copies.run_copies", fill_checked),
+            patch("restow.agents.copying.copier.run_copies", run_checked),
+            patch("restow.agents.copying.piece_copies.run_copies", fill_checked),
             patch("restow.agents.copying.copier.run_projections", project_checked),
         ):
             try:

@@ -231,7 +231,7 @@ def test_pages_of_only_one_side_cut_the_tokens(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("strategy", [SLICES, PACK])
 def test_every_row_taken_for_joined(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
-    monkeypatch.setattr(operands.Side, "joined", lambda side, rows: np.ones(len(rows), bool))
+    monkeypatch.setattr(operands.SideColumns, "joined", lambda side, rows: np.ones(len(rows), bool))
     bites(cover(strategy), any_cases())
 
 

@@ -35,7 +35,7 @@ from restow.broker.words import enums_of
 INTERNAL = {
     # Made by one module for the next, of members that were checked where they came in.
     "restow.agents.engines.common.parameters.Part",
-    "restow.agents.binding.operands.Side",
+    "restow.agents.binding.operands.SideColumns",
     "restow.broker.core.events.Failure",
     "restow.broker.doctor.finding.Finding",
     "restow.broker.families.hf.types.Types",

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.pages import MAX_PAGES, Blocks, Tokens
-from restow.agents.binding.pieces import Copies, Grid
-from restow.agents.copying.prepared_copies import run_copies
+from restow.agents.copying.piece_copies import run_copies
 from restow.agents.errors import CopyFailedError, OrderInvalidError, ProgramInvalidError
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.link.orders import is_memory, peer_from_proto, probe_from_proto

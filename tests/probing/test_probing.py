@@ -12,7 +12,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from restow.agents.binding.pieces import Copies, Descriptors
+from restow.agents.binding.copies import Copies
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.memory.regions import HOST
 from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, measure_reading
 from restow.agents.reading.reader import Reader

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError
 from restow.agents.memory.regions import Place
 from restow.agents.reading.nixl_transport import TransportSettings

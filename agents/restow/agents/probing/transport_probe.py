@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import AgentError, ReadDeadlineError
 from restow.agents.memory.regions import MemoryKind, Place
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError
 from restow.agents.memory.regions import MemoryKind
 from restow.agents.reading.host_memory import HostMemory, HostRanges
