@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from touched import touched
 
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.pieces import Descriptors
 from restow.agents.binding.reads import Reads, SpanReads
-from restow.agents.binding.staging import StagedSpans
+from restow.agents.binding.staging import staged_spans
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.transport import Known, Read
@@ -102,7 +102,7 @@ class Bare:
         self, program: Program, reader: Rank, src_blocks: Blocks, dst_blocks: Blocks
     ) -> Iterator[tuple[str, list[list[int]]]]:
         pairs, tokens, spans = program.group_pairs, self._tokens, program.rows(READ_SPANS)
-        staged, _ = StagedSpans.of(spans, pairs).at(tokens, reader.staging_address)
+        staged, _ = staged_spans(spans, pairs, tokens, reader.staging_address)
         for src_rank in program.src_ranks:
             source = self._sources[src_rank]
             rows = program.rows(READ_PAGES, src_rank)

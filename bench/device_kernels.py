@@ -16,19 +16,19 @@ import numpy as np
 import torch
 from geometry import geometries
 
-from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.copies import Copies, bind_copies
 from restow.agents.binding.operands import DST, SRC, in_order, paged
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.pieces import Copies
 from restow.agents.binding.staging import staged_bytes
-from restow.agents.copying.prepared_copies import piece_table
+from restow.agents.copying.piece_copies import piece_table
 from restow.broker.families import ConvLayout, EngineSettings, build_layout
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Strategy, compile_programs, make_plan
 from restow.broker.planner.program import GATHER_IN_ORDER, Program
 from restow.broker.planner.program import Column as RowColumn
-from restow.kernels import CopyCode, PieceTable, copy_pieces, upload_pieces
+from restow.kernels import CopyCode, PieceTable, copy_pieces
 from restow.kernels.codes import Int64s
+from restow.kernels.copy import DevicePieces
 
 SIZES = tuple(256 << shift for shift in range(0, 13, 2))  # 256 B to 1 MiB
 TOTAL_BYTES = 512 << 20  # far more than a GPU's L2 keeps
@@ -117,7 +117,7 @@ def _measured(
     case: DeviceCase, device: torch.device, repeats: int, vectors: int | None
 ) -> dict[str, object]:
     want = _by_the_twin(case)
-    pieces = upload_pieces(case.table, device, vectors)
+    pieces = DevicePieces.of(case.table, device, vectors)
     pieces.copy()
     if not torch.equal(case.dst.cpu(), want):
         raise AssertionError(f"{case.name}: wrong bytes")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from agent_harness.waiting import until
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import AgentError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.reader import Reader

@@ -15,17 +15,15 @@ from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S
 from agent_harness.world import POISON, Case, RankMemory, make_case
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.binding.copies import Extraction
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.execute.arrivals import Arrivals, ArrivingRows
-from restow.agents.execute.gathering import Share
+from restow.agents.binding.pages import Blocks, Tokens
+from restow.agents.execute.gathered_run import GatheredRun
+from restow.agents.execute.staged_reads import StagedReads
 from restow.agents.link.orders import ExecuteOrder, Source
 from restow.agents.memory.staging_pool import ALIGN_BYTES
 from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.core.actions import State
 from restow.broker.planner import Program, Strategy
-from restow.broker.planner.program import SCATTER_SPANS
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 
@@ -42,8 +40,8 @@ def gathered_bytes(case: Case, strategy: Strategy) -> int:
     found: Counter[int] = Counter()
     for program in programs(case, strategy).values():
         for rank in program.staging_ranks:
-            share = Share.of(program, rank, program.dst_rank, Tokens(0, case.tokens))
-            found[rank] += aligned(share.length_bytes)
+            run = GatheredRun.at_source(program, rank, Tokens(0, case.tokens))
+            found[rank] += aligned(run.length_bytes)
     return max(found.values(), default=ALIGN_BYTES)
 
 
@@ -52,10 +50,7 @@ def arriving_bytes(case: Case, program: Program) -> int:
     sources = tuple(Source(rank, "", 0, 0) for rank in program.src_ranks)
     none = Blocks({})
     order = ExecuteOrder(0, "", none, none, Tokens(0, case.tokens), sources, 1.0)
-    nowhere = RegionTable(*np.zeros((3, 64), np.int64))
-    extraction = Extraction(program.rows(SCATTER_SPANS), program.group_pairs, nowhere)
-    rows = ArrivingRows.of(program, extraction)
-    return aligned(Arrivals(rows, order).length_bytes)
+    return aligned(StagedReads(program, order).length_bytes)
 
 
 def ids_of(case: Case, number: int) -> dict[str, tuple[int, ...]]:

@@ -140,7 +140,7 @@ async def test_agents_of_a_new_life_may_come_before_its_engine() -> None:
 async def test_costs_are_measured_before_they_are_first_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("restow.agents.execute.executor.PROBE_S", WAIT_S)
+    monkeypatch.setattr("restow.agents.execute.measuring.PROBE_S", WAIT_S)
     case = make_case("wide")
     fields = {field.name: field for field in case.destination.model.fields}
     memory = destination_memory(case)

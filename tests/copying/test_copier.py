@@ -6,16 +6,12 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 
 from agent_harness.waiting import WAIT_S
-from restow.agents.binding.pieces import Copies, Grid
 from restow.agents.copying import copier
-from restow.agents.copying.copier import LARGE_BYTES, Copier
-from restow.agents.copying.prepared_copies import PreparedCopies, prepared_copies
-from restow.broker.layout import DType
+from restow.agents.copying.copier import Copier
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import ProjectColumn, no_rows
 
@@ -32,15 +28,6 @@ class Held:
         self.begun.set()
         assert self.go.wait(WAIT_S), "the loop stood still"
         self.over.set()
-
-
-def one_copy(source: torch.Tensor, target: torch.Tensor) -> Copies:
-    """All bytes, in one row."""
-    src, dst, count, step, dtype = (
-        np.array([value], np.int64)
-        for value in (source.data_ptr(), target.data_ptr(), len(source), 1, DType.UINT8)
-    )
-    return Copies((Grid(src, dst, count, step, step, dtype, dtype),))
 
 
 @pytest.fixture
@@ -61,25 +48,6 @@ async def test_the_loop_goes_on_meanwhile(held: Held, copies: Copier) -> None:
     asyncio.get_running_loop().call_soon(held.go.set)
     await copies.project(no_rows(ProjectColumn), CPU)
     assert held.over.is_set()
-
-
-async def test_large_copies_are_prepared_while_something_is_read(
-    copies: Copier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ready = threading.Event()
-
-    def seen(bound: Copies, device: torch.device) -> PreparedCopies:
-        prepared = prepared_copies(bound, device)
-        ready.set()
-        return prepared
-
-    monkeypatch.setattr(copier, "prepared_copies", seen)
-    source, target = (torch.zeros(2 * LARGE_BYTES, dtype=torch.uint8) for _ in range(2))
-    run = copies.prepare(one_copy(source, target), CPU)
-    assert await asyncio.to_thread(ready.wait, WAIT_S)
-    source.fill_(7)
-    await run()
-    assert bool((target == 7).all())
 
 
 async def test_a_cancelled_product_is_waited_for(held: Held, copies: Copier) -> None:

@@ -20,13 +20,13 @@ from geometry import geometries
 
 from agent_harness.world import GUARD_BYTES, POISON, Bytes, RankMemory, blocks
 from laws.strategies import SENDING
-from restow.agents.binding.copies import Extraction, bind_copies
-from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
+from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.descriptors import Descriptors
+from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
 from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.pieces import Descriptors
 from restow.agents.binding.reads import Reads, SpanReads
-from restow.agents.binding.staging import StagedSpans, staged_bytes
-from restow.agents.copying.prepared_copies import run_copies, zero_destinations
+from restow.agents.binding.staging import staged_bytes, staged_spans
+from restow.agents.copying.piece_copies import run_copies, zero_destinations
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.reading.transport import Known, Read
@@ -182,16 +182,16 @@ def execute(program: Program, wire: Wire, source: Engine, destination: Engine) -
     """What agents do with a program: READ; GATHER, READ, SCATTER; READ spans, copy out of them."""
     tokens, pairs, spans = Tokens(0, TOKENS), program.group_pairs, program.rows(READ_SPANS)
     here = destination.regions(program.dst_rank)
-    staged, size = StagedSpans.of(spans, pairs).at(tokens, wire.staging[1].ctypes.data)
+    staged, size = staged_spans(spans, pairs, tokens, wire.staging[1].ctypes.data)
     for src_rank in program.src_ranks:
         mine = spans[:, Column.SRC_RANK] == src_rank
         there = source.regions(src_rank)
         laid = SpanReads.of(spans, mine, pairs, there)
         wire.read(laid.bind(staged, source.blocks, tokens))
-    if size:
-        extraction = Extraction(program.rows(SCATTER_SPANS), pairs, here)
-        run_copies(extraction.bind(staged, destination.blocks, tokens), CPU)
     own = paged(here, DST, destination.blocks)
+    if size:
+        taken = program.rows(SCATTER_SPANS)
+        run_copies(bind_copies(taken, pairs, in_spans(staged), own, tokens), CPU)
     run = in_order(program.rows(CLEAR_PAGES), pairs, tokens, 0)
     zero_destinations(bind_copies(program.rows(CLEAR_PAGES), pairs, run, own, tokens), CPU)
     for src_rank in program.src_ranks:

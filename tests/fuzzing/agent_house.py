@@ -19,9 +19,9 @@ from agent_harness.handover import KINDS, part
 from agent_harness.world import Case, RankMemory, make_case
 from fuzzing.door import Violation
 from restow.agents.async_agent import AsyncAgent
+from restow.agents.binding.copies import Copies
 from restow.agents.binding.extents import Extents
-from restow.agents.binding.pieces import Copies
-from restow.agents.copying import prepared_copies, projecting
+from restow.agents.copying import piece_copies, projecting
 from restow.agents.copying.hasher import DIGEST_BYTES, Hasher
 from restow.agents.errors import PeerLostError
 from restow.agents.link.orders import region_to_proto
@@ -193,12 +193,11 @@ class AgentHouse:
     @contextlib.contextmanager
     def lives(self) -> Iterator[AgentHouse]:
         """Until the end of the ``with``, with all that it does looked at."""
-        run, project = prepared_copies.run_copies, projecting.run_projections
-        prepare = prepared_copies.prepared_copies
+        run, project = piece_copies.run_copies, projecting.run_projections
 
-        def prepare_checked(copies: Copies, device: Any) -> Callable[[], None]:
+        def run_checked(copies: Copies, device: Any) -> None:
             self.fence.check_copies(copies, reads=True)
-            return prepare(copies, device)
+            run(copies, device)
 
         def fill_checked(copies: Copies, device: Any) -> None:
             self.fence.check_copies(copies, reads=False)
@@ -219,8 +218,8 @@ class AgentHouse:
 
         with (
             patch.object(Hasher, "_digest", digest_checked),
-            patch("restow.agents.copying.copier.prepared_copies", prepare_checked),
-            patch("restow.agents.copying.prepared_copies.run_copies", fill_checked),
+            patch("restow.agents.copying.copier.run_copies", run_checked),
+            patch("restow.agents.copying.piece_copies.run_copies", fill_checked),
             patch("restow.agents.copying.copier.run_projections", project_checked),
         ):
             try:

@@ -17,9 +17,9 @@ from restow.kernels import (
     clear_slots,
     copy_pieces,
     reference,
-    upload_pieces,
 )
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
+from restow.kernels.copy import DevicePieces
 from restow.kernels.launch_table import VECTORS
 
 needs_gpu = pytest.mark.skipif(
@@ -77,7 +77,7 @@ def test_runs_at_all_alignments_in_one_launch_on_the_gpu(vectors: int) -> None:
     rows = np.ones((len(src), len(Column)), dtype=np.int64)
     rows[:, 0], rows[:, 1] = source.data_ptr() + src, target.data_ptr() + at
     rows[:, Column.COUNT], rows[:, Column.CODE] = length, CopyCode.COPY_1
-    upload_pieces(PieceTable.checked(rows[order]), CUDA, vectors).copy()
+    DevicePieces.of(PieceTable.checked(rows[order]), CUDA, vectors).copy()
     source, got = source.cpu(), target.cpu()
     want = torch.full_like(got, 0xA5)
     for a, b, n in zip(src.tolist(), at.tolist(), length.tolist(), strict=True):
@@ -94,7 +94,7 @@ def test_a_captured_copy_copies_what_is_there_at_its_replay() -> None:
     rows[:, 0] = pool.data_ptr() + page * 4096
     rows[:, 1] = staging.data_ptr() + np.arange(16) * 4096
     rows[:, Column.COUNT], rows[:, Column.CODE] = 4096, CopyCode.COPY_1
-    pieces = upload_pieces(PieceTable.checked(rows), CUDA)
+    pieces = DevicePieces.of(PieceTable.checked(rows), CUDA)
     pieces.copy()  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernel_arena import Arena
 
-from restow.kernels import Column, CopyCode, PieceTable, upload_pieces
+from restow.kernels import Column, CopyCode, PieceTable
 from restow.kernels.codes import Int64s
+from restow.kernels.copy import DevicePieces
 from restow.kernels.launch_table import BOX_16, RUN_16, VECTORS, LaunchTable
 
 CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def test_runs_at_any_alignment(vectors: int, pieces: list[Piece], reverse: bool)
         end += length
     table = PieceTable.checked(runs(*rows[:: -1 if reverse else 1]))
     assert_aligned(LaunchTable.of(table.rows, vectors))
-    upload_pieces(table, CPU, vectors).copy()
+    DevicePieces.of(table, CPU, vectors).copy()
     assert np.array_equal(target.memory, want)
 
 
@@ -100,7 +101,7 @@ def test_short_evenly_spaced_rows_share_tiles(
     byte = np.arange(length)
     want[at + there[:, None] + byte] = source.bytes[here[:, None] + byte]
     assert_aligned(LaunchTable.of(table))
-    upload_pieces(PieceTable.checked(table), CPU).copy()
+    DevicePieces.of(PieceTable.checked(table), CPU).copy()
     assert np.array_equal(target.memory, want)
 
 

@@ -21,7 +21,6 @@ from restow.kernels import (
 )
 from restow.kernels.codes import Int64s
 from restow.kernels.even_runs import even_runs
-from restow.kernels.host.classes import classes, even_parts
 from restow.kernels.tiles import tiles
 
 GOOD = (800, 1600, 5, 2, 6, CopyCode.COPY_2)
@@ -68,11 +67,11 @@ def test_steps_of_single_elements_do_not_matter() -> None:
     PieceTable.checked(rows((Column.COUNT, 1), (Column.SRC_STEP_BYTES, -1)))
 
 
-def test_bytes_are_counted_on_both_sides() -> None:
+def test_bytes_that_are_written_are_counted() -> None:
     table = PieceTable.checked(
         np.array([GOOD, (800, 1600, 7, 4, 2, CopyCode.F32_BF16)], dtype=np.int64)
     )
-    assert (table.bytes_read, table.bytes_written) == (10 + 28, 10 + 14)
+    assert table.bytes_written == 10 + 14
 
 
 def test_codes_of_dtypes() -> None:
@@ -84,33 +83,6 @@ def test_codes_of_dtypes() -> None:
     for pair in (("float8_e4m3fn", "float32"), ("complex", "complex"), ("int16", "float16")):
         with pytest.raises(UnsupportedCast, match=pair[0]):
             copy_code(*pair)
-
-
-def test_contiguous_rows_are_widened_as_far_as_they_are_even() -> None:
-    table = PieceTable.checked(
-        np.array(
-            [
-                (800, 1600, 12, 2, 2, CopyCode.COPY_2),  # 24 bytes at multiples of 8
-                (804, 1600, 12, 2, 2, CopyCode.COPY_2),  # source a multiple of 4 only
-                (800, 1600, 5, 2, 2, CopyCode.COPY_2),  # 10 bytes
-                (801, 1600, 8, 1, 1, CopyCode.COPY_1),
-                (800, 1600, 12, 4, 2, CopyCode.COPY_2),  # strided
-                (800, 1600, 8, 4, 2, CopyCode.F32_BF16),
-                (800, 1600, 1, 0, 0, CopyCode.COPY_8),
-            ],
-            dtype=np.int64,
-        )
-    )
-    wide = table.widen().rows[:, Column.COUNT :].tolist()
-    assert wide == [
-        [3, 8, 8, CopyCode.COPY_8],
-        [6, 4, 4, CopyCode.COPY_4],
-        [5, 2, 2, CopyCode.COPY_2],
-        [8, 1, 1, CopyCode.COPY_1],
-        [12, 4, 2, CopyCode.COPY_2],
-        [8, 4, 2, CopyCode.F32_BF16],
-        [1, 8, 8, CopyCode.COPY_8],
-    ]
 
 
 def test_a_transpose_is_lengthened_to_one_row_per_tap() -> None:
@@ -136,45 +108,21 @@ def test_rows_that_abut_become_one() -> None:
 @settings(max_examples=100, deadline=None)
 def test_rewritten_rows_copy_the_same_bytes(drawn: tuple[PieceTable, Arena]) -> None:
     table, target = drawn
-    for rewritten in (table.widen(), table.lengthen(), table.widen().lengthen().widen()):
-        assert rewritten.bytes_written == table.bytes_written
-        PieceTable.checked(rewritten.rows)
-    assert_copies(lambda t: reference.copy_pieces(t.widen().lengthen().widen()), table, target)
+    rewritten = table.lengthen()
+    assert rewritten.bytes_written == table.bytes_written
+    PieceTable.checked(rewritten.rows)
+    assert_copies(lambda t: reference.copy_pieces(t.lengthen()), table, target)
 
 
 def test_empty_tables_stay_empty() -> None:
     table = PieceTable.checked(np.zeros((0, 6), np.int64))
-    assert len(table.widen().lengthen().widen().rows) == 0
-    assert table.bytes_read == 0
+    assert len(table.lengthen().rows) == 0
+    assert table.bytes_written == 0
 
 
 def test_runs_that_meet_in_one_row_share_nothing() -> None:
     assert even_runs(np.array([0, 2, 4, 9, 14])).tolist() == [False, True, True, False, True]
     assert not even_runs(np.array([0, 2])).any()
-
-
-def test_even_parts_are_ascending() -> None:
-    assert even_parts(np.arange(50)[::-1]) is None
-    assert even_parts(np.arange(50) ** 2) is None
-    assert even_parts(np.r_[0:40, 100:140]) == [slice(0, 40), slice(40, 80)]
-
-
-def test_rows_of_all_different_counts_make_few_classes() -> None:
-    table = np.ones((3000, 6), np.int64) * np.array([[8, 8, 0, 1, 1, 0]])
-    table[:, Column.COUNT] = np.arange(3000)
-    found = classes(table)
-    assert len(found) <= 12
-    assert sum(int(rows[:, Column.COUNT].sum()) for rows in found) == 3000 * 2999 // 2
-
-
-def test_heap_and_mapped_memory_are_never_in_one_class() -> None:
-    """A view over both would span 2**45 bytes; times a row's bytes that overflows an int64."""
-    heap, mapped = 0x5555_0000_0000, 0x7FFF_0000_0000
-    table = np.array([(heap, mapped, 9, 1, 1, 0), (mapped, heap, 9, 1, 1, 0)] * 2, np.int64)
-    assert [rows[:, 0].tolist() for rows in classes(table)] in (
-        [[heap, heap], [mapped, mapped]],
-        [[mapped, mapped], [heap, heap]],
-    )
 
 
 def test_tiles_cover_every_row_once() -> None:

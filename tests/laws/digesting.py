@@ -13,12 +13,13 @@ from laws.strategies import Case
 from laws.transfers import served
 from laws.world import Engine
 from restow.agents.binding.extents import Extents, one_extent, source_extents
+from restow.agents.binding.operands import SRC, paged
 from restow.agents.binding.pages import RegionTable
-from restow.agents.execute.arrivals import Arrivals, joined_reads
 from restow.agents.execute.comparing import arrived_extents
-from restow.agents.execute.gathering import Share
-from restow.agents.execute.laid_rows import LaidRows
-from restow.agents.link.orders import ExecuteOrder, Peer, Source, StageOrder, StagePart
+from restow.agents.execute.gathered_run import GatheredRun
+from restow.agents.execute.peer_reads import KeptReads
+from restow.agents.execute.staged_reads import StagedReads, joined_reads
+from restow.agents.link.orders import ExecuteOrder, Peer, Source
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.transport import Read
 from restow.broker.planner import Program, Strategy, compile_programs, make_plan
@@ -72,36 +73,30 @@ def _read(
     memory = _memory(source, src_rank)
     message = wire_program.program_to_proto(program, src_rank, hashed=True)
     part = wire_program.program_from_proto(message)
-    share = Share.of(part, src_rank, program.dst_rank, tokens)
-    staged = arena.address(arena.allocate(share.length_bytes, P_STAGING))
-    parts = (StagePart(part.program_id, program.dst_rank),)
-    order = StageOrder(1, parts, source.blocks, tokens, hashed=True)
-    for copies in share.copies(memory, order, staged):
+    gathered = GatheredRun.at_source(part, src_rank, tokens)
+    staged = arena.address(arena.allocate(gathered.length_bytes, P_STAGING))
+    for copies in gathered.gather(paged(memory, SRC, source.blocks), staged):
         arena.copy(copies)
-    run = one_extent(staged, share.length_bytes)
+    run = one_extent(staged, gathered.length_bytes)
     hashed = source_extents(part, src_rank, memory, source.blocks, tokens, run)
     before = content(arena, hashed)
 
     own = _memory(destination, program.dst_rank)
-    given = Source(src_rank, "p", staged if share.length_bytes else 0, share.length_bytes)
+    given = Source(src_rank, "p", staged if gathered.length_bytes else 0, gathered.length_bytes)
     execute = ExecuteOrder(
         1, program.program_id, source.blocks, destination.blocks, tokens, (given,), 1.0, True
     )
     places_here = (HOST,) * len(own.base_address)
     peer = Peer("p", src_rank, b"", memory, (HOST,) * len(memory.base_address))
-    laid = LaidRows(own, places_here)
-    arrivals = Arrivals(laid.arriving(program), execute)
-    arrivals.put_at(arena.address(arena.allocate(arrivals.length_bytes, D_STAGING)))
-    rows = laid.from_peer(program, src_rank, peer)
-    reads = [
-        Read("p", reads.bind(source.blocks, destination.blocks, tokens), HOST, HOST)
-        for _, _, reads in rows.direct
-    ]
-    reads += arrivals.reads(given, peer, rows.spans, HOST)
-    reads = joined_reads(reads)
+    there = StagedReads(program, execute)
+    there.put_at(arena.address(arena.allocate(there.length_bytes, D_STAGING)))
+    laid = KeptReads(own, places_here).of(program, src_rank, peer)
+    reads = joined_reads(
+        [*laid.bind(execute, "p", there.spans, HOST), *there.reads(given, peer, HOST)]
+    )
     for read in reads:
         arena.read(read.descriptors)
-    found = arrived_extents(program, src_rank, execute, arrivals, own)
+    found = arrived_extents(program, src_rank, execute, there, own)
     return Hashed(reads, hashed, before, found, content(arena, found))
 
 

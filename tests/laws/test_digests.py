@@ -22,12 +22,12 @@ from laws.rounds import tried
 from laws.strategies import CASTING, STRATEGIES, Case, any_cases, cast_cases
 from laws.test_laws_bite import bites, change_function
 from restow.agents.binding import extents
+from restow.agents.binding.alike_rows import AlikeRows
 from restow.agents.binding.extents import Extents
 from restow.agents.binding.pages import RegionTable
-from restow.agents.binding.parts import Part
 from restow.agents.copying import hasher as hashing
 from restow.agents.copying.copier import Copier
-from restow.agents.execute import arrivals, comparing
+from restow.agents.execute import comparing, staged_reads
 from restow.agents.memory.regions import HOST
 from restow.broker.errors import StrategyRefusedError
 from restow.broker.planner import Strategy
@@ -112,7 +112,7 @@ def test_rows_cut_by_the_pages_of_one_side(monkeypatch: pytest.MonkeyPatch) -> N
 
     for module in (extents, comparing):
         change_function(monkeypatch, module, "direct_extents", of_side)
-    change_function(monkeypatch, Part, "stretches", by_own_pages)
+    change_function(monkeypatch, AlikeRows, "stretches", by_own_pages)
     bites(law(Strategy.SLICES), any_cases(), tries=3000)
 
 
@@ -145,7 +145,7 @@ def test_rows_that_nobody_hashes(
 ) -> None:
     """Left out on both sides: digests would agree, and say nothing."""
     nothing = Extents(np.empty(0, np.int64), np.empty(0, np.int64))
-    for module in (extents, arrivals, comparing, digesting):
+    for module in (extents, staged_reads, comparing, digesting):
         for name in (function, function.replace("own_span", "staged_span")):
             if hasattr(module, name):
                 whole = nothing if function == "one_extent" else [nothing]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from laws import transfers
 from laws.checks import check_composition, check_cover, check_minimality
 from laws.strategies import Case, any_cases, family_cases, outright_cases
-from restow.agents.binding import operands, parts, reads, staging
+from restow.agents.binding import alike_rows, operands, reads, staging
 from restow.agents.binding.pages import Blocks, Tokens
 from restow.broker.errors import PagesError
 from restow.broker.layout import Layout, Span
@@ -218,7 +218,7 @@ def test_a_held_prefix_that_is_moved_again(
     def from_the_start(right: Any, tokens: Tokens, sizes: Any) -> Any:
         return right(Tokens(0, tokens.stop), sizes)
 
-    change_function(monkeypatch, parts, "cut_tokens", from_the_start)
+    change_function(monkeypatch, alike_rows, "cut_tokens", from_the_start)
     bites(cover(strategy), any_cases())
 
 
@@ -226,13 +226,13 @@ def test_pages_of_only_one_side_cut_the_tokens(monkeypatch: pytest.MonkeyPatch) 
     def source_only(right: Any, tokens: Tokens, sizes: Any) -> Any:
         return right(tokens, sizes[:1])
 
-    change_function(monkeypatch, parts, "cut_tokens", source_only)
+    change_function(monkeypatch, alike_rows, "cut_tokens", source_only)
     bites(cover(SLICES), any_cases())
 
 
 @pytest.mark.parametrize("strategy", [SLICES, PACK])
 def test_every_row_taken_for_joined(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
-    monkeypatch.setattr(operands.Side, "joined", lambda side, rows: np.ones(len(rows), bool))
+    monkeypatch.setattr(operands.SideColumns, "joined", lambda side, rows: np.ones(len(rows), bool))
     bites(cover(strategy), any_cases())
 
 

@@ -35,7 +35,7 @@ from restow.broker.words import enums_of
 INTERNAL = {
     # Made by one module for the next, of members that were checked where they came in.
     "restow.agents.engines.vllm.parameters.HandoffParameters",
-    "restow.agents.binding.operands.Side",
+    "restow.agents.binding.operands.SideColumns",
     "restow.broker.core.events.Failure",
     "restow.broker.doctor.finding.Finding",
     "restow.broker.families.hf.types.Types",
@@ -44,7 +44,6 @@ INTERNAL = {
     "restow.broker.draw.page_map.Cell",
     "restow.broker.draw.page_map.Footprint",
     "restow.broker.draw.piece_counts.PieceCount",
-    "restow.kernels.host.interlaced.Interlaced",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)
 GIVEN: dict[str, dict[str, Any]] = {"Right": {"engine": "x"}, "Scales": {"fingerprint": ""}}

@@ -9,12 +9,12 @@ import numpy as np
 
 from laws.executor import bytes_read_by
 from laws.world import Engine
-from restow.agents.binding.copies import Extraction, bind_copies
-from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
+from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.descriptors import Descriptors
+from restow.agents.binding.operands import DST, SRC, by_place, in_order, in_spans, paged
 from restow.agents.binding.pages import Tokens
-from restow.agents.binding.pieces import Descriptors
 from restow.agents.binding.reads import Reads, SpanReads
-from restow.agents.binding.staging import StagedSpans, staged_bytes
+from restow.agents.binding.staging import staged_bytes, staged_spans
 from restow.agents.copying import projecting
 from restow.broker.layout import RankLayout
 from restow.broker.planner import Plan, Program, Strategy, compile_programs, make_plan
@@ -152,12 +152,11 @@ def _read_spans(
 ) -> None:
     """READ spans of pages as they are, then copy what is wanted out of them."""
     arena, pairs, table = source.arena, program.group_pairs, program.rows(READ_SPANS)
-    laid = StagedSpans.of(table, pairs)
-    _, size = laid.at(tokens, 0)
+    _, size = staged_spans(table, pairs, tokens)
     if size == 0:
         return
     here = arena.address(arena.allocate(size, 16))
-    staged, _ = laid.at(tokens, here)
+    staged, _ = staged_spans(table, pairs, tokens, here)
     for src in source.layout.ranks:
         mine = table[:, Column.SRC_RANK] == src.rank
         regions = source.regions(src)
@@ -169,8 +168,8 @@ def _read_spans(
         traffic.span_bytes[src.rank, dst.rank] += read_bytes
         traffic.reads += len(descriptors.length_bytes)
         rows = program.rows(SCATTER_SPANS, src.rank)
-        extraction = Extraction(rows, pairs, destination.regions(dst))
-        copies = extraction.bind(staged, destination.blocks, tokens)
+        pages = paged(destination.regions(dst), DST, destination.blocks)
+        copies = bind_copies(rows, pairs, in_spans(staged), pages, tokens)
         arena.copy(copies)
         traffic.read_bytes[src.rank, dst.rank] += bytes_read_by(copies)
     traffic.launches += bool(len(program.rows(SCATTER_SPANS)))

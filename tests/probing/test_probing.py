@@ -12,13 +12,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from restow.agents.binding.pieces import Copies, Descriptors
+from restow.agents.binding.copies import Copies
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.memory.regions import HOST
 from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, measure_reading
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.transport import Read
 from restow.broker.planner import ReadCosts
-from restow.kernels.host.rows import memmove_rows
+from restow.kernels.host.views import memmove_rows
 
 STAGING_BYTES = 64 << 20
 SRC, DST = 1 << 30, 1 << 40

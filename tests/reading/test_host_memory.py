@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import AgentError
 from restow.agents.link.orders import peer_from_proto
 from restow.agents.memory.regions import HOST, RegionMemory

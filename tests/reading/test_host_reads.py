@@ -15,7 +15,7 @@ import pytest
 
 from agent_harness.processes import READY, Child, child
 from agent_harness.reader_scene import FakeTransport
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadDeadlineError, ReadFailedError
 from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, address_of
 from restow.agents.reading import same_host

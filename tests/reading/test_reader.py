@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agent_harness.reader_scene import NOTHING, QUARANTINE_S, Scene
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import (
     AgentClosedError,
     PeerLostError,

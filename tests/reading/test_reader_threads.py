@@ -11,7 +11,7 @@ import pytest
 
 from agent_harness.reader_scene import Scene
 from agent_harness.waiting import until
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import (
     AgentClosedError,
     PeerLostError,

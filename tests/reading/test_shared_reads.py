@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import ReadFailedError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.host_memory import HostMark, HostRanges

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent_harness.processes import READY, child
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import HOST
 from restow.agents.reading.nixl_transport import NixlTransport

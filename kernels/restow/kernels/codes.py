@@ -1,6 +1,7 @@
 """Columns and copy codes of a piece table, and which code copies which dtypes (numpy only)."""
 
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,31 @@ ITEM_BYTES = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
 }
 _CAST_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+class TableError(ValueError):
+    """A table breaks a rule; `row` is None where the whole array is at fault."""
+
+    table = "table"
+
+    def __init__(self, row: int | None, reason: str) -> None:
+        """Name the row and what is wrong with it."""
+        self.row, self.reason = row, reason
+        super().__init__(f"{self.table}{'' if row is None else f' row {row}'}: {reason}")
+
+    @classmethod
+    def check_shape(cls, rows: npt.NDArray[Any], columns: type[IntEnum]) -> None:
+        """Raise unless rows are int64 [n, columns]."""
+        if rows.ndim != 2 or rows.shape[1] != len(columns) or rows.dtype != np.int64:
+            want = f"int64 [n, {len(columns)}]"
+            raise cls(None, f"want {want}, got {rows.dtype} {list(rows.shape)}")
+
+    @classmethod
+    def refuse(cls, rows: Int64s, bad: Bools, column: IntEnum, why: str) -> None:
+        """Raise for the first bad row."""
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise cls(row, f"{column.name} {rows[row, column]} {why}")
 
 
 class UnsupportedCast(ValueError):

@@ -39,7 +39,7 @@ def _store(address, value, mask, dtype: tl.constexpr):  # type: ignore[no-untype
 
 
 @triton.jit
-def _bf16_bits(value):  # type: ignore[no-untyped-def]
+def bf16_bits(value):  # type: ignore[no-untyped-def]
     """Round float32 to bfloat16, to nearest even; NaN becomes the quiet NaN of its sign."""
     bits = value.to(tl.uint32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -48,7 +48,8 @@ def _bf16_bits(value):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _from_bf16_bits(bits):  # type: ignore[no-untyped-def]
+def from_bf16_bits(bits):  # type: ignore[no-untyped-def]
+    """The float32 that the bits of a bfloat16 say."""
     return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 
 
@@ -94,19 +95,19 @@ def _copy_element_box(src_0, dst_0, count, p_shape, code, ELEMS: tl.constexpr): 
     elif code == COPY_8:
         _store(dst, _load(src, m_elem, tl.uint64), m_elem, tl.uint64)
     elif code == F32_BF16:
-        _store(dst, _bf16_bits(_load(src, m_elem, tl.float32)), m_elem, tl.uint16)
+        _store(dst, bf16_bits(_load(src, m_elem, tl.float32)), m_elem, tl.uint16)
     elif code == BF16_F32:
-        _store(dst, _from_bf16_bits(_load(src, m_elem, tl.uint16)), m_elem, tl.float32)
+        _store(dst, from_bf16_bits(_load(src, m_elem, tl.uint16)), m_elem, tl.float32)
     elif code == F32_F16:
         _store(dst, _load(src, m_elem, tl.float32).to(tl.float16), m_elem, tl.float16)
     elif code == F16_F32:
         _store(dst, _load(src, m_elem, tl.float16).to(tl.float32), m_elem, tl.float32)
     elif code == BF16_F16:
-        b_value = _from_bf16_bits(_load(src, m_elem, tl.uint16))
+        b_value = from_bf16_bits(_load(src, m_elem, tl.uint16))
         _store(dst, b_value.to(tl.float16), m_elem, tl.float16)
     elif code == F16_BF16:
         b_value = _load(src, m_elem, tl.float16).to(tl.float32)
-        _store(dst, _bf16_bits(b_value), m_elem, tl.uint16)
+        _store(dst, bf16_bits(b_value), m_elem, tl.uint16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -8,22 +8,6 @@ import numpy as np
 
 from restow.kernels.codes import Bools, Int64s
 
-HEAD = 512
-"""So many rows tell of most tables whether a pass over all of them is worth it."""
-
-
-def even_gap(address: Int64s) -> int | None:
-    """The step between all addresses, of which there are at least two; None if steps differ.
-
-    >>> even_gap(np.array([0, 2, 4])), even_gap(np.array([0, 2, 5]))
-    (2, None)
-    """
-    gap = int(address[1] - address[0])
-    for part in (address[: HEAD + 1], address[HEAD:]):
-        if np.any(np.diff(part) != gap):
-            return None
-    return gap
-
 
 def even_runs(*arrays: Int64s, same: Bools | None = None) -> Bools:
     """Mark the rows that continue the run of the row before them.

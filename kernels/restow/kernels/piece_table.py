@@ -10,33 +10,20 @@ registered memory. Rows run in no order: no destination byte may be written twic
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from restow.kernels.codes import (
-    DST_BYTES,
-    SRC_BYTES,
-    Bools,
-    Column,
-    CopyCode,
-    Int64s,
-    UnsupportedCast,
-    copy_code,
-)
-from restow.kernels.regroup import lengthened, widened
-
-__all__ = ["Column", "CopyCode", "PieceTable", "PieceTableError", "UnsupportedCast", "copy_code"]
+from restow.kernels.codes import DST_BYTES, SRC_BYTES, Column, CopyCode, Int64s, TableError
+from restow.kernels.regroup import lengthened
 
 
-class PieceTableError(ValueError):
-    """A piece table breaks a rule; `row` is None where the whole array is at fault."""
+class PieceTableError(TableError):
+    """A piece table breaks a rule."""
 
-    def __init__(self, row: int | None, reason: str) -> None:
-        """Name the row and what is wrong with it."""
-        self.row, self.reason = row, reason
-        super().__init__(f"piece table{'' if row is None else f' row {row}'}: {reason}")
+    table = "piece table"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,40 +37,31 @@ class PieceTable:
         """Check the rules of every row and return the table; raise PieceTableError otherwise.
 
         Addresses and steps are multiples of the element's size, for a GPU insists on it. A
-        contiguous run at any address may be given as COPY_1 of its bytes: `widen` finds its unit.
+        contiguous run at any address may be given as COPY_1 of its bytes.
         All work goes column by column, so a table that lies so in memory is faster.
         """
-        if rows.ndim != 2 or rows.shape[1] != len(Column) or rows.dtype != np.int64:
-            raise PieceTableError(None, f"want int64 [n, 6], got {rows.dtype} {list(rows.shape)}")
+        PieceTableError.check_shape(rows, Column)
         count, code = rows[:, Column.COUNT], rows[:, Column.CODE]
         if _plainly_right(rows):
             return cls(rows)
-        _refuse(rows, (code < 0) | (code >= len(CopyCode)), Column.CODE, "is no known code")
-        _refuse(rows, count < 0, Column.COUNT, "is negative")
+        refuse = partial(PieceTableError.refuse, rows)
+        refuse((code < 0) | (code >= len(CopyCode)), Column.CODE, "is no known code")
+        refuse(count < 0, Column.COUNT, "is negative")
         for address, step, low_bits in (
             (Column.SRC_ADDRESS, Column.SRC_STEP_BYTES, SRC_BYTES[code] - 1),
             (Column.DST_ADDRESS, Column.DST_STEP_BYTES, DST_BYTES[code] - 1),
         ):
             uneven = "is no multiple of the element's size"
-            _refuse(rows, (count > 0) & (rows[:, address] <= 0), address, "is no address")
-            _refuse(rows, (count > 0) & (rows[:, address] & low_bits != 0), address, uneven)
-            _refuse(rows, (count > 1) & (rows[:, step] <= 0), step, "is not positive")
-            _refuse(rows, (count > 1) & (rows[:, step] & low_bits != 0), step, uneven)
+            refuse((count > 0) & (rows[:, address] <= 0), address, "is no address")
+            refuse((count > 0) & (rows[:, address] & low_bits != 0), address, uneven)
+            refuse((count > 1) & (rows[:, step] <= 0), step, "is not positive")
+            refuse((count > 1) & (rows[:, step] & low_bits != 0), step, uneven)
         return cls(rows)
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes that all rows read."""
-        return int((self.rows[:, Column.COUNT] * SRC_BYTES[self.rows[:, Column.CODE]]).sum())
 
     @property
     def bytes_written(self) -> int:
         """Bytes that all rows write."""
         return int((self.rows[:, Column.COUNT] * DST_BYTES[self.rows[:, Column.CODE]]).sum())
-
-    def widen(self) -> "PieceTable":
-        """Copy contiguous raw rows in the widest unit (at most 8) that fits address and length."""
-        return PieceTable(widened(self.rows))
 
     def lengthen(self) -> "PieceTable":
         """Regroup runs of short, evenly spaced rows into few long rows of the same elements."""
@@ -102,10 +80,3 @@ def _plainly_right(rows: Int64s) -> bool:
     return not any(
         (end & low) for end, low in zip((src | src_step, dst | dst_step), low_bits, strict=True)
     )
-
-
-def _refuse(rows: Int64s, bad: Bools, column: Column, why: str) -> None:
-    """Raise for the first bad row."""
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise PieceTableError(row, f"{column.name} {rows[row, column]} {why}")

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from restow.kernels.copy import bf16_bits, from_bf16_bits
 from restow.kernels.project_table import FloatCode, ProjectColumn, ProjectTable
 from restow.kernels.tiles import tiles
 
@@ -31,7 +32,7 @@ def _load_float(address, mask, code):  # type: ignore[no-untyped-def]
         value = tl.load(address.to(tl.pointer_type(tl.float32)), mask=mask, other=0.0)
     elif code == BFLOAT16:
         bits = tl.load(address.to(tl.pointer_type(tl.uint16)), mask=mask, other=0)
-        value = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+        value = from_bf16_bits(bits)
     else:
         half = tl.load(address.to(tl.pointer_type(tl.float16)), mask=mask, other=0.0)
         value = half.to(tl.float32)
@@ -39,19 +40,10 @@ def _load_float(address, mask, code):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _bf16_bits(value):  # type: ignore[no-untyped-def]
-    """Round float32 to bfloat16, to nearest even; NaN becomes the quiet NaN of its sign."""
-    bits = value.to(tl.uint32, bitcast=True)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    nan = ((bits >> 16) & 0x8000) | 0x7FC0
-    return tl.where((bits & 0x7FFFFFFF) > 0x7F800000, nan, rounded).to(tl.uint16)
-
-
-@triton.jit
 def _rounded(value, code):  # type: ignore[no-untyped-def]
     """The float32 that a type holds of `value`."""
     if code == BFLOAT16:
-        value = (_bf16_bits(value).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+        value = from_bf16_bits(bf16_bits(value))
     elif code != FLOAT32:
         value = value.to(tl.float16).to(tl.float32)
     return value
@@ -94,7 +86,7 @@ def project_kernel(  # type: ignore[no-untyped-def]
     if dst_code == FLOAT32:
         tl.store(p_target.to(tl.pointer_type(tl.float32)), b_sum, mask=mask)
     elif dst_code == BFLOAT16:
-        tl.store(p_target.to(tl.pointer_type(tl.uint16)), _bf16_bits(b_sum), mask=mask)
+        tl.store(p_target.to(tl.pointer_type(tl.uint16)), bf16_bits(b_sum), mask=mask)
     else:
         tl.store(p_target.to(tl.pointer_type(tl.float16)), b_sum.to(tl.float16), mask=mask)
 

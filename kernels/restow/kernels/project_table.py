@@ -13,12 +13,13 @@ order: no destination may be written twice, nor be read.
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from restow.kernels.codes import Bools, Int64s
+from restow.kernels.codes import Int64s, TableError
 
 
 class ProjectColumn(IntEnum):
@@ -49,13 +50,10 @@ class FloatCode(IntEnum):
 FLOAT_BYTES: Int64s = np.array([4, 2, 2], dtype=np.int64)  # by code
 
 
-class ProjectTableError(ValueError):
-    """A project table breaks a rule; `row` is None where the whole array is at fault."""
+class ProjectTableError(TableError):
+    """A project table breaks a rule."""
 
-    def __init__(self, row: int | None, reason: str) -> None:
-        """Name the row and what is wrong with it."""
-        self.row, self.reason = row, reason
-        super().__init__(f"project table{'' if row is None else f' row {row}'}: {reason}")
+    table = "project table"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,24 +68,22 @@ class ProjectTable:
 
         Addresses and strides are multiples of the element's size.
         """
-        if rows.ndim != 2 or rows.shape[1] != len(ProjectColumn) or rows.dtype != np.int64:
-            raise ProjectTableError(
-                None, f"want int64 [n, {len(ProjectColumn)}], got {rows.dtype} {list(rows.shape)}"
-            )
+        ProjectTableError.check_shape(rows, ProjectColumn)
+        refuse = partial(ProjectTableError.refuse, rows)
         for column in (ProjectColumn.TYPE, ProjectColumn.DST_TYPE):
             code = rows[:, column]
-            _refuse(rows, (code < 0) | (code >= len(FloatCode)), column, "is no known type")
+            refuse((code < 0) | (code >= len(FloatCode)), column, "is no known type")
         item = FLOAT_BYTES[rows[:, ProjectColumn.TYPE]]
         dst_item = FLOAT_BYTES[rows[:, ProjectColumn.DST_TYPE]]
         for column in (ProjectColumn.TAPS, ProjectColumn.HIDDEN, ProjectColumn.CHANNELS):
-            _refuse(rows, rows[:, column] < 1, column, "is not positive")
+            refuse(rows[:, column] < 1, column, "is not positive")
         for column, unit in (
             (ProjectColumn.SRC_ADDRESS, item),
             (ProjectColumn.WEIGHT_ADDRESS, item),
             (ProjectColumn.DST_ADDRESS, dst_item),
         ):
-            _refuse(rows, rows[:, column] <= 0, column, "is no address")
-            _refuse(rows, rows[:, column] % unit != 0, column, _UNEVEN)
+            refuse(rows[:, column] <= 0, column, "is no address")
+            refuse(rows[:, column] % unit != 0, column, _UNEVEN)
         for column, count, unit in (
             (ProjectColumn.SRC_TAP_STRIDE_BYTES, ProjectColumn.TAPS, item),
             (ProjectColumn.WEIGHT_STRIDE_BYTES, ProjectColumn.CHANNELS, item),
@@ -95,16 +91,9 @@ class ProjectTable:
             (ProjectColumn.DST_TAP_STRIDE_BYTES, ProjectColumn.TAPS, dst_item),
         ):
             used = rows[:, count] > 1
-            _refuse(rows, used & (rows[:, column] <= 0), column, "is not positive")
-            _refuse(rows, used & (rows[:, column] % unit != 0), column, _UNEVEN)
+            refuse(used & (rows[:, column] <= 0), column, "is not positive")
+            refuse(used & (rows[:, column] % unit != 0), column, _UNEVEN)
         return cls(np.ascontiguousarray(rows))
 
 
 _UNEVEN = "is no multiple of the element's size"
-
-
-def _refuse(rows: Int64s, bad: Bools, column: ProjectColumn, why: str) -> None:
-    """Raise for the first bad row."""
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise ProjectTableError(row, f"{column.name} {rows[row, column]} {why}")

@@ -1,6 +1,6 @@
-"""Piece rows rewritten into fewer or wider rows that copy the same bytes (numpy only).
+"""Piece rows rewritten into fewer rows that copy the same bytes (numpy only).
 
-widened, lengthened: rows int64 [n, 6] -> rows int64 [m, 6]; no Python loop over rows.
+lengthened: rows int64 [n, 6] -> rows int64 [m, 6]; no Python loop over rows.
 """
 
 import numpy as np
@@ -19,18 +19,6 @@ def contiguous(rows: Int64s) -> Bools:
     raw = rows[:, Column.CODE] <= CopyCode.COPY_8
     both: Bools = dense & raw
     return both
-
-
-def widened(rows: Int64s) -> Int64s:
-    """Give every contiguous raw row the widest unit that divides its addresses and length."""
-    wide = rows.copy()
-    dense = contiguous(rows)
-    src, dst, count, _, _, code = rows[dense].T
-    length_bytes = count * SRC_BYTES[code]
-    new_code = np.log2(np.gcd(src | dst | length_bytes, 8)).astype(np.int64)
-    unit = SRC_BYTES[new_code]
-    wide[dense, Column.COUNT :] = np.stack([length_bytes // unit, unit, unit, new_code], axis=1)
-    return wide
 
 
 def lengthened(rows: Int64s) -> Int64s:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from restow.kernels.codes import TableError
 from restow.kernels.tiles import tiles
 
 TILE_UNITS = 2048
@@ -32,13 +33,10 @@ class SlotColumn(IntEnum):
     GROUP = 4
 
 
-class SlotTableError(ValueError):
-    """A slot table breaks a rule; `row` is None where the whole array is at fault."""
+class SlotTableError(TableError):
+    """A slot table breaks a rule."""
 
-    def __init__(self, row: int | None, reason: str) -> None:
-        """Name the row and what is wrong with it."""
-        self.row, self.reason = row, reason
-        super().__init__(f"slot table{'' if row is None else f' row {row}'}: {reason}")
+    table = "slot table"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +51,7 @@ class SlotTable:
     @classmethod
     def checked(cls, rows: npt.NDArray[Any], device: torch.device | str = "cpu") -> "SlotTable":
         """Check the rules of every row and put the table on the device, once for many launches."""
-        if rows.ndim != 2 or rows.shape[1] != len(SlotColumn) or rows.dtype != np.int64:
-            raise SlotTableError(None, f"want int64 [n, 5], got {rows.dtype} {list(rows.shape)}")
+        SlotTableError.check_shape(rows, SlotColumn)
         for column in SlotColumn:
             bad = rows[:, column] < (1 if column == SlotColumn.BASE_ADDRESS else 0)
             if bad.any():

@@ -9,7 +9,8 @@ from operator import add
 
 import numpy as np
 
-from restow.agents.binding.pages import PageList, Stretches, check_pages
+from restow.agents.binding.pages import PageList, Stretches
+from restow.broker.errors import PageRangeError
 from restow.broker.layout.rows import Bools, Int64s
 
 
@@ -47,8 +48,7 @@ class Lines:
 
     def addresses(self, pages: PageList, stretches: Stretches) -> Int64s:
         """Where every row begins at every stretch. Raises `PageRangeError`."""
-        if pages.ids is not None:
-            self.check(pages.ids)
+        self._check(pages.ids)
         return self.at(*pages.holding(stretches))
 
     def at(self, page: Int64s | None, in_page: Int64s | None = None) -> Int64s:
@@ -78,9 +78,17 @@ class Lines:
         page, token = one_if_alike(self.page_stride_bytes), one_if_alike(self.token_stride_bytes)
         return replace(self, page_stride_bytes=page, token_stride_bytes=token)
 
-    def check(self, page: Int64s) -> None:
+    def _check(self, page: Int64s | None) -> None:
         """Raise `PageRangeError` unless all pages are there."""
-        check_pages(page, self.page_count, self.name)
+        count = self.page_count
+        if page is not None and len(page) and (page.min() < 0 or page.max() >= count):
+            wrong, there = page[(page < 0) | (page >= count)][0], f"[0, {count})"
+            raise PageRangeError(
+                f"{self.name} page {wrong} is outside of {there}",
+                side=self.name,
+                page=wrong,
+                range=there,
+            )
 
 
 def _moved(stride_bytes: Int64s, count: Int64s, axes: int) -> Int64s:

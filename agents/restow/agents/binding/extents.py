@@ -13,19 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from restow.agents.binding.alike_rows import alike_rows, by_pair
 from restow.agents.binding.operands import (
     DST,
     SRC,
-    Side,
+    SideColumns,
     held_pages,
     in_regions,
-    listed,
     side_end,
     span_lines,
     staged_pages,
 )
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.parts import by_pair, parts
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import READ_PAGES, READ_SPANS, Column, GroupPair, Program
 
@@ -102,7 +101,7 @@ def direct_extents(
     program: Program,
     src_rank: int,
     memory: RegionTable,
-    side: Side,
+    side: SideColumns,
     blocks: Blocks,
     tokens: Tokens,
 ) -> list[Extents]:
@@ -110,10 +109,10 @@ def direct_extents(
     found = []
     rows = program.rows(READ_PAGES, src_rank)
     # Cut by the pages of both sides on both sides: else rows would take turns differently.
-    for part in parts(rows, program.group_pairs, (SRC, DST)):
-        stretches = part.stretches(tokens)
-        pages = listed(part.pair, side, blocks, tokens)
-        for alike in part.by_region(rows):
+    for both in alike_rows(rows, program.group_pairs, (SRC, DST)):
+        stretches = both.stretches(tokens)
+        pages = blocks.listed(side.form(both.pair), tokens)
+        for alike in both.by_region(rows):
             some = rows.take(alike.index, axis=0)
             address = side_end(some, memory, side, side).lines.addresses(pages, stretches)
             length = some[..., Column.COUNT] * stretches.count[:, None]
@@ -131,9 +130,8 @@ def own_span_extents(
     found = []
     for pair, index in _spans(program, src_rank, tokens):
         spans = program.rows(READ_SPANS)[index]
-        lines, pages = span_lines(spans, memory), held_pages(pair, blocks, tokens)
-        lines.check(pages)
-        found.append(_whole(lines.at(pages), spans))
+        pages = held_pages(pair, blocks, tokens)
+        found.append(_whole(span_lines(spans, memory).addresses(pages, SNAPSHOT), spans))
     return found
 
 
@@ -143,7 +141,7 @@ def staged_span_extents(
     """Those of the spans of a source rank where they were read to: span ``i`` is region ``i``."""
     found = []
     for pair, index in _spans(program, src_rank, tokens):
-        address = in_regions(staged, index).at(staged_pages(pair, tokens).ids)
+        address = in_regions(staged, index).addresses(staged_pages(pair, tokens), SNAPSHOT)
         found.append(_whole(address, program.rows(READ_SPANS)[index]))
     return found
 

@@ -19,7 +19,7 @@ _ZERO: Int64s = np.zeros((1, 1), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class SideColumns:
     """The columns of one side."""
 
     name: str
@@ -39,7 +39,7 @@ class Side:
         return mask
 
 
-SRC = Side(
+SRC = SideColumns(
     "source",
     Column.SRC_REGION,
     Column.SRC_OFFSET_BYTES,
@@ -47,7 +47,7 @@ SRC = Side(
     Column.SRC_TOKEN_STRIDE_BYTES,
     Column.SRC_DTYPE,
 )
-DST = Side(
+DST = SideColumns(
     "destination",
     Column.DST_REGION,
     Column.DST_OFFSET_BYTES,
@@ -74,17 +74,17 @@ class BoundOperand:
     - ``pages`` that hold the tokens of a pair's rows. Raises `PageCountError`.
     """
 
-    side: Side | None
+    side: SideColumns | None
     end: Callable[[Int64s, Int64s], End]
     pages: Callable[[GroupPair, Tokens], PageList]
 
 
-def paged(memory: RegionTable, side: Side, blocks: Blocks) -> BoundOperand:
+def paged(memory: RegionTable, side: SideColumns, blocks: Blocks) -> BoundOperand:
     """PAGES: those that one side lists, in its regions."""
     return BoundOperand(
         side,
         lambda rows, _: side_end(rows, memory, side, side),
-        lambda pair, tokens: listed(pair, side, blocks, tokens),
+        lambda pair, tokens: blocks.listed(side.form(pair), tokens),
     )
 
 
@@ -93,7 +93,7 @@ def in_spans(staged: RegionTable) -> BoundOperand:
     return BoundOperand(SRC, lambda rows, _: side_end(rows, staged, SRC, None), staged_pages)
 
 
-def by_place(address: int, columns: Side) -> BoundOperand:
+def by_place(address: int, columns: SideColumns) -> BoundOperand:
     """RUN by place: a chunk at ``address``, of snapshots; ``columns`` say where in it they lie."""
 
     def end(rows: Int64s, _: Int64s) -> End:
@@ -130,7 +130,7 @@ def in_regions(
     region: Int64s,
     offset_bytes: Int64s | int = 0,
     token_stride_bytes: Int64s = _ZERO,
-    side: Side | None = None,
+    side: SideColumns | None = None,
 ) -> Lines:
     """Lines at an offset in every page of a region; a ``side`` lists their pages, or none does."""
     first_address = memory.base_address[region] + offset_bytes
@@ -140,7 +140,9 @@ def in_regions(
     return Lines(first_address, *strides, int(memory.page_count[region].min()), side.name)
 
 
-def side_end(rows: Int64s, memory: RegionTable, side: Side, lister: Side | None) -> End:
+def side_end(
+    rows: Int64s, memory: RegionTable, side: SideColumns, lister: SideColumns | None
+) -> End:
     """What the columns of one side say of rows, of which there is at least one, in ``memory``.
 
     Its pages are listed by a side, or known to be there.
@@ -148,12 +150,6 @@ def side_end(rows: Int64s, memory: RegionTable, side: Side, lister: Side | None)
     region, offset = rows[..., side.region], rows[..., side.offset]
     lines = in_regions(memory, region, offset, rows[..., side.token_stride], lister)
     return End(lines, rows[..., side.step], rows[..., side.dtype])
-
-
-def listed(pair: GroupPair, side: Side, blocks: Blocks, tokens: Tokens) -> PageList:
-    """The pages that one side lists, from token 0 on. Raises `PageCountError`."""
-    form = side.form(pair)
-    return PageList(blocks.pages(form, tokens), form.page_tokens)
 
 
 def staged_pages(pair: GroupPair, tokens: Tokens) -> PageList:
@@ -170,7 +166,7 @@ def span_lines(spans: Int64s, memory: RegionTable) -> Lines:
     return in_regions(memory, region, offset, side=SRC)
 
 
-def held_pages(pair: GroupPair, blocks: Blocks, tokens: Tokens) -> Int64s:
+def held_pages(pair: GroupPair, blocks: Blocks, tokens: Tokens) -> PageList:
     """The source's pages that are read whole, as spans. Raises `PageCountError`."""
     held = pair.src_pages(tokens.start, tokens.stop)
-    return blocks.pages(pair.src, tokens)[held.start : held.stop]
+    return PageList(blocks.pages(pair.src, tokens)[held.start : held.stop])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.broker.errors import PageCountError, PageRangeError
+from restow.broker.errors import PageCountError
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import PageForm
 
@@ -72,6 +72,10 @@ class Blocks:
         pages = (ids[:, None] * form.pages_per_block + np.arange(form.pages_per_block)).ravel()
         return pages[:needed]
 
+    def listed(self, form: PageForm, tokens: Tokens) -> PageList:
+        """The pages of `pages`, and which tokens they hold."""
+        return PageList(self.pages(form, tokens), form.page_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
@@ -88,6 +92,7 @@ class Stretches:
 
 
 SNAPSHOT = Stretches(np.zeros(1, np.int64), np.ones(1, np.int64))
+"""The beginning of every page that is listed: of a snapshot's one page, or of whole pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +151,3 @@ def _cut_pages(tokens: Tokens, size: int) -> Stretches:
     count[0] -= tokens.start % size
     count[-1] = tokens.stop - first[-1]
     return Stretches(first, count, size)
-
-
-def check_pages(pages: Int64s, page_count: int, side: str) -> None:
-    """Raise `PageRangeError` unless all pages lie in ``[0, page_count)``."""
-    if len(pages) and (pages.min() < 0 or pages.max() >= page_count):
-        wrong = pages[(pages < 0) | (pages >= page_count)][0]
-        raise PageRangeError(
-            f"{side} page {wrong} is outside of [0, {page_count})",
-            side=side,
-            page=wrong,
-            range=f"[0, {page_count})",
-        )

@@ -8,57 +8,45 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.agents.binding.addresses import Lines
+from restow.agents.binding.alike_rows import AlikeRows, alike_rows, by_pair
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.binding.operands import (
     DST,
     SRC,
     held_pages,
     in_regions,
-    listed,
     side_end,
     span_lines,
     staged_pages,
 )
-from restow.agents.binding.pages import Blocks, RegionTable, Tokens
-from restow.agents.binding.parts import Part, by_pair, parts
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.program import Column, GroupPair
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of one part, laid over the memory of both ranks."""
+    """Rows that are bound alike, laid over the memory of both ranks."""
 
-    part: Part
+    alike: AlikeRows
     src: Lines
     dst: Lines
     length_bytes: Int64s
 
     @classmethod
-    def of(cls, part: Part, table: Int64s, src: RegionTable, dst: RegionTable) -> _Rows:
-        """Those of a part of ``table``."""
-        rows = table.take(part.index, axis=0)
+    def of(cls, alike: AlikeRows, table: Int64s, src: RegionTable, dst: RegionTable) -> _Rows:
+        """Those of ``table``."""
+        rows = table.take(alike.index, axis=0)
         there, here = (
             side_end(rows, memory, side, side).lines for memory, side in ((src, SRC), (dst, DST))
         )
         length = rows[..., Column.COUNT]
-        if not part.pair.per_token:
+        if not alike.pair.per_token:
             # Joined at page 0: those of a region keep their distance at any other.
             begins = breaks(there.first_address, here.first_address, length)
             length = np.add.reduceat(length.ravel(), np.flatnonzero(begins))[:, None]
             there, here = there.some(begins), here.some(begins)
-        return cls(part, there.kept(), here.kept(), length)
-
-    def bind(self, src_blocks: Blocks, dst_blocks: Blocks, tokens: Tokens) -> Descriptors:
-        """Their descriptors."""
-        pair, stretches = self.part.pair, self.part.stretches(tokens)
-        src_pages = listed(pair, SRC, src_blocks, tokens)
-        dst_pages = listed(pair, DST, dst_blocks, tokens)
-        return merged(
-            self.src.addresses(src_pages, stretches),
-            self.dst.addresses(dst_pages, stretches),
-            self.length_bytes * stretches.count[:, None],
-        )
+        return cls(alike, there.kept(), here.kept(), length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +65,8 @@ class Reads:
         """Sort the rows into parts."""
         found = [
             _Rows.of(alike, rows, src, dst)
-            for part in parts(rows, pairs, (SRC, DST))
-            for alike in part.by_region(rows)
+            for both in alike_rows(rows, pairs, (SRC, DST))
+            for alike in both.by_region(rows)
         ]
         return cls(tuple(found))
 
@@ -90,9 +78,17 @@ class Reads:
         order of region, page, place in the page, and those that continue each other on both sides,
         inside one region, are one. Raises `PageCountError` and `PageRangeError`.
         """
-        return Descriptors.joined(
-            [part.bind(src_blocks, dst_blocks, tokens) for part in self.parts]
-        )
+        found = []
+        for part in self.parts:
+            pair, stretches = part.alike.pair, part.alike.stretches(tokens)
+            found.append(
+                merged(
+                    part.src.addresses(src_blocks.listed(pair.src, tokens), stretches),
+                    part.dst.addresses(dst_blocks.listed(pair.dst, tokens), stretches),
+                    part.length_bytes * stretches.count[:, None],
+                )
+            )
+        return Descriptors.joined(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +129,12 @@ class SpanReads:
         for part in self.parts:
             if not len(part.pair.src_pages(tokens.start, tokens.stop)):
                 continue
-            pages = held_pages(part.pair, src_blocks, tokens)
-            part.src.check(pages)
-            here = in_regions(staged, part.index).at(staged_pages(part.pair, tokens).ids)
-            lengths = part.length_bytes.repeat(len(pages), axis=1)
-            found.append(merged(part.src.at(pages), here, lengths))
+            there = part.src.addresses(held_pages(part.pair, src_blocks, tokens), SNAPSHOT)
+            here = in_regions(staged, part.index).addresses(
+                staged_pages(part.pair, tokens), SNAPSHOT
+            )
+            lengths = part.length_bytes.repeat(there.shape[1], axis=1)
+            found.append(merged(there, here, lengths))
         return Descriptors.joined(found)
 
 

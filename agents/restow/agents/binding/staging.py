@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,41 +37,19 @@ def wire_dtypes(rows: Int64s) -> Int64s:
     return np.where(ITEM_BYTES[dst] <= ITEM_BYTES[src], dst, src)
 
 
-@dataclass(frozen=True, slots=True)
-class StagedSpans:
-    """How the spans of one program lie in staging, tokens left open: ``stride_bytes`` ``[spans]``.
+def staged_spans(
+    spans: Int64s, pairs: Sequence[GroupPair], tokens: Tokens, staging_address: int = 0
+) -> tuple[RegionTable, int]:
+    """How spans lie in a run at ``staging_address``, and the length of that run.
 
     A span's pages lie one after the other, those of all spans one span after the other. So staging
-    is memory with regions and pages like any other: span ``i`` is region ``i``. ``pair`` is each
-    span's index in ``pairs``.
+    is memory with regions and pages like any other: span ``i`` is region ``i``.
     """
-
-    pairs: tuple[GroupPair, ...]
-    pair: Int64s
-    stride_bytes: Int64s
-    fixed: tuple[RegionTable, int] | None
-    """What `at` finds at address 0, where no tokens change it: all are spans of snapshots."""
-
-    @classmethod
-    def of(cls, spans: Int64s, pairs: Sequence[GroupPair]) -> StagedSpans:
-        """Those of ``spans`` ``[spans, len(Column)]``."""
-        pair = spans[:, Column.GROUP_PAIR]
-        stride = _aligned(spans[:, Column.COUNT])
-        open_spans = cls(tuple(pairs), pair, stride, None)
-        if any(pairs[number].per_token for number in np.unique(pair)):
-            return open_spans
-        return replace(open_spans, fixed=open_spans.at(Tokens(0, 1), 0))
-
-    def at(self, tokens: Tokens, staging_address: int) -> tuple[RegionTable, int]:
-        """The spans as regions of a run at ``staging_address``, and the length of that run."""
-        if self.fixed is not None:
-            table, length = self.fixed
-            base = table.base_address + staging_address
-            return RegionTable(base, table.page_stride_bytes, table.page_count), length
-        counts = [len(pair.src_pages(tokens.start, tokens.stop)) for pair in self.pairs]
-        pages = np.array(counts, np.int64)[self.pair]
-        begins, length = _behind(pages * self.stride_bytes)
-        return RegionTable(begins + staging_address, self.stride_bytes, pages), length
+    counts = [len(pair.src_pages(tokens.start, tokens.stop)) for pair in pairs]
+    pages = np.array(counts, np.int64)[spans[:, Column.GROUP_PAIR]]
+    strides = _aligned(spans[:, Column.COUNT])
+    begins, length = _behind(pages * strides)
+    return RegionTable(begins + staging_address, strides, pages), length
 
 
 def _behind(length_bytes: Int64s) -> tuple[Int64s, int]:

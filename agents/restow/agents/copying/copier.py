@@ -8,14 +8,14 @@ place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
-from restow.agents.binding.pieces import Copies
-from restow.agents.copying.prepared_copies import PreparedCopies, prepared_copies
+from restow.agents.binding.copies import Copies
+from restow.agents.copying.piece_copies import run_copies
 from restow.agents.copying.projecting import run_projections
 from restow.broker.layout.rows import Int64s
 
@@ -38,28 +38,10 @@ class Copier:
         Raises `ProgramInvalidError` for elements that do not lie at multiples of their size, and
         `CopyFailedError`.
         """
-        await self.prepare(copies, device)()
-
-    def prepare(
-        self, copies: Copies | PreparedCopies, device: torch.device
-    ) -> Callable[[], Awaitable[None]]:
-        """What `run` does, later: all that touches no memory is done, or under way, already.
-
-        Of small copies that is half the work: after a read the caches hold nothing of what does
-        it. Raises as `run` does; so may what is returned.
-        """
-        if isinstance(copies, PreparedCopies):
-            prepared = copies
-        elif device.type == "cpu" and copies.size_bytes >= LARGE_BYTES:
-            ready = self._thread.submit(prepared_copies, copies, device)
-            return lambda: self.on_thread(lambda: ready.result()())
+        if device.type == "cpu" and copies.size_bytes >= LARGE_BYTES:
+            await self.on_thread(lambda: run_copies(copies, device))
         else:
-            prepared = prepared_copies(copies, device)
-
-        async def run() -> None:
-            prepared()
-
-        return run
+            run_copies(copies, device)
 
     async def project(self, rows: Int64s, device: torch.device) -> None:
         """Make the products of a kernels' table; ends as `run` does.

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 import xxhash
 
+from restow.agents.binding.copies import Copies, Grid
 from restow.agents.binding.extents import Extents
 from restow.agents.binding.pages import RegionTable
-from restow.agents.binding.pieces import Copies, Grid
 from restow.agents.copying.copier import LARGE_BYTES, Copier
-from restow.agents.copying.prepared_copies import run_copies
+from restow.agents.copying.piece_copies import run_copies
 from restow.agents.errors import CopyFailedError
 from restow.agents.memory.device import bind_thread, finished
 from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace

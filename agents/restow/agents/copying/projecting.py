@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from restow.agents.binding.operands import DST, in_regions, listed
+from restow.agents.binding.alike_rows import by_pair
+from restow.agents.binding.operands import DST, in_regions
 from restow.agents.binding.pages import SNAPSHOT, Blocks, RegionTable, Tokens
-from restow.agents.binding.parts import by_pair
 from restow.agents.errors import ProgramInvalidError
 from restow.agents.memory.device import finished
 from restow.broker.layout import DType
@@ -39,7 +39,7 @@ def bind_projections(
             for column in (ProjectColumn.DST_REGION, ProjectColumn.DST_OFFSET_BYTES)
         )
         lines = in_regions(memory, region, offset, side=DST)
-        pages = listed(pair, DST, dst_blocks, tokens)
+        pages = dst_blocks.listed(pair.dst, tokens)
         dst_address[index] = lines.addresses(pages, SNAPSHOT)[:, 0]
     src_address, weight_address = (
         in_regions(regions, projected[:, [region]], projected[:, [offset]]).at(_FIRST_PAGE)[:, 0]

@@ -7,7 +7,7 @@ from restow.agents.binding.operands import DST
 from restow.agents.binding.pages import RegionTable
 from restow.agents.copying.hasher import DIGEST_BYTES, Hasher
 from restow.agents.errors import DigestMismatchError, DigestMissingError
-from restow.agents.execute.arrivals import Arrivals
+from restow.agents.execute.staged_reads import StagedReads
 from restow.agents.link.orders import ExecuteOrder
 from restow.broker.planner.program import Program
 
@@ -24,7 +24,7 @@ def check_digests_are_there(order: ExecuteOrder) -> None:
 
 
 async def compare(
-    program: Program, order: ExecuteOrder, arrivals: Arrivals, memory: RegionTable, hasher: Hasher
+    program: Program, order: ExecuteOrder, staged: StagedReads, memory: RegionTable, hasher: Hasher
 ) -> None:
     """Hash what was read from each source, where it has landed.
 
@@ -33,7 +33,7 @@ async def compare(
     """
     for source in order.sources:
         rank = source.src_rank
-        extents = arrived_extents(program, rank, order, arrivals, memory)
+        extents = arrived_extents(program, rank, order, staged, memory)
         if await hasher.digest(extents) != source.digest:
             raise DigestMismatchError(
                 f"the {extents.size_bytes} bytes that were read from rank {rank} are not those "
@@ -43,9 +43,9 @@ async def compare(
 
 
 def arrived_extents(
-    program: Program, src_rank: int, order: ExecuteOrder, arrivals: Arrivals, memory: RegionTable
+    program: Program, src_rank: int, order: ExecuteOrder, staged: StagedReads, memory: RegionTable
 ) -> Extents:
-    """All that was read from a source rank: into own pages, and into the run of ``arrivals``."""
+    """All that was read from a source rank: into own pages, and into ``staged`` memory."""
     blocks, tokens = order.dst_blocks, order.tokens
     direct = direct_extents(program, src_rank, memory, DST, blocks, tokens)
-    return Extents.joined([*direct, *arrivals.extents(src_rank)])
+    return Extents.joined([*direct, *staged.extents(src_rank)])

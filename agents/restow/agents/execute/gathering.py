@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
-
-from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.copies import Copies
 from restow.agents.binding.extents import one_extent, source_extents
-from restow.agents.binding.operands import DST, SRC, by_place, in_order, paged
-from restow.agents.binding.pages import RegionTable, Tokens
-from restow.agents.binding.pieces import Copies
-from restow.agents.binding.staging import staged_bytes
+from restow.agents.binding.operands import SRC, paged
+from restow.agents.binding.pages import RegionTable
 from restow.agents.copying.copier import Copier
 from restow.agents.copying.hasher import Hasher
+from restow.agents.execute.gathered_run import GatheredRun
 from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.link.orders import StagedRun, StageOrder
 from restow.agents.memory.regions import MemoryPlace, one_place
@@ -23,48 +20,9 @@ from restow.agents.memory.staging import Staging, staging_place
 from restow.agents.memory.staging_pool import Run, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying
 from restow.broker.errors import RestowError
-from restow.broker.layout.rows import Int64s
 from restow.broker.planner import CopyCosts
-from restow.broker.planner.program import GATHER_IN_ORDER, GATHER_PLACED, Column, GroupPair, Program
-from restow.broker.planner.program.chunk import INTERLEAVED_TO, aligned, chunk_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What goes into the run of one destination rank: first its chunk, then its packed rows."""
-
-    dst_rank: int
-    pairs: Sequence[GroupPair]
-    interleaved: Int64s
-    packed: Int64s
-    chunk_bytes: int
-    length_bytes: int
-
-    @classmethod
-    def of(cls, program: Program, rank: int, dst_rank: int, tokens: Tokens) -> Share:
-        """The rows of source ``rank`` in the program of ``dst_rank``."""
-        interleaved, packed = (
-            program.rows(form, rank) for form in (GATHER_PLACED, GATHER_IN_ORDER)
-        )
-        chunk = chunk_bytes(interleaved, INTERLEAVED_TO)
-        length = chunk + staged_bytes(packed, program.group_pairs, tokens)
-        return cls(dst_rank, program.group_pairs, interleaved, packed, chunk, length)
-
-    @property
-    def regions(self) -> list[int]:
-        """Own regions that are copied from."""
-        rows = np.concatenate([self.interleaved, self.packed])
-        regions: list[int] = np.unique(rows[:, Column.SRC_REGION]).tolist()
-        return regions
-
-    def copies(self, memory: RegionTable, order: StageOrder, address: int) -> list[Copies]:
-        """From own pages to the run at ``address``."""
-        pages, pairs, tokens = paged(memory, SRC, order.src_blocks), self.pairs, order.tokens
-        run = in_order(self.packed, pairs, tokens, address + self.chunk_bytes)
-        return [
-            bind_copies(self.interleaved, pairs, pages, by_place(address, DST), tokens),
-            bind_copies(self.packed, pairs, pages, run, tokens),
-        ]
+from restow.broker.planner.program import Program
+from restow.broker.planner.program.chunk import aligned
 
 
 class Gathering:
@@ -106,18 +64,19 @@ class Gathering:
         held = self._held.get(order.handoff, {})
         if all(part.dst_rank in held for part in order.parts):
             return [held[part.dst_rank] for part in order.parts]
-        shares = []
-        for part, program in zip(order.parts, programs, strict=True):
+        for program in programs:
             program.check_size(order.tokens, self._rank)
-            shares.append(Share.of(program.program, self._rank, part.dst_rank, order.tokens))
-        regions = [region for share in shares for region in share.regions]
+        gathered = [
+            GatheredRun.at_source(one.program, self._rank, order.tokens) for one in programs
+        ]
+        regions = [region for one in gathered for region in one.src_regions]
         place = one_place(self._places, regions)
-        size_bytes = sum(aligned(share.length_bytes) for share in shares)
+        size_bytes = sum(aligned(one.length_bytes) for one in gathered)
         # What is only hashed needs no room: there may be none.
         run = await self._pool.acquire(size_bytes) if size_bytes else None
         address = self._staging.address + (run.offset_bytes if run is not None else 0)
         try:
-            staged = await self._gather(shares, programs, order, address, place)
+            staged = await self._gather(gathered, programs, order, address, place)
         except (RestowError, asyncio.CancelledError):
             if run is not None:
                 self._pool.release(run)
@@ -129,18 +88,19 @@ class Gathering:
 
     async def _gather(
         self,
-        shares: Sequence[Share],
+        gathered: Sequence[GatheredRun],
         programs: Sequence[CheckedProgram],
         order: StageOrder,
         address: int,
         place: MemoryPlace,
     ) -> list[StagedRun]:
         """All into runs from ``address`` on, in one launch, and hashed."""
+        pages = paged(self._memory, SRC, order.src_blocks)
         copies, staged = [], []
-        for share in shares:
-            copies += share.copies(self._memory, order, address)
-            staged.append(StagedRun(share.dst_rank, address, share.length_bytes))
-            address += aligned(share.length_bytes)
+        for part, one in zip(order.parts, gathered, strict=True):
+            copies += one.gather(pages, address)
+            staged.append(StagedRun(part.dst_rank, address, one.length_bytes))
+            address += aligned(one.length_bytes)
         await self._copier.run(Copies.joined(copies), place.device)
         if order.hashed:
             staged = [

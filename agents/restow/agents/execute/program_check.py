@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from restow.agents.binding.pages import Tokens
-from restow.agents.copying.prepared_copies import cast_known
+from restow.agents.copying.piece_copies import cast_known
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.execute.projected_check import check_projected, check_projected_memory
 from restow.broker.layout import DType
@@ -219,8 +219,8 @@ class CheckedProgram:
         if descriptors > MAX_DESCRIPTORS:
             raise OrderTooLargeError(
                 f"program {self.program.program_id} needs about {descriptors} descriptors for "
-                f"{count} tokens, an agent makes at most {MAX_DESCRIPTORS}: "
-                f"use the strategy pack",
+                f"{count} tokens, an agent makes at most {MAX_DESCRIPTORS}: fewer tokens, larger "
+                f"pages, or pages laid out alike on both sides need fewer",
                 program=self.program.program_id,
             )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import AgentError, ReadDeadlineError
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
 from restow.agents.memory.staging import Staging

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory.device import bind_thread
 from restow.agents.memory.regions import MemoryKind, MemoryPlace

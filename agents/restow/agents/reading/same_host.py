@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
-from restow.agents.binding.pieces import Descriptors
+from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError
 from restow.agents.memory.regions import MemoryKind
 from restow.agents.reading.host_memory import HostMemory, HostRanges

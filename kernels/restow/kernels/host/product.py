@@ -20,7 +20,7 @@ The loop is over products, one a layer, each of which reads megabytes of weights
 import torch
 import torch.nn.functional
 
-from restow.kernels.host.rows import view
+from restow.kernels.host.views import view
 from restow.kernels.project_table import ProjectTable
 
 ROWS_PER_THREAD = 4

@@ -1,15 +1,13 @@
-"""What binding makes: pieces of a READ, and strided copies of one launch, by address."""
+"""What a READ is made of: contiguous pieces, by address on both sides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
 
 SPLIT_BYTES = 4096
@@ -91,85 +89,3 @@ class Descriptors:
             length[0] -= skipped
             length[-1] -= stops[last] - end
         return Descriptors(src, dst, length)
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Strided copies: int64 arrays that broadcast to the shape of the addresses.
-
-    ``src_dtype`` and ``dst_dtype`` are `DType` numbers; equal ones copy bytes unchanged.
-    """
-
-    src_address: Int64s
-    dst_address: Int64s
-    count: Int64s
-    src_step_bytes: Int64s
-    dst_step_bytes: Int64s
-    src_dtype: Int64s
-    dst_dtype: Int64s
-
-    def run_bytes(self) -> int:
-        """Bytes of every copy, where all are contiguous, unchanged and of equally many; else 0."""
-        if not self.count.size or self.src_address.shape != self.dst_address.shape:
-            return 0
-        count, dtype = self.count.flat[0], self.src_dtype.flat[0]
-        item = ITEM_BYTES[dtype]
-        alike = (
-            (self.count == count).all()
-            and (self.src_dtype == dtype).all()
-            and (self.dst_dtype == dtype).all()
-            and (self.src_step_bytes == item).all()
-            and (self.dst_step_bytes == item).all()
-        )
-        return int(count * item) if alike else 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that are written."""
-        sizes = self.count * ITEM_BYTES[self.dst_dtype]
-        return int(np.broadcast_to(sizes, self.src_address.shape).sum())
-
-
-class EqualRuns(NamedTuple):
-    """Copies of contiguous bytes, of equally many each: int64 addresses ``[n]``."""
-
-    src_address: Int64s
-    dst_address: Int64s
-    length_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """All copies of one GATHER or SCATTER."""
-
-    grids: tuple[Grid, ...] = ()
-
-    def __len__(self) -> int:
-        """How many rows of elements are copied."""
-        return sum(grid.src_address.size for grid in self.grids)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that are written."""
-        return sum(grid.size_bytes for grid in self.grids)
-
-    def equal_runs(self) -> EqualRuns | None:
-        """The same copies, if they are plainly such, as those of pages of one size are.
-
-        None also where one has no address, or elements do not lie at multiples of their size.
-        """
-        length, *others = {grid.run_bytes() for grid in self.grids} or {0}
-        if others or length <= 0:
-            return None
-        src, dst = (
-            np.concatenate([one.ravel() for one in each]) if len(each) > 1 else each[0].ravel()
-            for each in zip(*((g.src_address, g.dst_address) for g in self.grids), strict=True)
-        )
-        item = max(int(ITEM_BYTES[grid.src_dtype].max()) for grid in self.grids)
-        crooked = int(np.bitwise_or.reduce(src) | np.bitwise_or.reduce(dst)) % item
-        return None if crooked or min(src.min(), dst.min()) <= 0 else EqualRuns(src, dst, length)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Copies]) -> Copies:
-        """All copies of all parts, for one launch."""
-        return cls(tuple(grid for part in parts for grid in part.grids))

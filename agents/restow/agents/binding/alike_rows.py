@@ -1,4 +1,4 @@
-"""Rows sorted into parts that are bound alike: with whole arrays, not one by one."""
+"""Rows of a table that are bound alike: with whole arrays, not one by one."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from restow.agents.binding.operands import Side
+from restow.agents.binding.operands import SideColumns
 from restow.agents.binding.pages import SNAPSHOT, Stretches, Tokens, cut_tokens
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import Column, GroupPair
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AlikeRows:
     """Rows of one pair of page lists: ``index`` ``[rows, 1]`` or ``[regions, 1, rows]`` of a table.
 
     ``whole``: their tokens follow each other without a gap on all ``sides``, whose pages cut them.
     """
 
     pair: GroupPair
-    sides: tuple[Side, ...]
+    sides: tuple[SideColumns, ...]
     whole: bool
     index: Int64s
 
@@ -34,7 +34,7 @@ class Part:
         sizes = [side.form(pair).page_tokens for side in self.sides]
         return cut_tokens(tokens, sizes if self.whole else (1,))
 
-    def by_region(self, rows: Int64s) -> Iterator[Part]:
+    def by_region(self, rows: Int64s) -> Iterator[AlikeRows]:
         """The same rows of the table, once for each number of rows in a region."""
         index = self.index.ravel()
         regions = rows[index][:, [Column.SRC_REGION, Column.DST_REGION]]
@@ -46,7 +46,9 @@ class Part:
             yield replace(self, index=index[places])
 
 
-def parts(rows: Int64s, pairs: Sequence[GroupPair], sides: Sequence[Side]) -> Iterator[Part]:
+def alike_rows(
+    rows: Int64s, pairs: Sequence[GroupPair], sides: Sequence[SideColumns]
+) -> Iterator[AlikeRows]:
     """All rows of a table, by pair of page lists and by whether their tokens join."""
     joined = sides[0].joined(rows)
     for side in sides[1:]:
@@ -55,7 +57,7 @@ def parts(rows: Int64s, pairs: Sequence[GroupPair], sides: Sequence[Side]) -> It
         whole = joined[index]
         for some, join in ((index[whole], True), (index[~whole], False)):
             if len(some):
-                yield Part(pair, tuple(sides), join, some[:, None])
+                yield AlikeRows(pair, tuple(sides), join, some[:, None])
 
 
 def by_pair(numbers: Int64s, pairs: Sequence[GroupPair]) -> Iterator[tuple[GroupPair, Int64s]]:

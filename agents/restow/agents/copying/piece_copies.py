@@ -1,16 +1,14 @@
-"""From bound copies to the kernels' piece tables."""
+"""Bound copies as the kernels' piece tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from restow.agents.binding.pieces import Copies, Grid
+from restow.agents.binding.copies import Copies, Grid
 from restow.agents.errors import CopyFailedError, ProgramInvalidError
 from restow.agents.memory.device import finished
 from restow.broker.layout import DType
@@ -20,11 +18,9 @@ from restow.kernels import (
     Column,
     PieceTable,
     PieceTableError,
-    StridedRows,
     UnsupportedCast,
     copy_code,
-    prepare_pieces,
-    prepare_runs,
+    copy_pieces,
 )
 
 _NO_CODE = -1
@@ -45,62 +41,14 @@ def run_copies(copies: Copies, device: torch.device) -> None:
     Raises `ProgramInvalidError` for elements that do not lie at multiples of their size, and
     `CopyFailedError`.
     """
-    prepared_copies(copies, device)()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedCopies:
-    """All of ``rows`` copies that touches none of the memory is done; a call does the rest."""
-
-    rows: int
-    device: torch.device
-    pieces: Callable[[], None] | StridedRows
-
-    def __len__(self) -> int:
-        """How many rows of elements are copied."""
-        return self.rows
-
-    def __call__(self) -> None:
-        """Copy, and return when the last row is there. Raises `CopyFailedError`."""
-        if not self.rows:
-            return
-        with _refused(self.rows), finished(self.device):
-            self.pieces()
-
-    def moved(self, src_bytes: int, dst_bytes: int) -> PreparedCopies | None:
-        """The same, from and to so many bytes further on; None if that has to be prepared anew."""
-        if not isinstance(self.pieces, StridedRows):
-            return None
-        pieces = self.pieces.moved(src_bytes, dst_bytes)
-        return None if pieces is None else PreparedCopies(self.rows, self.device, pieces)
-
-
-def prepared_copies(copies: Copies, device: torch.device) -> PreparedCopies:
-    """All of `run_copies` that touches none of the memory.
-
-    Raises as `run_copies` does.
-    """
     if not len(copies):
-        return PreparedCopies(0, device, _nothing)
-    with _refused(len(copies)):
-        runs = copies.equal_runs() if device.type == "cpu" else None
-        # Without a table it is half the work: 1 of 2 ms for 100,000 runs.
-        pieces = runs and prepare_runs(*runs)
-        pieces = pieces or prepare_pieces(piece_table(copies), device)
-        return PreparedCopies(len(copies), device, pieces)
-
-
-@contextmanager
-def _refused(rows: int) -> Iterator[None]:
-    """Raise `CopyFailedError` where torch refuses."""
+        return
+    table = piece_table(copies)
     try:
-        yield
+        with finished(device):
+            copy_pieces(table, device)
     except RuntimeError as error:  # torch's word for whatever it can't do
-        raise CopyFailedError(f"{rows} rows are not copied: {error}") from None
-
-
-def _nothing() -> None:
-    pass
+        raise CopyFailedError(f"{len(copies)} rows are not copied: {error}") from None
 
 
 def piece_table(copies: Copies) -> PieceTable:
