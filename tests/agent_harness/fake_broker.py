@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -70,12 +69,7 @@ class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
         await self._server.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def stop(self) -> None:

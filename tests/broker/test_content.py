@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from restow.broker.client import content_of
@@ -26,7 +26,6 @@ def of(
     return content_of(tokens, at, adapter=adapter, salt=salt, attachments=attachments)
 
 
-@settings(deadline=None)
 @given(PROMPTS, PROMPTS)
 def test_equal_where_and_only_where_all_is_equal(one: tuple, other: tuple) -> None:  # type: ignore[type-arg]
     def counted(prompt: tuple) -> object:  # type: ignore[type-arg]
@@ -36,7 +35,6 @@ def test_equal_where_and_only_where_all_is_equal(one: tuple, other: tuple) -> No
     assert (of(one) == of(other)) == (counted(one) == counted(other))
 
 
-@settings(deadline=None)
 @given(PROMPTS, st.data())
 def test_what_comes_behind_the_position_does_not_count(prompt: tuple, data: st.DataObject) -> None:  # type: ignore[type-arg]
     tokens, adapter, salt, attached = prompt

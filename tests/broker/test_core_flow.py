@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.world import World, ends
@@ -99,7 +99,6 @@ def test_small_ones_are_read_as_many_at_once_as_take_a_second(
     assert most_under_way(per_s, size_bytes) <= max(least, 1.1 * per_s * flows.UNDER_WAY_S)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 400 * MIB), min_size=1, max_size=40),
     st.lists(st.integers(0, 100), max_size=80),

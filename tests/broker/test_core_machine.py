@@ -365,7 +365,6 @@ TestBrokerMachine = BrokerMachine.TestCase
 TestBrokerMachine.settings = settings(
     max_examples=int(os.environ.get("RESTOW_HISTORIES", "150")),
     stateful_step_count=50,
-    deadline=None,
     derandomize="CI" in os.environ,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -83,7 +83,7 @@ def test_a_picture_is_self_contained_and_stays_inside_of_its_frame(
         assert 0 < float(text.get("y", "0")) < height
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(any_cases())
 def test_any_layouts_can_be_drawn(case: Case) -> None:
     svg = plan_svg(picture_between(*case.layouts))

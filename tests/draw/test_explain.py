@@ -36,7 +36,7 @@ LAYERS = tuple(
 MODEL = ModelSpec("m", LAYERS)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(any_cases(), STRATEGIES)
 def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None:
     """Bytes and launches exactly; reads up to those that neighbouring pages save.

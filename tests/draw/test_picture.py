@@ -99,7 +99,7 @@ def check_page(page: DrawnPage, rank: RankLayout, region: Region, names: dict[st
                 assert seen == expected.get(at, (gap, "", ()))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(any_cases())
 def test_every_byte_of_a_page_is_drawn_once_and_as_what_it_is(case: Case) -> None:
     plan = make_plan(*case.layouts)
@@ -114,7 +114,7 @@ def test_every_byte_of_a_page_is_drawn_once_and_as_what_it_is(case: Case) -> Non
                     check_page(page, rank, region, state.names())
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(family_cases())
 def test_pages_as_families_lay_them_out_are_told_apart_to_the_last_byte(case: Case) -> None:
     plan = make_plan(*case.layouts)
@@ -140,7 +140,7 @@ def within(stretches: Sequence[Span]) -> set[int]:
     return {at for one in stretches for at in range(one.start, one.stop)}
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(any_cases())
 def test_every_move_of_a_panel_is_one_ribbon_that_embraces_its_bytes(case: Case) -> None:
     plan = make_plan(*case.layouts)

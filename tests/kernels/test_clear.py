@@ -117,7 +117,7 @@ def test_nothing_to_clear(run: ClearSlots) -> None:
     st.lists(st.booleans(), min_size=PAGES, max_size=PAGES),
     st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 9000)), max_size=5),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_twin_clears_what_is_listed(
     slots: list[int], mask: list[bool], ranges: list[tuple[int, int]]
 ) -> None:

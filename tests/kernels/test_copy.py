@@ -187,14 +187,14 @@ def test_bfloat16_ties_go_to_even() -> None:
 
 
 @given(tables())
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 def test_twin_copies_what_the_definition_copies(drawn: tuple[PieceTable, Arena]) -> None:
     assert_copies(copies.copy_pieces, *drawn)
 
 
 @pytest.mark.skipif(CUDA, reason="a GPU is present: test_cuda.py runs the kernels on it")
 @given(tables(max_rows=12))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_kernel_copies_what_the_definition_copies(drawn: tuple[PieceTable, Arena]) -> None:
     assert_copies(triton_copy, *drawn)
 

@@ -59,7 +59,7 @@ def arena_at(multiple: int, length: int, seed: int | None = None) -> tuple[Arena
     ),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_runs_at_any_alignment(vectors: int, pieces: list[Piece], reverse: bool) -> None:
     source, src_at = arena_at(16, 20_000, seed=len(pieces))
     target, dst_at = arena_at(16, 18_000 * len(pieces))
@@ -84,7 +84,7 @@ def test_runs_at_any_alignment(vectors: int, pieces: list[Piece], reverse: bool)
 @example(src=0, dst=0, length=48, src_gap=56, dst_gap=0, n=33)  # the gap alone is crooked
 @example(src=0, dst=0, length=48, src_gap=64, dst_gap=4, n=33)
 @example(src=16, dst=5, length=48, src_gap=64, dst_gap=16, n=33)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_short_evenly_spaced_rows_share_tiles(
     src: int, dst: int, length: int, src_gap: int, dst_gap: int, n: int
 ) -> None:

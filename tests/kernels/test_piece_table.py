@@ -105,7 +105,7 @@ def test_rows_that_abut_become_one() -> None:
 
 
 @given(tables())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_rewritten_rows_copy_the_same_bytes(drawn: tuple[PieceTable, Arena]) -> None:
     table, target = drawn
     rewritten = table.lengthen()

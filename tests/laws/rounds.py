@@ -31,7 +31,6 @@ def tried(law: str) -> settings:
     wanted = int(os.environ.get("RESTOW_LAWS", sum(CASES.values())))
     return settings(
         max_examples=-(-CASES[law] * wanted // sum(CASES.values())),
-        deadline=None,
         derandomize="CI" in os.environ,
         print_blob=True,
         # Pairs that a law does not speak of are drawn again; now and then many in a row are.

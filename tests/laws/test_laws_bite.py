@@ -58,7 +58,6 @@ def bites(
         max_examples=tries,
         derandomize=True,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),

@@ -33,7 +33,7 @@ def tables(draw: st.DrawFn) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
     return rows
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(tables(), st.none() | st.integers(0, 200))
 def test_spans(
     rows: np.ndarray[tuple[int, int], np.dtype[np.int64]], max_gap_bytes: int | None

@@ -26,11 +26,8 @@ WELCOME_S = 30.0
 STOP_GRACE_S = 1.0
 
 
-class SocketInUseError(AgentError):
+class SocketInUseError(AgentError, status="ALREADY_EXISTS", reason="SOCKET_IN_USE"):
     """Another daemon listens on the socket, or something that is no socket has its name."""
-
-    status = "ALREADY_EXISTS"
-    reason = "SOCKET_IN_USE"
 
 
 class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):

@@ -15,11 +15,8 @@ from restow.broker.planner import Strategy
 START_TIMEOUT_S = 60.0
 
 
-class StartFailedError(RestowError):
+class StartFailedError(RestowError, status="UNAVAILABLE", reason="START_FAILED"):
     """A process of the demo ended, or said nothing in time; its error is above."""
-
-    status = "UNAVAILABLE"
-    reason = "START_FAILED"
 
 
 @contextmanager

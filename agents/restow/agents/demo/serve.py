@@ -34,11 +34,8 @@ T = TypeVar("T")
 Body = dict[str, Any]
 
 
-class BadRequestError(RestowError):
+class BadRequestError(RestowError, status="INVALID_ARGUMENT", reason="ARGUMENT_INVALID"):
     """A body that is no completion request."""
-
-    status = "INVALID_ARGUMENT"
-    reason = "ARGUMENT_INVALID"
 
 
 class EngineServer:

@@ -7,7 +7,6 @@ import mmap
 import os
 import secrets
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from restow.agents.errors import RegionInvalidError
@@ -99,12 +98,7 @@ class SharedMemory:
         """The object itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
 

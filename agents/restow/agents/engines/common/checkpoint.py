@@ -22,11 +22,10 @@ CONFIGS = ("config.json", "adapter_config.json")
 OPAQUE = (".bin", ".pt", ".pth", ".gguf")
 
 
-class CheckpointInvalidError(RestowError):
+class CheckpointInvalidError(
+    RestowError, status="FAILED_PRECONDITION", reason="CHECKPOINT_INVALID"
+):
     """A checkpoint without weights that a fingerprint can be made of."""
-
-    status = "FAILED_PRECONDITION"
-    reason = "CHECKPOINT_INVALID"
 
 
 def checkpoint_revision(path: Path) -> str:

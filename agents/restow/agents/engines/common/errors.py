@@ -5,8 +5,5 @@ from __future__ import annotations
 from restow.broker.errors import RestowError
 
 
-class BlocksError(RestowError):
+class BlocksError(RestowError, status="FAILED_PRECONDITION", reason="BLOCKS_INVALID"):
     """Block lists that hold no state."""
-
-    status = "FAILED_PRECONDITION"
-    reason = "BLOCKS_INVALID"

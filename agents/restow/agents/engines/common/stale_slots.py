@@ -22,11 +22,8 @@ from restow.broker.errors import RestowError
 from restow.kernels import SlotTable, clear_slots
 
 
-class StateShapeError(RestowError):
+class StateShapeError(RestowError, status="INVALID_ARGUMENT", reason="STATE_SHAPE_INVALID"):
     """A state tensor of which a slot is no single run of bytes."""
-
-    status = "INVALID_ARGUMENT"
-    reason = "STATE_SHAPE_INVALID"
 
 
 class StaleSlots:

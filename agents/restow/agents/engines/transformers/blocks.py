@@ -11,11 +11,8 @@ from restow.broker.errors import RestowError
 from restow.broker.layout import Region
 
 
-class OutOfBlocksError(RestowError):
+class OutOfBlocksError(RestowError, status="RESOURCE_EXHAUSTED", reason="OUT_OF_BLOCKS"):
     """A prompt needs more blocks than are free."""
-
-    status = "RESOURCE_EXHAUSTED"
-    reason = "OUT_OF_BLOCKS"
 
 
 class BlockPool:

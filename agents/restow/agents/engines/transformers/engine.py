@@ -44,11 +44,8 @@ from restow.broker.layout import Layout
 State = Mapping[str, Tensor]
 
 
-class HandoffFailedError(RestowError):
+class HandoffFailedError(RestowError, status="ABORTED", reason="HANDOFF_FAILED"):
     """A handoff ended other than DONE: its state must not be used."""
-
-    status = "ABORTED"
-    reason = "HANDOFF_FAILED"
 
     def __init__(self, ended: HandoffEnded) -> None:
         """Carry the broker's words."""

@@ -15,11 +15,10 @@ from restow.broker.errors import RestowError
 from restow.kernels.host.product import padded_rows, repeats
 
 
-class RebuildingInexactError(RestowError):
+class RebuildingInexactError(
+    RestowError, status="FAILED_PRECONDITION", reason="REBUILDING_INEXACT"
+):
     """Windows that were rebuilt here would differ from those of a prefill in their last bits."""
-
-    status = "FAILED_PRECONDITION"
-    reason = "REBUILDING_INEXACT"
 
 
 @contextmanager

@@ -22,11 +22,8 @@ from restow.broker.layout import RankLayout
 REGION_ALIGN_BYTES = 4096
 
 
-class WorkerFailedError(RestowError):
+class WorkerFailedError(RestowError, status="UNAVAILABLE", reason="WORKER_FAILED"):
     """The process of a rank has ended; its error is on stderr."""
-
-    status = "UNAVAILABLE"
-    reason = "WORKER_FAILED"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,8 @@ from restow.broker.errors import RestowError
 from restow.broker.layout import DType, Layout, RankLayout, Region, Shard
 
 
-class ReplicaError(RestowError):
+class ReplicaError(RestowError, status="DATA_LOSS", reason="REPLICAS_DIFFER"):
     """Two ranks hold different bytes of what should be one value."""
-
-    status = "DATA_LOSS"
-    reason = "REPLICAS_DIFFER"
 
 
 @dataclass(frozen=True, slots=True)

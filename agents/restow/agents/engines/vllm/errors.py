@@ -5,29 +5,19 @@ from __future__ import annotations
 from restow.broker.errors import RestowError
 
 
-class ParametersError(RestowError):
+class ParametersError(RestowError, status="INVALID_ARGUMENT", reason="PARAMETERS_INVALID"):
     """``kv_transfer_params`` that name no handoff, or no side of it."""
 
-    status = "INVALID_ARGUMENT"
-    reason = "PARAMETERS_INVALID"
 
-
-class SettingsError(RestowError):
+class SettingsError(RestowError, status="INVALID_ARGUMENT", reason="SETTINGS_INVALID"):
     """A ``kv_connector_extra_config`` that says nothing sensible."""
 
-    status = "INVALID_ARGUMENT"
-    reason = "SETTINGS_INVALID"
 
-
-class EngineUnsupportedError(RestowError):
+class EngineUnsupportedError(
+    RestowError, status="FAILED_PRECONDITION", reason="ENGINE_UNSUPPORTED"
+):
     """An engine whose parallelism or cache the connector does not know."""
 
-    status = "FAILED_PRECONDITION"
-    reason = "ENGINE_UNSUPPORTED"
 
-
-class CacheUnknownError(RestowError):
+class CacheUnknownError(RestowError, status="FAILED_PRECONDITION", reason="CACHE_UNKNOWN"):
     """A cache tensor that does not lie as the model's config says that it must."""
-
-    status = "FAILED_PRECONDITION"
-    reason = "CACHE_UNKNOWN"
