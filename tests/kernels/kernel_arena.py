@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from restow.kernels import Column, CopyCode, PieceTable, reference
+from restow.kernels import CopyCode, PieceColumn, PieceTable, reference
 
 POISON = 0xA5
 GUARD_BYTES = 64
@@ -40,7 +40,7 @@ class Arena:
 def moved(table: PieceTable, old: Arena, new: Arena) -> PieceTable:
     """The table with its destinations in `new` instead of `old`."""
     rows = table.rows.copy()
-    rows[:, Column.DST_ADDRESS] += new.address - old.address
+    rows[:, PieceColumn.DST_ADDRESS] += new.address - old.address
     return PieceTable.checked(rows)
 
 

@@ -10,8 +10,8 @@ from kernel_arena import Arena, nan_as_one
 from kernel_tables import SOURCE
 
 from restow.kernels import (
-    Column,
     CopyCode,
+    PieceColumn,
     PieceTable,
     SlotTable,
     clear_slots,
@@ -51,15 +51,15 @@ def test_every_code_in_one_launch_on_the_gpu() -> None:
     source_there = torch.from_numpy(SOURCE.bytes.copy()).to(CUDA)
     target_there = torch.from_numpy(target.memory.copy()).to(CUDA)
     rows = table.rows.copy()
-    rows[:, Column.SRC_ADDRESS] += source_there.data_ptr() - SOURCE.address
-    rows[:, Column.DST_ADDRESS] += target_there.data_ptr() - target.memory.ctypes.data
+    rows[:, PieceColumn.SRC_ADDRESS] += source_there.data_ptr() - SOURCE.address
+    rows[:, PieceColumn.DST_ADDRESS] += target_there.data_ptr() - target.memory.ctypes.data
     copy_pieces(PieceTable.checked(rows), CUDA)
     got = target.twin()
     got.memory[:] = target_there.cpu().numpy()
     reference.copy_pieces(table)
     nan_as_one(table)
     shift = table.rows.copy()
-    shift[:, Column.DST_ADDRESS] += got.address - target.address
+    shift[:, PieceColumn.DST_ADDRESS] += got.address - target.address
     nan_as_one(PieceTable.checked(shift))
     assert np.array_equal(got.memory, target.memory)
     assert len(reference.COPIED) == len(CopyCode)
@@ -74,9 +74,9 @@ def test_runs_at_all_alignments_in_one_launch_on_the_gpu(vectors: int) -> None:
     source = torch.randint(0, 256, (1 << 16,), dtype=torch.uint8, device=CUDA)
     target = torch.full((len(src) << 15,), 0xA5, dtype=torch.uint8, device=CUDA)
     at = (np.arange(len(src)) << 15) + 64 + dst
-    rows = np.ones((len(src), len(Column)), dtype=np.int64)
+    rows = np.ones((len(src), len(PieceColumn)), dtype=np.int64)
     rows[:, 0], rows[:, 1] = source.data_ptr() + src, target.data_ptr() + at
-    rows[:, Column.COUNT], rows[:, Column.CODE] = length, CopyCode.COPY_1
+    rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE] = length, CopyCode.COPY_1
     DevicePieces.of(PieceTable.checked(rows[order]), CUDA, vectors).copy()
     source, got = source.cpu(), target.cpu()
     want = torch.full_like(got, 0xA5)
@@ -90,10 +90,10 @@ def test_a_captured_copy_copies_what_is_there_at_its_replay() -> None:
     pool = torch.zeros(64, 4096, dtype=torch.uint8, device=CUDA)
     staging = torch.zeros(16, 4096, dtype=torch.uint8, device=CUDA)
     page = np.random.default_rng(0).permutation(64)[:16]
-    rows = np.ones((16, len(Column)), dtype=np.int64)
+    rows = np.ones((16, len(PieceColumn)), dtype=np.int64)
     rows[:, 0] = pool.data_ptr() + page * 4096
     rows[:, 1] = staging.data_ptr() + np.arange(16) * 4096
-    rows[:, Column.COUNT], rows[:, Column.CODE] = 4096, CopyCode.COPY_1
+    rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE] = 4096, CopyCode.COPY_1
     pieces = DevicePieces.of(PieceTable.checked(rows), CUDA)
     pieces.copy()  # compiles
     torch.cuda.synchronize()

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernel_arena import Arena
 
-from restow.kernels import Column, CopyCode, PieceTable
+from restow.kernels import CopyCode, PieceColumn, PieceTable
 from restow.kernels.codes import Int64s
 from restow.kernels.copy import DevicePieces
 from restow.kernels.launch_table import BOX_16, RUN_16, VECTORS, LaunchTable
@@ -22,8 +22,8 @@ interpreted = pytest.mark.skipif(
 
 def runs(*rows: tuple[int, int, int]) -> Int64s:
     """Contiguous rows: source, destination, bytes."""
-    table = np.ones((len(rows), len(Column)), dtype=np.int64)
-    table[:, :3], table[:, Column.CODE] = rows, CopyCode.COPY_1
+    table = np.ones((len(rows), len(PieceColumn)), dtype=np.int64)
+    table[:, :3], table[:, PieceColumn.CODE] = rows, CopyCode.COPY_1
     return table
 
 
@@ -136,7 +136,7 @@ def test_a_transpose_walks_all_taps_in_one_tile() -> None:
     """Where one side is contiguous, so are the neighbours of a program's elements."""
     channel = np.arange(6144)
     rows = np.stack([4096 + 2 * channel, 2**20 + 6 * channel, *[channel * 0] * 4], axis=1)
-    rows[:, Column.COUNT :] = (3, 2 * 6144, 2, CopyCode.COPY_2)
+    rows[:, PieceColumn.COUNT :] = (3, 2 * 6144, 2, CopyCode.COPY_2)
     table = LaunchTable.of(rows)
     assert table.shapes.tolist() == [[3, 2 * 6144, 2, 2, 6]]
     assert codes(table)[0] == (CopyCode.COPY_2, 510)

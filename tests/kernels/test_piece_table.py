@@ -11,8 +11,8 @@ from kernel_arena import Arena, assert_copies
 from kernel_tables import tables
 
 from restow.kernels import (
-    Column,
     CopyCode,
+    PieceColumn,
     PieceTable,
     PieceTableError,
     UnsupportedCast,
@@ -26,7 +26,7 @@ from restow.kernels.tiles import tiles
 GOOD = (800, 1600, 5, 2, 6, CopyCode.COPY_2)
 
 
-def rows(*edits: tuple[Column, int]) -> Int64s:
+def rows(*edits: tuple[PieceColumn, int]) -> Int64s:
     table = np.array([GOOD, GOOD, GOOD], dtype=np.int64)
     for column, value in edits:
         table[1, column] = value
@@ -36,20 +36,20 @@ def rows(*edits: tuple[Column, int]) -> Int64s:
 @pytest.mark.parametrize(
     "edit",
     [
-        (Column.CODE, 10),
-        (Column.CODE, -1),
-        (Column.COUNT, -1),
-        (Column.SRC_STEP_BYTES, 0),
-        (Column.DST_STEP_BYTES, -6),
-        (Column.SRC_STEP_BYTES, 3),
-        (Column.SRC_ADDRESS, 801),
-        (Column.DST_ADDRESS, 1601),
-        (Column.SRC_ADDRESS, 0),
-        (Column.DST_ADDRESS, -2),
+        (PieceColumn.CODE, 10),
+        (PieceColumn.CODE, -1),
+        (PieceColumn.COUNT, -1),
+        (PieceColumn.SRC_STEP_BYTES, 0),
+        (PieceColumn.DST_STEP_BYTES, -6),
+        (PieceColumn.SRC_STEP_BYTES, 3),
+        (PieceColumn.SRC_ADDRESS, 801),
+        (PieceColumn.DST_ADDRESS, 1601),
+        (PieceColumn.SRC_ADDRESS, 0),
+        (PieceColumn.DST_ADDRESS, -2),
     ],
     ids=lambda edit: f"{edit[0].name}={edit[1]}",
 )
-def test_a_broken_row_is_named(edit: tuple[Column, int]) -> None:
+def test_a_broken_row_is_named(edit: tuple[PieceColumn, int]) -> None:
     with pytest.raises(PieceTableError, match=f"row 1: {edit[0].name} {edit[1]} ") as caught:
         PieceTable.checked(rows(edit))
     assert caught.value.row == 1
@@ -64,7 +64,7 @@ def test_another_shape_or_dtype_is_refused(array: np.ndarray[Any, Any]) -> None:
 
 
 def test_steps_of_single_elements_do_not_matter() -> None:
-    PieceTable.checked(rows((Column.COUNT, 1), (Column.SRC_STEP_BYTES, -1)))
+    PieceTable.checked(rows((PieceColumn.COUNT, 1), (PieceColumn.SRC_STEP_BYTES, -1)))
 
 
 def test_bytes_that_are_written_are_counted() -> None:
@@ -88,7 +88,7 @@ def test_codes_of_dtypes() -> None:
 def test_a_transpose_is_lengthened_to_one_row_per_tap() -> None:
     channel = np.arange(6144)
     table = np.stack([800 + 2 * channel, 99000 + 6 * channel, *[channel * 0] * 4], axis=1)
-    table[:, Column.COUNT :] = (3, 2 * 6144, 2, CopyCode.COPY_2)
+    table[:, PieceColumn.COUNT :] = (3, 2 * 6144, 2, CopyCode.COPY_2)
     elsewhere = table + np.array([800_000, 800_000, 0, 0, 0, 0])
     long = PieceTable.checked(np.concatenate([table, elsewhere]))
     assert long.lengthen().rows[:3].tolist() == [
@@ -100,7 +100,7 @@ def test_a_transpose_is_lengthened_to_one_row_per_tap() -> None:
 def test_rows_that_abut_become_one() -> None:
     row = np.arange(100)
     table = np.stack([800 + 6 * row, 8000 + 6 * row, *[row * 0] * 4], axis=1)
-    table[:, Column.COUNT :] = (3, 2, 2, CopyCode.COPY_2)
+    table[:, PieceColumn.COUNT :] = (3, 2, 2, CopyCode.COPY_2)
     assert PieceTable.checked(table).lengthen().rows.tolist() == [[800, 8000, 300, 2, 2, 1]]
 
 

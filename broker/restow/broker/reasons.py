@@ -178,7 +178,8 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         ),
         "ORDER_TOO_LARGE": Advice(
             "The handoff needs more descriptors than an agent makes at once.",
-            "Use the strategy `pack`, or larger pages.",
+            "Larger pages, or pages that both sides lay out alike, need fewer; so do shorter "
+            "prompts.",
         ),
         "AGENT_BUSY": Advice(
             "The agent had more orders at once than it takes.",

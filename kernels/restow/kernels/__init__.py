@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import torch
 
-from restow.kernels.codes import Column, CopyCode, UnsupportedCast, copy_code
+from restow.kernels.codes import CopyCode, PieceColumn, UnsupportedCast, copy_code
 from restow.kernels.host import copies, product
 from restow.kernels.piece_table import PieceTable, PieceTableError
 from restow.kernels.project_table import FloatCode, ProjectColumn, ProjectTable, ProjectTableError
 from restow.kernels.slot_table import SlotColumn, SlotTable, SlotTableError
 
 __all__ = [
-    "Column",
     "CopyCode",
     "FloatCode",
+    "PieceColumn",
     "PieceTable",
     "PieceTableError",
     "ProjectColumn",

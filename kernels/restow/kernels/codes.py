@@ -10,7 +10,7 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-class Column(IntEnum):
+class PieceColumn(IntEnum):
     """Columns of a piece table."""
 
     SRC_ADDRESS = 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from restow.kernels.codes import SRC_BYTES, Bools, Column, CopyCode, Int64s
+from restow.kernels.codes import SRC_BYTES, Bools, CopyCode, Int64s, PieceColumn
 from restow.kernels.even_runs import even_runs
 from restow.kernels.regroup import contiguous
 from restow.kernels.tiles import tiles
@@ -45,7 +45,7 @@ class LaunchTable:
     @classmethod
     def of(cls, rows: Int64s, vectors: int | None = None) -> "LaunchTable":
         """Cut the rows of a piece table; without ``vectors``, tiles are as long as pays."""
-        some = rows[:, Column.COUNT] > 0
+        some = rows[:, PieceColumn.COUNT] > 0
         boxes = _boxes(rows.copy() if some.all() else rows[some])
         per_tile = {size: _rows_per_tile(boxes, size) for size in VECTORS}
         per_box = {size: -(-boxes.outer // per) for size, per in per_tile.items()}
@@ -90,22 +90,22 @@ def _boxes(rows: Int64s) -> _Boxes:
     """Rows without empty ones, which this may change, to boxes: short, evenly spaced ones join."""
     dense = contiguous(rows)
     of_bytes = slice(None) if dense.all() else dense
-    rows[of_bytes, Column.COUNT] *= SRC_BYTES[rows[of_bytes, Column.CODE]]
-    rows[of_bytes, Column.SRC_STEP_BYTES :] = (1, 1, CopyCode.COPY_1)
+    rows[of_bytes, PieceColumn.COUNT] *= SRC_BYTES[rows[of_bytes, PieceColumn.CODE]]
+    rows[of_bytes, PieceColumn.SRC_STEP_BYTES :] = (1, 1, CopyCode.COPY_1)
 
-    short = rows[:, Column.COUNT] <= SHORT
+    short = rows[:, PieceColumn.COUNT] <= SHORT
     if not short.any():
         return _Boxes.joined(_peeled(rows[of_bytes]), _rows_of_elements(rows[~dense]))
     same = np.append(False, short[1:])
-    for column in list(Column)[Column.COUNT :]:
+    for column in list(PieceColumn)[PieceColumn.COUNT :]:
         same[1:] &= rows[1:, column] == rows[:-1, column]
     start = np.flatnonzero(~even_runs(rows[:, 0], rows[:, 1], same=same))
     length = np.diff(np.append(start, len(rows)))
     gap = rows[np.minimum(start + 1, len(rows) - 1), :2] - rows[start, :2]
     dense, rows = dense[start], rows[start]
-    step = rows[:, Column.SRC_STEP_BYTES : Column.CODE]
-    abut = (length > 1) & np.all(gap == rows[:, [Column.COUNT]] * step, axis=1)
-    rows[abut, Column.COUNT] *= length[abut]
+    step = rows[:, PieceColumn.SRC_STEP_BYTES : PieceColumn.CODE]
+    abut = (length > 1) & np.all(gap == rows[:, [PieceColumn.COUNT]] * step, axis=1)
+    rows[abut, PieceColumn.COUNT] *= length[abut]
     alone = abut | (length == 1)
     some = ~alone & dense
     strided = ~alone & ~dense
@@ -116,22 +116,22 @@ def _boxes(rows: Int64s) -> _Boxes:
         _Boxes(
             rows[strided, :2],
             length[strided],
-            rows[strided, Column.CODE],
-            np.column_stack([rows[strided, Column.COUNT : Column.CODE], gap[strided]]),
+            rows[strided, PieceColumn.CODE],
+            np.column_stack([rows[strided, PieceColumn.COUNT : PieceColumn.CODE], gap[strided]]),
         ),
     )
 
 
 def _rows_of_elements(rows: Int64s) -> _Boxes:
     """Single strided rows: boxes of one element a row."""
-    step = rows[:, Column.SRC_STEP_BYTES : Column.CODE]
+    step = rows[:, PieceColumn.SRC_STEP_BYTES : PieceColumn.CODE]
     shapes = np.column_stack([np.ones(len(rows), np.int64), step, step])
-    return _Boxes(rows[:, :2], rows[:, Column.COUNT], rows[:, Column.CODE], shapes)
+    return _Boxes(rows[:, :2], rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE], shapes)
 
 
 def _of_bytes(rows: Int64s, outer: Int64s, gap: Int64s) -> _Boxes:
     """Boxes of contiguous short rows, in the widest unit that divides everything."""
-    length = rows[:, Column.COUNT]
+    length = rows[:, PieceColumn.COUNT]
     unit = _unit(np.bitwise_or.reduce([*rows[:, :2].T, length, *gap.T]))
     return _Boxes(
         rows[:, :2], outer, BOX_CODES[unit], np.column_stack([length // unit, unit, unit, gap])
@@ -140,7 +140,7 @@ def _of_bytes(rows: Int64s, outer: Int64s, gap: Int64s) -> _Boxes:
 
 def _peeled(rows: Int64s) -> _Boxes:
     """Single contiguous rows: an aligned body, and bytes at its ends."""
-    src, dst, length = rows[:, 0], rows[:, 1], rows[:, Column.COUNT]
+    src, dst, length = rows[:, 0], rows[:, 1], rows[:, PieceColumn.COUNT]
     unit = _unit(src - dst)
     head = np.minimum(-dst % unit, length)
     body = (length - head) // unit * unit

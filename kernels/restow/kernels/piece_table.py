@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from restow.kernels.codes import DST_BYTES, SRC_BYTES, Column, CopyCode, Int64s, TableError
+from restow.kernels.codes import DST_BYTES, SRC_BYTES, CopyCode, Int64s, PieceColumn, TableError
 from restow.kernels.regroup import lengthened
 
 
@@ -40,16 +40,16 @@ class PieceTable:
         contiguous run at any address may be given as COPY_1 of its bytes.
         All work goes column by column, so a table that lies so in memory is faster.
         """
-        PieceTableError.check_shape(rows, Column)
-        count, code = rows[:, Column.COUNT], rows[:, Column.CODE]
+        PieceTableError.check_shape(rows, PieceColumn)
+        count, code = rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE]
         if _plainly_right(rows):
             return cls(rows)
         refuse = partial(PieceTableError.refuse, rows)
-        refuse((code < 0) | (code >= len(CopyCode)), Column.CODE, "is no known code")
-        refuse(count < 0, Column.COUNT, "is negative")
+        refuse((code < 0) | (code >= len(CopyCode)), PieceColumn.CODE, "is no known code")
+        refuse(count < 0, PieceColumn.COUNT, "is negative")
         for address, step, low_bits in (
-            (Column.SRC_ADDRESS, Column.SRC_STEP_BYTES, SRC_BYTES[code] - 1),
-            (Column.DST_ADDRESS, Column.DST_STEP_BYTES, DST_BYTES[code] - 1),
+            (PieceColumn.SRC_ADDRESS, PieceColumn.SRC_STEP_BYTES, SRC_BYTES[code] - 1),
+            (PieceColumn.DST_ADDRESS, PieceColumn.DST_STEP_BYTES, DST_BYTES[code] - 1),
         ):
             uneven = "is no multiple of the element's size"
             refuse((count > 0) & (rows[:, address] <= 0), address, "is no address")
@@ -61,7 +61,9 @@ class PieceTable:
     @property
     def bytes_written(self) -> int:
         """Bytes that all rows write."""
-        return int((self.rows[:, Column.COUNT] * DST_BYTES[self.rows[:, Column.CODE]]).sum())
+        return int(
+            (self.rows[:, PieceColumn.COUNT] * DST_BYTES[self.rows[:, PieceColumn.CODE]]).sum()
+        )
 
     def lengthen(self) -> "PieceTable":
         """Regroup runs of short, evenly spaced rows into few long rows of the same elements."""
@@ -70,12 +72,12 @@ class PieceTable:
 
 def _plainly_right(rows: Int64s) -> bool:
     """Tell at little cost that nothing is wrong; False says nothing."""
-    if not len(rows) or rows.min() < 0 or rows[:, : Column.CODE].min() == 0:
+    if not len(rows) or rows.min() < 0 or rows[:, : PieceColumn.CODE].min() == 0:
         return False
-    code = rows[:, Column.CODE]
+    code = rows[:, PieceColumn.CODE]
     if code[0] >= len(CopyCode) or np.any(code != code[0]):
         return False
-    src, dst, _, src_step, dst_step = np.bitwise_or.reduce(rows[:, : Column.CODE], axis=0)
+    src, dst, _, src_step, dst_step = np.bitwise_or.reduce(rows[:, : PieceColumn.CODE], axis=0)
     low_bits = (int(sizes[code[0]]) - 1 for sizes in (SRC_BYTES, DST_BYTES))
     return not any(
         (end & low) for end, low in zip((src | src_step, dst | dst_step), low_bits, strict=True)

@@ -5,7 +5,7 @@ lengthened: rows int64 [n, 6] -> rows int64 [m, 6]; no Python loop over rows.
 
 import numpy as np
 
-from restow.kernels.codes import SRC_BYTES, Bools, Column, CopyCode, Int64s
+from restow.kernels.codes import SRC_BYTES, Bools, CopyCode, Int64s, PieceColumn
 from restow.kernels.even_runs import even_runs
 
 SHORT_ROW_ELEMS = 32  # rows below it cost more in overhead than in bytes
@@ -13,10 +13,12 @@ SHORT_ROW_ELEMS = 32  # rows below it cost more in overhead than in bytes
 
 def contiguous(rows: Int64s) -> Bools:
     """Mark the raw rows that are one run of bytes on both sides."""
-    unit = SRC_BYTES[rows[:, Column.CODE]]
-    dense = (rows[:, Column.SRC_STEP_BYTES] == unit) & (rows[:, Column.DST_STEP_BYTES] == unit)
-    dense |= rows[:, Column.COUNT] <= 1
-    raw = rows[:, Column.CODE] <= CopyCode.COPY_8
+    unit = SRC_BYTES[rows[:, PieceColumn.CODE]]
+    dense = (rows[:, PieceColumn.SRC_STEP_BYTES] == unit) & (
+        rows[:, PieceColumn.DST_STEP_BYTES] == unit
+    )
+    dense |= rows[:, PieceColumn.COUNT] <= 1
+    raw = rows[:, PieceColumn.CODE] <= CopyCode.COPY_8
     both: Bools = dense & raw
     return both
 
@@ -27,14 +29,16 @@ def lengthened(rows: Int64s) -> Int64s:
     Such a run is a box [r, c]. Where its rows abut on both sides it is one row of r * c elements,
     else c rows of r elements: the box walked along its long axis.
     """
-    count = rows[:, Column.COUNT]
+    count = rows[:, PieceColumn.COUNT]
     short = count < SHORT_ROW_ELEMS
     if not short.any():
         return rows
     same = np.append(False, short[1:])
-    for column in list(Column)[Column.COUNT :]:
+    for column in list(PieceColumn)[PieceColumn.COUNT :]:
         same[1:] &= rows[1:, column] == rows[:-1, column]
-    joined = even_runs(rows[:, Column.SRC_ADDRESS], rows[:, Column.DST_ADDRESS], same=same)
+    joined = even_runs(
+        rows[:, PieceColumn.SRC_ADDRESS], rows[:, PieceColumn.DST_ADDRESS], same=same
+    )
     if not joined.any():
         return rows
     start = np.flatnonzero(~joined)
@@ -46,13 +50,16 @@ def lengthened(rows: Int64s) -> Int64s:
     if not len(start):
         return rows
 
-    count, step = rows[start, Column.COUNT], rows[start, Column.SRC_STEP_BYTES : Column.CODE]
+    count, step = (
+        rows[start, PieceColumn.COUNT],
+        rows[start, PieceColumn.SRC_STEP_BYTES : PieceColumn.CODE],
+    )
     abut = np.all(gap == count[:, None] * step, axis=1)
     new_rows = np.where(abut, 1, count)  # by run
     run = np.repeat(np.arange(len(start)), new_rows)
     i_row = np.arange(len(run)) - np.repeat(np.cumsum(new_rows) - new_rows, new_rows)
     box = rows[start[run]]
     box[:, :2] += i_row[:, None] * step[run]
-    box[:, Column.COUNT] = np.where(abut, length * count, length)[run]
-    box[:, Column.SRC_STEP_BYTES : Column.CODE] = np.where(abut[:, None], step, gap)[run]
+    box[:, PieceColumn.COUNT] = np.where(abut, length * count, length)[run]
+    box[:, PieceColumn.SRC_STEP_BYTES : PieceColumn.CODE] = np.where(abut[:, None], step, gap)[run]
     return np.concatenate([kept, box])

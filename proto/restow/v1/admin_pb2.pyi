@@ -395,8 +395,8 @@ class HandoffInfo(google.protobuf.message.Message):
     """
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The ways in which its pieces travel: slices, whole, pack, interleave, recompute. Empty: it was
-        not granted.
+        """The ways in which its rows travel, each a word that `--strategy` takes (docs/layouts.md explains
+        them). Empty: it was not granted.
         """
 
     def __init__(

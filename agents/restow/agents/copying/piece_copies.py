@@ -15,7 +15,7 @@ from restow.broker.layout import DType
 from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
 from restow.kernels import (
-    Column,
+    PieceColumn,
     PieceTable,
     PieceTableError,
     UnsupportedCast,
@@ -56,19 +56,19 @@ def piece_table(copies: Copies) -> PieceTable:
 
     Raises `ProgramInvalidError` for elements that do not lie at multiples of their size.
     """
-    table = np.empty((len(Column), len(copies)), np.int64)
+    table = np.empty((len(PieceColumn), len(copies)), np.int64)
     begin = 0
     for grid in copies.grids:
         size = grid.src_address.size
-        filled = table[:, begin : begin + size].reshape(len(Column), *grid.src_address.shape)
+        filled = table[:, begin : begin + size].reshape(len(PieceColumn), *grid.src_address.shape)
         begin += size
         for column, values in (
-            (Column.SRC_ADDRESS, grid.src_address),
-            (Column.DST_ADDRESS, grid.dst_address),
-            (Column.COUNT, grid.count),
-            (Column.SRC_STEP_BYTES, grid.src_step_bytes),
-            (Column.DST_STEP_BYTES, grid.dst_step_bytes),
-            (Column.CODE, _CODES[grid.src_dtype, grid.dst_dtype]),
+            (PieceColumn.SRC_ADDRESS, grid.src_address),
+            (PieceColumn.DST_ADDRESS, grid.dst_address),
+            (PieceColumn.COUNT, grid.count),
+            (PieceColumn.SRC_STEP_BYTES, grid.src_step_bytes),
+            (PieceColumn.DST_STEP_BYTES, grid.dst_step_bytes),
+            (PieceColumn.CODE, _CODES[grid.src_dtype, grid.dst_dtype]),
         ):
             filled[column] = values
     try:

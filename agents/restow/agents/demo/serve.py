@@ -76,14 +76,7 @@ class EngineServer:
     async def complete(self, request: web.Request) -> web.Response:
         """Answer, or say why not."""
         try:
-            body = await request.json()
-            if not isinstance(body, dict):
-                raise BadRequestError("the body is no JSON object")
-            return web.json_response(await self._answer(body))
-        except ValueError as error:
-            return _refused(
-                BadRequestError(f"the body is no JSON: {error}"), HTTPStatus.BAD_REQUEST
-            )
+            return web.json_response(await self._answer(await _body(request)))
         except BadRequestError as error:
             return _refused(error, HTTPStatus.BAD_REQUEST)
         except RestowError as error:
@@ -152,6 +145,17 @@ def _refused(error: RestowError, status: HTTPStatus) -> web.Response:
         reason = str(error.subject.get("handoff_reason", reason))
     said = {"message": error.message, "type": reason, "code": status.value}
     return web.json_response({"error": said}, status=status)
+
+
+async def _body(request: web.Request) -> Body:
+    """The request's JSON object. Raises `BadRequestError`."""
+    try:
+        body = await request.json()
+    except ValueError as error:
+        raise BadRequestError(f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequestError("the body is no JSON object")
+    return body
 
 
 def serve(

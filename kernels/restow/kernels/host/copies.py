@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from restow.kernels.codes import SRC_BYTES, Bools, Column, Int64s
+from restow.kernels.codes import SRC_BYTES, Bools, Int64s, PieceColumn
 from restow.kernels.host.views import (
     DTYPES,
     memmove_rows,
@@ -44,11 +44,11 @@ CHUNK_ELEMS = 16 * 1024
 def copy_pieces(table: PieceTable) -> None:
     """Execute the table's rows on host memory."""
     rows = table.lengthen().rows
-    dense, some = contiguous(rows), rows[:, Column.COUNT] > 0
+    dense, some = contiguous(rows), rows[:, PieceColumn.COUNT] > 0
     src, dst, count, _, _, code = _columns(rows, dense & some)
     _copy_runs(src, dst, count * SRC_BYTES[code])
     strided = _columns(rows, ~dense & some).T
-    for same in _alike(strided[:, Column.COUNT :]):
+    for same in _alike(strided[:, PieceColumn.COUNT :]):
         _copy_strided(strided[same])
 
 
@@ -106,8 +106,8 @@ def _alike(kind: Int64s) -> list[Int64s]:
 
 def _copy_strided(rows: Int64s) -> None:
     """Copy and cast rows of equal shape: one by one, or through an index, chunk by chunk."""
-    src, dst = rows[:, Column.SRC_ADDRESS], rows[:, Column.DST_ADDRESS]
-    count, src_step, dst_step, code = rows[0, Column.COUNT :].tolist()
+    src, dst = rows[:, PieceColumn.SRC_ADDRESS], rows[:, PieceColumn.DST_ADDRESS]
+    count, src_step, dst_step, code = rows[0, PieceColumn.COUNT :].tolist()
     src_dtype, dst_dtype = DTYPES[code]
     if len(rows) <= FEW_ROWS or count >= CHUNK_ELEMS:
         for source, target in zip(src.tolist(), dst.tolist(), strict=True):
