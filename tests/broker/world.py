@@ -118,14 +118,16 @@ class World:
         agents: bool = True,
         host: str = "",
         pages_per_block: int = 1,
+        life: str = "",
     ) -> Side:
-        """Register a new life of an engine, and connect all its agents."""
+        """Register a life of an engine, a new one unless told, and connect all its agents."""
         self._lives += 1
+        life = life or f"life{self._lives}"
         key = act.EngineKey(tenant, name)
         shape = layout(ranks, pages_per_block)
         self.run(
             lambda now_s: self.directory.members.register(
-                key, f"life{self._lives}", shape, f"digest{ranks}/{pages_per_block}", now_s
+                key, life, shape, f"digest{ranks}/{pages_per_block}", now_s
             )
         )
         side = self.sides[key] = Side(self.directory.members.engines[key])

@@ -82,6 +82,8 @@ class BrokerServicer(object):
     def RegisterEngine(self, request, context):
         """Announces an engine and its layout. Refused unless the ranks together hold every element.
         Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
+        An engine that has neither a session nor an agent nor a handoff under way is forgotten after
+        --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -188,6 +188,8 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     RegisterEngine: _BrokerRegisterEngineType
     """Announces an engine and its layout. Refused unless the ranks together hold every element.
     Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
+    An engine that has neither a session nor an agent nor a handoff under way is forgotten after
+    --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
     """
 
     UnregisterEngine: _BrokerUnregisterEngineType
@@ -248,6 +250,8 @@ class BrokerServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[restow.v1.broker_pb2.RegisterEngineResponse, collections.abc.Awaitable[restow.v1.broker_pb2.RegisterEngineResponse]]:
         """Announces an engine and its layout. Refused unless the ranks together hold every element.
         Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
+        An engine that has neither a session nor an agent nor a handoff under way is forgotten after
+        --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
         """
 
     @abc.abstractmethod

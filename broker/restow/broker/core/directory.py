@@ -59,7 +59,7 @@ class Directory:
     ) -> list[Action]:
         """P publishes a chunk. Raises a typed error; then nothing changed."""
         engine.check_there()
-        known = self.ledger.look_up(engine, handoff_id)
+        known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None and known.ended:
             known.check_published_before(engine, chunk)
             return [told(known, engine)]
@@ -84,7 +84,7 @@ class Directory:
         What was published and fenced before stays as it was, and what another engine publishes.
         Where a fence is still to come nobody could say which of the two publications it is of.
         """
-        known = self.ledger.look_up(engine, handoff_id)
+        known = self.ledger.hear(engine, handoff_id, now_s)
         if known is None:
             try:
                 known = self.ledger.make(engine, handoff_id, now_s)
@@ -100,7 +100,7 @@ class Directory:
     ) -> list[Action]:
         """D asks, once or again. Raises a typed error; then nothing changed."""
         engine.check_there()
-        known = self.ledger.look_up(engine, handoff_id)
+        known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
             known.number_demand(wish.demand)
@@ -127,7 +127,7 @@ class Directory:
     ) -> list[Action]:
         """P prolongs its lease. Raises `HandoffUnknownError` or `HandoffOwnedError`."""
         engine.check_there()
-        handoff = self.ledger.find_of(engine, handoff_id)
+        handoff = self.ledger.find_of(engine, handoff_id, now_s)
         if handoff.source is not engine:
             raise HandoffOwnedError(
                 f"engine {engine.key.engine_id} does not publish handoff {handoff_id}: only P has "
@@ -148,7 +148,7 @@ class Directory:
         Raises `HandoffUnknownError`.
         """
         engine.check_there()
-        handoff = self.ledger.find_of(engine, handoff_id)
+        handoff = self.ledger.find_of(engine, handoff_id, now_s)
         if demand and (engine is not handoff.destination or demand != handoff.demand_number):
             return []  # it was refused, or told its end
         if handoff.ended:
@@ -169,7 +169,7 @@ class Directory:
         Raises `HandoffOwnedError` if another engine is D, and what `Ledger.make` raises.
         """
         engine.check_there()
-        known = self.ledger.look_up(engine, handoff_id)
+        known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None:
             known.check_destination(engine)
             if known.ended:

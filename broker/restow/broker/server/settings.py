@@ -42,6 +42,8 @@ class BrokerSettings(BaseSettings):
     timeout_s: Seconds = LIMITS.timeout_s
     grant_s: Seconds = LIMITS.grant_s
     settle_grace_s: Seconds = LIMITS.settle_grace_s
+    engine_idle_s: Seconds = LIMITS.engine_idle_s
+    """How long an engine is remembered that is gone."""
     drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     """How long reads under way may hold up the end."""
     max_live: Count = LIMITS.max_live

@@ -89,6 +89,13 @@ def serve(
             "read in quarantine. Default: 7."
         ),
     ] = None,
+    engine_idle_s: Annotated[
+        float | None,
+        typer.Option(
+            help="How long an engine is remembered that has no session, no agents and no handoff "
+            "under way. Default: 30."
+        ),
+    ] = None,
     drain_s: Annotated[
         float | None,
         typer.Option(help="How long SIGTERM waits for reads under way. Default: 10."),

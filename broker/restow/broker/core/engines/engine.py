@@ -106,6 +106,10 @@ class EngineRecord(BlockLists):
         """The ranks whose agents have never said Hello here."""
         return {one.rank for one in self.layout.ranks} - self.heard_ranks
 
+    def is_life_of(self, other: EngineRecord | None) -> bool:
+        """Whether ``other`` is of the same life, which may have been forgotten meanwhile."""
+        return other is not None and (self.key, self.incarnation) == (other.key, other.incarnation)
+
     def state_bytes(self, held_tokens: int, position_tokens: int) -> int:
         """About how many bytes all ranks read of a state; windows may need fewer."""
         return self.snapshot_bytes + self.token_bytes * (position_tokens - held_tokens)

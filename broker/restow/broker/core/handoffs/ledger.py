@@ -58,12 +58,30 @@ class Ledger:
         key = (engine.key.tenant, handoff_id)
         return self.live.get(key) or self.ended.get(key)
 
-    def find_of(self, engine: EngineRecord, handoff_id: str) -> Handoff:
+    def hear(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff | None:
+        """The same, of which the engine says a word."""
+        handoff = self.look_up(engine, handoff_id)
+        if handoff is not None and handoff.ended:
+            self._take_back(handoff, engine, now_s)
+        return handoff
+
+    def _take_back(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> None:
+        """Give an ended handoff back to an engine that was forgotten and has registered again.
+
+        What was known of D's ranks is forgotten, too: each may write until its agent says Hello.
+        """
+        if handoff.source is not engine and engine.is_life_of(handoff.source):
+            handoff.source = engine
+        if handoff.destination is not engine and engine.is_life_of(handoff.destination):
+            handoff.destination = engine
+            self.quarantine.hold(handoff, engine, engine.unheard_ranks, now_s)
+
+    def find_of(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff:
         """The handoff, live or ended, that the engine has a side of.
 
         Raises `HandoffUnknownError`.
         """
-        handoff = self.look_up(engine, handoff_id)
+        handoff = self.hear(engine, handoff_id, now_s)
         if handoff is None or (engine is not handoff.source and engine is not handoff.destination):
             raise HandoffUnknownError(
                 f"engine {engine.key.engine_id} has no handoff {handoff_id}", handoff=handoff_id

@@ -197,4 +197,6 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
 
     def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
         key = engine_key(context, Role.ENGINE, ref.engine_id)
-        return self._hub.directory.members.engine(key, ref.incarnation)
+        engine = self._hub.directory.members.engine(key, ref.incarnation)
+        engine.last_seen_s = self._hub.now_s()
+        return engine
