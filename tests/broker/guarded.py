@@ -126,6 +126,11 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
         "ReleaseHandoff": lambda: admin.ReleaseHandoff(
             admin_pb2.ReleaseHandoffRequest(handoff_id="h")
         ),
+        "DrainEngine": lambda: admin.DrainEngine(admin_pb2.DrainEngineRequest(engine_id="e")),
+        "ForgetEngine": lambda: admin.ForgetEngine(admin_pb2.ForgetEngineRequest(engine_id="e")),
+        "AbandonHandoff": lambda: admin.AbandonHandoff(
+            admin_pb2.AbandonHandoffRequest(handoff_id="h")
+        ),
         "AuditBroker": lambda: admin.AuditBroker(admin_pb2.AuditBrokerRequest()),
         "SetDraining": lambda: admin.SetDraining(admin_pb2.SetDrainingRequest()),
         "ServerReflectionInfo": lambda: first_of(
@@ -156,6 +161,9 @@ ADMIN_METHODS = {
     "ListCosts",
     "ProbePair",
     "ReleaseHandoff",
+    "DrainEngine",
+    "ForgetEngine",
+    "AbandonHandoff",
 }
 ALL_TENANTS_METHODS = {"AuditBroker", "SetDraining"}
 """What concerns all tenants is for operators of all."""

@@ -206,7 +206,7 @@ SECRET = "restow_s3cretS3cretS3cretS3cret"  # noqa: S105
         ([{**GOOD, SECRET: "a"}], "entry 1: has keys other than"),
         ([{**GOOD, "roles": ["agent"]}], "entry 1: needs either role or roles"),
         ([{"sha256": "0" * 64, "tenant": "a"}], "entry 1: needs either role or roles"),
-        ([{**GOOD, "role": "owner"}], "entry 1: roles are some of engine, agent, operator"),
+        ([{**GOOD, "role": "owner"}], "entry 1: roles are some of engine, agent, router, operator"),
         ([{**GOOD, "role": ["engine"]}], "entry 1: roles are some of"),
         ([{"sha256": "0" * 64, "tenant": "a", "roles": []}], "entry 1: nothing is allowed"),
         ([{"sha256": "0" * 64, "tenant": "a", "roles": "engine"}], "entry 1: roles are some of"),

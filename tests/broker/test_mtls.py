@@ -137,6 +137,7 @@ async def test_a_dns_name_that_looks_like_an_identity_is_none(authority: Authori
     [
         (f"{DOMAIN}/tenant/a/engine/*", ENGINE_METHODS | {"GetHandoff"}),
         (f"{DOMAIN}/tenant/a/agent/*", {"Connect"}),
+        (f"{DOMAIN}/tenant/a/router", {"GetHandoff", "AbandonHandoff"}),
         (OPERATOR, ADMIN_METHODS | {"ServerReflectionInfo"}),
         (OPERATOR_OF_ALL, ADMIN_METHODS | ALL_TENANTS_METHODS | {"ServerReflectionInfo"}),
     ],

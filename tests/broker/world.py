@@ -235,6 +235,16 @@ class World:
     def release(self, handoff: Handoff) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.release(handoff, now_s))
 
+    def abandon(self, name: str = "h", tenant: str = "t") -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.abandon(tenant, name, now_s))
+
+    def forget(self, side: Side) -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.members.forget(side.record, now_s))
+
+    def drain_engine(self, side: Side, draining: bool = True) -> None:
+        self.directory.members.drain(side.record, draining, self.now_s)
+        self.check()
+
     def drain(self, draining: bool) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.granting.drain(draining, now_s))
 

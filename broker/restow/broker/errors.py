@@ -138,6 +138,14 @@ class EngineReplacedError(RestowError, status="ABORTED", reason="ENGINE_REPLACED
     """A newer incarnation of the engine registered; this one has to stop."""
 
 
+class EngineDrainingError(RestowError, status="FAILED_PRECONDITION", reason="ENGINE_DRAINING"):
+    """An engine that is about to leave, and takes part in nothing new."""
+
+
+class EngineConnectedError(RestowError, status="FAILED_PRECONDITION", reason="ENGINE_CONNECTED"):
+    """An engine that is there: what is there is not forgotten."""
+
+
 class AgentUnknownError(RestowError, status="NOT_FOUND", reason="AGENT_UNKNOWN"):
     """An agent for a rank that the engine's layout does not have."""
 

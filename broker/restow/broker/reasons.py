@@ -24,6 +24,11 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "An operator gave the handoff up (`restow release`).",
             "Nothing: P's pages are free, and D's when no rank may write to them any more.",
         ),
+        "ABANDONED": Advice(
+            "The router gave the handoff up before D had asked for it, because its client had "
+            "left.",
+            "Nothing: P's pages are free.",
+        ),
         "DECLINED": Advice(
             "D goes on without P's state, for example because it has the prompt cached.",
             "Nothing: P's pages are free.",

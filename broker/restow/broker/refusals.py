@@ -69,6 +69,16 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "No engine of that id is registered.",
             "Nothing, if the broker was started anew: engines register again by themselves.",
         ),
+        "ENGINE_DRAINING": Advice(
+            "The engine is about to leave, and takes part in nothing that began after that.",
+            "Have the router send prompts to another engine; `restow drain --engine ID --off` has "
+            "it take them again.",
+        ),
+        "ENGINE_CONNECTED": Advice(
+            "An engine was to be forgotten that has a session or an agent connected.",
+            "Drain it (`restow drain --engine ID --wait`) and end its processes: it is forgotten "
+            "by itself then.",
+        ),
         "SESSION_REPLACED": Advice(
             "The engine opened another stream after this one.",
             "Nothing: it is opened again where that was not meant.",

@@ -175,6 +175,8 @@ class EngineInfo(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     QUANTISATION_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    OPEN_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its id."""
     incarnation: builtins.str
@@ -197,6 +199,10 @@ class EngineInfo(google.protobuf.message.Message):
     """The adapter that all its requests go through. Empty: none."""
     quantisation: builtins.str
     """How its weights are quantised. Empty: they are not."""
+    draining: builtins.bool
+    """Whether it takes part in nothing new."""
+    open: builtins.int
+    """Handoffs that it has a side of and that have not ended."""
     @property
     def replaced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Lives of this id that had not unregistered when another one came, the latest first. Two processes that
@@ -218,8 +224,10 @@ class EngineInfo(google.protobuf.message.Message):
         revision: builtins.str = ...,
         adapter: builtins.str = ...,
         quantisation: builtins.str = ...,
+        draining: builtins.bool = ...,
+        open: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "draining", b"draining", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "open", b"open", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 
@@ -540,6 +548,118 @@ class SetDrainingResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["granted", b"granted"]) -> None: ...
 
 Global___SetDrainingResponse: typing_extensions.TypeAlias = SetDrainingResponse
+
+@typing.final
+class DrainEngineRequest(google.protobuf.message.Message):
+    """Begins or ends draining of an engine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """Its id."""
+    draining: builtins.bool
+    """Whether it is to take nothing new any more."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+        draining: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "engine_id", b"engine_id"]) -> None: ...
+
+Global___DrainEngineRequest: typing_extensions.TypeAlias = DrainEngineRequest
+
+@typing.final
+class DrainEngineResponse(google.protobuf.message.Message):
+    """What is left to it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    open: builtins.int
+    """Handoffs that it has a side of and that have not ended. 0: it may be stopped."""
+    def __init__(
+        self,
+        *,
+        open: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["open", b"open"]) -> None: ...
+
+Global___DrainEngineResponse: typing_extensions.TypeAlias = DrainEngineResponse
+
+@typing.final
+class ForgetEngineRequest(google.protobuf.message.Message):
+    """Forgets an engine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id"]) -> None: ...
+
+Global___ForgetEngineRequest: typing_extensions.TypeAlias = ForgetEngineRequest
+
+@typing.final
+class ForgetEngineResponse(google.protobuf.message.Message):
+    """The engine is forgotten."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENDED_FIELD_NUMBER: builtins.int
+    ended: builtins.int
+    """Handoffs that ended with it."""
+    def __init__(
+        self,
+        *,
+        ended: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended"]) -> None: ...
+
+Global___ForgetEngineResponse: typing_extensions.TypeAlias = ForgetEngineResponse
+
+@typing.final
+class AbandonHandoffRequest(google.protobuf.message.Message):
+    """Gives up what nobody has asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff's id. P need not have published it: then what it publishes has ended already."""
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["handoff_id", b"handoff_id"]) -> None: ...
+
+Global___AbandonHandoffRequest: typing_extensions.TypeAlias = AbandonHandoffRequest
+
+@typing.final
+class AbandonHandoffResponse(google.protobuf.message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    state: restow.v1.broker_pb2.HandoffState.ValueType
+    """CANCELLED, or how it had ended; WAITING, READY, STAGING or READING of one that D has asked for."""
+    def __init__(
+        self,
+        *,
+        state: restow.v1.broker_pb2.HandoffState.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+
+Global___AbandonHandoffResponse: typing_extensions.TypeAlias = AbandonHandoffResponse
 
 @typing.final
 class ProbePairRequest(google.protobuf.message.Message):

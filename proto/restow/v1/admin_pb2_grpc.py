@@ -86,6 +86,21 @@ class AdminStub(object):
                 request_serializer=restow_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.SetDrainingResponse.FromString,
                 _registered_method=True)
+        self.DrainEngine = channel.unary_unary(
+                '/restow.v1.Admin/DrainEngine',
+                request_serializer=restow_dot_v1_dot_admin__pb2.DrainEngineRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.DrainEngineResponse.FromString,
+                _registered_method=True)
+        self.ForgetEngine = channel.unary_unary(
+                '/restow.v1.Admin/ForgetEngine',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.FromString,
+                _registered_method=True)
+        self.AbandonHandoff = channel.unary_unary(
+                '/restow.v1.Admin/AbandonHandoff',
+                request_serializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -122,7 +137,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetHandoff(self, request, context):
-        """One handoff with its timeline. Engines may ask it too.
+        """One handoff with its timeline. Engines and routers may ask it too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,6 +175,31 @@ class AdminServicer(object):
 
     def SetDraining(self, request, context):
         """Grant nothing any more, or again. What is asked for waits. For operators of all tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainEngine(self, request, context):
+        """Have one engine take part in nothing that begins from now on (ENGINE_DRAINING), or again. What began
+        before goes on to its end. The broker forgets it with the engine, and when it starts anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetEngine(self, request, context):
+        """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
+        ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbandonHandoff(self, request, context):
+        """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
+        request: it ends CANCELLED, ABANDONED, and P has its pages back at once, or when it publishes, if it
+        has not. One that D has asked for stays as it is, and D gives it up. For operators and routers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,6 +257,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SetDraining,
                     request_deserializer=restow_dot_v1_dot_admin__pb2.SetDrainingRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.SetDrainingResponse.SerializeToString,
+            ),
+            'DrainEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainEngine,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.DrainEngineRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.DrainEngineResponse.SerializeToString,
+            ),
+            'ForgetEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetEngine,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.SerializeToString,
+            ),
+            'AbandonHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbandonHandoff,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -491,6 +546,87 @@ class Admin(object):
             '/restow.v1.Admin/SetDraining',
             restow_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.SetDrainingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/DrainEngine',
+            restow_dot_v1_dot_admin__pb2.DrainEngineRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.DrainEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ForgetEngine',
+            restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbandonHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/AbandonHandoff',
+            restow_dot_v1_dot_admin__pb2.AbandonHandoffRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.AbandonHandoffResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -185,7 +185,55 @@ _AdminSetDrainingType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType]):
+_AdminDrainEngineType = typing_extensions.TypeVar(
+    '_AdminDrainEngineType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.DrainEngineRequest,
+        restow.v1.admin_pb2.DrainEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.DrainEngineRequest,
+        restow.v1.admin_pb2.DrainEngineResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.DrainEngineRequest,
+        restow.v1.admin_pb2.DrainEngineResponse,
+    ],
+)
+
+_AdminForgetEngineType = typing_extensions.TypeVar(
+    '_AdminForgetEngineType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetEngineRequest,
+        restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetEngineRequest,
+        restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetEngineRequest,
+        restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+)
+
+_AdminAbandonHandoffType = typing_extensions.TypeVar(
+    '_AdminAbandonHandoffType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AbandonHandoffRequest,
+        restow.v1.admin_pb2.AbandonHandoffResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AbandonHandoffRequest,
+        restow.v1.admin_pb2.AbandonHandoffResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AbandonHandoffRequest,
+        restow.v1.admin_pb2.AbandonHandoffResponse,
+    ],
+)
+
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
     """
@@ -232,6 +280,18 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.SetDrainingRequest,
             restow.v1.admin_pb2.SetDrainingResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.DrainEngineRequest,
+            restow.v1.admin_pb2.DrainEngineResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ForgetEngineRequest,
+            restow.v1.admin_pb2.ForgetEngineResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.AbandonHandoffRequest,
+            restow.v1.admin_pb2.AbandonHandoffResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -276,6 +336,18 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.SetDrainingRequest,
             restow.v1.admin_pb2.SetDrainingResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.DrainEngineRequest,
+            restow.v1.admin_pb2.DrainEngineResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ForgetEngineRequest,
+            restow.v1.admin_pb2.ForgetEngineResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.AbandonHandoffRequest,
+            restow.v1.admin_pb2.AbandonHandoffResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetStatus: _AdminGetStatusType
@@ -291,7 +363,7 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
     """Handoffs, the newest first."""
 
     GetHandoff: _AdminGetHandoffType
-    """One handoff with its timeline. Engines may ask it too."""
+    """One handoff with its timeline. Engines and routers may ask it too."""
 
     ListCosts: _AdminListCostsType
     """What reading and copying was measured to cost, by pair of hosts."""
@@ -311,6 +383,22 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
 
     SetDraining: _AdminSetDrainingType
     """Grant nothing any more, or again. What is asked for waits. For operators of all tenants."""
+
+    DrainEngine: _AdminDrainEngineType
+    """Have one engine take part in nothing that begins from now on (ENGINE_DRAINING), or again. What began
+    before goes on to its end. The broker forgets it with the engine, and when it starts anew.
+    """
+
+    ForgetEngine: _AdminForgetEngineType
+    """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
+    ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
+    """
+
+    AbandonHandoff: _AdminAbandonHandoffType
+    """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
+    request: it ends CANCELLED, ABANDONED, and P has its pages back at once, or when it publishes, if it
+    has not. One that D has asked for stays as it is, and D gives it up. For operators and routers.
+    """
 
 AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -352,6 +440,18 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.SetDrainingRequest,
         restow.v1.admin_pb2.SetDrainingResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.DrainEngineRequest,
+        restow.v1.admin_pb2.DrainEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetEngineRequest,
+        restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AbandonHandoffRequest,
+        restow.v1.admin_pb2.AbandonHandoffResponse,
     ],
 ]
 
@@ -398,7 +498,7 @@ class AdminServicer(metaclass=abc.ABCMeta):
         request: restow.v1.admin_pb2.GetHandoffRequest,
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.GetHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetHandoffResponse]]:
-        """One handoff with its timeline. Engines may ask it too."""
+        """One handoff with its timeline. Engines and routers may ask it too."""
 
     @abc.abstractmethod
     def ListCosts(
@@ -443,5 +543,36 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.SetDrainingResponse, collections.abc.Awaitable[restow.v1.admin_pb2.SetDrainingResponse]]:
         """Grant nothing any more, or again. What is asked for waits. For operators of all tenants."""
+
+    @abc.abstractmethod
+    def DrainEngine(
+        self,
+        request: restow.v1.admin_pb2.DrainEngineRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.DrainEngineResponse, collections.abc.Awaitable[restow.v1.admin_pb2.DrainEngineResponse]]:
+        """Have one engine take part in nothing that begins from now on (ENGINE_DRAINING), or again. What began
+        before goes on to its end. The broker forgets it with the engine, and when it starts anew.
+        """
+
+    @abc.abstractmethod
+    def ForgetEngine(
+        self,
+        request: restow.v1.admin_pb2.ForgetEngineRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ForgetEngineResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ForgetEngineResponse]]:
+        """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
+        ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
+        """
+
+    @abc.abstractmethod
+    def AbandonHandoff(
+        self,
+        request: restow.v1.admin_pb2.AbandonHandoffRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.AbandonHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.AbandonHandoffResponse]]:
+        """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
+        request: it ends CANCELLED, ABANDONED, and P has its pages back at once, or when it publishes, if it
+        has not. One that D has asked for stays as it is, and D gives it up. For operators and routers.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

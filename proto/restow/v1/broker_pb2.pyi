@@ -384,6 +384,22 @@ class Decline(google.protobuf.message.Message):
 Global___Decline: typing_extensions.TypeAlias = Decline
 
 @typing.final
+class Drain(google.protobuf.message.Message):
+    """The engine takes part in nothing that begins from now on: new publications and demands of its are
+    refused, ENGINE_DRAINING. What began before goes on: what it has published or asked for, what the
+    other side has, and chunks, repetitions and renewals. To be said again on another stream, after all
+    else.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___Drain: typing_extensions.TypeAlias = Drain
+
+@typing.final
 class EngineMessage(google.protobuf.message.Message):
     """One message of an engine."""
 
@@ -395,6 +411,7 @@ class EngineMessage(google.protobuf.message.Message):
     RENEW_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
     DECLINE_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -417,6 +434,10 @@ class EngineMessage(google.protobuf.message.Message):
     def decline(self) -> Global___Decline:
         """D does without."""
 
+    @property
+    def drain(self) -> Global___Drain:
+        """The engine is about to leave."""
+
     def __init__(
         self,
         *,
@@ -426,10 +447,11 @@ class EngineMessage(google.protobuf.message.Message):
         renew: Global___Renewal | None = ...,
         cancel: Global___Cancellation | None = ...,
         decline: Global___Decline | None = ...,
+        drain: Global___Drain | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.commands.actions import check, drain, release
+from restow.broker.cli.commands.actions import check, drain, forget, release
 from restow.broker.cli.commands.agent import agent
 from restow.broker.cli.commands.doctor import doctor
 from restow.broker.cli.commands.inspection import (
@@ -38,7 +38,7 @@ app.add_typer(layout_app, name="layout")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(plan, serve, agent, router),
     *(status, top, engines, agents, handoffs, handoff, leases, costs, reasons),
-    *(check, doctor, release, drain, token),
+    *(check, doctor, release, drain, forget, token),
 )
 for command in COMMANDS:
     app.command()(command)

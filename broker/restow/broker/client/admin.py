@@ -106,6 +106,9 @@ class AdminClient(_Admin):
     audit = _blocking(calls.audit)
     release = _blocking(calls.release)
     set_draining = _blocking(calls.set_draining)
+    drain_engine = _blocking(calls.drain_engine)
+    forget_engine = _blocking(calls.forget_engine)
+    abandon = _blocking(calls.abandon)
 
     def __enter__(self) -> Self:
         """Use as a context."""
@@ -135,6 +138,9 @@ class AsyncAdminClient(_Admin):
     audit = _awaited(calls.audit)
     release = _awaited(calls.release)
     set_draining = _awaited(calls.set_draining)
+    drain_engine = _awaited(calls.drain_engine)
+    forget_engine = _awaited(calls.forget_engine)
+    abandon = _awaited(calls.abandon)
 
     async def __aenter__(self) -> Self:
         """Use as a context."""

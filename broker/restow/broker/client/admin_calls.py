@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from restow.broker.client.channel import CHANNEL_OPTIONS
+from restow.broker.client.delivery import state_name
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -97,6 +98,24 @@ def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
     """Give a handoff up."""
     request = pb.ReleaseHandoffRequest(handoff_id=handoff_id)
     return AdminCall("ReleaseHandoff", request, lambda found: found.handoff)
+
+
+def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
+    """Have an engine take nothing new, or again. How many handoffs of its have not ended."""
+    request = pb.DrainEngineRequest(engine_id=engine_id, draining=draining)
+    return AdminCall("DrainEngine", request, lambda found: found.open)
+
+
+def forget_engine(engine_id: str) -> AdminCall[int]:
+    """Forget an engine that is gone. How many handoffs ended with it."""
+    request = pb.ForgetEngineRequest(engine_id=engine_id)
+    return AdminCall("ForgetEngine", request, lambda found: found.ended)
+
+
+def abandon(handoff_id: str) -> AdminCall[str]:
+    """Give up what nobody has asked for: how it ended, or the state that it is left in."""
+    request = pb.AbandonHandoffRequest(handoff_id=handoff_id)
+    return AdminCall("AbandonHandoff", request, lambda found: state_name(found.state))
 
 
 def set_draining(draining: bool) -> AdminCall[int]:

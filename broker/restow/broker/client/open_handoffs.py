@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -91,6 +92,7 @@ class OpenHandoffs:
         """Start empty. ``send`` says a message on the stream; False: none is open."""
         self._send = send
         self._open: dict[str, _Handoff] = {}
+        self._emptied = asyncio.Event()
         self._published: OrderedDict[str, None] = OrderedDict()
         """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
         self._last_message = 0
@@ -141,6 +143,7 @@ class OpenHandoffs:
             said.fail(self._closed, free=True)
             return False
         self._open.setdefault(handoff_id, _Handoff()).said.append(said)
+        self._emptied.clear()
         said.sent = self._send_numbered(message)
         return True
 
@@ -178,6 +181,8 @@ class OpenHandoffs:
         left.remove(said)
         if not left:
             del self._open[handoff_id]
+            if not self._open:
+                self._emptied.set()
 
     def everything(self) -> Iterator[pb.EngineMessage]:
         """All that has been said of live handoffs, in order.
@@ -199,6 +204,11 @@ class OpenHandoffs:
     def empty(self) -> bool:
         """Whether no handoff is open: then there is no time to keep."""
         return not self._open
+
+    async def wait_ended(self) -> None:
+        """Return when no handoff is open."""
+        if self._open:
+            await self._emptied.wait()
 
     @property
     def demands(self) -> list[tuple[str, Delivery]]:
@@ -299,6 +309,7 @@ class OpenHandoffs:
         """Fail every caller, those to come as well."""
         self._closed = self._closed or error
         known, self._open = self._open, {}
+        self._emptied.set()
         for handoff in known.values():
             for said in handoff.said:
                 said.fail(error, free=not said.sent)
@@ -306,6 +317,7 @@ class OpenHandoffs:
     def cancel_all(self, reason: str, detail: str) -> None:
         """End every handoff as CANCELLED, and refuse those to come."""
         known, self._open = self._open, {}
+        self._emptied.set()
         for handoff_id, handoff in known.items():
             ended = HandoffEnded(handoff_id, "CANCELLED", reason, detail, 0, 0)
             for said in handoff.said:

@@ -77,6 +77,7 @@ class EngineSession:
         """Of the present channel."""
         self._runner: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._draining = False
         self._on_lost = on_lost
         self._lost: RestowError | None = None
         self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
@@ -233,6 +234,19 @@ class EngineSession:
         """Give a handoff up; its future tells when it has ended."""
         self._handoffs.cancel(handoff_id, detail)
 
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Take part in nothing new, and wait for what is open to end: then `close` loses nothing.
+
+        What is published or asked for from now on is refused (`BrokerCallError`, ENGINE_DRAINING),
+        unless the other side spoke of it before. False: after ``timeout_s`` something is open.
+        """
+        self._draining = True
+        self._send(pb.EngineMessage(drain=pb.Drain()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._handoffs.wait_ended()
+        return self._handoffs.empty
+
     # -- inside -----------------------------------------------------------------------------------
 
     def _send(self, message: pb.EngineMessage) -> bool:
@@ -317,6 +331,8 @@ class EngineSession:
                         self._handoffs.refuse(event.refused)
                     elif body == "opened" and writer is None:
                         self._outbox = deque(self._handoffs.everything())
+                        if self._draining:  # what was said before that is not refused
+                            self._outbox.append(pb.EngineMessage(drain=pb.Drain()))
                         self._opened.set()
                         self._backoff.began()
                         writer = asyncio.create_task(self._write(call))

@@ -71,6 +71,12 @@ def judge_engine(engine: pb.EngineInfo) -> Finding:
             "its agents are there, and its session is not: it hears of no end",
             "is its scheduler's process alive?",
         )
+    if engine.draining:
+        return warn(
+            subject,
+            f"it drains: it takes nothing new, and {engine.open} handoffs of its have not ended",
+            f"stop it, or `restow drain --engine {engine.engine_id} --off`",
+        )
     words = f"{engine.ranks} ranks of {model_of(engine)}, session and agents"
     if not engine.revision:
         return warn(

@@ -32,8 +32,9 @@ SERVICE_ROLES = {
     reflection.SERVICE_NAME: frozenset({Role.OPERATOR}),
 }
 METHOD_ROLES = {
-    # An engine tells its own clients what became of a handoff.
-    "/restow.v1.Admin/GetHandoff": frozenset({Role.OPERATOR, Role.ENGINE}),
+    # An engine or a router tells its own clients what became of a handoff.
+    "/restow.v1.Admin/GetHandoff": frozenset({Role.OPERATOR, Role.ENGINE, Role.ROUTER}),
+    "/restow.v1.Admin/AbandonHandoff": frozenset({Role.OPERATOR, Role.ROUTER}),
 }
 
 
@@ -41,7 +42,7 @@ def roles_for(method: str) -> frozenset[Role]:
     """The roles of which a caller needs one; none for what nobody may call.
 
     >>> sorted(roles_for("/restow.v1.Admin/GetHandoff"))
-    [<Role.ENGINE: 'engine'>, <Role.OPERATOR: 'operator'>]
+    [<Role.ENGINE: 'engine'>, <Role.OPERATOR: 'operator'>, <Role.ROUTER: 'router'>]
     >>> roles_for("/something.Else/Method")
     frozenset()
     """

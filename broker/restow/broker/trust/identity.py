@@ -1,4 +1,4 @@
-"""Who calls: a tenant's engine, agent or operator."""
+"""Who calls: a tenant's engine, agent, router or operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ class Role(StrEnum):
 
     ENGINE = "engine"
     AGENT = "agent"
+    ROUTER = "router"
     OPERATOR = "operator"
+
+
+OF_NO_ENGINE = frozenset({Role.OPERATOR, Role.ROUTER})
+NO_ENGINE = "an operator has no engine, nor has a router"
 
 
 class IdentityInvalidError(ValueError):
@@ -37,9 +42,9 @@ class Right(Worded):
             Worded.__post_init__(self)
         except WordUnknownError as error:
             raise IdentityInvalidError(error.message) from None
-        if self.role is Role.OPERATOR:
+        if self.role in OF_NO_ENGINE:
             if self.engine:
-                raise IdentityInvalidError("an operator has no engine")
+                raise IdentityInvalidError(NO_ENGINE)
         elif not 0 < len(self.engine) <= MAX_NAME_LENGTH:
             raise IdentityInvalidError(
                 f"an {self.role} needs the id of its engine, of 1 to {MAX_NAME_LENGTH} characters, "

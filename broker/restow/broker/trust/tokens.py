@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from restow.broker.trust.errors import TokenFileError, TokensFileError
-from restow.broker.trust.identity import Identity, IdentityInvalidError, Right, Role
+from restow.broker.trust.identity import (
+    NO_ENGINE,
+    OF_NO_ENGINE,
+    Identity,
+    IdentityInvalidError,
+    Right,
+    Role,
+)
 
 PREFIX = "restow_"
 """So that people and programs that look for leaked secrets know one when they see it."""
@@ -122,9 +129,9 @@ def _entry(entry: object) -> Token:
     if not isinstance(engine, str) or ("tenant" in entry and not isinstance(tenant, str)):
         raise IdentityInvalidError("tenant and engine are texts")
     roles = {Role(name) for name in names}
-    if engine and roles == {Role.OPERATOR}:
-        raise IdentityInvalidError("an operator has no engine")
-    rights = {Right(role, "" if role is Role.OPERATOR else engine) for role in roles}
+    if engine and roles <= OF_NO_ENGINE:
+        raise IdentityInvalidError(NO_ENGINE)
+    rights = {Right(role, "" if role in OF_NO_ENGINE else engine) for role in roles}
     return Token(_digest(entry.get("sha256")), Identity(tenant, frozenset(rights)))
 
 

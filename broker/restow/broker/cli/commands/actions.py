@@ -1,8 +1,10 @@
-"""``restow release``, ``drain`` and ``check`` do something to a broker, or have it do something."""
+"""``restow release``, ``drain``, ``forget`` and ``check`` have a broker do something."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -50,35 +52,89 @@ def release(
 
 @connects
 def drain(
-    off: Annotated[bool, typer.Option("--off", help="Grant again what waits.")] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="ID",
+            help="Drain this engine alone: it takes part in nothing new, and finishes what it has.",
+        ),
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="Go on as before.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Until the reads under way have ended.")
+        bool,
+        typer.Option(
+            "--wait", help="Until the reads under way have ended; of an engine: all that is open."
+        ),
     ] = False,
     yes: YesOption = False,
     *,
-    connection: Connection,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
-    """Have the broker grant nothing any more, as before it is stopped; or, with --off, again."""
+    """Have the broker grant nothing any more, as before it is stopped; or one engine go gently.
+
+    A broker that was started anew knows nothing of it.
+    """
 
     if off and wait:
-        raise typer.BadParameter("--off grants again: there is nothing to wait for")
+        raise typer.BadParameter("--off goes on as before: there is nothing to wait for")
+    if connection.tenant is not None and engine is None:
+        raise typer.BadParameter("--tenant says whose --engine is meant: the broker is everybody's")
+    drains: Callable[[bool], int]
     with connection.client() as client:
-        if not off:
-            _agreed(
+        if engine is not None:
+            will = f"Engine {engine} will take part in nothing new until `--off`, and is to go."
+            drains = partial(client.drain_engine, engine)
+        else:
+            will = (
                 f"The broker {client.address} will grant no handoff until `restow drain --off` or "
-                f"its restart; those that wait do so until their leases or patience end.",
-                yes,
+                f"its restart; those that wait do so until their leases or patience end."
             )
-        granted = client.set_draining(not off)
-        while wait and granted:
+            drains = client.set_draining
+        if not off:
+            _agreed(will, yes)
+        left = drains(not off)
+        while wait and left:
             time.sleep(POLL_S)
-            granted = client.set_draining(True)
-    if as_json:
-        print_json({"draining": not off, "granted": granted})
+            left = drains(True)
+    if engine is not None:
+        done = "takes part in handoffs again" if off else "takes part in nothing new any more"
+        shown = {"engine": engine, "draining": not off, "open": left}
+        words = f"Engine {engine} {done}; {left} handoffs of its have not ended."
     else:
         done = "grants again" if off else "grants nothing any more"
-        typer.echo(f"The broker {done}; {granted} handoffs are granted and have not ended.")
+        shown = {"draining": not off, "granted": left}
+        words = f"The broker {done}; {left} handoffs are granted and have not ended."
+    if as_json:
+        print_json(shown)
+    else:
+        typer.echo(words)
+
+
+@connects
+def forget(
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="Id of the engine.")],
+    yes: YesOption = False,
+    *,
+    connection: TenantConnection,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget an engine that is gone, at once; one that is there is refused (ENGINE_CONNECTED)."""
+
+    with connection.client() as client:
+        found = next((one for one in client.engines() if one.engine_id == engine), None)
+        if found is not None and found.open:
+            _agreed(
+                f"Engine {engine} has {found.open} handoffs that have not ended: they will, with "
+                f"ENGINE_LOST.",
+                yes,
+            )
+        ended = client.forget_engine(engine)
+    if as_json:
+        print_json({"engine": engine, "ended": ended})
+    else:
+        typer.echo(f"Engine {engine} is forgotten; {ended} handoffs ended with it.")
 
 
 @connects

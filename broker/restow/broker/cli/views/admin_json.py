@@ -47,7 +47,7 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
             {
                 **_values(one, "engine_id", "incarnation"),
                 **_values(one, "model", "revision", "adapter", "quantisation", "layout_digest"),
-                **_values(one, "ranks", "agents", "session"),
+                **_values(one, "ranks", "agents", "session", "draining", "open"),
                 "replaced": list(one.replaced),
                 "age_s": round(one.age_s, 3),
             }

@@ -132,7 +132,7 @@ def show_engines(value: dict[str, Any]) -> None:
             _with_weights(one),
             one["revision"][: None if wide else SHORT] or Text("none", style="yellow"),
             Text(f"{one['agents']} of {one['ranks']}", style="red" if missing else ""),
-            Text("open" if one["session"] else "none", style="" if one["session"] else "yellow"),
+            _session(one),
             one["layout_digest"] if wide else one["layout_digest"][:SHORT],
             one["incarnation"],
         )
@@ -144,6 +144,12 @@ def show_engines(value: dict[str, Any]) -> None:
                 f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
             )
             console.print(Text(words, style="yellow"), soft_wrap=True)
+
+
+def _session(engine: dict[str, Any]) -> Text:
+    if engine["draining"]:
+        return Text("draining", style="yellow")
+    return Text("open") if engine["session"] else Text("none", style="yellow")
 
 
 def _with_weights(engine: dict[str, Any]) -> str:

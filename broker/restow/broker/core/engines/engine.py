@@ -10,7 +10,12 @@ from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory, is_memory
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.engines.early_fences import EarlyFences
-from restow.broker.errors import AgentMismatchError, AgentUnknownError, EngineReplacedError
+from restow.broker.errors import (
+    AgentMismatchError,
+    AgentUnknownError,
+    EngineDrainingError,
+    EngineReplacedError,
+)
 from restow.broker.layout import Layout, RankLayout, Region
 from restow.broker.layout.span import volume
 
@@ -47,6 +52,8 @@ class EngineRecord(BlockLists):
     publishes: bool = False
     asks: bool = False
     """What it has done so far."""
+    drains_since_s: float = 0.0
+    """Since when it takes part in nothing new; 0: it does."""
     gone: bool = False
     former: tuple[str, ...] = ()
     """The latest incarnations before this one; those that had unregistered are none."""
@@ -132,6 +139,22 @@ class EngineRecord(BlockLists):
                 f"engine {self.key.engine_id}, incarnation {self.incarnation} is gone from here: "
                 f"it was replaced or unregistered",
                 engine=self.key.engine_id,
+            )
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes part in nothing new."""
+        return self.drains_since_s > 0.0
+
+    def check_takes(self, handoff_id: str, began_s: float) -> None:
+        """Raise `EngineDrainingError` for a handoff that it must not begin to take part in."""
+        if self.draining and began_s > self.drains_since_s:
+            name = self.key.engine_id
+            raise EngineDrainingError(
+                f"engine {name} drains and takes nothing new, handoff {handoff_id} neither: send "
+                f"its prompt to another engine",
+                engine=name,
+                handoff=handoff_id,
             )
 
     def rank_layout(self, rank: int) -> RankLayout:

@@ -18,6 +18,7 @@ from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH, Ledger
 from restow.broker.errors import (
     DirectoryFullError,
+    EngineConnectedError,
     EngineReplacedError,
     EngineUnknownError,
     RequestError,
@@ -133,6 +134,24 @@ class Membership:
         name = engine.key.engine_id
         error = EngineUnknownError(f"engine {name} unregistered", engine=name)
         return self.remove_engine(engine, error, now_s)
+
+    def forget(self, engine: EngineRecord, now_s: float) -> list[Action]:
+        """Take an engine out that is gone, at once. Raises `EngineConnectedError` if it is not."""
+        name = engine.key.engine_id
+        if engine.has_session or engine.agents:
+            raise EngineConnectedError(
+                f"engine {name} is there ({len(engine.agents)} agents, session: "
+                f"{'open' if engine.has_session else 'none'}): `restow drain --engine {name}` has "
+                f"it take nothing new, and ending its processes takes it out",
+                engine=name,
+            )
+        error = EngineUnknownError(f"an operator had engine {name} forgotten", engine=name)
+        return self.remove_engine(engine, error, now_s)
+
+    def drain(self, engine: EngineRecord, draining: bool, now_s: float) -> None:
+        """Have an engine take part in nothing that begins from now on, or again in all."""
+        if engine.draining != draining:
+            engine.drains_since_s = now_s if draining else 0.0
 
     def remove_engine(self, engine: EngineRecord, error: RestowError, now_s: float) -> list[Action]:
         """Take an engine out: nothing of its handoffs can go on, and its streams end with it."""

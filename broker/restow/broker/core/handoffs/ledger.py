@@ -45,18 +45,21 @@ class Ledger:
         self.quarantine = Quarantine(self.tenants)
         self._numbering = Numbering(first_us)
 
+    def known(self, tenant: str, handoff_id: str) -> Handoff | None:
+        """The handoff of that id, live or ended; None if there is none."""
+        key = (tenant, handoff_id)
+        return self.live.get(key) or self.ended.get(key)
+
     def find(self, tenant: str, handoff_id: str) -> Handoff:
         """Look a handoff up, live or ended. Raises `HandoffUnknownError`."""
-        key = (tenant, handoff_id)
-        handoff = self.live.get(key) or self.ended.get(key)
+        handoff = self.known(tenant, handoff_id)
         if handoff is None:
             raise HandoffUnknownError(f"handoff {handoff_id} is not known here", handoff=handoff_id)
         return handoff
 
     def look_up(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
         """The handoff of that id in the engine's tenant, live or ended."""
-        key = (engine.key.tenant, handoff_id)
-        return self.live.get(key) or self.ended.get(key)
+        return self.known(engine.key.tenant, handoff_id)
 
     def hear(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff | None:
         """The same, of which the engine says a word."""
@@ -88,7 +91,7 @@ class Ledger:
             )
         return handoff
 
-    def make(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff:
+    def make(self, tenant: str, handoff_id: str, now_s: float) -> Handoff:
         """Begin a handoff of an id that is not known.
 
         Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
@@ -97,7 +100,6 @@ class Ledger:
             raise RequestError(
                 f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
             )
-        tenant = engine.key.tenant
         self.tenants.check_handoff(tenant)
         if len(self.live) + len(self.quarantine) >= self.limits.max_live:
             raise DirectoryFullError(

@@ -93,6 +93,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     session=engine.has_session,
                     replaced=engine.former,
                     age_s=now_s - engine.born_s,
+                    draining=engine.draining,
+                    open=len(engine.handoffs),
                 )
                 for key, engine in sorted(engines.items())
                 if key.tenant == tenant
@@ -228,6 +230,41 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._log.info("draining set by an operator", draining=request.draining)
         hub.perform(hub.directory.granting.drain(request.draining, hub.now_s()))
         return pb.SetDrainingResponse(granted=hub.directory.granted)
+
+    async def DrainEngine(
+        self, request: pb.DrainEngineRequest, context: Context
+    ) -> pb.DrainEngineResponse:
+        """Have an engine take nothing new any more, or again."""
+        members = self._hub.directory.members
+        engine = members.find(EngineKey(tenant_of(context), request.engine_id))
+        if engine.draining != request.draining:
+            self._log.info(
+                "engine's draining set by an operator",
+                engine=request.engine_id,
+                draining=request.draining,
+            )
+        members.drain(engine, request.draining, self._hub.now_s())
+        return pb.DrainEngineResponse(open=len(engine.handoffs))
+
+    async def ForgetEngine(
+        self, request: pb.ForgetEngineRequest, context: Context
+    ) -> pb.ForgetEngineResponse:
+        """Take an engine out that is gone."""
+        hub, members = self._hub, self._hub.directory.members
+        engine = members.find(EngineKey(tenant_of(context), request.engine_id))
+        ended = len(engine.handoffs)
+        hub.perform(members.forget(engine, hub.now_s()))
+        self._log.info("engine forgotten by an operator", engine=request.engine_id, ended=ended)
+        return pb.ForgetEngineResponse(ended=ended)
+
+    async def AbandonHandoff(
+        self, request: pb.AbandonHandoffRequest, context: Context
+    ) -> pb.AbandonHandoffResponse:
+        """Give up what nobody has asked for."""
+        hub, tenant = self._hub, tenant_of(context)
+        hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
+        state = hub.directory.ledger.find(tenant, request.handoff_id).state
+        return pb.AbandonHandoffResponse(state=STATE_NUMBERS[state])
 
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:
         failure, now_s = handoff.failure, self._hub.now_s()

@@ -103,7 +103,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 hub.perform(actions)
         except RestowError as error:
             body = message.WhichOneof("body")
-            handoff_id = getattr(message, body).handoff_id if body else ""
+            handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
             if body in ("publish", "request"):
                 hub.refuse(engine, handoff_id, error)
             refused = outbox.open(len(handoff_id)).events.add().refused
@@ -143,6 +143,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             return directory.decline(
                 engine, decline.handoff_id, decline.detail, now_s, message.message_id
             )
+        if body == "drain":
+            directory.members.drain(engine, True, now_s)
+            return []
         raise RequestError("a message without a body")
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
