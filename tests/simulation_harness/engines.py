@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -68,6 +68,10 @@ class Engine:
 
         self.requests.pending.add(prompt.name)
         self.scheduler.spawn(self._guard(self.requests.decode(prompt, received)))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have the scheduler do something beside its prompts."""
+        self.scheduler.spawn(self._guard(work))
 
     def _fence(self, handoff_id: str) -> None:
         for worker, agent in zip(self.workers, self.agents, strict=False):
