@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
+import structlog
 
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
+from restow.agents.memory.held_names import remove_left
 from restow.agents.memory.shared_regions import OpenedRegions
 from restow.agents.settings import AgentSettings
 from restow.broker.client.credentials import Credentials
@@ -23,6 +26,8 @@ from restow.v1 import daemon_pb2 as pb
 from restow.v1 import daemon_pb2_grpc
 
 WELCOME_S = 30.0
+SWEEP_S = 5.0
+"""How often it looks for memory that dead engines left: some die after their stream."""
 STOP_GRACE_S = 1.0
 
 
@@ -52,6 +57,9 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         self._credentials = credentials or Credentials.of()
         self._on_lost = on_lost
         self._stopping = asyncio.Event()
+        self._gone = asyncio.Event()
+        """A rank's stream has ended."""
+        self._sweeper: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -68,10 +76,27 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         finally:
             os.umask(before)
         self._server = server
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Remove the shared memory of engines that are gone, for as long as the daemon lives."""
+        log = structlog.get_logger("restow.daemon")
+        while True:
+            # To give many gigabytes back takes a while.
+            if removed := await asyncio.to_thread(remove_left):
+                log.info("removed shared memory of engines that are gone", names=removed)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_S):
+                    await self._gone.wait()
+            self._gone.clear()
 
     async def close(self) -> None:
         """Let all ranks go, and stop listening. May be repeated."""
         self._stopping.set()
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.cancel()
+            await asyncio.gather(sweeper, return_exceptions=True)
         server, self._server = self._server, None
         if server is not None:
             await server.stop(STOP_GRACE_S)
@@ -88,7 +113,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             raise RequestError("the first message of a rank must be Attach")
         attach = first.messages[0].attach
         unfenced: asyncio.Queue[str | None] = asyncio.Queue()
-        with OpenedRegions(attach.regions) as regions:
+        with self._leaving(), OpenedRegions(attach.regions) as regions:
             agent = AsyncAgent(
                 self._broker,
                 attach.engine.engine_id,
@@ -113,6 +138,14 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 await agent.close()
         if self._stopping.is_set():
             raise AgentClosedError("the daemon ends")
+
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """Have memory looked after when a rank has been let go."""
+        try:
+            yield
+        finally:
+            self._gone.set()
 
     async def _until_over(
         self, agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]
