@@ -216,6 +216,11 @@ SECRET = "restow_s3cretS3cretS3cretS3cret"  # noqa: S105
         ([{**GOOD, "tenant": "*"}], "entry 1: a tenant has"),
         ([{"sha256": "0" * 64, "role": "engine", "engine": "*"}], "entry 1: only an operator"),
         ([{"sha256": "0" * 64, "role": "operator", "engine": "p"}], "entry 1: an operator has no"),
+        (
+            [{"sha256": "0" * 64, "role": "router", "tenant": "a", "engine": "p"}],
+            "entry 1: an operator has no engine, nor has a router",
+        ),
+        ([{"sha256": "0" * 64, "role": "router"}], "entry 1: only an operator may do without"),
         ([GOOD, GOOD], "lists a token twice"),
     ],
 )

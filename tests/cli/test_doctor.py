@@ -71,6 +71,10 @@ def verdicts(result: Result) -> dict[str, str]:
             ),
             "ok",
         ),
+        (
+            judge_engine(pb.EngineInfo(engine_id="e", session=True, draining=True, revision="v1")),
+            "warn",
+        ),
         (judge_pair("p", "d", pb.ProbePairResponse(transport="rc_mlx5/mlx5_0:1")), "ok"),
         (judge_pair("p", "d", pb.ProbePairResponse(transport="tcp/eth0")), "warn"),
         (judge_pair("p", "d", pb.ProbePairResponse(reason="READ_FAILED")), "bad"),

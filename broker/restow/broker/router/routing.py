@@ -29,6 +29,8 @@ from restow.broker.router.engines import Engine, Engines
 
 ATTEMPTS = 3
 """How often a request is tried, with other engines each time where there are any."""
+P_REFUSED = "PUBLICATION_REFUSED"
+"""What became of a handoff whose P computed the prompt, and may not hand it over: it drains."""
 
 
 class Routing:
@@ -134,7 +136,7 @@ class Routing:
             self._prefill.put_aside(p)
         elif error.handoff is None:
             self._decode.put_aside(d)
-        elif not prefilled:
+        elif not prefilled or error.handoff.get("reason") == P_REFUSED:
             self._prefill.put_aside(p)
 
     async def _given(self, request: web.Request, one: Begun, request_id: str) -> web.StreamResponse:
