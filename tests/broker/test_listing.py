@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from broker.certificates import Authority
@@ -31,14 +34,15 @@ async def test_all_tenants_are_listed_to_an_operator_of_all_alone(authority: Aut
             await mine.hand_over("three")  # sessions keep their order: `two` is known by now
             every, own = operator(authority, None), operator(authority, "a")
             held = await ask(address, every, AdminClient.tenants)
-            assert [(one.tenant, one.engines, one.handoffs_live) for one in held] == [
+            assert held.listed == "default"
+            assert [(one.tenant, one.engines, one.handoffs_live) for one in held.tenants] == [
                 ("a", 2, 1),
                 ("b", 2, 0),
             ]
-            assert [sum(end.count for end in one.ended) for one in held] == [2, 1]
-            assert [one.bytes_read for one in held] == [200, 100]
+            assert [sum(end.count for end in one.ended) for one in held.tenants] == [2, 1]
+            assert [one.bytes_read for one in held.tenants] == [200, 100]
             alone = await ask(address, own, AdminClient.tenants)
-            assert [one.tenant for one in alone] == ["a"]
+            assert (alone.listed, [one.tenant for one in alone.tenants]) == ("a", ["a"])
 
             both = await ask(address, every, AdminClient.handoffs, tenant=ALL_TENANTS)
             assert [(one.tenant, one.handoff_id) for one in both.handoffs] == [
@@ -47,7 +51,8 @@ async def test_all_tenants_are_listed_to_an_operator_of_all_alone(authority: Aut
                 ("b", "one"),
                 ("a", "one"),
             ]
-            for call in (AdminClient.engines, AdminClient.agents):
+            calls: list[Callable[[AdminClient], Any]] = [AdminClient.engines, AdminClient.agents]
+            for call in calls:
                 listed = await ask(address, every, call, tenant=ALL_TENANTS)
                 assert sorted((one.tenant, one.engine_id) for one in listed) == [
                     ("a", "d"),

@@ -69,7 +69,7 @@ def test_rates_are_those_between_two_looks_at_one_life() -> None:
     before, now = look(10.0, [], ended=100), look(12.0, [], ended=150)
     found = dict(headline(before, now))
     assert (found["ends"], found["read"]) == ("25.0/s", "25.0 MiB/s")
-    assert found["engines"] == "2 of 3 ready, 12 agents"
+    assert found["engines"] == "2 of 3 ready, 11 agents"
     assert found["ended"] == "150 DONE, 1 EXPIRED"
     for earlier in (None, look(10.0, [], ended=100, broker_epoch="another"), now):
         assert dict(headline(earlier, now))["ends"] == "-"
@@ -94,8 +94,8 @@ def test_the_slowest_pair_by_the_byte_comes_first() -> None:
         ],
     )
     assert pair_rows(seen) == [
-        ("slow", "decode-1", "3", "200 ms", "500 ms", "37.5 MiB"),
-        ("fast", "decode-1", "3", "100 ms", "100 ms", "1000.0 MiB"),
+        ("slow", "decode-1", "37.5 MiB/s", "200 ms", "500 ms", "3"),
+        ("fast", "decode-1", "1000.0 MiB/s", "100 ms", "100 ms", "3"),
     ]
 
 
@@ -197,6 +197,6 @@ async def test_beside_a_real_broker() -> None:
                 await app.look()
                 await pilot.pause()
                 (row,) = shown(app, "handoffs")
-                assert row[:3] == ["waits", "WAITING", "p"]
+                assert [row[0], row[1], row[4]] == ["waits", "WAITING", "p"]
                 assert row[-1] == "ranks [0] of engine p have not fenced it"
-                assert shown(app, "pairs")[0][:3] == ["p", "d", "1"]
+                assert [shown(app, "pairs")[0][at] for at in (0, 1, -1)] == ["p", "d", "1"]

@@ -144,6 +144,9 @@ class ListTenantsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TENANTS_FIELD_NUMBER: builtins.int
+    LISTED_FIELD_NUMBER: builtins.int
+    listed: builtins.str
+    """Of which tenant engines, agents and handoffs are listed to this caller. Empty: of all."""
     @property
     def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TenantInfo]:
         """By name."""
@@ -152,8 +155,9 @@ class ListTenantsResponse(google.protobuf.message.Message):
         self,
         *,
         tenants: collections.abc.Iterable[Global___TenantInfo] | None = ...,
+        listed: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["tenants", b"tenants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["listed", b"listed", "tenants", b"tenants"]) -> None: ...
 
 Global___ListTenantsResponse: typing_extensions.TypeAlias = ListTenantsResponse
 

@@ -56,9 +56,9 @@ def status() -> AdminCall[pb.GetStatusResponse]:
     return AdminCall("GetStatus", pb.GetStatusRequest(), _whole)
 
 
-def tenants() -> AdminCall[list[pb.TenantInfo]]:
+def tenants() -> AdminCall[pb.ListTenantsResponse]:
     """The tenants that have engines or handoffs."""
-    return AdminCall("ListTenants", pb.ListTenantsRequest(), lambda found: list(found.tenants))
+    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole)
 
 
 def engines() -> AdminCall[list[pb.EngineInfo]]:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from restow.broker.cli.completion import complete_pair
 from restow.broker.cli.connection import TenantConnection, connects
-from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import FOUND, print_json
+from restow.broker.cli.output import FOUND, Output, print_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,12 +62,13 @@ def doctor(
         list[str] | None,
         typer.Option(
             metavar="P:D",
+            autocompletion=complete_pair,
             help="Have D's agent read from P's, and say over which transport; all: every pair.",
         ),
     ] = None,
     *,
     connection: TenantConnection,
-    as_json: JsonOption = False,
+    output: Output,
 ) -> None:
     """Look for what is wrong: limits, versions, NIXL, certificates, broker, engines, transports.
 
@@ -90,7 +91,7 @@ def doctor(
     def take(findings: Iterator[Finding]) -> None:
         for one in findings:
             found.append(one)
-            if not as_json:
+            if not output.document:
                 _show(one)
 
     take(looked)
@@ -98,7 +99,9 @@ def doctor(
         with connection.client() as client:
             take(_of_broker(client, pair or []))
     unsound = any(one.verdict is Verdict.BAD for one in found)
-    if as_json:
-        print_json({"findings": [asdict(one) for one in found], "sound": not unsound})
+    if output.document:
+        print_document(
+            {"findings": [asdict(one) for one in found], "sound": not unsound}, output.document
+        )
     if unsound:
         raise typer.Exit(FOUND)

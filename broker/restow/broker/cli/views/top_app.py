@@ -11,8 +11,8 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
-from restow.broker.cli.views.admin_tables import COLORS
 from restow.broker.cli.views.handoff_columns import UNDER_WAY
+from restow.broker.cli.views.listing import colored
 from restow.broker.cli.views.top_tables import (
     PAIR_COLUMNS,
     Look,
@@ -100,7 +100,7 @@ class Top(App[None]):
         shown = len(self._handoff_columns)
         _fill(
             self.query_one("#handoffs", DataTable),
-            [[row[0], Text(row[1], COLORS.get(row[1], "cyan")), *row[2:shown]]
+            [[row[0], colored(row[1]), *row[2:shown]]
              for row in handoff_rows(now)],
         )  # fmt: skip
         _fill(self.query_one("#pairs", DataTable), pair_rows(now))

@@ -82,6 +82,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         tenants = self._hub.directory.ledger.tenants
         held = sorted(tenants.holdings.items()) if own is None else [(own, tenants.of(own))]
         return pb.ListTenantsResponse(
+            listed=listed_tenant(context) or "",
             tenants=[
                 pb.TenantInfo(
                     tenant=tenant,
@@ -92,7 +93,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     bytes_read=min(one.bytes_read, MAX_INT64),
                 )
                 for tenant, one in held
-            ]
+            ],
         )
 
     async def ListEngines(

@@ -1,0 +1,32 @@
+"""`looks` is how commands go on until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def interruption() -> Iterator[threading.Event]:
+    """Yield what Ctrl-C sets. Raised amid a call of gRPC, KeyboardInterrupt can get lost."""
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def looks(every_s: float, count: int | None = None) -> Iterator[int]:
+    """Yield the number of each look, from 0, at once and then regularly, until Ctrl-C."""
+    if count == 1:
+        yield 0
+        return
+    with interruption() as interrupted:
+        for number in itertools.count() if count is None else range(count):
+            if number and interrupted.wait(every_s):
+                return
+            yield number
