@@ -107,17 +107,24 @@ def shown(app: Top, name: str) -> list[list[str]]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("count", [0, 1, 500])
 async def test_every_size_and_number(size: tuple[int, int], count: int) -> None:
-    seen = look(1.0, [handoff(n) for n in range(count)] + [done(n, "fast", 9, 1) for n in range(5)])
+    named = [handoff(n, handoff_id=f"{n:04}-{'long' * 20}") for n in range(count)]
+    seen = look(1.0, named + [done(n, "fast", 9, 1) for n in range(5)])
     app = Top(lambda: seen, every_s=60.0)
     async with app.run_test(size=size) as pilot:
         await app.look()
         await pilot.pause()
         rows = shown(app, "handoffs")
-        assert [row[0] for row in rows] == [row[0] for row in handoff_rows(seen)]
+        names = [row[0] for row in handoff_rows(seen)]
+        assert all(name.startswith(row[0]) for row, name in zip(rows, names, strict=True))
+        assert len({row[0] for row in rows}) == count
         assert all(len(row) == (8 if size[0] == 200 else 7) for row in rows)
         assert [row[0] for row in shown(app, "pairs")] == ["fast"]
         figures = str(app.query_one("#figures", Static).render())
-        assert "2\u00a0of\u00a03\u00a0ready" in figures
+        assert "2 of 3 ready" in figures
+        assert max(map(len, figures.splitlines())) <= size[0] - 2
+        assert any(f"live {count}" in line for line in figures.splitlines())
+        # No id is so long that the columns beside it leave the screen.
+        assert app.query_one("#handoffs", DataTable).virtual_size.width <= size[0]
         # Everything is on the screen, under each other.
         places = [app.query_one(f"#{name}").region for name in ("figures", "handoffs", "pairs")]
         assert all(one.width == size[0] and one.height > 0 for one in places)

@@ -109,6 +109,16 @@ def least_width(ids: Sequence[str]) -> int:
     return max([LEAST_ID, *shared])
 
 
+def shortened(ids: Sequence[str], width: int) -> list[str]:
+    """Return beginnings of ids that have room in ``width`` columns, or as long as they must be.
+
+    >>> shortened(["request-00001-a", "request-00002-b"], 5)
+    ['request-00001', 'request-00002']
+    """
+    letters = max(width, least_width(ids))
+    return [one[:letters] for one in ids]
+
+
 def _plain(cell: Cell) -> str:
     return cell.plain if isinstance(cell, Text) else cell
 
