@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from restow.broker.errors import HandoffAmbiguousError, HandoffUnknownError, RestowError
 
 if TYPE_CHECKING:
     from restow.broker.cli.connection import TenantConnection
+    from restow.broker.cli.output import Output
     from restow.broker.client.admin import AdminClient
 
 NAMED = 5
@@ -64,3 +66,10 @@ def hidden(client: AdminClient) -> str:
     named = ", ".join(others[:NAMED]) + (", ..." if len(others) > NAMED else "")
     which = "another tenant has" if len(others) == 1 else f"{len(others)} other tenants have"
     return f"tenant {held.listed} alone: {which} engines or handoffs too ({named}): --tenant, or -A"
+
+
+def say_hidden(client: AdminClient, output: Output) -> None:
+    """Tell an operator of all tenants on stderr of which nothing is shown, beside a table."""
+    words = "" if output.document or output.form == "name" else hidden(client)
+    if words:
+        sys.stderr.write(f"{words}\n")

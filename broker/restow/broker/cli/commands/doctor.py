@@ -77,6 +77,7 @@ def doctor(
     from dataclasses import asdict
     from itertools import chain
 
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.doctor.certificates import look_at_trust
     from restow.broker.doctor.finding import Verdict
     from restow.broker.doctor.host import look_at_host
@@ -84,6 +85,8 @@ def doctor(
 
     if here and pair:
         raise typer.BadParameter("--here asks no broker, and --pair does: leave one of them out")
+    if pair and connection.all_tenants:
+        raise typer.BadParameter("engines of a pair are of one tenant: name it with --tenant")
     credentials = connection.credentials()
     looked = chain(look_at_host(), look_at_packages(), look_at_trust(credentials))
     found = []
@@ -98,6 +101,7 @@ def doctor(
     if not here and not any(one.subject == "trust" and one.verdict is Verdict.BAD for one in found):
         with connection.client() as client:
             take(_of_broker(client, pair or []))
+            say_hidden(client, output)
     unsound = any(one.verdict is Verdict.BAD for one in found)
     if output.document:
         print_document(

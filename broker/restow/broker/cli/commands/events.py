@@ -27,15 +27,14 @@ def events(
     output: Output,
 ) -> None:
     """What happened, the oldest first: one line each, whole, and one JSON object with -o json."""
-    from restow.broker.cli.handoff_ids import hidden
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.news import News
     from restow.broker.cli.views.event_lines import event_line
 
     if output.form == "name":
         raise typer.BadParameter("events have no names", param_hint="-o")
     with connection.client() as client:
-        if not output.document and (words := hidden(client)):
-            sys.stderr.write(f"{words}\n")
+        say_hidden(client, output)
         news = News(client, since_s)
         for _ in looks(FOLLOW_S, None if follow else 1):
             for event in news.look():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,8 +14,6 @@ from restow.broker.cli.watching import looks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from restow.broker.client.admin import AdminClient
 
 StateOption = Annotated[
     Literal["WAITING", "READY", "STAGING", "READING", "DONE", "FAILED", "EXPIRED", "CANCELLED"]
@@ -69,6 +66,7 @@ def tenants(*, connection: Connection, output: Output) -> None:
 @connects
 def engines(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
     """The registered engines: are all their agents connected, is a session open?"""
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
@@ -76,12 +74,13 @@ def engines(engine: EngineArgument = "", *, connection: TenantConnection, output
         value = admin_json.engines_json(found)
         show = partial(admin_tables.show_engines, tenants=connection.all_tenants)
         output.answer(value, show, _names("engines", "engine_id"))
-        _say_hidden(client, output)
+        say_hidden(client, output)
 
 
 @connects
 def agents(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
     """The connected agents and the memory that they registered."""
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
@@ -89,7 +88,7 @@ def agents(engine: EngineArgument = "", *, connection: TenantConnection, output:
         value = admin_json.agents_json(found)
         show = partial(admin_tables.show_agents, tenants=connection.all_tenants)
         output.answer(value, show, _names("agents", "agent_name"))
-        _say_hidden(client, output)
+        say_hidden(client, output)
 
 
 @connects
@@ -123,6 +122,7 @@ def handoffs(
     output: Output,
 ) -> None:
     """Handoffs, those under way first, then the newest ends."""
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import admin_json, admin_tables
     from restow.broker.cli.views.live import live_handoffs
 
@@ -137,9 +137,9 @@ def handoffs(
         if not watch:
             show = partial(admin_tables.show_handoffs, tenants=connection.all_tenants)
             output.answer(value, show, _names("handoffs", "handoff_id"))
-            _say_hidden(client, output)
+            say_hidden(client, output)
             return
-        _say_hidden(client, output)
+        say_hidden(client, output)
         with live_handoffs(output.form == "wide", connection.all_tenants) as update:
             for number in looks(WATCH_S):
                 update(look() if number else value)
@@ -153,13 +153,14 @@ def leases(
     output: Output,
 ) -> None:
     """Whose pages P keeps, for how long still, and what they wait for; the shortest first."""
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.leases_json(client.handoffs(limit=MAX_LISTED), limit)
         show = partial(admin_tables.show_leases, tenants=connection.all_tenants)
         output.answer(value, show, _names("leases", "handoff_id"))
-        _say_hidden(client, output)
+        say_hidden(client, output)
 
 
 @connects
@@ -177,12 +178,3 @@ def handoff(handoff_id: HandoffArgument, *, connection: TenantConnection, output
 
 def _names(of: str, name: str) -> Callable[[Any], Iterable[str]]:
     return lambda value: (one[name] for one in value[of])
-
-
-def _say_hidden(client: AdminClient, output: Output) -> None:
-    """Tell an operator of all tenants on stderr of which nothing is shown."""
-    from restow.broker.cli.handoff_ids import hidden
-
-    words = "" if output.document or output.form == "name" else hidden(client)
-    if words:
-        sys.stderr.write(f"{words}\n")

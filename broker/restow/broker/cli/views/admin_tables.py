@@ -182,7 +182,7 @@ def handoffs_table(
     columns = WIDE_HANDOFFS if wide else (*HANDOFFS, *(["detail"] if to.is_terminal else []))
     columns = (*_tenant(tenants), *columns)
     rows = [handoff_cells(one, columns) for one in value["handoffs"]]
-    table = listing(columns, rows, to.width, ids="handoff", words="detail")
+    table = listing(columns, rows, to.width, ids="handoff", words="detail", spare=True)
     if not value["left_out"]:
         return table
     return Group(table, Text(f"... and {value['left_out']} more: raise --limit", style="dim"))

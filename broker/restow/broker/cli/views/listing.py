@@ -62,10 +62,12 @@ def listing(
     *,
     ids: str = "",
     words: str | None = None,
+    spare: bool = False,
 ) -> RenderableType:
     """Return a table for ``width`` columns; with a last line where that left anything out.
 
-    ``ids``: the column that may be shortened. ``words``: the last column, which may be folded.
+    ``ids``: the column that may be shortened. ``words``: the last column, which may be folded;
+    ``spare``: it is shown only where there is room for whole ids beside it.
     """
     texts = [[_plain(cell) for cell in row] for row in rows]
     widths = [
@@ -73,11 +75,13 @@ def listing(
         for at, name in enumerate(columns)
     ]
     full = dict(zip(columns, widths, strict=True))
+    if columns[-1] == words:
+        widths[-1] = min(widths[-1], LEAST_FOLDED)
+        if spare and _fitting(widths, width) < len(columns):
+            columns, widths = columns[:-1], widths[:-1]
     if ids:
         at = columns.index(ids)
         widths[at] = min(widths[at], least_width([row[at] for row in texts]))
-    if columns[-1] == words:
-        widths[-1] = min(widths[-1], LEAST_FOLDED)
     shown = _fitting(widths, width)
     needed = sum(widths[:shown]) + GAP * (shown - 1)
     if ids:
