@@ -202,3 +202,21 @@ async def test_events_are_followed_through_a_pipe() -> None:
         told = [line.split()[2] for line in lines]
         assert told == [f"news-{int(told[0][5:]) + at}" for at in range(len(told))]
         assert all("DONE" in line and "from p to d, 100 B read in " in line for line in lines)
+
+
+@pytest.mark.parametrize("command", [("events", "--follow"), ("top", "-b"), ("handoffs", "-w")])
+async def test_who_closes_a_pipe_ends_what_goes_on(command: tuple[str, ...]) -> None:
+    async with some() as (address, _):
+        process = await asyncio.create_subprocess_exec(
+            *(*COMMAND, *command, "--broker", address),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            assert await process.stdout.readline()
+            process.stdout._transport.close()  # type: ignore[attr-defined]
+            assert process.stderr is not None
+            assert await process.stderr.read() == b""
+            assert await process.wait() in (0, 1)
