@@ -117,6 +117,7 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
             )
         ),
         "GetStatus": lambda: admin.GetStatus(admin_pb2.GetStatusRequest()),
+        "ListTenants": lambda: admin.ListTenants(admin_pb2.ListTenantsRequest()),
         "ListEngines": lambda: admin.ListEngines(admin_pb2.ListEnginesRequest()),
         "ListAgents": lambda: admin.ListAgents(admin_pb2.ListAgentsRequest()),
         "ListHandoffs": lambda: admin.ListHandoffs(admin_pb2.ListHandoffsRequest()),
@@ -154,6 +155,7 @@ def methods_of_the_contract() -> list[Any]:
 ENGINE_METHODS = {"RegisterEngine", "UnregisterEngine", "Session", "Publish", "Request", "Cancel"}
 ADMIN_METHODS = {
     "GetStatus",
+    "ListTenants",
     "ListEngines",
     "ListAgents",
     "ListHandoffs",

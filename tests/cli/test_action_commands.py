@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, pair
 from cli.broker_process import broker_process
+from cli.terminals import STYLES
 from restow.broker.cli.main import app
 
 
@@ -72,9 +73,11 @@ async def test_leases_show_what_they_wait_for(address: str) -> None:
     async with waiting(address, "leased"):
         for columns in ("80", "200"):
             shown = await asyncio.to_thread(
-                CliRunner(env={"COLUMNS": columns}).invoke, app, ["leases", "--broker", address]
+                CliRunner(env={"COLUMNS": columns, "FORCE_COLOR": "1"}).invoke,
+                app,
+                ["leases", "--broker", address],
             )
-            words = " ".join(shown.stdout.split())
+            words = " ".join(STYLES.sub("", shown.stdout).split())
             assert "leased" in words
             assert "ranks [0] of engine p have not" in words
         listed = json.loads((await run("leases", "--json", "--broker", address)).stdout)

@@ -177,6 +177,10 @@ class HandoffUnknownError(RestowError, status="NOT_FOUND", reason="HANDOFF_UNKNO
     """No handoff of that id is known."""
 
 
+class HandoffAmbiguousError(RestowError, status="INVALID_ARGUMENT", reason="HANDOFF_AMBIGUOUS"):
+    """The beginning of an id is that of several handoffs: type more of it."""
+
+
 class HandoffOwnedError(RestowError, status="ALREADY_EXISTS", reason="HANDOFF_OWNED"):
     """Another engine owns this side of the handoff."""
 

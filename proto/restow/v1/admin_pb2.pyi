@@ -126,6 +126,84 @@ class StateCount(google.protobuf.message.Message):
 Global___StateCount: typing_extensions.TypeAlias = StateCount
 
 @typing.final
+class ListTenantsRequest(google.protobuf.message.Message):
+    """Asks for tenants."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListTenantsRequest: typing_extensions.TypeAlias = ListTenantsRequest
+
+@typing.final
+class ListTenantsResponse(google.protobuf.message.Message):
+    """The tenants."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANTS_FIELD_NUMBER: builtins.int
+    LISTED_FIELD_NUMBER: builtins.int
+    listed: builtins.str
+    """Of which tenant engines, agents and handoffs are listed to this caller. Empty: of all."""
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TenantInfo]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        tenants: collections.abc.Iterable[Global___TenantInfo] | None = ...,
+        listed: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["listed", b"listed", "tenants", b"tenants"]) -> None: ...
+
+Global___ListTenantsResponse: typing_extensions.TypeAlias = ListTenantsResponse
+
+@typing.final
+class TenantInfo(google.protobuf.message.Message):
+    """What one tenant has. Its counts begin again when nothing of it is left."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
+    HANDOFFS_LIVE_FIELD_NUMBER: builtins.int
+    HANDOFFS_QUARANTINED_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    BYTES_READ_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Its name."""
+    engines: builtins.int
+    """Registered engines."""
+    handoffs_live: builtins.int
+    """Handoffs that have not ended."""
+    handoffs_quarantined: builtins.int
+    """Handoffs that have ended and of which D has not been told, because a rank of its may still write
+    to its pages.
+    """
+    bytes_read: builtins.int
+    """Bytes that destination agents reported as read."""
+    @property
+    def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
+        """Handoffs that ended, by state."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        engines: builtins.int = ...,
+        handoffs_live: builtins.int = ...,
+        handoffs_quarantined: builtins.int = ...,
+        ended: collections.abc.Iterable[Global___StateCount] | None = ...,
+        bytes_read: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_read", b"bytes_read", "ended", b"ended", "engines", b"engines", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "tenant", b"tenant"]) -> None: ...
+
+Global___TenantInfo: typing_extensions.TypeAlias = TenantInfo
+
+@typing.final
 class ListEnginesRequest(google.protobuf.message.Message):
     """Asks for engines."""
 
@@ -163,6 +241,7 @@ class EngineInfo(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TENANT_FIELD_NUMBER: builtins.int
     ENGINE_ID_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
@@ -177,6 +256,8 @@ class EngineInfo(google.protobuf.message.Message):
     QUANTISATION_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     OPEN_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Whose it is."""
     engine_id: builtins.str
     """Its id."""
     incarnation: builtins.str
@@ -212,6 +293,7 @@ class EngineInfo(google.protobuf.message.Message):
     def __init__(
         self,
         *,
+        tenant: builtins.str = ...,
         engine_id: builtins.str = ...,
         incarnation: builtins.str = ...,
         model: builtins.str = ...,
@@ -227,7 +309,7 @@ class EngineInfo(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         open: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "draining", b"draining", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "open", b"open", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "draining", b"draining", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "open", b"open", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session", "tenant", b"tenant"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 
@@ -275,6 +357,7 @@ class AgentInfo(google.protobuf.message.Message):
     REGIONS_FIELD_NUMBER: builtins.int
     REGION_BYTES_FIELD_NUMBER: builtins.int
     STAGING_BYTES_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its engine."""
     rank: builtins.int
@@ -287,6 +370,8 @@ class AgentInfo(google.protobuf.message.Message):
     """Bytes of those regions."""
     staging_bytes: builtins.int
     """Bytes of its staging pool."""
+    tenant: builtins.str
+    """Whose it is."""
     def __init__(
         self,
         *,
@@ -296,8 +381,9 @@ class AgentInfo(google.protobuf.message.Message):
         regions: builtins.int = ...,
         region_bytes: builtins.int = ...,
         staging_bytes: builtins.int = ...,
+        tenant: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes", "tenant", b"tenant"]) -> None: ...
 
 Global___AgentInfo: typing_extensions.TypeAlias = AgentInfo
 
@@ -309,17 +395,25 @@ class ListHandoffsRequest(google.protobuf.message.Message):
 
     STATE_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    BEGINNING_FIELD_NUMBER: builtins.int
+    ENDED_WITHIN_S_FIELD_NUMBER: builtins.int
     state: restow.v1.broker_pb2.HandoffState.ValueType
     """Only those in this state. Unspecified: all."""
     limit: builtins.int
     """At most so many. 0: 100."""
+    beginning: builtins.str
+    """Only those whose ids begin so. Empty: all."""
+    ended_within_s: builtins.float
+    """Only those that ended in the last so many seconds. 0: all, those under way too."""
     def __init__(
         self,
         *,
         state: restow.v1.broker_pb2.HandoffState.ValueType = ...,
         limit: builtins.int = ...,
+        beginning: builtins.str = ...,
+        ended_within_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["limit", b"limit", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beginning", b"beginning", "ended_within_s", b"ended_within_s", "limit", b"limit", "state", b"state"]) -> None: ...
 
 Global___ListHandoffsRequest: typing_extensions.TypeAlias = ListHandoffsRequest
 
@@ -369,6 +463,8 @@ class HandoffInfo(google.protobuf.message.Message):
     TRANSFER_S_FIELD_NUMBER: builtins.int
     STRATEGIES_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    ENDED_AGO_S_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -401,6 +497,10 @@ class HandoffInfo(google.protobuf.message.Message):
     """What is known of the content: "compared" (both sides named it), "named by P alone", "named by D alone",
     "not named".
     """
+    tenant: builtins.str
+    """Whose it is."""
+    ended_ago_s: builtins.float
+    """Seconds since it ended. Unset: it has not."""
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which its rows travel, each a word that `--strategy` takes (docs/layouts.md explains
@@ -426,9 +526,13 @@ class HandoffInfo(google.protobuf.message.Message):
         transfer_s: builtins.float | None = ...,
         strategies: collections.abc.Iterable[builtins.str] | None = ...,
         content: builtins.str = ...,
+        tenant: builtins.str = ...,
+        ended_ago_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "ended_ago_s", b"ended_ago_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ended_ago_s", b"_ended_ago_s"]) -> typing.Literal["ended_ago_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_lease_s", b"_lease_s"]) -> typing.Literal["lease_s"] | None: ...
     @typing.overload

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class AdminStub(object):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     def __init__(self, channel):
@@ -40,6 +41,11 @@ class AdminStub(object):
                 '/restow.v1.Admin/GetStatus',
                 request_serializer=restow_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/restow.v1.Admin/ListTenants',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
         self.ListEngines = channel.unary_unary(
                 '/restow.v1.Admin/ListEngines',
@@ -105,11 +111,19 @@ class AdminStub(object):
 
 class AdminServicer(object):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     def GetStatus(self, request, context):
         """Figures of the whole broker, or of the operator's tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenants(self, request, context):
+        """The tenants that have engines or handoffs, by name; to an operator of one tenant, that one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -213,6 +227,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=restow_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ListTenantsRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ListTenantsResponse.SerializeToString,
+            ),
             'ListEngines': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEngines,
                     request_deserializer=restow_dot_v1_dot_admin__pb2.ListEnginesRequest.FromString,
@@ -283,7 +302,8 @@ def add_AdminServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     @staticmethod
@@ -303,6 +323,33 @@ class Admin(object):
             '/restow.v1.Admin/GetStatus',
             restow_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ListTenants',
+            restow_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
             options,
             channel_credentials,
             insecure,

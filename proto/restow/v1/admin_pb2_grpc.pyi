@@ -41,6 +41,22 @@ _AdminGetStatusType = typing_extensions.TypeVar(
     ],
 )
 
+_AdminListTenantsType = typing_extensions.TypeVar(
+    '_AdminListTenantsType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListTenantsRequest,
+        restow.v1.admin_pb2.ListTenantsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListTenantsRequest,
+        restow.v1.admin_pb2.ListTenantsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListTenantsRequest,
+        restow.v1.admin_pb2.ListTenantsResponse,
+    ],
+)
+
 _AdminListEnginesType = typing_extensions.TypeVar(
     '_AdminListEnginesType',
     grpc.UnaryUnaryMultiCallable[
@@ -233,9 +249,10 @@ _AdminAbandonHandoffType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     @typing.overload
@@ -243,6 +260,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.GetStatusRequest,
             restow.v1.admin_pb2.GetStatusResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListTenantsRequest,
+            restow.v1.admin_pb2.ListTenantsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListEnginesRequest,
@@ -301,6 +322,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.GetStatusResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListTenantsRequest,
+            restow.v1.admin_pb2.ListTenantsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListEnginesRequest,
             restow.v1.admin_pb2.ListEnginesResponse,
         ],
@@ -352,6 +377,9 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
 
     GetStatus: _AdminGetStatusType
     """Figures of the whole broker, or of the operator's tenant."""
+
+    ListTenants: _AdminListTenantsType
+    """The tenants that have engines or handoffs, by name; to an operator of one tenant, that one."""
 
     ListEngines: _AdminListEnginesType
     """The registered engines, by id."""
@@ -406,6 +434,10 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
         restow.v1.admin_pb2.GetStatusResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListTenantsRequest,
+        restow.v1.admin_pb2.ListTenantsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ListEnginesRequest,
         restow.v1.admin_pb2.ListEnginesResponse,
     ],
@@ -457,7 +489,8 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
 
 class AdminServicer(metaclass=abc.ABCMeta):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     @abc.abstractmethod
@@ -467,6 +500,14 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.GetStatusResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetStatusResponse]]:
         """Figures of the whole broker, or of the operator's tenant."""
+
+    @abc.abstractmethod
+    def ListTenants(
+        self,
+        request: restow.v1.admin_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ListTenantsResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListTenantsResponse]]:
+        """The tenants that have engines or handoffs, by name; to an operator of one tenant, that one."""
 
     @abc.abstractmethod
     def ListEngines(

@@ -97,6 +97,7 @@ class AdminClient(_Admin):
     _grpc: ClassVar = grpc
 
     status = _blocking(calls.status)
+    tenants = _blocking(calls.tenants)
     engines = _blocking(calls.engines)
     agents = _blocking(calls.agents)
     handoffs = _blocking(calls.handoffs)
@@ -129,6 +130,7 @@ class AsyncAdminClient(_Admin):
     _grpc: ClassVar = grpc.aio
 
     status = _awaited(calls.status)
+    tenants = _awaited(calls.tenants)
     engines = _awaited(calls.engines)
     agents = _awaited(calls.agents)
     handoffs = _awaited(calls.handoffs)

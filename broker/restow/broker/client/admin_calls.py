@@ -57,6 +57,11 @@ def status() -> AdminCall[pb.GetStatusResponse]:
     return AdminCall("GetStatus", pb.GetStatusRequest(), _whole)
 
 
+def tenants() -> AdminCall[pb.ListTenantsResponse]:
+    """The tenants that have engines or handoffs."""
+    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole)
+
+
 def engines() -> AdminCall[list[pb.EngineInfo]]:
     """The registered engines."""
     return AdminCall("ListEngines", pb.ListEnginesRequest(), lambda found: list(found.engines))
@@ -67,10 +72,20 @@ def agents() -> AdminCall[list[pb.AgentInfo]]:
     return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
 
 
-def handoffs(state: str | None = None, limit: int = 0) -> AdminCall[pb.ListHandoffsResponse]:
-    """Handoffs, of one state if that is given. Raises `ValueError` for an unknown state."""
-    number = broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}")
-    return AdminCall("ListHandoffs", pb.ListHandoffsRequest(state=number, limit=limit), _whole)
+def handoffs(
+    state: str | None = None, limit: int = 0, beginning: str = "", ended_within_s: float = 0.0
+) -> AdminCall[pb.ListHandoffsResponse]:
+    """Handoffs: of one state, whose ids begin so, that ended lately, where that is given.
+
+    Raises `ValueError` for an unknown state.
+    """
+    request = pb.ListHandoffsRequest(
+        state=broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}"),
+        limit=limit,
+        beginning=beginning,
+        ended_within_s=ended_within_s,
+    )
+    return AdminCall("ListHandoffs", request, _whole)
 
 
 def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:

@@ -58,7 +58,8 @@ def model_of(engine: pb.EngineInfo) -> ModelIdentity:
 
 def judge_engine(engine: pb.EngineInfo) -> Finding:
     """Whether all of its parts are there."""
-    subject = f"engine {engine.engine_id}"
+    of = "" if engine.tenant in ("", "default") else f"{engine.tenant}/"
+    subject = f"engine {of}{engine.engine_id}"
     if engine.agents < engine.ranks:
         return bad(
             subject,

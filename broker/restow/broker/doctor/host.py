@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from restow.broker.doctor.finding import Finding, bad, ok, warn
+from restow.broker.draw.bytes_and_seconds import size_text
 
 FEW_FILES, MANY_FILES = 1024, 4096
 """UCX opens sockets and event descriptors for each peer and transport."""
@@ -41,7 +42,7 @@ def locked_memory(soft: int) -> Finding:
         return ok("locked memory", "unlimited")
     return warn(
         "locked memory",
-        f"{_limit(soft)} bytes: RDMA registers pages no further than that",
+        f"{size_text(soft)}: RDMA registers pages no further than that",
         "`ulimit -l unlimited`, or LimitMEMLOCK=infinity; without RDMA it does not matter",
     )
 
@@ -50,7 +51,7 @@ def shared_memory(free_bytes: int | None) -> Finding:
     """Bytes free where processes of one engine share regions."""
     if free_bytes is None:
         return bad("shared memory", f"there is no {SHARED_MEMORY}", "mount a tmpfs there")
-    words = f"{free_bytes >> 20} MiB free in {SHARED_MEMORY}"
+    words = f"{size_text(free_bytes)} free in {SHARED_MEMORY}"
     if free_bytes < SMALL_SHARED_MEMORY_BYTES:
         return warn(
             "shared memory",

@@ -11,6 +11,8 @@ from restow.broker.trust.errors import ForbiddenError
 from restow.broker.trust.identity import Identity, Role
 
 DEFAULT_TENANT = "default"
+ALL_TENANTS = "*"
+"""What is named instead of one tenant, where a list is asked for."""
 TENANT_KEY = "restow-tenant"
 
 
@@ -31,14 +33,26 @@ Context = grpc.aio.ServicerContext[Any, Any] | KnownCall
 """Of a broker that asks nobody who he is, or of one that does."""
 
 
+def listed_tenant(context: Context) -> str | None:
+    """The tenant that a list is asked for; None: all. Raises `ForbiddenError`."""
+    named = _named(context)
+    return None if scope_of(context) is None and named == [ALL_TENANTS] else tenant_of(context)
+
+
 def tenant_of(context: Context) -> str:
     """The tenant that a call speaks for.
 
-    Raises `ForbiddenError` if the caller is of one tenant and names another.
+    Raises `ForbiddenError` if the caller is of one tenant and names another, or all where one is
+    to be named.
     """
-    named = [str(v) for k, v in context.invocation_metadata() or () if k == TENANT_KEY]
+    named = _named(context)
     own = scope_of(context)
     if own is None:
+        if ALL_TENANTS in named:
+            raise ForbiddenError(
+                f"this can't be of all tenants: name one in metadata {TENANT_KEY}",
+                tenant=ALL_TENANTS,
+            )
         return named[0] if named else DEFAULT_TENANT
     for other in named:
         if other != own:
@@ -48,6 +62,10 @@ def tenant_of(context: Context) -> str:
                 tenant=own,
             )
     return own
+
+
+def _named(context: Context) -> list[str]:
+    return [str(v) for k, v in context.invocation_metadata() or () if k == TENANT_KEY]
 
 
 def scope_of(context: Context) -> str | None:

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
+from restow.broker.cli.commands.inspection import HandoffArgument
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import FOUND, answer, print_json
+from restow.broker.cli.output import FOUND, Output, print_json
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 POLL_S = 0.2
@@ -25,29 +26,32 @@ def _agreed(words: str, yes: bool) -> None:
 
 @connects
 def release(
-    handoff_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the handoff.")],
+    handoff_id: HandoffArgument,
     yes: YesOption = False,
     *,
     connection: TenantConnection,
-    as_json: JsonOption = False,
+    output: Output,
 ) -> None:
     """Give a handoff up: D is told that it has no state, and P gets its pages back."""
+    from restow.broker.cli.handoff_ids import find_handoff
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
-        before = client.handoff(handoff_id)
+        tenant, whole = find_handoff(connection, client, handoff_id)
+    with connection.client_of(tenant) as client:
+        before = client.handoff(whole)
         shown = admin_json.handoff_json(before)
         if shown["state"] not in admin_json.ENDS:
             sides = [shown[side] or "nobody" for side in ("source_engine", "destination_engine")]
             _agreed(
-                f"Handoff {handoff_id} is {shown['state']}, from {sides[0]} to {sides[1]}. It will "
+                f"Handoff {whole} is {shown['state']}, from {sides[0]} to {sides[1]}. It will "
                 f"end CANCELLED, and the request that waits for it computes its prompt anew or "
                 f"fails.",
                 yes,
             )
-            client.release(handoff_id)
-        value = admin_json.handoff_json(client.handoff(handoff_id))
-    answer(value, as_json, admin_tables.show_handoff)
+            client.release(whole)
+        value = admin_json.handoff_json(client.handoff(whole))
+    output.answer(value, admin_tables.show_handoff, lambda one: [one["handoff_id"]])
 
 
 @connects

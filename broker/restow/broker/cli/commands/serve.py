@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from restow.broker.cli.option_groups import in_groups
 from restow.broker.cli.options import CostsOption, DigestModeName, LogFormatOption, set_up_log
 from restow.broker.strategy import Strategy
 
 
+@in_groups
 def serve(
     listen: Annotated[
         str | None,

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.draw.bytes_and_seconds import size_text
+from restow.broker.draw.bytes_and_seconds import rate_text, size_text
 from restow.broker.draw.explain import RankLines, by_way
 from restow.broker.draw.picture import Picture
 from restow.broker.layout import Layout, digest
@@ -119,9 +119,9 @@ def show_costs_used(costs: CostModel) -> None:
     """Print what times are expected by."""
     Console(highlight=False).print(
         f"\nexpected by these costs: {costs.seconds_per_descriptor * 1e6:.2f} us a read, "
-        f"{costs.read_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_copy * 1e6:.2f} us "
+        f"{rate_text(costs.read_bytes_per_second)}; {costs.seconds_per_copy * 1e6:.2f} us "
         f"a copy, {costs.seconds_per_element * 1e9:.1f} ns an element, "
-        f"{costs.copy_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_launch * 1e6:.0f} us a "
+        f"{rate_text(costs.copy_bytes_per_second)}; {costs.seconds_per_launch * 1e6:.0f} us a "
         f"launch, {costs.seconds_per_stage * 1e6:.0f} us a stage; "
         f"{costs.seconds_per_weight_byte * 1e9:.2f} ns a byte of weights",
         markup=False,

@@ -81,6 +81,8 @@ def _engine(engine: EngineRecord) -> Values:
         "name": _name(engine.key),
         "model": engine.layout.model.name,
         "session": engine.has_session,
+        "publishes": engine.publishes,
+        "asks": engine.asks,
         "ranks": [
             {"rank": one.rank, "agent": one.rank in engine.agents} for one in engine.layout.ranks
         ],
