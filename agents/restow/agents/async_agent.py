@@ -22,6 +22,7 @@ from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
 from restow.agents.link.fences import DeviceEvent, Fences
 from restow.agents.memory.regions import RegionMemory
+from restow.agents.probing.peer_trial import PeerTrial
 from restow.agents.reading.host_memory import host_name
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.ticker import Ticker
@@ -67,7 +68,10 @@ class AsyncAgent:
         self._memory = ServedMemory(f"{engine_id}.{rank}", self._regions, self._settings)
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
-        self._reader = Reader(self._memory.open_lane, self._settings.quarantine_s)
+        self._trial = PeerTrial()
+        self._reader = Reader(
+            self._memory.open_lane, self._settings.quarantine_s, try_peer=self._try_peer
+        )
         self._copier = Copier()
         self._executor = Executor(
             rank,
@@ -95,12 +99,12 @@ class AsyncAgent:
 
     def begin(self) -> None:
         """Connect, without waiting: the engine may be registered later."""
-        self._ticker.start()
+        self._warm_up()
         self._link.begin()
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Wait until the broker knows the agent. Raises like `KeptStream.start`."""
-        self._ticker.start()
+        self._warm_up()
         await self._link.start(timeout_s)
         self._log.info("agent is served", agent=self.name)
 
@@ -119,6 +123,7 @@ class AsyncAgent:
         self._reader.close()
         await self._drain("stage", "hold", "measure", "execute")
         self._copier.close()
+        self._trial.close()
         self._ticker.stop()
         self._memory.close()
 
@@ -180,6 +185,15 @@ class AsyncAgent:
             self._log.error("order refused", order=body, reason=error.reason, detail=error.message)
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        self._ticker.start()
+        if self._settings.try_metadata:
+            self._trial.begin()
+
+    async def _try_peer(self, peer: str, metadata: bytes) -> None:
+        if self._settings.try_metadata:
+            await self._trial.load(peer, metadata)
 
     def _load(self, message: program_pb2.Program) -> None:
         try:
