@@ -15,6 +15,8 @@ from agent_harness.waiting import until
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError, MetadataRefusedError
 from restow.agents.memory.regions import HOST, RegionMemory
+from restow.agents.probing import peer_trial
+from restow.agents.probing.metadata_form import PLACE_BYTES, malformed
 from restow.agents.probing.peer_trial import PeerTrial
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.settings import AgentSettings
@@ -36,8 +38,10 @@ def _serve(pipe: Connection) -> None:
         transport.progress()
 
 
-def _decode(pipe: Connection) -> None:
+def _decode(pipe: Connection, is_form_checked: bool = True) -> None:
     """D's agent: it is told of a peer, reads from it, and says how that ended."""
+    if not is_form_checked:
+        peer_trial.malformed = lambda metadata: ""  # type: ignore[attr-defined]
     asyncio.run(_take_and_answer(pipe))
 
 
@@ -54,13 +58,11 @@ async def _take_and_answer(pipe: Connection) -> None:
             peer, metadata, address = await asyncio.to_thread(pipe.recv)
             agent.take(pb.AgentOrder(peer=pb.Peer(agent_name=peer, nixl_metadata=metadata)))
             probe = pb.Probe(number=1, bytes=SIZE_BYTES, agent_name=peer, address=address)
-            agent.take(pb.AgentOrder(probe=probe))
-            await until(lambda: bool(said))
-            while said[0].probed.reason == "READ_NOT_BEGUN":  # a busy machine starts slowly
-                said.clear()
+            probed = pb.Probed(reason="READ_NOT_BEGUN")
+            while probed.reason == "READ_NOT_BEGUN":  # on a busy machine a process starts slowly
                 agent.take(pb.AgentOrder(probe=probe))
-                await until(lambda: bool(said))
-            probed = said.pop().probed
+                await until(lambda: bool(said) and not agent._tasks)
+                probed = said.pop().probed
             pipe.send((probed.reason, probed.detail))
     await agent.close()
 
@@ -77,28 +79,57 @@ def _of_kind(metadata: bytes, kind: bytes) -> bytes:
     return before + found + kind + after[len(kind) :]
 
 
-async def test_metadata_that_kills_who_loads_it_kills_no_engine(source: Child) -> None:
+@pytest.mark.parametrize("is_form_checked", [True, False])
+async def test_metadata_that_kills_who_loads_it_kills_no_engine(
+    is_form_checked: bool, source: Child
+) -> None:
     peer, metadata, address = source.receive()
     killing = _of_kind(metadata, b"\0\0\0\x7f")
-    async with child(_decode) as engine:
+    async with child(_decode, is_form_checked) as engine:
         for _ in range(2):
             engine.tell((peer, killing, address))
             reason, detail = engine.receive()
             assert reason == "METADATA_REFUSED"
-            assert "ends the process that loads it" in detail
+            why = "malformed" if is_form_checked else "ends the process that loads it"
+            assert why in detail
             engine.tell((peer, metadata, address))
             assert engine.receive() == ("", "")
+
+
+@pytest.mark.parametrize("tls", ["all", "tcp,self"])
+def test_the_form_is_that_of_nixl_and_of_nothing_else(
+    tls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", tls)
+    transport = NixlTransport("source")
+    data = np.zeros(1 << 16, np.uint8)
+    assert malformed(transport.metadata()) == ""
+    for offset in range(0, len(data), 8192):
+        transport.register(data.ctypes.data + offset, 4096, HOST)
+        metadata = transport.metadata()
+        assert malformed(metadata) == ""
+    for size_bytes in range(len(metadata)):
+        assert malformed(metadata[:size_bytes])
+    assert malformed(metadata + b"\0")
+    key = metadata.index(data.ctypes.data.to_bytes(8, "little")) + PLACE_BYTES
+    for at, changed in ((0, b"\xff" * 8), (8, b"\x09"), (8, b"\xd0"), (9, b"\xff")):
+        begin = key + at
+        assert "remote key" in malformed(
+            metadata[:begin] + changed + metadata[begin + len(changed) :]
+        )
+    assert "kind" in malformed(_of_kind(metadata, b"\5\0\0\0"))
+    transport.close()
 
 
 async def test_what_is_no_metadata_of_this_peer_is_refused_and_spoils_nothing(
     source: Child,
 ) -> None:
     peer, metadata, _ = source.receive()
-    trial = PeerTrial()
+    trial = PeerTrial(metadata)
     await trial.load(peer, metadata)
     for bad, why in (
-        (b"no metadata at all", "can't be loaded"),
-        (metadata[:-1], "can't be loaded"),
+        (b"no metadata at all", "malformed"),
+        (metadata[:-1], "malformed"),
         (metadata.replace(b"source-", b"\xff\xffurce-"), "can't be loaded"),
         (metadata.replace(b"source-", b"forged-"), "is of agent forged-"),
     ):
@@ -111,7 +142,7 @@ async def test_what_is_no_metadata_of_this_peer_is_refused_and_spoils_nothing(
 
 async def test_a_process_that_died_meanwhile_is_replaced(source: Child) -> None:
     peer, metadata, _ = source.receive()
-    trial = PeerTrial()
+    trial = PeerTrial(metadata)
     await trial.load(peer, metadata)
     assert trial._process is not None
     trial._process.kill()
@@ -121,7 +152,7 @@ async def test_a_process_that_died_meanwhile_is_replaced(source: Child) -> None:
 
 async def test_closing_ends_a_trial_that_stands_still(source: Child) -> None:
     peer, metadata, _ = source.receive()
-    trial = PeerTrial()
+    trial = PeerTrial(metadata)
     trial.begin()
     waiting = asyncio.create_task(trial.load(peer, metadata))
     await until(lambda: trial._process is not None)

@@ -68,7 +68,7 @@ class AsyncAgent:
         self._memory = ServedMemory(f"{engine_id}.{rank}", self._regions, self._settings)
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
-        self._trial = PeerTrial()
+        self._trial = PeerTrial(self._memory.metadata())
         self._reader = Reader(
             self._memory.open_lane, self._settings.quarantine_s, try_peer=self._try_peer
         )

@@ -1,7 +1,8 @@
 """A peer's NIXL metadata is loaded in another process first: what is malformed ends only that one.
 
-NIXL and UCX take metadata at its word: one wrong length in it, and the process that loads it dies.
-The other process is started once and stays; one that died is replaced.
+NIXL and UCX take metadata at its word: one wrong number in it, and the process that loads it dies,
+or one that is a little different does. So its form is checked before. The other process is started
+once and stays; one that died is replaced.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from restow.agents.errors import AgentClosedError, MetadataRefusedError
+from restow.agents.probing.metadata_form import malformed
 from restow.agents.reading.nixl_transport import NIXL_MODULE
 
 _PROGRAM = "restow.agents.probing.metadata_trial"
@@ -22,8 +24,13 @@ _PROGRAM = "restow.agents.probing.metadata_trial"
 class PeerTrial:
     """Tries metadata on a thread and in a process of its own; holds no event loop up."""
 
-    def __init__(self) -> None:
-        """Nothing is started: `begin` does that, or the first peer."""
+    def __init__(self, own_metadata: bytes) -> None:
+        """Nothing is started: `begin` does that, or the first peer.
+
+        ``own_metadata`` shows whether NIXL writes the form that is known here.
+        """
+        # Another release may write another one: then only loading tells.
+        self._knows_form = not malformed(own_metadata)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="restow-trial")
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
@@ -53,12 +60,13 @@ class PeerTrial:
     # -- on the thread ----------------------------------------------------------------------------
 
     def _load(self, peer: str, metadata: bytes) -> None:
+        refusal = malformed(metadata) if self._knows_form else ""
         # What was loaded before may have harmed the process: a new one has the last word.
-        refusal = self._refusal(peer, metadata) and self._refusal(peer, metadata)
+        refusal = refusal or (self._refusal(peer, metadata) and self._refusal(peer, metadata))
         if self._closed:
             raise _closed()
         if refusal:
-            self.begin()
+            self.begin()  # if it died
             raise MetadataRefusedError(
                 f"the NIXL metadata of agent {peer} {refusal}. Nothing is read from that agent: "
                 f"restart its engine",
