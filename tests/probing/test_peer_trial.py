@@ -13,7 +13,7 @@ import pytest
 from agent_harness.processes import READY, Child, child
 from agent_harness.waiting import until
 from restow.agents.async_agent import AsyncAgent
-from restow.agents.errors import AgentClosedError, MetadataRefusedError
+from restow.agents.errors import AgentClosedError, AgentError, PeerLostError
 from restow.agents.memory.regions import HOST, RegionMemory
 from restow.agents.probing import peer_trial
 from restow.agents.probing.metadata_form import PLACE_BYTES, malformed
@@ -130,13 +130,22 @@ async def test_what_is_no_metadata_of_this_peer_is_refused_and_spoils_nothing(
     for bad, why in (
         (b"no metadata at all", "malformed"),
         (metadata[:-1], "malformed"),
-        (metadata.replace(b"source-", b"\xff\xffurce-"), "can't be loaded"),
+        (metadata.replace(b"source-", b"\xff\xffurce-"), "can't be connected"),
         (metadata.replace(b"source-", b"forged-"), "is of agent forged-"),
     ):
-        with pytest.raises(MetadataRefusedError, match=why):
+        with pytest.raises(AgentError, match=why):
             await trial.load(peer, bad)
         await trial.load(peer, metadata)
     trial.close()
+    trial.close()
+
+
+async def test_a_peer_that_is_gone_is_lost_and_not_refused(source: Child) -> None:
+    peer, metadata, _ = source.receive()
+    await source.kill()
+    trial = PeerTrial(metadata)
+    with contextlib.suppress(PeerLostError):  # over TCP the read finds out
+        await trial.load(peer, metadata)
     trial.close()
 
 

@@ -123,7 +123,8 @@ class AsyncAgent:
         self._reader.close()
         await self._drain("stage", "hold", "measure", "execute")
         self._copier.close()
-        self._trial.close()
+        if self._settings.try_metadata:
+            await asyncio.to_thread(self._trial.close)
         self._ticker.stop()
         self._memory.close()
 

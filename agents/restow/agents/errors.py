@@ -46,7 +46,7 @@ class PeerLostError(AgentError, status="UNAVAILABLE", reason="PEER_LOST"):
 
 
 class MetadataRefusedError(AgentError, status="FAILED_PRECONDITION", reason="METADATA_REFUSED"):
-    """A peer's NIXL metadata that a process of its own could not load, or that is another's."""
+    """A peer's NIXL metadata is malformed, killed the process that tried it, or is another's."""
 
 
 class ReadFailedError(AgentError, status="INTERNAL", reason="READ_FAILED"):

@@ -194,8 +194,8 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             OTHER_VERSION + " If they are, it is a fault of Restow: keep the logs.",
         ),
         "METADATA_REFUSED": Advice(
-            "P's NIXL metadata ended the process that D's agent loads it in first, could not be "
-            "loaded, or is another agent's.",
+            "P's NIXL metadata is malformed, ended the process that D's agent loads it in first, "
+            "or is another agent's.",
             "Restart P's engine, with the same version of NIXL as D's. If it comes again, somebody "
             "changes metadata on its way: look at who runs the broker and P's host.",
         ),

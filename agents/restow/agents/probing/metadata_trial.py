@@ -2,7 +2,7 @@
 
 Run as a program, with the name of NIXL's module (which, unlike NIXL itself, loads no torch). The
 size of a peer's metadata comes as a line of JSON on stdin, then its bytes. The answer is a line of
-JSON on stdout: whose metadata NIXL says it is, and why it must not be loaded.
+JSON on stdout: whose metadata NIXL says it is, and why it can't be loaded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Trial:
                 self._refusals += (one,)
 
     def load(self, metadata: bytes) -> tuple[str, str]:
-        """Whose it is, and why it must not be loaded."""
+        """Whose it is, and why it can't be loaded."""
         try:
             loaded = self._agent.add_remote_agent(metadata)
             name = loaded.decode() if isinstance(loaded, bytes) else loaded
             self._agent.remove_remote_agent(name)
         except self._refusals as error:
-            return "", f"can't be loaded: {error}"
+            return "", str(error) or type(error).__name__
         return name, ""
 
 

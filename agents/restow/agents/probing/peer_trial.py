@@ -8,13 +8,19 @@ once and stays; one that died is replaced.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from restow.agents.errors import AgentClosedError, MetadataRefusedError
+from restow.agents.errors import (
+    AgentClosedError,
+    MetadataRefusedError,
+    PeerLostError,
+    TransportFailedError,
+)
 from restow.agents.probing.metadata_form import malformed
 from restow.agents.reading.nixl_transport import NIXL_MODULE
 
@@ -42,10 +48,11 @@ class PeerTrial:
     async def load(self, peer: str, metadata: bytes) -> None:
         """Return when the metadata could be loaded, and is the peer's.
 
-        Raises `MetadataRefusedError` and `AgentClosedError`.
+        Raises `MetadataRefusedError`, `PeerLostError`, `TransportFailedError` and
+        `AgentClosedError`.
         """
         if self._closed:
-            raise _closed()
+            raise AgentClosedError("the agent is closed")
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._thread, self._load, peer, metadata)
 
@@ -60,47 +67,47 @@ class PeerTrial:
     # -- on the thread ----------------------------------------------------------------------------
 
     def _load(self, peer: str, metadata: bytes) -> None:
-        refusal = malformed(metadata) if self._knows_form else ""
-        # What was loaded before may have harmed the process: a new one has the last word.
-        refusal = refusal or (self._refusal(peer, metadata) and self._refusal(peer, metadata))
-        if self._closed:
-            raise _closed()
-        if refusal:
-            self.begin()  # if it died
-            raise MetadataRefusedError(
-                f"the NIXL metadata of agent {peer} {refusal}. Nothing is read from that agent: "
-                f"restart its engine",
-                agent=peer,
-            )
-
-    def _refusal(self, peer: str, metadata: bytes) -> str:
-        """Why it must not be loaded; then the process has ended. Empty: it may be."""
+        if self._knows_form and (fault := malformed(metadata)):
+            raise _refused(peer, fault)
         try:
-            name, refusal = self._ask(metadata)
+            # What was loaded before may have harmed the process: a new one has the last word.
+            answer = self._ask(metadata) or self._ask(metadata)
+            if self._closed:
+                raise AgentClosedError("the agent was closed before a read")
+            name, failure = answer or ("", "")
+            if name != peer:  # what failed once spoils what is loaded next
+                self._end()
+                self._running()
         except OSError as error:
-            return f"can't be tried in a process of its own: {error.strerror}"
-        if not refusal and name != peer:
-            refusal = f"is of agent {name}"
-        if refusal:
-            self._end()
-        return refusal
+            raise TransportFailedError(
+                f"no process can be started to try metadata in: {error.strerror}"
+            ) from None
+        if answer is None:
+            raise _refused(peer, "ends the process that loads it")
+        if failure:
+            raise PeerLostError(f"agent {peer} can't be connected: {failure}", agent=peer)
+        if name != peer:
+            raise _refused(peer, f"is of agent {name}")
 
-    def _ask(self, metadata: bytes) -> tuple[str, str]:
-        """What the process says of it. Raises `OSError` if none can be had."""
+    def _ask(self, metadata: bytes) -> tuple[str, str] | None:
+        """Whose the process says it is, and why it can't be loaded. None: it died of it.
+
+        Raises `OSError` if there is no process.
+        """
         process = self._running()
         if process is None or process.stdin is None or process.stdout is None:
-            return _DIED
-        try:
+            return None
+        line = b""
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps({"size_bytes": len(metadata)}).encode() + b"\n")
             process.stdin.write(metadata)
             process.stdin.flush()
             line = process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
         if not line.endswith(b"\n"):
-            return _DIED
-        name, refusal = json.loads(line)
-        return name, refusal
+            self._end()
+            return None
+        name, failure = json.loads(line)
+        return name, failure
 
     def _running(self) -> subprocess.Popen[bytes] | None:
         """The process; None when there is to be none any more. Raises `OSError`."""
@@ -124,8 +131,8 @@ class PeerTrial:
             process.communicate()
 
 
-_DIED = ("", "ends the process that loads it")
-
-
-def _closed() -> AgentClosedError:
-    return AgentClosedError("the agent was closed before a read")
+def _refused(peer: str, why: str) -> MetadataRefusedError:
+    return MetadataRefusedError(
+        f"the NIXL metadata of agent {peer} {why}: nothing is read from it; restart its engine",
+        agent=peer,
+    )
