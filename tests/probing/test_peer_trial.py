@@ -136,8 +136,8 @@ async def test_what_is_no_metadata_of_this_peer_is_refused_and_spoils_nothing(
         with pytest.raises(AgentError, match=why):
             await trial.load(peer, bad)
         await trial.load(peer, metadata)
-    trial.close()
-    trial.close()
+    await trial.close()
+    await trial.close()
 
 
 async def test_a_peer_that_is_gone_is_lost_and_not_refused(source: Child) -> None:
@@ -146,7 +146,7 @@ async def test_a_peer_that_is_gone_is_lost_and_not_refused(source: Child) -> Non
     trial = PeerTrial(metadata)
     with contextlib.suppress(PeerLostError):  # over TCP the read finds out
         await trial.load(peer, metadata)
-    trial.close()
+    await trial.close()
 
 
 async def test_a_process_that_died_meanwhile_is_replaced(source: Child) -> None:
@@ -156,7 +156,7 @@ async def test_a_process_that_died_meanwhile_is_replaced(source: Child) -> None:
     assert trial._process is not None
     trial._process.kill()
     await trial.load(peer, metadata)
-    trial.close()
+    await trial.close()
 
 
 async def test_closing_ends_a_trial_that_stands_still(source: Child) -> None:
@@ -165,7 +165,7 @@ async def test_closing_ends_a_trial_that_stands_still(source: Child) -> None:
     trial.begin()
     waiting = asyncio.create_task(trial.load(peer, metadata))
     await until(lambda: trial._process is not None)
-    trial.close()
+    await trial.close()
     with pytest.raises(AgentClosedError):
         await waiting
     with pytest.raises(AgentClosedError):

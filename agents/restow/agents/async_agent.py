@@ -65,21 +65,16 @@ class AsyncAgent:
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
         self._rank = rank
         self._regions = tuple(regions)
-        self._memory = ServedMemory(f"{engine_id}.{rank}", self._regions, self._settings)
+        label = f"{engine_id}.{rank}"
+        memory = self._memory = ServedMemory(label, self._regions, self._settings)
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
-        self._trial = PeerTrial(self._memory.metadata())
-        self._reader = Reader(
-            self._memory.open_lane, self._settings.quarantine_s, try_peer=self._try_peer
-        )
+        self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
+        quarantine_s = self._settings.quarantine_s
+        self._reader = Reader(memory.open_lane, quarantine_s, try_peer=self._trial.load)
         self._copier = Copier()
         self._executor = Executor(
-            rank,
-            self._regions,
-            self._memory.gather,
-            self._memory.scatter,
-            self._reader,
-            self._copier,
+            rank, self._regions, memory.gather, memory.scatter, self._reader, self._copier
         )
         self._link = link
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
@@ -99,12 +94,14 @@ class AsyncAgent:
 
     def begin(self) -> None:
         """Connect, without waiting: the engine may be registered later."""
-        self._warm_up()
+        self._ticker.start()
+        self._trial.begin()
         self._link.begin()
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Wait until the broker knows the agent. Raises like `KeptStream.start`."""
-        self._warm_up()
+        self._ticker.start()
+        self._trial.begin()
         await self._link.start(timeout_s)
         self._log.info("agent is served", agent=self.name)
 
@@ -123,8 +120,7 @@ class AsyncAgent:
         self._reader.close()
         await self._drain("stage", "hold", "measure", "execute")
         self._copier.close()
-        if self._settings.try_metadata:
-            await asyncio.to_thread(self._trial.close)
+        await self._trial.close()
         self._ticker.stop()
         self._memory.close()
 
@@ -186,15 +182,6 @@ class AsyncAgent:
             self._log.error("order refused", order=body, reason=error.reason, detail=error.message)
 
     # -- inside -----------------------------------------------------------------------------------
-
-    def _warm_up(self) -> None:
-        self._ticker.start()
-        if self._settings.try_metadata:
-            self._trial.begin()
-
-    async def _try_peer(self, peer: str, metadata: bytes) -> None:
-        if self._settings.try_metadata:
-            await self._trial.load(peer, metadata)
 
     def _load(self, message: program_pb2.Program) -> None:
         try:

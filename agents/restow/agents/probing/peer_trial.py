@@ -30,11 +30,12 @@ _PROGRAM = "restow.agents.probing.metadata_trial"
 class PeerTrial:
     """Tries metadata on a thread and in a process of its own; holds no event loop up."""
 
-    def __init__(self, own_metadata: bytes) -> None:
-        """Nothing is started: `begin` does that, or the first peer.
+    def __init__(self, own_metadata: bytes, is_on: bool = True) -> None:
+        """Nothing is started: `begin` does that, or the first peer; if not ``is_on``, nobody.
 
         ``own_metadata`` shows whether NIXL writes the form that is known here.
         """
+        self._is_on = is_on
         # Another release may write another one: then only loading tells.
         self._knows_form = not malformed(own_metadata)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="restow-trial")
@@ -43,7 +44,8 @@ class PeerTrial:
 
     def begin(self) -> None:
         """Start the process, without waiting for it."""
-        self._thread.submit(self._running)
+        if self._is_on:
+            self._thread.submit(self._running)
 
     async def load(self, peer: str, metadata: bytes) -> None:
         """Return when the metadata could be loaded, and is the peer's.
@@ -53,15 +55,17 @@ class PeerTrial:
         """
         if self._closed:
             raise AgentClosedError("the agent is closed")
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._load, peer, metadata)
+        if self._is_on:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._load, peer, metadata)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the process. May be repeated."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
-        self._thread.shutdown()
+        if self._is_on:
+            await asyncio.to_thread(self._thread.shutdown)
         self._end()
 
     # -- on the thread ----------------------------------------------------------------------------
