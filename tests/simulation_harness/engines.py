@@ -90,7 +90,7 @@ class Engine:
             self.life,
             rank,
             self._memory.regions[rank],
-            AgentSettings(staging_bytes=STAGING_BYTES, read_threads=1, host_reads=False),
+            AgentSettings(STAGING_BYTES, read_threads=1, try_metadata=False, host_reads=False),
         )
         agent.begin()
         self.agents.append(agent)

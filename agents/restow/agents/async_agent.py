@@ -22,6 +22,7 @@ from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
 from restow.agents.link.fences import DeviceEvent, Fences
 from restow.agents.memory.regions import RegionMemory
+from restow.agents.probing.peer_trial import PeerTrial
 from restow.agents.reading.host_memory import host_name
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.ticker import Ticker
@@ -64,18 +65,16 @@ class AsyncAgent:
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
         self._rank = rank
         self._regions = tuple(regions)
-        self._memory = ServedMemory(f"{engine_id}.{rank}", self._regions, self._settings)
+        label = f"{engine_id}.{rank}"
+        memory = self._memory = ServedMemory(label, self._regions, self._settings)
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
-        self._reader = Reader(self._memory.open_lane, self._settings.quarantine_s)
+        self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
+        quarantine_s = self._settings.quarantine_s
+        self._reader = Reader(memory.open_lane, quarantine_s, try_peer=self._trial.load)
         self._copier = Copier()
         self._executor = Executor(
-            rank,
-            self._regions,
-            self._memory.gather,
-            self._memory.scatter,
-            self._reader,
-            self._copier,
+            rank, self._regions, memory.gather, memory.scatter, self._reader, self._copier
         )
         self._link = link
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
@@ -96,11 +95,13 @@ class AsyncAgent:
     def begin(self) -> None:
         """Connect, without waiting: the engine may be registered later."""
         self._ticker.start()
+        self._trial.begin()
         self._link.begin()
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Wait until the broker knows the agent. Raises like `KeptStream.start`."""
         self._ticker.start()
+        self._trial.begin()
         await self._link.start(timeout_s)
         self._log.info("agent is served", agent=self.name)
 
@@ -119,6 +120,7 @@ class AsyncAgent:
         self._reader.close()
         await self._drain("stage", "hold", "measure", "execute")
         self._copier.close()
+        await self._trial.close()
         self._ticker.stop()
         self._memory.close()
 

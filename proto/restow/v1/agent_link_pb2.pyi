@@ -173,32 +173,23 @@ class HostMemory(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     MARK_ADDRESS_FIELD_NUMBER: builtins.int
     MARK_FIELD_NUMBER: builtins.int
-    BEGIN_FIELD_NUMBER: builtins.int
-    END_FIELD_NUMBER: builtins.int
     pid: builtins.int
     """Its process, as its own namespace numbers it."""
     mark_address: builtins.int
     """Where its mark stands for as long as its memory may be read."""
     mark: builtins.bytes
-    """The mark, which is nowhere else: "restow host memory 1", a zero, 16 random bytes, the agent's name."""
-    @property
-    def begin(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Where each range of memory that may be read begins; the ranges rise and lie apart."""
-
-    @property
-    def end(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Where each ends."""
-
+    """The mark, which is nowhere else: "restow host memory 2", a zero, 16 random bytes, the agent's name.
+    Behind it, in that memory, stands what may be read: the number of ranges and, of each, where it
+    begins and ends, all int64 as the machine has them. The mark begins a mapping "restow-mark".
+    """
     def __init__(
         self,
         *,
         pid: builtins.int = ...,
         mark_address: builtins.int = ...,
         mark: builtins.bytes = ...,
-        begin: collections.abc.Iterable[builtins.int] | None = ...,
-        end: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begin", b"begin", "end", b"end", "mark", b"mark", "mark_address", b"mark_address", "pid", b"pid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mark", b"mark", "mark_address", b"mark_address", "pid", b"pid"]) -> None: ...
 
 Global___HostMemory: typing_extensions.TypeAlias = HostMemory
 

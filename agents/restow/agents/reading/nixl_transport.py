@@ -36,6 +36,8 @@ for _name, _value in {
 import nixl._api as nixl_api  # noqa: E402
 import nixl._bindings as nixl_bindings  # noqa: E402
 
+NIXL_MODULE: str = nixl_api.__name__
+"""Of the several that may be installed: NIXL loads torch to choose."""
 _SEGMENTS = {MemoryKind.HOST: "DRAM", MemoryKind.CUDA: "VRAM"}
 _LOST = (nixl_bindings.nixlRemoteDisconnectError, nixl_bindings.nixlCancelledError)
 _FAILURES = (
@@ -89,7 +91,7 @@ class NixlTransport:
             return
         try:
             name = self._agent.add_remote_agent(known.metadata)
-        except (*_LOST, *_FAILURES) as error:
+        except (*_LOST, *_FAILURES, UnicodeDecodeError) as error:
             raise PeerLostError(f"agent {peer} can't be connected: {error}", agent=peer) from None
         name = name.decode() if isinstance(name, bytes) else name
         if name != peer:
