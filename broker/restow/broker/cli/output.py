@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from restow.broker.errors import RestowError
+from restow.broker.printable import shown_values
 
 FOUND = 4
 """Exit status of a command that looked for something bad or different, and found it."""
@@ -19,11 +20,11 @@ def print_json(value: Any) -> None:
 
 
 def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
-    """Print what a command found: as JSON, or as ``show`` does for people."""
+    """Print what a command found: as JSON, or as ``show`` does for people, with escapes."""
     if as_json:
         print_json(value)
     else:
-        show(value)
+        show(shown_values(value))
 
 
 def print_error(error: RestowError, as_json: bool) -> None:

@@ -24,6 +24,10 @@ class IdentityInvalidError(ValueError):
     """What can't be an identity. Its text names what is wrong; whoever read it names where."""
 
 
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= MAX_NAME_LENGTH and text.isprintable()
+
+
 @dataclass(frozen=True, slots=True)
 class Right(Worded):
     """One role; of an engine or agent also for which engine id: one, or `ANY_ENGINE`."""
@@ -40,10 +44,10 @@ class Right(Worded):
         if self.role is Role.OPERATOR:
             if self.engine:
                 raise IdentityInvalidError("an operator has no engine")
-        elif not 0 < len(self.engine) <= MAX_NAME_LENGTH:
+        elif not _is_name(self.engine):
             raise IdentityInvalidError(
-                f"an {self.role} needs the id of its engine, of 1 to {MAX_NAME_LENGTH} characters, "
-                f"or {ANY_ENGINE}"
+                f"an {self.role} needs the id of its engine, of 1 to {MAX_NAME_LENGTH} printable "
+                f"characters, or {ANY_ENGINE}"
             )
 
 
@@ -61,9 +65,9 @@ class Identity:
         if self.tenant is None:
             if self.roles != {Role.OPERATOR}:
                 raise IdentityInvalidError("only an operator may do without a tenant")
-        elif not 0 < len(self.tenant) <= MAX_NAME_LENGTH or self.tenant == "*":
+        elif not _is_name(self.tenant) or self.tenant == "*":
             raise IdentityInvalidError(
-                f"a tenant has 1 to {MAX_NAME_LENGTH} characters, and is not *"
+                f"a tenant has 1 to {MAX_NAME_LENGTH} printable characters, and is not *"
             )
 
     @property

@@ -10,6 +10,7 @@ import typer
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
 from restow.broker.cli.output import FOUND, answer, print_json
+from restow.broker.printable import shown
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 POLL_S = 0.2
@@ -18,7 +19,7 @@ POLL_S = 0.2
 def _agreed(words: str, yes: bool) -> None:
     """Say what will be done, and have it agreed to. Ends the command where nobody agrees."""
     if not yes:
-        typer.confirm(f"{words} Go on?", abort=True, err=True)
+        typer.confirm(f"{shown(words)} Go on?", abort=True, err=True)
 
 
 @connects
@@ -34,11 +35,11 @@ def release(
 
     with connection.client() as client:
         before = client.handoff(handoff_id)
-        shown = admin_json.handoff_json(before)
-        if shown["state"] not in admin_json.ENDS:
-            sides = [shown[side] or "nobody" for side in ("source_engine", "destination_engine")]
+        told = admin_json.handoff_json(before)
+        if told["state"] not in admin_json.ENDS:
+            sides = [told[side] or "nobody" for side in ("source_engine", "destination_engine")]
             _agreed(
-                f"Handoff {handoff_id} is {shown['state']}, from {sides[0]} to {sides[1]}. It will "
+                f"Handoff {handoff_id} is {told['state']}, from {sides[0]} to {sides[1]}. It will "
                 f"end CANCELLED, and the request that waits for it computes its prompt anew or "
                 f"fails.",
                 yes,
@@ -93,7 +94,7 @@ def check(*, connection: Connection, as_json: JsonOption = False) -> None:
         typer.echo(f"All is well: {found.handoffs} handoffs, their engines, agents and quotas.")
     else:
         for words in found.findings:
-            typer.secho(words, fg="red")
+            typer.secho(shown(words), fg="red")
         typer.echo("It is a fault of Restow: keep this, and the broker's log.")
     if found.findings:
         raise typer.Exit(FOUND)

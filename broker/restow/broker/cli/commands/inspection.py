@@ -13,6 +13,7 @@ import typer
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
 from restow.broker.cli.output import answer
+from restow.broker.printable import shown_values
 
 StateOption = Annotated[
     Literal["WAITING", "READY", "STAGING", "READING", "DONE", "FAILED", "EXPIRED", "CANCELLED"]
@@ -86,9 +87,11 @@ def handoffs(
         if not watch:
             answer(value, as_json, admin_tables.show_handoffs)
             return
-        with _interruption() as interrupted, admin_tables.live_handoffs(value) as update:
+        live = admin_tables.live_handoffs(shown_values(value))
+        with _interruption() as interrupted, live as update:
             while not interrupted.wait(WATCH_S):
-                update(admin_json.handoffs_json(client.handoffs(state, limit)))
+                value = admin_json.handoffs_json(client.handoffs(state, limit))
+                update(shown_values(value))
 
 
 @connects

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from restow.broker.cli.connection import TenantConnection, connects
+from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
     from restow.broker.cli.views.top_tables import Look
@@ -42,4 +43,6 @@ def look_at(client: AdminClient) -> Look:
     status = admin_json.status_json(client.status(), client.address)
     engines = admin_json.engines_json(client.engines())["engines"]
     handoffs = admin_json.handoffs_json(client.handoffs(limit=LISTED))["handoffs"]
-    return Look(time.monotonic(), status, engines, handoffs)
+    return Look(
+        time.monotonic(), shown_values(status), shown_values(engines), shown_values(handoffs)
+    )

@@ -23,6 +23,15 @@ from restow.broker.errors import DirectoryFullError, HandoffUnknownError, Reques
 MAX_ID_LENGTH = 256
 
 
+def check_handoff_id(handoff_id: str) -> None:
+    """Raise `RequestError` for what no handoff can be called."""
+    if not 0 < len(handoff_id) <= MAX_ID_LENGTH or not handoff_id.isprintable():
+        raise RequestError(
+            f"handoff_id {handoff_id[:64]!r} must have 1 to {MAX_ID_LENGTH} printable characters",
+            field="handoff_id",
+        )
+
+
 class Ledger:
     """Handoffs by id and by number. `EngineRecord.handoffs` has those of an engine."""
 
@@ -75,10 +84,7 @@ class Ledger:
 
         Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
         """
-        if not 0 < len(handoff_id) <= MAX_ID_LENGTH:
-            raise RequestError(
-                f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
-            )
+        check_handoff_id(handoff_id)
         tenant = engine.key.tenant
         self.tenants.check_handoff(tenant)
         if len(self.live) + len(self.quarantine) >= self.limits.max_live:

@@ -15,10 +15,12 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.errors import AgentReleaseError, RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
+from restow.broker.rpc.status import cut
 from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import Hub
 from restow.broker.server.outbox import AgentOutbox, Outbox
+from restow.broker.server.services.checked_messages import failure_of
 from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
@@ -123,16 +125,15 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 settled.handoff,
                 settled.bytes,
                 settled.elapsed_us,
-                settled.reason,
-                settled.detail,
+                *failure_of(settled.reason, settled.detail),
                 settled.compared,
             )
             actions = reports.settled(engine, agent, settlement, now_s)
         elif body == "staged":
             staged, failure = message.staged, None
             if staged.reason:
-                words = f"rank {rank}: {staged.detail}"
-                failure = Failure(act.State.FAILED, staged.reason, words)
+                reason, detail = failure_of(staged.reason, staged.detail)
+                failure = Failure(act.State.FAILED, reason, f"rank {rank}: {detail}")
             run = StagedRun(staged.address, staged.bytes, staged.digest)
             actions = reports.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
@@ -178,8 +179,7 @@ def probed_from_proto(message: pb.Probed) -> Probed:
         if message.HasField("reading")
         else None,
         message.elapsed_us,
-        message.reason,
-        message.detail,
-        message.transport,
-        message.method,
+        *failure_of(message.reason, message.detail),
+        cut(message.transport),
+        cut(message.method),
     )

@@ -137,11 +137,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
         if body == "cancel":
             cancel = message.cancel
-            return directory.cancel(engine, cancel.handoff_id, cancel.detail, now_s, cancel.demand)
+            detail = cut(cancel.detail)
+            return directory.cancel(engine, cancel.handoff_id, detail, now_s, cancel.demand)
         if body == "decline":
             decline = message.decline
             return directory.decline(
-                engine, decline.handoff_id, decline.detail, now_s, message.message_id
+                engine, decline.handoff_id, cut(decline.detail), now_s, message.message_id
             )
         raise RequestError("a message without a body")
 
@@ -184,7 +185,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         cancel = request.cancellation
         hub.perform(
             hub.directory.cancel(
-                engine, cancel.handoff_id, cancel.detail, hub.now_s(), cancel.demand
+                engine, cancel.handoff_id, cut(cancel.detail), hub.now_s(), cancel.demand
             )
         )
         state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state
