@@ -12,6 +12,7 @@ from restow.broker.trust.identity import Identity, Role
 
 DEFAULT_TENANT = "default"
 TENANT_KEY = "restow-tenant"
+NOBODY_ASKED = "unknown: everyone is trusted"
 
 
 class KnownCall:
@@ -48,6 +49,11 @@ def tenant_of(context: Context) -> str:
                 tenant=own,
             )
     return own
+
+
+def caller_of(context: Context) -> str:
+    """Who makes a call, for the log."""
+    return str(context.identity) if isinstance(context, KnownCall) else NOBODY_ASKED
 
 
 def scope_of(context: Context) -> str | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import structlog
-
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership, check_names
 from restow.broker.errors import EngineUnknownError
+from restow.broker.logs import get_logger
 
 WAIT_S = 60.0
 MAX_WAITING = 100_000
@@ -32,7 +31,7 @@ class Expected:
         self._waiting: dict[EngineKey, set[asyncio.Future[None]]] = {}
         self._count = 0
         self._closed = False
-        self._log = structlog.get_logger("restow.broker")
+        self._log = get_logger("restow.broker")
 
     @property
     def waiting(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from restow.broker.errors import WordUnknownError
@@ -57,6 +57,8 @@ class Identity:
 
     tenant: str | None
     rights: frozenset[Right]
+    shown_by: str = field(default="", compare=False)
+    """What it showed, for people: which certificate or which token."""
 
     def __post_init__(self) -> None:
         """Raise `IdentityInvalidError` for a tenant that no right suits."""
@@ -69,6 +71,16 @@ class Identity:
             raise IdentityInvalidError(
                 f"a tenant has 1 to {MAX_NAME_LENGTH} printable characters, and is not *"
             )
+
+    def __str__(self) -> str:
+        """For people: what it is, of whom, and by what it is known.
+
+        >>> str(Identity(None, frozenset({Right(Role.OPERATOR)}), "certificate ops"))
+        'operator of all tenants, by certificate ops'
+        """
+        whose = "all tenants" if self.tenant is None else f"tenant {self.tenant}"
+        known = f", by {self.shown_by}" if self.shown_by else ""
+        return f"{' and '.join(sorted(self.roles))} of {whose}{known}"
 
     @property
     def roles(self) -> frozenset[Role]:

@@ -125,7 +125,8 @@ def _entry(entry: object) -> Token:
     if engine and roles == {Role.OPERATOR}:
         raise IdentityInvalidError("an operator has no engine")
     rights = {Right(role, "" if role is Role.OPERATOR else engine) for role in roles}
-    return Token(_digest(entry.get("sha256")), Identity(tenant, frozenset(rights)))
+    digest = _digest(entry.get("sha256"))
+    return Token(digest, Identity(tenant, frozenset(rights), f"token sha256 {digest.hex()[:12]}"))
 
 
 def _digest(text: object) -> bytes:

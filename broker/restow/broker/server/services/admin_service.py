@@ -6,16 +6,15 @@ from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice
 
-import structlog
-
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.errors import RequestError
+from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
-from restow.broker.server.callers import Context, scope_of, tenant_of
+from restow.broker.server.callers import Context, caller_of, scope_of, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.trust.errors import ForbiddenError
@@ -35,7 +34,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, hub: Hub) -> None:
         """Show the hub's directory."""
         self._hub = hub
-        self._log = structlog.get_logger("restow.broker")
+        self._log = get_logger("restow.broker")
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
@@ -215,7 +214,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         if not handoff.ended:
-            self._log.info("released by an operator", handoff=handoff.handoff_id)
+            self._log.info(
+                "released by an operator",
+                tenant=handoff.tenant,
+                handoff=handoff.handoff_id,
+                identity=caller_of(context),
+            )
             hub.perform(hub.directory.release(handoff, hub.now_s()))
         return pb.ReleaseHandoffResponse(handoff=self._info(handoff))
 
@@ -225,7 +229,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Grant nothing any more, or again."""
         _check_all_tenants(context)
         hub = self._hub
-        self._log.info("draining set by an operator", draining=request.draining)
+        self._log.info(
+            "draining set by an operator",
+            draining=request.draining,
+            identity=caller_of(context),
+        )
         hub.perform(hub.directory.granting.drain(request.draining, hub.now_s()))
         return pb.SetDrainingResponse(granted=hub.directory.granted)
 
