@@ -34,6 +34,7 @@ with logging_to_stderr(as_json=AS_JSON):
     get_logger("restow.broker").info("a line", name="p\x1b[2J\nDONE \u202e", count=3)
     logging.getLogger("opentelemetry.exporter").warning("lost %s", "a trace\x1b[2J")
     logging.getLogger("other.library").info("not for operators")
+    logging.getLogger("other.library").warning("%d of them", "no number")
     warnings.warn("old")
     os.write(2, b"E0000 00:00:1764145.1 42 ssl_transport_security.cc:1884] Handshake failed\n")
     os.write(2, b"ucx says \x1b[31m\xff\n" * 3 + b"no end")

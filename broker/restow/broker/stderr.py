@@ -53,6 +53,8 @@ class ThreadedHandler(logging.Handler):
         except queue.Full:
             with self._counting:
                 self._lost += 1
+        except (TypeError, ValueError):  # a library's text does not go with its arguments
+            self.handleError(record)
 
     def flush(self) -> None:
         """Wait until what was taken is written, but not for long."""

@@ -64,17 +64,17 @@ class Hub:
         self.now_s = now_s
         self.started_s = now_s()
         self.max_queue = max_queue
+        self.said = BoundedLog(now_s)
+        """The log of what peers bring about."""
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
         self._calls = 0
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
-        self.expected = Expected(self.directory.members)
+        self.expected = Expected(self.directory.members, self.said)
         self._drained = asyncio.Event()
         self._watcher: Callable[[Handoff], None] | None = None
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
-        self.said = BoundedLog(now_s)
-        """The log of what peers bring about."""
         self._log = get_logger("restow.broker")
         self._do: dict[type, Callable[[Any], None]] = {
             **dict.fromkeys(orders.WRITE, self._send),
@@ -250,7 +250,7 @@ class Hub:
             self.allow_narrowing,
             action.costs or self.costs,
         )
-        self._log.info(
+        self.said.info(
             "planned",
             source=action.pair.source_digest[:12],
             destination=action.pair.destination_digest[:12],
