@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.text import Text
 from textual.widgets import DataTable, Static
 
 from broker.fakes import P_BLOCKS, POSITION, broker, pair
@@ -130,6 +131,20 @@ async def test_every_size_and_number(size: tuple[int, int], count: int) -> None:
         assert all(one.width == size[0] and one.height > 0 for one in places)
         assert [one.y for one in places] == sorted(one.y for one in places)
         assert places[-1].bottom < size[1]
+
+
+async def test_markup_in_a_name_is_text() -> None:
+    name = "[@click=app.quit]p[/][bold"
+    named = handoff(1, handoff_id=name), handoff(2, source_engine=name)
+    seen = look(1.0, [*named, done(3, name, 9, 1)])
+    app = Top(lambda: seen, every_s=60.0)
+    async with app.run_test(size=(200, 50)) as pilot:
+        await app.look()
+        await pilot.pause()
+        assert name in shown(app, "handoffs")[0] + shown(app, "handoffs")[1]
+        cells = [*app.query_one("#handoffs", DataTable).get_row_at(0)]
+        assert all(isinstance(cell, Text) and not cell.spans for cell in cells)
+        assert shown(app, "pairs")[0][0] == name
 
 
 async def test_a_reader_stays_where_it_is_while_figures_change() -> None:

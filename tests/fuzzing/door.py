@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import grpc
@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from fuzzing.messages import message_type
 from restow.broker.rpc.status import ERROR_DOMAIN
+from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.hub import Hub
 from restow.broker.server.serve import SERVER_OPTIONS, SERVICES, add_services, interceptors_of
 
@@ -53,6 +54,12 @@ class _Abort(Exception):
         self.answer = answer
 
 
+class _Details(NamedTuple):
+    """Of a call, what interceptors look at."""
+
+    method: str
+
+
 class _Context:
     """What a handler knows of its call."""
 
@@ -61,6 +68,9 @@ class _Context:
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("restow-tenant", self._tenant),)
+
+    def peer(self) -> str:
+        return "nowhere"
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
         raise _Abort(read_refusal(code, details, trailing))
@@ -109,13 +119,13 @@ class Door:
 
     async def open(self) -> None:
         """Put the real interceptors in front of all."""
-        for interceptor in reversed(interceptors_of(None)):
+        for interceptor in reversed(interceptors_of(None, BoundedLog(lambda: 0.0))):
             for path, handler in self._handlers.items():
 
                 async def found(details: object, handler: Any = handler) -> Any:
                     return handler
 
-                self._handlers[path] = await interceptor.intercept_service(found, None)  # type: ignore[arg-type]
+                self._handlers[path] = await interceptor.intercept_service(found, _Details(path))  # type: ignore[arg-type]
 
     async def call(self, path: str, request: bytes, tenant: str) -> Answer:
         """One unary call. Raises what no handler may raise."""

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import structlog
 from google.protobuf.message import DecodeError
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, model_layout
@@ -58,8 +57,9 @@ _plan_once = lru_cache(512)(hubs.plan_pair)
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Fewer ticks, no chance, no words, and every plan made once."""
-    logs = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    log = logging.getLogger("restow")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         for target, name, value in (
             (hubs, "TICK_S", 0.5),
@@ -71,7 +71,7 @@ def quiet() -> Iterator[None]:
         try:
             yield
         finally:
-            structlog.configure(**logs)
+            log.setLevel(level)
 
 
 class House:

@@ -12,8 +12,6 @@ from functools import cache, partial
 from random import Random
 from unittest.mock import patch
 
-import structlog
-
 from restow.agents.execute.executor import Executor
 from restow.agents.reading import reader, ticker
 from restow.agents.reading.reader import Reader
@@ -35,8 +33,9 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
     rng = Random(chance.random())  # noqa: S311
     clock, state = network.loop.time, random.getstate()
     random.seed(seed)
-    logs = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    log = logging.getLogger("restow")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         for target, name, value in (
             (time, "monotonic", clock),
@@ -64,4 +63,4 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             yield
         finally:
             random.setstate(state)
-            structlog.configure(**logs)
+            log.setLevel(level)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import structlog
-
 from restow.agents.copying.copier import Copier
 from restow.agents.errors import (
     AgentBusyError,
@@ -31,6 +29,7 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
 from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2, program_pb2
@@ -80,7 +79,7 @@ class AsyncAgent:
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._fences = Fences(self._say_fence)
         self._ticker = Ticker(self._progress)
-        self._log = structlog.get_logger("restow.agent").bind(engine=engine_id, rank=rank)
+        self._log = get_logger("restow.agent").bind(engine=engine_id, rank=rank)
 
     @property
     def name(self) -> str:

@@ -7,6 +7,8 @@ maps a class to a status; nobody parses the text.
 
 from __future__ import annotations
 
+from restow.broker.printable import shown
+
 
 class RestowError(Exception):
     """Base of all typed errors.
@@ -24,10 +26,10 @@ class RestowError(Exception):
         cls.reason = reason or cls.reason
 
     def __init__(self, message: str, **subject: object) -> None:
-        """Keep the message, and everything in ``subject`` as text."""
-        super().__init__(message)
-        self.message = message
-        self.subject = {name: str(value) for name, value in subject.items()}
+        """Keep the message, and everything in ``subject`` as text, printable: it may be others'."""
+        self.message = shown(message)
+        super().__init__(self.message)
+        self.subject = {name: shown(str(value)) for name, value in subject.items()}
 
 
 class LayoutError(RestowError, status="INVALID_ARGUMENT", reason="LAYOUT_INVALID"):

@@ -274,7 +274,9 @@ class Settled(google.protobuf.message.Message):
     elapsed_us: builtins.int
     """Microseconds from the receipt of the order to the last byte in place."""
     reason: builtins.str
-    """Stable reason of a failure. Empty: every byte is in place."""
+    """Stable reason of a failure: A to Z, 0 to 9 and _, else it counts as INTERNAL. Empty: every byte
+    is in place.
+    """
     detail: builtins.str
     """The reason in words."""
     compared: builtins.bool

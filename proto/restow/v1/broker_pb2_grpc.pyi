@@ -127,6 +127,9 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
     broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
     may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
+    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
+    any script; no control characters, line ends, or marks that turn text or take no room.
+    Details are free text, of which 1 KiB is kept, with escapes (\\x1b) for what is not printable.
     """
 
     @typing.overload
@@ -240,6 +243,9 @@ class BrokerServicer(metaclass=abc.ABCMeta):
     with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
     broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
     may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
+    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
+    any script; no control characters, line ends, or marks that turn text or take no room.
+    Details are free text, of which 1 KiB is kept, with escapes (\\x1b) for what is not printable.
     """
 
     @abc.abstractmethod

@@ -8,7 +8,6 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import structlog
 import uvloop
 
 from restow.agents.daemon.server import AgentDaemon
@@ -16,6 +15,7 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
 
 
 def run_agent_daemon(
@@ -47,7 +47,7 @@ async def _serve(
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    log = structlog.get_logger("restow.daemon")
+    log = get_logger("restow.daemon")
     losses: list[RestowError] = []
 
     def lose(error: RestowError) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-import structlog
+from restow.broker.logs import get_logger
 
 MAX_FENCES = 1 << 17
 
@@ -59,7 +59,7 @@ class Fences:
             # The waiting is done on a thread.
             await asyncio.to_thread(event.synchronize)
         except RuntimeError as error:
-            log = structlog.get_logger("restow.agent")
+            log = get_logger("restow.agent")
             log.error("no fence: the device failed", handoff_id=handoff_id, detail=str(error))
             return
         self._say_and_keep(handoff_id)

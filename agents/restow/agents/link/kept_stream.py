@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import grpc
-import structlog
 
 from restow.broker.client.backoff import Backoff
 from restow.broker.client.channel import CONNECT_S, RenewedChannel
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import NoWelcomeError, from_rpc_error, unreachable
 from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
 from restow.broker.trust.errors import TrustError
 
 MAX_BATCH = 1024
@@ -44,7 +44,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         self._was_open = False
         self._backoff = Backoff()
         self._runner: asyncio.Task[None] | None = None
-        self._log = structlog.get_logger(log_name).bind(address=address)
+        self._log = get_logger(log_name).bind(address=address)
 
     @abstractmethod
     def call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:

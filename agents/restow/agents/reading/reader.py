@@ -21,8 +21,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import structlog
-
 from restow.agents.errors import (
     AgentClosedError,
     AgentError,
@@ -32,6 +30,7 @@ from restow.agents.errors import (
 from restow.agents.reading.host_memory import HostMemory
 from restow.agents.reading.lane import Lane, late
 from restow.agents.reading.transport import Flight, Known, Read, Transport
+from restow.broker.logs import get_logger
 
 SPIN_S = 0.002
 POLL_S = 0.001
@@ -80,7 +79,7 @@ class Reader:
         self._retired: list[Lane] = []
         """They wait for their last reads."""
         self._closed = False
-        self._log = structlog.get_logger("restow.agent")
+        self._log = get_logger("restow.agent")
 
     def add_peer(self, peer: str, metadata: bytes, host_memory: HostMemory | None = None) -> None:
         """Know a peer; what has to connect does so with its first read."""

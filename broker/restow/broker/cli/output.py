@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from restow.broker.errors import RestowError
+from restow.broker.printable import shown_values
 
 FOUND = 4
 """Exit status of a command that looked for something bad or different, and found it."""
@@ -47,12 +48,12 @@ class Output:
     ) -> None:
         """Print what a command found: as a document, as ``names``, or as ``show`` does.
 
-        ``show`` is told whether all columns are wanted.
+        ``show`` is for people: it is given texts with escapes, and told whether all columns are wanted.
         """
         if self.document:
             print_document(value, self.document)
         elif self.form != "name":
-            show(value, self.form == "wide")
+            show(shown_values(value), self.form == "wide")
         elif names is None:
             raise typer.BadParameter("there are no names to print here", param_hint="-o")
         else:

@@ -8,6 +8,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from restow.broker.errors import RestowError
+from restow.broker.printable import shown
 
 
 class BrokerCallError(RestowError):
@@ -75,7 +76,7 @@ def from_rpc_error(
     info = _info(error)
     if info is not None:
         refusal = BrokerCallError(error.code().name, info.reason, error.details() or "")
-        refusal.subject = dict(info.metadata)
+        refusal.subject = {shown(name): shown(value) for name, value in info.metadata.items()}
         return refusal
     if error.code() in _UNREACHED:
         return unreachable(address, error.details() or "", secure)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-import structlog
-
 from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
 from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
 from restow.broker.errors import HandoffConflictError, RestowError
+from restow.broker.logs import get_logger
 from restow.v1 import broker_pb2 as pb
 
 RENEWALS_PER_LEASE = 3
@@ -98,7 +97,7 @@ class OpenHandoffs:
         self._last_message = 0
         self._closed: RestowError | None = None
         self._clock = clock
-        self._log = structlog.get_logger("restow.client")
+        self._log = get_logger("restow.client")
 
     def publish(self, publication: pb.Publication, hold_ms: int) -> HandoffFuture:
         """Say that a state is published.

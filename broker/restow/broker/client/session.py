@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 import grpc
-import structlog
 
 from restow.broker.client.backoff import FIRST_S, Backoff
 from restow.broker.client.channel import RenewedChannel, broker_address
@@ -20,6 +19,7 @@ from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.client.open_handoffs import OpenHandoffs
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
+from restow.broker.logs import get_logger
 from restow.broker.rpc import wire
 from restow.broker.trust.errors import TrustError
 from restow.v1 import broker_pb2 as pb
@@ -80,7 +80,7 @@ class EngineSession:
         self._draining = False
         self._on_lost = on_lost
         self._lost: RestowError | None = None
-        self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
+        self._log = get_logger("restow.client").bind(engine=engine_id)
         self.layout_digest = ""
 
     async def __aenter__(self) -> Self:

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
 
-import structlog
 from aiohttp import ClientSession, web
 
+from restow.broker.logs import get_logger
 from restow.broker.router import headers
 from restow.broker.router.answers import (
     EngineFailedError,
@@ -39,7 +39,7 @@ class Routing:
     def __init__(self, http: ClientSession, prefill: Engines, decode: Engines) -> None:
         """Ask the engines of both sides through ``http``."""
         self._http, self._prefill, self._decode = http, prefill, decode
-        self._log = structlog.get_logger("restow.router")
+        self._log = get_logger("restow.router")
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Serve a request that has a prompt."""

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from restow.broker.errors import RestowError
+from restow.broker.printable import shown
 
 ERROR_DOMAIN = "restow"
 
@@ -30,12 +31,13 @@ def to_rpc_status(error: RestowError) -> status_pb2.Status:
 
 
 def cut(words: str, most_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """The words, or as many of them as have room: names in them may be megabytes long.
+    """The words, printable, or as many of them as have room: names in them may be megabytes long.
 
     >>> cut("engine x", 6)
     'eng...'
     """
-    data = words[: most_bytes + 1].encode()
+    words = shown(words[: most_bytes + 1])
+    data = words.encode()
     return (
         words if len(data) <= most_bytes else data[: most_bytes - 3].decode(errors="ignore") + "..."
     )

@@ -14,6 +14,7 @@ DEFAULT_TENANT = "default"
 ALL_TENANTS = "*"
 """What is named instead of one tenant, where a list is asked for."""
 TENANT_KEY = "restow-tenant"
+NOBODY_ASKED = "unknown: everyone is trusted"
 
 
 class KnownCall:
@@ -66,6 +67,11 @@ def tenant_of(context: Context) -> str:
 
 def _named(context: Context) -> list[str]:
     return [str(v) for k, v in context.invocation_metadata() or () if k == TENANT_KEY]
+
+
+def caller_of(context: Context) -> str:
+    """Who makes a call, for the log."""
+    return str(context.identity) if isinstance(context, KnownCall) else NOBODY_ASKED
 
 
 def scope_of(context: Context) -> str | None:

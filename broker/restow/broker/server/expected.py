@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import structlog
-
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership, check_names
 from restow.broker.errors import EngineUnknownError
+from restow.broker.server.bounded_log import BoundedLog
+from restow.broker.server.log_lines import tell_engine
 
 WAIT_S = 60.0
 MAX_WAITING = 100_000
@@ -23,16 +23,20 @@ class Expected:
     """
 
     def __init__(
-        self, members: Membership, wait_s: float = WAIT_S, max_waiting: int = MAX_WAITING
+        self,
+        members: Membership,
+        log: BoundedLog,
+        wait_s: float = WAIT_S,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
-        """Look engines up in ``members``."""
+        """Look engines up in ``members``; say in ``log`` that somebody waits."""
+        self._log = log
         self.wait_s = wait_s
         self.max_waiting = max_waiting
         self._members = members
         self._waiting: dict[EngineKey, set[asyncio.Future[None]]] = {}
         self._count = 0
         self._closed = False
-        self._log = structlog.get_logger("restow.broker")
 
     @property
     def waiting(self) -> int:
@@ -69,7 +73,7 @@ class Expected:
 
     async def _wait(self, key: EngineKey, came: asyncio.Future[None], until_s: float) -> None:
         if key not in self._waiting:
-            self._log.info("agents wait for their engine", tenant=key.tenant, engine=key.engine_id)
+            tell_engine(self._log, "agents wait for their engine", key)
         waiting = self._waiting.setdefault(key, set())
         waiting.add(came)
         self._count += 1

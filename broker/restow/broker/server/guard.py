@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
-import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
@@ -66,7 +65,6 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, identify: Identify) -> None:
         """Know callers by ``identify``."""
         self._identify = identify
-        self._log = structlog.get_logger("restow.guard")
 
     async def intercept_service(
         self,
@@ -103,22 +101,12 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         return guarded
 
     def _admit(self, context: RawContext, method: str) -> KnownCall:
-        try:
-            identity = self._identify(context)
-            roles = roles_for(method)
-            if identity.roles.isdisjoint(roles):
-                raise ForbiddenError(
-                    f"{method} is for {' or '.join(sorted(roles)) or 'nobody'}, and this identity "
-                    f"is {' and '.join(sorted(identity.roles))}: take one with that role",
-                    method=method,
-                )
-        except REFUSALS as error:
-            self._log.warning(
-                "call refused",
+        identity = self._identify(context)
+        roles = roles_for(method)
+        if identity.roles.isdisjoint(roles):
+            raise ForbiddenError(
+                f"{method} is for {' or '.join(sorted(roles)) or 'nobody'}, and this identity "
+                f"is {' and '.join(sorted(identity.roles))}: take one with that role",
                 method=method,
-                peer=context.peer(),
-                reason=error.reason,
-                detail=error.message,
             )
-            raise
         return KnownCall(context, identity)

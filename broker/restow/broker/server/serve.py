@@ -15,11 +15,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from restow.broker.errors import ExtraMissingError, ListenError
+from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
 from restow.broker.rpc.status import ErrorInterceptor
+from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.guard import GuardInterceptor
 from restow.broker.server.hub import Hub
+from restow.broker.server.log_lines import settings_in_words
+from restow.broker.server.refused_calls import RefusedCallsInterceptor
 from restow.broker.server.services.admin_service import AdminService
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
@@ -75,10 +79,12 @@ def add_services(hub: Hub, server: grpc.aio.Server) -> None:
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
 
 
-def interceptors_of(trust: Trust | None) -> list[grpc.aio.ServerInterceptor]:
+def interceptors_of(trust: Trust | None, log: BoundedLog) -> list[grpc.aio.ServerInterceptor]:
     """What stands before every handler, the outermost first."""
-    guard = [] if trust is None else [GuardInterceptor(trust.identify)]
-    return [ErrorInterceptor(), *guard, ParsingInterceptor()]
+    identify = None if trust is None else trust.identify
+    guard = [] if identify is None else [GuardInterceptor(identify)]
+    refused = RefusedCallsInterceptor(identify, log)
+    return [ErrorInterceptor(), refused, *guard, ParsingInterceptor()]
 
 
 @contextlib.asynccontextmanager
@@ -87,6 +93,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
 
     Raises `ListenError`, and the `TrustError` of settings and files that prove nothing.
     """
+    log = get_logger("restow.broker")
     trust = trust_of(settings)
     hub = Hub(
         settings.limits(),
@@ -96,7 +103,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         costs=settings.cost_model(),
         digests=settings.content_digests(),
     )
-    server = grpc.aio.server(interceptors=interceptors_of(trust), options=SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=interceptors_of(trust, hub.said), options=SERVER_OPTIONS)
     add_services(hub, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -127,12 +134,20 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
                 from restow.broker.server.observe.web import serving
 
                 shown = await stack.enter_async_context(
-                    serving(settings.http_listen, hub, settings.status_page)
+                    serving(
+                        settings.http_listen,
+                        hub,
+                        settings.status_page,
+                        [one.strip() for one in settings.http_hosts.split(",") if one.strip()],
+                    )
                 )
             if settings.otlp_endpoint is not None:
                 await stack.enter_async_context(_tracing(settings, settings.otlp_endpoint, hub))
-            yield RunningBroker(hub, f"{host}:{port}", clock, checks, shown)
+            address = f"{host}:{port}"
+            log.info("broker started", **settings_in_words(settings, address, shown))
+            yield RunningBroker(hub, address, clock, checks, shown)
     finally:
+        log.info("broker ends", uptime_s=round(hub.now_s() - hub.started_s, 1))
         await checks.enter_graceful_shutdown()
         hub.close()
         await server.stop(STOP_GRACE_S)

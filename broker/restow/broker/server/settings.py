@@ -28,6 +28,8 @@ class BrokerSettings(BaseSettings):
     """Where to show metrics and probes."""
     status_page: bool = False
     """Whether to show a page for people there, which names engines and handoffs."""
+    http_hosts: str = ""
+    """Names under which that page may be asked for, separated by commas, beside addresses."""
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://.+$")] | None = None
     """The OpenTelemetry collector that traces go to."""
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0

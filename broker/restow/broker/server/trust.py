@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 
+from restow.broker.logs import get_logger
 from restow.broker.server.guard import Identify, RawContext
 from restow.broker.server.settings import BrokerSettings
 from restow.broker.trust.errors import TrustError, TrustSettingsError, UnauthenticatedError
@@ -20,6 +20,7 @@ from restow.broker.trust.spiffe import identity_of
 from restow.broker.trust.tokens import Tokens, read_tokens
 
 BEARER = "bearer "
+NAME_PROPERTY = "x509_common_name"
 URI_PROPERTY = "peer_uri"
 """URIs alone: among all alternative names of a certificate a DNS name may look like one."""
 
@@ -59,7 +60,7 @@ def trust_of(settings: BrokerSettings) -> Trust | None:
             "--client-ca and --tokens exclude one another: a client is known by its certificate "
             "or by its token, never by either"
         )
-    log = structlog.get_logger("restow.trust")
+    log = get_logger("restow.trust")
 
     def complain(error: TrustError) -> None:
         log.error("files keep their former content", reason=error.reason, detail=error.message)
@@ -131,7 +132,9 @@ def by_certificate(context: RawContext) -> Identity:
             "the client's certificate names nobody: it needs a URI such as "
             "spiffe://DOMAIN/restow/tenant/TENANT/engine/ENGINE among its alternative names"
         )
-    return identity
+    names = context.auth_context().get(NAME_PROPERTY, ())
+    shown_by = b", ".join(names).decode("utf-8", "replace")
+    return replace(identity, shown_by=f"certificate {shown_by}")
 
 
 def by_token(context: RawContext, tokens: Tokens) -> Identity:

@@ -132,7 +132,8 @@ def _entry(entry: object) -> Token:
     if engine and roles <= OF_NO_ENGINE:
         raise IdentityInvalidError(NO_ENGINE)
     rights = {Right(role, "" if role in OF_NO_ENGINE else engine) for role in roles}
-    return Token(_digest(entry.get("sha256")), Identity(tenant, frozenset(rights)))
+    digest = _digest(entry.get("sha256"))
+    return Token(digest, Identity(tenant, frozenset(rights), f"token sha256 {digest.hex()[:12]}"))
 
 
 def _digest(text: object) -> bytes:

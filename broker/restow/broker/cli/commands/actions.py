@@ -13,6 +13,7 @@ from restow.broker.cli.commands.inspection import HandoffArgument
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
 from restow.broker.cli.output import FOUND, Output, print_json
+from restow.broker.printable import shown
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 POLL_S = 0.2
@@ -21,7 +22,7 @@ POLL_S = 0.2
 def _agreed(words: str, yes: bool) -> None:
     """Say what will be done, and have it agreed to. Ends the command where nobody agrees."""
     if not yes:
-        typer.confirm(f"{words} Go on?", abort=True, err=True)
+        typer.confirm(f"{shown(words)} Go on?", abort=True, err=True)
 
 
 @connects
@@ -40,11 +41,11 @@ def release(
         tenant, whole = find_handoff(connection, client, handoff_id)
     with connection.client_of(tenant) as client:
         before = client.handoff(whole)
-        shown = admin_json.handoff_json(before)
-        if shown["state"] not in admin_json.ENDS:
-            sides = [shown[side] or "nobody" for side in ("source_engine", "destination_engine")]
+        told = admin_json.handoff_json(before)
+        if told["state"] not in admin_json.ENDS:
+            sides = [told[side] or "nobody" for side in ("source_engine", "destination_engine")]
             _agreed(
-                f"Handoff {whole} is {shown['state']}, from {sides[0]} to {sides[1]}. It will "
+                f"Handoff {whole} is {told['state']}, from {sides[0]} to {sides[1]}. It will "
                 f"end CANCELLED, and the request that waits for it computes its prompt anew or "
                 f"fails.",
                 yes,
@@ -104,16 +105,16 @@ def drain(
             left = drains(True)
     if engine is not None:
         done = "takes part in handoffs again" if off else "takes part in nothing new any more"
-        shown = {"engine": engine, "draining": not off, "open": left}
+        value = {"engine": engine, "draining": not off, "open": left}
         words = f"Engine {engine} {done}; {left} handoffs of its have not ended."
     else:
         done = "grants again" if off else "grants nothing any more"
-        shown = {"draining": not off, "granted": left}
+        value = {"draining": not off, "granted": left}
         words = f"The broker {done}; {left} handoffs are granted and have not ended."
     if as_json:
-        print_json(shown)
+        print_json(value)
     else:
-        typer.echo(words)
+        typer.echo(shown(words))
 
 
 @connects
@@ -138,7 +139,7 @@ def forget(
     if as_json:
         print_json({"engine": engine, "ended": ended})
     else:
-        typer.echo(f"Engine {engine} is forgotten; {ended} handoffs ended with it.")
+        typer.echo(shown(f"Engine {engine} is forgotten; {ended} handoffs ended with it."))
 
 
 @connects
@@ -153,7 +154,7 @@ def check(*, connection: Connection, as_json: JsonOption = False) -> None:
         typer.echo(f"All is well: {found.handoffs} handoffs, their engines, agents and quotas.")
     else:
         for words in found.findings:
-            typer.secho(words, fg="red")
+            typer.secho(shown(words), fg="red")
         typer.echo("It is a fault of Restow: keep this, and the broker's log.")
     if found.findings:
         raise typer.Exit(FOUND)

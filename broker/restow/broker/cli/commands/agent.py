@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.connection import Connection, connects
-from restow.broker.cli.options import LogFormatOption, set_up_log
+from restow.broker.cli.options import LogFormatOption
 from restow.broker.errors import ExtraMissingError
 
 
@@ -49,6 +49,8 @@ def agent(
             module=error.name,
         ) from None
 
+    from restow.broker.stderr import logging_to_stderr
+
     credentials = connection.credentials()
-    set_up_log(log_format)
-    run_agent_daemon(connection.broker, socket, read_threads, host_reads, credentials)
+    with logging_to_stderr(log_format == "json"):
+        run_agent_daemon(connection.broker, socket, read_threads, host_reads, credentials)

@@ -9,6 +9,7 @@ import typer
 from restow.broker.cli.completion import complete_pair
 from restow.broker.cli.connection import TenantConnection, connects
 from restow.broker.cli.output import FOUND, Output, print_document
+from restow.broker.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +49,9 @@ def _of_broker(client: AdminClient, pairs: list[str]) -> Iterator[Finding]:
 
 def _show(finding: Finding) -> None:
     typer.secho(f"{finding.verdict:4}", fg=COLORS[finding.verdict], bold=True, nl=False)
-    typer.echo(f"  {finding.subject}: {finding.words}")
+    typer.echo(shown(f"  {finding.subject}: {finding.words}"))
     if finding.next_step:
-        typer.echo(f"      Next: {finding.next_step}")
+        typer.echo(shown(f"      Next: {finding.next_step}"))
 
 
 @connects

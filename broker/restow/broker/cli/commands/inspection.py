@@ -11,6 +11,7 @@ from restow.broker.cli.completion import complete_engine, complete_handoff
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.output import Output
 from restow.broker.cli.watching import looks
+from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -142,7 +143,7 @@ def handoffs(
         say_hidden(client, output)
         with live_handoffs(output.form == "wide", connection.all_tenants) as update:
             for number in looks(WATCH_S):
-                update(look() if number else value)
+                update(shown_values(look() if number else value))
 
 
 @connects

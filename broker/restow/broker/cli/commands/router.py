@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.options import LogFormatOption, set_up_log
+from restow.broker.cli.options import LogFormatOption
 from restow.broker.errors import ExtraMissingError
 
 
@@ -49,6 +49,8 @@ def router(
     for url in (*prefill, *decode):
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"{url} is no http:// or https:// URL", param_hint="URL")
-    set_up_log(log_format)
+    from restow.broker.stderr import logging_to_stderr
+
     settings = RouterSettings(prefill, decode, aside_s, max_body_bytes=max_body_mb << 20)
-    serve_router(settings, host.strip("[]"), int(port))
+    with logging_to_stderr(log_format == "json"):
+        serve_router(settings, host.strip("[]"), int(port))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from restow.broker.cli.option_groups import in_groups
-from restow.broker.cli.options import CostsOption, DigestModeName, LogFormatOption, set_up_log
+from restow.broker.cli.options import CostsOption, DigestModeName, LogFormatOption
 from restow.broker.strategy import Strategy
 
 
@@ -34,6 +34,14 @@ def serve(
             "--status-page",
             help="With --http-listen: also a page for people (/), which names engines and "
             "handoffs of all tenants to whoever asks. Default: none.",
+        ),
+    ] = None,
+    http_hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="With --status-page: names under which browsers may ask for it. Default: that of "
+            "--http-listen; addresses and localhost always.",
         ),
     ] = None,
     otlp_endpoint: Annotated[
@@ -169,6 +177,7 @@ def serve(
     from restow.broker.planner import CostModel
     from restow.broker.server.serve import serve_until_signalled
     from restow.broker.server.settings import BrokerSettings
+    from restow.broker.stderr import logging_to_stderr
 
     if costs is not None:
         given["costs"] = asdict(CostModel.of(read_object(costs)))
@@ -184,8 +193,8 @@ def serve(
             f"127.0.0.1, or add --insecure on a network that you trust",
             param_hint="--listen",
         )
-    set_up_log(log_format)
-    uvloop.run(serve_until_signalled(settings))
+    with logging_to_stderr(log_format == "json"):
+        uvloop.run(serve_until_signalled(settings))
 
 
 def is_loopback(listen: str) -> bool:

@@ -11,6 +11,7 @@ import typer
 
 from restow.broker.cli.connection import TenantConnection, connects
 from restow.broker.cli.watching import looks
+from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
     from restow.broker.cli.views.top_tables import Look
@@ -70,4 +71,10 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
         for one in handoffs:
             for side in ("source_engine", "destination_engine"):
                 one[side] = one[side] and f"{one['tenant']}/{one[side]}"
-    return Look(time.monotonic(), status, engines, handoffs, hidden(client))
+    return Look(
+        time.monotonic(),
+        shown_values(status),
+        shown_values(engines),
+        shown_values(handoffs),
+        hidden(client),
+    )

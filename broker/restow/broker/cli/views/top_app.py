@@ -119,7 +119,8 @@ def _fill(table: DataTable[str | Text], rows: Sequence[Sequence[str | Text]]) ->
     at, row = table.scroll_y, table.cursor_row
     table.clear()
     for cells in rows:
-        table.add_row(*cells)
+        # Textual reads markup in cells that are bare text: names may hold some.
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     if row and row < len(rows):
         table.move_cursor(row=row, scroll=False)
     table.scroll_to(y=at, animate=False)

@@ -32,8 +32,10 @@ class Connections:
         if in_use or not 0 < len(agent.agent_name) <= MAX_ID_LENGTH:
             shown = repr(agent.agent_name[:64])
             wrong = f"agent_name {shown} is empty, too long or in use: take a new one"
-        elif len(agent.host) > MAX_ID_LENGTH:
-            wrong = f"host has more than {MAX_ID_LENGTH} characters"
+        elif not agent.agent_name.isprintable():
+            wrong = f"agent_name {agent.agent_name!r} is not printable"
+        elif len(agent.host) > MAX_ID_LENGTH or not agent.host.isprintable():
+            wrong = f"host {agent.host[:64]!r} is not printable, or longer than {MAX_ID_LENGTH}"
         elif agent.staging_bytes < 0:
             wrong = f"staging_bytes is {agent.staging_bytes}"
         engine_id = engine.key.engine_id

@@ -34,12 +34,16 @@ SWEEP_S = 1.0
 
 def check_names(key: EngineKey, incarnation: str) -> None:
     """Raise `RequestError` for what no engine can register as."""
-    longest = max(map(len, (*key, incarnation)))
-    if not key.engine_id or not incarnation or longest > MAX_ID_LENGTH:
-        raise RequestError(
-            f"engine_id and incarnation must have 1 to {MAX_ID_LENGTH} characters",
-            field="engine",
-        )
+    for what, name in (
+        ("tenant", key.tenant),
+        ("engine_id", key.engine_id),
+        ("incarnation", incarnation),
+    ):
+        if not 0 < len(name) <= MAX_ID_LENGTH or not name.isprintable():
+            raise RequestError(
+                f"{what} {name[:64]!r} must have 1 to {MAX_ID_LENGTH} printable characters",
+                field="engine",
+            )
 
 
 class Membership:

@@ -21,6 +21,17 @@ from restow.broker.core.numbering import Numbering
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
 MAX_ID_LENGTH = 256
+GIVEN_UP = frozenset({"CANCELLED", "DECLINED", "RELEASED"})
+"""Reasons of ends that somebody wanted."""
+
+
+def check_handoff_id(handoff_id: str) -> None:
+    """Raise `RequestError` for what no handoff can be called."""
+    if not 0 < len(handoff_id) <= MAX_ID_LENGTH or not handoff_id.isprintable():
+        raise RequestError(
+            f"handoff_id {handoff_id[:64]!r} must have 1 to {MAX_ID_LENGTH} printable characters",
+            field="handoff_id",
+        )
 
 
 class Ledger:
@@ -37,6 +48,8 @@ class Ledger:
         """Numbers of handoffs that are to be granted again, at the next tick."""
         self.fresh_ends: list[Handoff] | None = None
         """What ended since somebody looked; None: nobody looks."""
+        self.fresh_failures: list[tuple[Handoff, Failure]] | None = None
+        """What failed since somebody looked, ended by it or not; None: nobody looks."""
         self.bytes_read = 0
         self.checks = Checks()
         self.deadlines = Deadlines()
@@ -96,10 +109,7 @@ class Ledger:
 
         Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
         """
-        if not 0 < len(handoff_id) <= MAX_ID_LENGTH:
-            raise RequestError(
-                f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
-            )
+        check_handoff_id(handoff_id)
         self.tenants.check_handoff(tenant)
         if len(self.live) + len(self.quarantine) >= self.limits.max_live:
             raise DirectoryFullError(
@@ -187,6 +197,7 @@ class Ledger:
         self.statistics.refuse(failure.reason)
         name = destination.key.engine_id
         handoff.timeline.note_refused(now_s, name, failure.reason, failure.detail)
+        self._tell_failure(handoff, failure)
         told_d = TellEnded(
             destination.key,
             handoff.handoff_id,
@@ -254,7 +265,13 @@ class Ledger:
         handoff.forget_blocks()
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)
+        if failure is not None and failure.reason not in GIVEN_UP:
+            self._tell_failure(handoff, failure)
         return actions
+
+    def _tell_failure(self, handoff: Handoff, failure: Failure) -> None:
+        if self.fresh_failures is not None:
+            self.fresh_failures.append((handoff, failure))
 
 
 def _unfence(handoff: Handoff) -> list[Action]:

@@ -12,6 +12,7 @@ from restow.broker.core.actions import EngineKey, State
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.printable import shown_values
 from restow.broker.server.hub import Hub
 
 MAX_ENGINES = 256
@@ -38,7 +39,7 @@ class Overview:
         """All that the page shows, as JSON would have it; names are what others said."""
         now_s = self._hub.now_s()
         if now_s >= self._until_s:
-            self._made, self._until_s = self._make(now_s), now_s + KEPT_S
+            self._made, self._until_s = shown_values(self._make(now_s)), now_s + KEPT_S
         return self._made
 
     def _make(self, now_s: float) -> Values:

@@ -19,7 +19,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from http import HTTPStatus
 from pathlib import Path
@@ -31,9 +31,11 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from restow.broker.errors import ListenError
+from restow.broker.rpc.status import cut
 from restow.broker.server.hub import Hub
 from restow.broker.server.observe.metrics import registry_of
 from restow.broker.server.observe.overview import Overview
+from restow.broker.server.observe.page_hosts import may_be_asked_as
 
 ANSWER_S = 5.0
 """For so long the loop may be busy before a request is told so."""
@@ -48,8 +50,8 @@ Answer = tuple[HTTPStatus, str, bytes]
 class Pages:
     """What is served, each page by a function that runs on the broker's loop."""
 
-    def __init__(self, hub: Hub, status_page: bool) -> None:
-        """Show a hub. To be called on its loop."""
+    def __init__(self, hub: Hub, status_page: bool, named: frozenset[str] = frozenset()) -> None:
+        """Show a hub; its names only under those ``named``. To be called on its loop."""
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._registry = registry_of(hub)
@@ -57,24 +59,33 @@ class Pages:
         self._pages = dict(zip(PATHS, pages, strict=True))
         page = PAGE.read_bytes() if status_page else b""
         self.policy = content_policy(page.decode())
+        self._named, self._with_names = named, frozenset[str]()
         if status_page:
             overview = Overview(hub)
+            self._with_names = frozenset({"/", "/status.json"})
             self._pages |= {
                 "/": lambda: (HTTPStatus.OK, HTML, page),
                 "/status.json": lambda: (HTTPStatus.OK, JSON, json.dumps(overview.look()).encode()),
             }
 
-    def answer(self, method: str, path: str) -> Answer:
-        """From any thread."""
+    def answer(self, method: str, path: str, host: str, peer: str = "") -> Answer:
+        """What ``peer`` gets, who asks for it under the name ``host``. From any thread."""
         page = self._pages.get(path)
         if page is None:
             return _said(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._pages)}")
+        if path in self._with_names and not may_be_asked_as(host, self._named):
+            self._loop.call_soon_threadsafe(self._tell_refused, path, host, peer)
+            words = "this name is not one of --http-hosts: ask by address, or as localhost"
+            return _said(HTTPStatus.MISDIRECTED_REQUEST, words)
         if method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
         try:
             return asyncio.run_coroutine_threadsafe(_made(page), self._loop).result(ANSWER_S)
         except (FutureTimeoutError, RuntimeError):
             return _said(HTTPStatus.SERVICE_UNAVAILABLE, "the broker does not answer")
+
+    def _tell_refused(self, path: str, host: str, peer: str) -> None:
+        self._hub.said.warning("page refused", path=path, host=cut(host), peer=peer)
 
     def _metrics(self) -> Answer:
         return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
@@ -130,16 +141,23 @@ class _Handler(WSGIRequestHandler):
 
 
 @contextlib.asynccontextmanager
-async def serving(listen: str, hub: Hub, status_page: bool = False) -> AsyncIterator[str]:
+async def serving(
+    listen: str, hub: Hub, status_page: bool = False, hosts: Collection[str] = ()
+) -> AsyncIterator[str]:
     """Serve inside the ``async with``, at ``HOST:PORT``; port 0 takes a free one. The address.
+
+    The status page is for those that ask by an address, as localhost or as one of ``hosts``.
 
     Raises `ListenError`.
     """
-    pages = Pages(hub, status_page)
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    pages = Pages(hub, status_page, frozenset(one.lower() for one in (*hosts, host)))
 
     def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
-        status, media_type, body = pages.answer(method, path)
+        asked_as, peer = environ.get("HTTP_HOST", ""), environ.get("REMOTE_ADDR", "")
+        status, media_type, body = pages.answer(method, path, asked_as, peer)
         headers = [
             ("Content-Type", media_type),
             ("Content-Length", str(len(body))),
@@ -150,10 +168,9 @@ async def serving(listen: str, hub: Hub, status_page: bool = False) -> AsyncIter
         start(f"{status.value} {status.phrase}", headers)
         return [] if method == "HEAD" else [body]
 
-    host, _, port = listen.rpartition(":")
-    kind = _Server6 if host.startswith("[") else _Server
+    kind = _Server6 if listen.startswith("[") else _Server
     try:
-        server = make_server(host.strip("[]"), int(port), application, kind, _Handler)
+        server = make_server(host, int(port), application, kind, _Handler)
     except OSError as error:
         raise ListenError(
             f"can't show metrics on {listen}: is it in use, or not an address of this machine? "
@@ -163,7 +180,7 @@ async def serving(listen: str, hub: Hub, status_page: bool = False) -> AsyncIter
     thread = threading.Thread(target=server.serve_forever, name="observe", daemon=True)
     thread.start()
     try:
-        yield f"{host}:{server.server_port}"
+        yield f"{listen.rpartition(':')[0]}:{server.server_port}"
     finally:
         # It may wait for the loop, which this must not hold up.
         await asyncio.to_thread(server.shutdown)

@@ -7,15 +7,20 @@ from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice, takewhile
 
-import structlog
-
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.errors import RequestError
+from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
-from restow.broker.server.callers import Context, listed_tenant, scope_of, tenant_of
+from restow.broker.server.callers import (
+    Context,
+    caller_of,
+    listed_tenant,
+    scope_of,
+    tenant_of,
+)
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.services.admin_messages import MAX_INT64, handoff_info, state_counts
@@ -35,7 +40,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, hub: Hub) -> None:
         """Show the hub's directory."""
         self._hub = hub
-        self._log = structlog.get_logger("restow.broker")
+        self._log = get_logger("restow.broker")
 
     def _info(self, handoff: Handoff) -> pb.HandoffInfo:
         return handoff_info(handoff, self._hub.directory.granting, self._hub.now_s())
@@ -250,7 +255,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         if not handoff.ended:
-            self._log.info("released by an operator", handoff=handoff.handoff_id)
+            self._log.info(
+                "released by an operator",
+                tenant=handoff.tenant,
+                handoff=handoff.handoff_id,
+                identity=caller_of(context),
+            )
             hub.perform(hub.directory.release(handoff, hub.now_s()))
         return pb.ReleaseHandoffResponse(handoff=self._info(handoff))
 
@@ -260,7 +270,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Grant nothing any more, or again."""
         _check_all_tenants(context)
         hub = self._hub
-        self._log.info("draining set by an operator", draining=request.draining)
+        self._log.info(
+            "draining set by an operator",
+            draining=request.draining,
+            identity=caller_of(context),
+        )
         hub.perform(hub.directory.granting.drain(request.draining, hub.now_s()))
         return pb.SetDrainingResponse(granted=hub.directory.granted)
 
@@ -273,8 +287,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if engine.draining != request.draining:
             self._log.info(
                 "engine's draining set by an operator",
+                tenant=engine.key.tenant,
                 engine=request.engine_id,
                 draining=request.draining,
+                identity=caller_of(context),
             )
         members.drain(engine, request.draining, self._hub.now_s())
         return pb.DrainEngineResponse(open=len(engine.handoffs))
@@ -287,7 +303,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         ended = len(engine.handoffs)
         hub.perform(members.forget(engine, hub.now_s()))
-        self._log.info("engine forgotten by an operator", engine=request.engine_id, ended=ended)
+        self._log.info(
+            "engine forgotten by an operator",
+            tenant=engine.key.tenant,
+            engine=request.engine_id,
+            ended=ended,
+            identity=caller_of(context),
+        )
         return pb.ForgetEngineResponse(ended=ended)
 
     async def AbandonHandoff(

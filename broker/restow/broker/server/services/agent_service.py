@@ -7,18 +7,19 @@ from collections.abc import AsyncIterator
 from functools import partial
 from itertools import islice
 
-import structlog
-
 from restow.broker.core import actions as act
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.errors import AgentReleaseError, RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
+from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import Hub
+from restow.broker.server.log_lines import tell_agent
 from restow.broker.server.outbox import AgentOutbox, Outbox
+from restow.broker.server.services.checked_messages import failure_of
 from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
@@ -33,7 +34,6 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
     def __init__(self, hub: Hub) -> None:
         """Serve the hub's directory."""
         self._hub = hub
-        self._log = structlog.get_logger("restow.broker")
 
     async def Connect(
         self, requests: AsyncIterator[pb.ConnectRequest], context: Context
@@ -54,6 +54,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         def lose() -> None:
             """Take the agent out, once; a stream that nobody reads may end much later."""
             if hub.agents.get(agent.key) is outbox:
+                tell_agent(hub.said, "agent disconnected", agent.key, agent=agent.agent_name)
                 del hub.agents[agent.key]
             hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
@@ -61,6 +62,8 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
         )
         hub.agents[agent.key] = outbox
+        more = {"agent": agent.agent_name, "host": agent.host}
+        tell_agent(hub.said, "agent connected", agent.key, **more)
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch
         hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
         rest, hear = islice(first.messages, 1, None), partial(self._hear, engine, agent)
@@ -123,16 +126,15 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 settled.handoff,
                 settled.bytes,
                 settled.elapsed_us,
-                settled.reason,
-                settled.detail,
+                *failure_of(settled.reason, settled.detail),
                 settled.compared,
             )
             actions = reports.settled(engine, agent, settlement, now_s)
         elif body == "staged":
             staged, failure = message.staged, None
             if staged.reason:
-                words = f"rank {rank}: {staged.detail}"
-                failure = Failure(act.State.FAILED, staged.reason, words)
+                reason, detail = failure_of(staged.reason, staged.detail)
+                failure = Failure(act.State.FAILED, reason, f"rank {rank}: {detail}")
             run = StagedRun(staged.address, staged.bytes, staged.digest)
             actions = reports.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
@@ -151,12 +153,15 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         try:
             return self._hub.directory.reports.fence(engine, agent, handoff_id, now_s)
         except RestowError as error:
-            self._log.warning(
-                "fence refused",
+            self._hub.said.warning(
+                "word refused",
+                tenant=engine.key.tenant,
                 engine=engine.key.engine_id,
                 rank=agent.key.rank,
-                handoff=handoff_id[:64],
+                word="fence",
+                handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
                 reason=error.reason,
+                detail=error.message,
             )
             return [act.SendUnfence(agent.key, handoff_id)]
 
@@ -178,8 +183,7 @@ def probed_from_proto(message: pb.Probed) -> Probed:
         if message.HasField("reading")
         else None,
         message.elapsed_us,
-        message.reason,
-        message.detail,
-        message.transport,
-        message.method,
+        *failure_of(message.reason, message.detail),
+        cut(message.transport),
+        cut(message.method),
     )

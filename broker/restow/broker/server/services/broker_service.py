@@ -9,9 +9,10 @@ from functools import partial
 from restow.broker.core import actions as act
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
-from restow.broker.rpc.status import cut
-from restow.broker.server.callers import Context, engine_key
+from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
+from restow.broker.server.callers import Context, caller_of, engine_key
 from restow.broker.server.hub import Hub
+from restow.broker.server.log_lines import tell_engine, tell_registered
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.outbox import EngineOutbox, Outbox
 from restow.broker.server.services.checked_layouts import CheckedLayouts
@@ -37,12 +38,14 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         # Large layouts take long to read and to check: not on the loop.
         layout, layout_digest = await asyncio.to_thread(self._layouts.of, request.layout)
-        hub = self._hub
+        hub, members = self._hub, self._hub.directory.members
+        before = members.engines.get(key)
         hub.perform(
-            hub.directory.members.register(
-                key, request.engine.incarnation, layout, layout_digest, hub.now_s()
-            )
+            members.register(key, request.engine.incarnation, layout, layout_digest, hub.now_s())
         )
+        engine = members.engines[key]
+        if engine is not before:
+            tell_registered(hub.said, engine, caller_of(context))
         hub.expected.came(key)
         return pb.RegisterEngineResponse(layout_digest=layout_digest, broker_epoch=hub.epoch)
 
@@ -69,6 +72,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         def lose() -> None:
             """Close the session, once; a stream that nobody reads may end much later."""
             if hub.engines.get(engine.key) is outbox:
+                tell_engine(hub.said, "session closed", engine.key)
                 del hub.engines[engine.key]
                 hub.directory.members.session_closed(engine, hub.now_s())
 
@@ -81,6 +85,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             old.close(SessionReplacedError(f"engine {name} opened another session", engine=name))
         hub.engines[engine.key] = outbox
         hub.directory.members.session_opened(engine)
+        tell_engine(hub.said, "session opened", engine.key)
         outbox.open().events.add().opened.broker_epoch = hub.epoch
         hear = partial(self._hear, engine, outbox)
         reader = asyncio.create_task(hear_stream(first.messages, requests, outbox, hear, hub.now_s))
@@ -106,6 +111,15 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
             if body in ("publish", "request"):
                 hub.refuse(engine, handoff_id, error)
+            hub.said.warning(
+                "word refused",
+                tenant=engine.key.tenant,
+                engine=engine.key.engine_id,
+                word=body,
+                handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
+                reason=error.reason,
+                detail=error.message,
+            )
             refused = outbox.open(len(handoff_id)).events.add().refused
             refused.message_id = message.message_id
             refused.handoff_id = handoff_id
@@ -137,11 +151,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
         if body == "cancel":
             cancel = message.cancel
-            return directory.cancel(engine, cancel.handoff_id, cancel.detail, now_s, cancel.demand)
+            detail = cut(cancel.detail)
+            return directory.cancel(engine, cancel.handoff_id, detail, now_s, cancel.demand)
         if body == "decline":
             decline = message.decline
             return directory.decline(
-                engine, decline.handoff_id, decline.detail, now_s, message.message_id
+                engine, decline.handoff_id, cut(decline.detail), now_s, message.message_id
             )
         if body == "drain":
             directory.members.drain(engine, True, now_s)
@@ -187,7 +202,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         cancel = request.cancellation
         hub.perform(
             hub.directory.cancel(
-                engine, cancel.handoff_id, cancel.detail, hub.now_s(), cancel.demand
+                engine, cancel.handoff_id, cut(cancel.detail), hub.now_s(), cancel.demand
             )
         )
         state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state

@@ -8,6 +8,8 @@ from restow.broker.core.events import Chunk, Wish
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RequestError
 from restow.broker.layout.limits import MAX_GROUPS
+from restow.broker.printable import is_word
+from restow.broker.rpc.status import cut
 from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
 
@@ -74,6 +76,19 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         _content(demand.content),
         number,
     )
+
+
+def failure_of(reason: str, detail: str) -> tuple[str, str]:
+    """Why an agent could not do what it was told, in words that may be shown; "": it could.
+
+    >>> failure_of("READ_FAILED", "no\nroute")
+    ('READ_FAILED', 'no\\\\nroute')
+    >>> failure_of("read failed", "no route")
+    ('INTERNAL', "the agent gave 'read failed' as its reason: no route")
+    """
+    if reason and not is_word(reason):
+        reason, detail = "INTERNAL", f"the agent gave {reason[:64]!r} as its reason: {detail}"
+    return reason, cut(detail)
 
 
 def _content(content: bytes) -> bytes:
