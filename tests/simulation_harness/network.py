@@ -61,7 +61,7 @@ class Listener:
 
     async def intercept(self) -> None:
         """Put the real interceptors in front of all."""
-        for interceptor in reversed(interceptors_of(None)):
+        for interceptor in reversed(interceptors_of(None, lambda _: None)):
             for name, handler in self.handlers.items():
 
                 async def found(details: object, handler: Any = handler) -> Any:
