@@ -9,8 +9,10 @@ from weakref import WeakValueDictionary
 
 from restow.broker.errors import FirstMessageLateError
 
-AT_ONCE = 8
-"""Of one tenant; the rest waits unread, and gRPC takes a few kilobytes of each."""
+AT_ONCE = 32
+"""Of one tenant, each of 16 MiB at most; gRPC takes a few kilobytes of those that wait.
+
+A client may open a stream and write later: fewer turns would soon be taken by such streams."""
 WAIT_S = 10.0
 
 

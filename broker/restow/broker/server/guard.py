@@ -7,7 +7,9 @@ one of streams here, of which nothing is read that was not asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -61,10 +63,15 @@ def roles_for(method: str) -> frozenset[Role]:
 class GuardInterceptor(grpc.aio.ServerInterceptor):
     """Stands before every handler. Stands behind the interceptor that translates errors."""
 
-    def __init__(self, identify: Identify, admitted: Callable[[RawContext], None]) -> None:
+    def __init__(
+        self, identify: Identify, admitted: Callable[[RawContext], None], tenant_max_calls: int
+    ) -> None:
         """Know callers by ``identify``; ``admitted`` hears of each call that is let in."""
         self._identify = identify
         self._admitted = admitted
+        self._tenant_max_calls = tenant_max_calls
+        self._calls: Counter[str] = Counter()
+        """That are open, by tenant."""
         self._first = FirstMessages()
         self._held = self._watching = 0
         self._log = structlog.get_logger("restow.guard")
@@ -100,16 +107,37 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             except REFUSALS:
                 await self._hold()
                 raise
-            first = await self._first.read(requests, known.identity.tenant or "")
-            if streams is not None:
-                async for response in streams(_chained(first, requests), known):
-                    yield response
-            elif first is None:
-                raise RequestError(f"{method} was called without a message: send one")
-            else:
-                yield await unary(first, known)
+            tenant = known.identity.tenant or ""
+            with self._counted(tenant):
+                first = await self._first.read(requests, tenant)
+                if streams is not None:
+                    async for response in streams(_chained(first, requests), known):
+                        yield response
+                elif first is None:
+                    raise RequestError(f"{method} was called without a message: send one")
+                else:
+                    yield await unary(first, known)
 
         return call
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
+        """Count a call while it is open. Raises `QuotaExceededError`."""
+        if self._calls[tenant] >= self._tenant_max_calls:
+            raise QuotaExceededError(
+                f"tenant {tenant} has {self._calls[tenant]} calls open, as many as it may: wait "
+                f"until some have ended, or have the operator raise --max-connections",
+                tenant=tenant,
+                what="calls",
+                limit=self._tenant_max_calls,
+            )
+        self._calls[tenant] += 1
+        try:
+            yield
+        finally:
+            self._calls[tenant] -= 1
+            if not self._calls[tenant]:
+                del self._calls[tenant]
 
     def _opened(self, handler: Any) -> Callable[..., Any] | None:
         """Of health: to strangers, of whom nothing is read, the broker is one service."""

@@ -53,6 +53,8 @@ SERVER_OPTIONS = (
 
 OPEN_CONNECTIONS = 1 << 20
 """Where everybody is trusted: as many as there may be files."""
+CALLS_FOR_CONNECTION = 8
+"""Of a tenant there may be so many times more calls than there may be connections of all."""
 TLS_CONNECTIONS = 512
 """Strangers may have 80 KiB kept for each."""
 
@@ -85,9 +87,10 @@ def strangers_options(connections: int) -> tuple[tuple[str, int], ...]:
         ("grpc.http2.lookahead_bytes", 16 << 10),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_concurrent_streams", 100),
-        # Calls that gRPC has taken and the broker has not yet: of some kilobytes each.
-        ("grpc.server.max_pending_requests", connections // 8),
-        ("grpc.server.max_pending_requests_hard_limit", connections // 4),
+        # Calls that gRPC has taken and the broker has not yet, of some kilobytes each: clients try
+        # again.
+        ("grpc.server.max_pending_requests", max(64, connections // 8)),
+        ("grpc.server.max_pending_requests_hard_limit", max(128, connections // 4)),
         ("grpc.absolute_max_metadata_size", 8 << 10),
     )
 
@@ -100,15 +103,17 @@ def add_services(hub: Hub, server: grpc.aio.Server) -> None:
 
 
 def interceptors_of(
-    trust: Trust | None, admitted: Callable[[RawContext], None]
+    trust: Trust | None, admitted: Callable[[RawContext], None], tenant_max_calls: int = 0
 ) -> list[grpc.aio.ServerInterceptor]:
     """What stands before every handler, the outermost first.
 
-    ``admitted`` hears of each call that is let in.
+    ``admitted`` hears of each call that is let in; of calls that nobody need say who makes, there
+    may be any number.
     """
     if trust is None:
         return [ErrorInterceptor(), OpenInterceptor(admitted), ParsingInterceptor()]
-    return [ErrorInterceptor(), GuardInterceptor(trust.identify, admitted), ParsingInterceptor()]
+    guard = GuardInterceptor(trust.identify, admitted, tenant_max_calls)
+    return [ErrorInterceptor(), guard, ParsingInterceptor()]
 
 
 @contextlib.asynccontextmanager
@@ -132,7 +137,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     # Where nobody is asked who he is, a whole fleet may be strangers for a moment.
     strangers = Strangers(connections, connections // 4 if trust else connections * 3 // 4)
     server = grpc.aio.server(
-        interceptors=interceptors_of(trust, strangers.admitted),
+        interceptors=interceptors_of(trust, strangers.admitted, CALLS_FOR_CONNECTION * connections),
         options=(
             *SERVER_OPTIONS,
             *(strangers_options(connections) if trust else ()),

@@ -23,10 +23,11 @@ import grpc
 import structlog
 
 LOOK_EVERY_S: Final = 0.1
-LOOK_SHARE: Final = 4
-"""A look that takes long is followed by a pause that is as many times longer."""
 THOROUGHLY_EVERY_S: Final = 1.0
 TELL_EVERY_S: Final = 10.0
+PAUSE: Final = 20
+"""A look is followed by a pause that is at least as many times longer."""
+PAUSE_UNDER_ATTACK: Final = 4
 FILES: Final = "/proc/self/fd"
 
 Address = tuple[str, int]
@@ -74,6 +75,8 @@ class Strangers:
         """How many were ended."""
         self._connections, self._most = connections, most
         self._admitted: deque[str] = deque()
+        self._heard: set[Address | None] = set()
+        """Of whom calls were let in since the last thorough look."""
         self._seen: dict[int, _Connection] = {}
         """By file, the oldest first."""
         self._files: list[str] = []
@@ -84,25 +87,27 @@ class Strangers:
         self._admitted.append(context.peer())
 
     def look(self, port: int, thoroughly: bool = True) -> None:
-        """Look at all open files, and end the connections to ``port`` that are too many.
+        """Look at the open files, and end the connections to ``port`` that are too many.
 
-        Without ``thoroughly``: if others are open than at the last look, or calls were let in.
+        Only ``thoroughly`` is it seen that a file of the same number is another one by now.
         """
-        known = {address_of(self._admitted.popleft()) for _ in range(len(self._admitted))}
+        while self._admitted:
+            self._heard.add(address_of(self._admitted.popleft()))
         files = os.listdir(FILES)
-        if not thoroughly and not known and files == self._files:
-            return
-        self._files = files
-        self._find({int(name) for name in files}, port)
+        if thoroughly or files != self._files:
+            self._files = files
+            self._find({int(name) for name in files}, port, thoroughly)
         strangers = []
         for file, one in self._seen.items():
-            one.known = one.known or one.address in known
+            one.known = one.known or one.address in self._heard
             if not one.known and one.address is not None:
                 strangers.append((file, one))
         for file, one in _too_many(strangers, self._most):
             _shut_down(file, one.inode)
             one.known = True
             self.ended += 1
+        if thoroughly:
+            self._heard.clear()
 
     @contextlib.contextmanager
     def kept_few(self, port: int) -> Iterator[None]:
@@ -121,10 +126,14 @@ class Strangers:
     def _run(self, port: int, ends: threading.Event) -> None:
         told, told_s, pause_s, thorough_s = 0, 0.0, LOOK_EVERY_S, 0.0
         while not ends.wait(pause_s):
-            begun_s = time.monotonic()
-            self.look(port, thoroughly=begun_s >= thorough_s)
-            if begun_s >= thorough_s:
-                thorough_s = begun_s + THOROUGHLY_EVERY_S
+            begun_s, ended, worked_s = time.monotonic(), self.ended, time.thread_time()
+            thoroughly = begun_s >= thorough_s
+            self.look(port, thoroughly)
+            took_s = time.thread_time() - worked_s
+            pause = PAUSE if self.ended == ended else PAUSE_UNDER_ATTACK
+            pause_s = max(LOOK_EVERY_S, pause * took_s)
+            if thoroughly:
+                thorough_s = begun_s + max(THOROUGHLY_EVERY_S, 2 * PAUSE * took_s)
             count = sum(one.address is not None for one in self._seen.values())
             if begun_s >= told_s and (self.ended > told or count >= self._connections):
                 self._log.warning(
@@ -134,13 +143,12 @@ class Strangers:
                     strangers_ended=self.ended - told,
                 )
                 told, told_s = self.ended, begun_s + TELL_EVERY_S
-            pause_s = max(LOOK_EVERY_S, LOOK_SHARE * (time.monotonic() - begun_s))
 
-    def _find(self, files: set[int], port: int) -> None:
+    def _find(self, files: set[int], port: int, thoroughly: bool) -> None:
         """Forget what is closed, and add what is new."""
         for file in self._seen.keys() - files:
             del self._seen[file]
-        for file in files:
+        for file in sorted(files if thoroughly else files - self._seen.keys()):
             with contextlib.suppress(OSError):  # closed by now
                 inode = os.fstat(file).st_ino
                 seen = self._seen.get(file)
