@@ -119,7 +119,7 @@ class Door:
 
     async def open(self) -> None:
         """Put the real interceptors in front of all."""
-        for interceptor in reversed(interceptors_of(None, BoundedLog(lambda: 0.0))):
+        for interceptor in reversed(interceptors_of(None, BoundedLog(lambda: 0.0), lambda _: None)):
             for path, handler in self._handlers.items():
 
                 async def found(details: object, handler: Any = handler) -> Any:

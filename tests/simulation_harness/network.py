@@ -62,7 +62,7 @@ class Listener:
 
     async def intercept(self) -> None:
         """Put the real interceptors in front of all."""
-        for interceptor in reversed(interceptors_of(None, BoundedLog(lambda: 0.0))):
+        for interceptor in reversed(interceptors_of(None, BoundedLog(lambda: 0.0), lambda _: None)):
             for name, handler in self.handlers.items():
 
                 async def found(details: object, handler: Any = handler) -> Any:

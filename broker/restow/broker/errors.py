@@ -203,6 +203,10 @@ class QuotaExceededError(RestowError, status="RESOURCE_EXHAUSTED", reason="QUOTA
     """A tenant holds as much as it may, whatever room the broker has for others."""
 
 
+class FirstMessageLateError(RestowError, status="DEADLINE_EXCEEDED", reason="FIRST_MESSAGE_LATE"):
+    """A call whose first message did not come whole in time."""
+
+
 class QueueFullError(RestowError, status="RESOURCE_EXHAUSTED", reason="QUEUE_FULL"):
     """A peer reads too slowly: its queue of messages is full."""
 

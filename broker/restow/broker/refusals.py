@@ -42,6 +42,10 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "The engine or agent reads its stream too slowly: it was closed.",
             "Nothing, if it connected again by itself; else look what its process is busy with.",
         ),
+        "FIRST_MESSAGE_LATE": Advice(
+            "A call's first message did not come whole in time; the call was ended.",
+            "See whether its client was stopped, or what its network is busy with.",
+        ),
         "PARAMETERS_INVALID": Advice(
             "A request's `kv_transfer_params` name no handoff, or no side of it.",
             "Have the router send what docs/vllm.md says; the message names what is wrong.",

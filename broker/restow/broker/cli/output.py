@@ -48,7 +48,8 @@ class Output:
     ) -> None:
         """Print what a command found: as a document, as ``names``, or as ``show`` does.
 
-        ``show`` is for people: it is given texts with escapes, and told whether all columns are wanted.
+        ``show`` is for people: it is given texts with escapes, and told whether all columns are
+        wanted.
         """
         if self.document:
             print_document(value, self.document)

@@ -56,6 +56,10 @@ _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.
 """What gRPC says of calls that broke on their way, a few of a thousand that begin at once."""
 
 
+_TOO_LARGE = "message larger than max"
+"""gRPC's words on a message that will never be taken; else its resources are back in a moment."""
+
+
 def unreachable(address: str, details: str, secure: bool = False) -> BrokerUnreachableError:
     """Nobody answers at the address; ``secure``: he was asked with TLS."""
     # A handshake that fails on either side's certificate looks like nobody's answer.
@@ -80,7 +84,10 @@ def from_rpc_error(
         return refusal
     if error.code() in _UNREACHED:
         return unreachable(address, error.details() or "", secure)
-    if error.code() in _BROKEN:
+    crowded = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in (
+        error.details() or ""
+    )
+    if crowded or error.code() in _BROKEN:
         return BrokerUnreachableError(
             f"a call to the broker at {address} broke: try again "
             f"({error.code().name}: {error.details()})",

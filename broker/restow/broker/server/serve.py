@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,9 @@ from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
 from restow.broker.rpc.status import ErrorInterceptor
+from restow.broker.server import process
 from restow.broker.server.bounded_log import BoundedLog
-from restow.broker.server.guard import GuardInterceptor
+from restow.broker.server.guard import GuardInterceptor, OpenInterceptor, RawContext
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import settings_in_words
 from restow.broker.server.refused_calls import RefusedCallsInterceptor
@@ -28,6 +29,7 @@ from restow.broker.server.services.admin_service import AdminService
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
 from restow.broker.server.settings import BrokerSettings
+from restow.broker.server.strangers import Strangers
 from restow.broker.server.trust import Trust, trust_of
 from restow.v1 import (
     admin_pb2,
@@ -47,9 +49,18 @@ SERVICES = (
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
     *SERVER_PINGS,
     ("grpc.so_reuseport", 0),
 )
+
+OPEN_CONNECTIONS = 1 << 20
+"""Where everybody is trusted: as many as there may be files."""
+CALLS_FOR_CONNECTION = 8
+"""Of a tenant there may be so many times more calls than there may be connections of all."""
+TLS_CONNECTIONS = 512
+"""Strangers may have 80 KiB kept for each."""
 
 STOP_GRACE_S = 2.0
 
@@ -72,6 +83,22 @@ class RunningBroker:
         await self.hub.drain()
 
 
+def strangers_options(connections: int) -> tuple[tuple[str, int], ...]:
+    """What gRPC takes of callers before it is known who they are, where that is asked at all."""
+    return (
+        # A message that the broker waits for has room beyond this. Probing of the bandwidth would
+        # widen it to hundreds of megabytes.
+        ("grpc.http2.lookahead_bytes", 16 << 10),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", 100),
+        # Calls that gRPC has taken and the broker has not yet, of some kilobytes each: clients try
+        # again.
+        ("grpc.server.max_pending_requests", max(64, connections // 8)),
+        ("grpc.server.max_pending_requests_hard_limit", max(128, connections // 4)),
+        ("grpc.absolute_max_metadata_size", 8 << 10),
+    )
+
+
 def add_services(hub: Hub, server: grpc.aio.Server) -> None:
     """Serve the hub's directory, by every service of the contract."""
     broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
@@ -79,12 +106,25 @@ def add_services(hub: Hub, server: grpc.aio.Server) -> None:
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
 
 
-def interceptors_of(trust: Trust | None, log: BoundedLog) -> list[grpc.aio.ServerInterceptor]:
-    """What stands before every handler, the outermost first."""
+def interceptors_of(
+    trust: Trust | None,
+    log: BoundedLog,
+    admitted: Callable[[RawContext], None],
+    tenant_max_calls: int = 0,
+) -> list[grpc.aio.ServerInterceptor]:
+    """What stands before every handler, the outermost first.
+
+    ``admitted`` hears of each call that is let in; of calls that nobody need say who makes, there
+    may be any number.
+    """
     identify = None if trust is None else trust.identify
-    guard = [] if identify is None else [GuardInterceptor(identify)]
+    gate: grpc.aio.ServerInterceptor = (
+        OpenInterceptor(admitted)
+        if identify is None
+        else GuardInterceptor(identify, admitted, tenant_max_calls)
+    )
     refused = RefusedCallsInterceptor(identify, log)
-    return [ErrorInterceptor(), refused, *guard, ParsingInterceptor()]
+    return [ErrorInterceptor(), refused, gate, ParsingInterceptor()]
 
 
 @contextlib.asynccontextmanager
@@ -103,7 +143,21 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         costs=settings.cost_model(),
         digests=settings.content_digests(),
     )
-    server = grpc.aio.server(interceptors=interceptors_of(trust, hub.said), options=SERVER_OPTIONS)
+    connections = process.room_for(
+        settings.max_connections or (TLS_CONNECTIONS if trust else OPEN_CONNECTIONS)
+    )
+    # Where nobody is asked who he is, a whole fleet may be strangers for a moment.
+    strangers = Strangers(connections, connections // 4 if trust else connections * 3 // 4)
+    server = grpc.aio.server(
+        interceptors=interceptors_of(
+            trust, hub.said, strangers.admitted, CALLS_FOR_CONNECTION * connections
+        ),
+        options=(
+            *SERVER_OPTIONS,
+            *(strangers_options(connections) if trust else ()),
+            ("grpc.max_allowed_incoming_connections", connections),
+        ),
+    )
     add_services(hub, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -128,6 +182,8 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     host = settings.listen.rsplit(":", 1)[0]
     try:
         async with contextlib.AsyncExitStack() as stack:
+            if not settings.listen.startswith("unix:"):
+                stack.enter_context(strangers.kept_few(port))
             shown = None
             if settings.http_listen is not None:
                 # Here, so that a broker that shows nothing starts sooner.
@@ -179,6 +235,7 @@ async def serve_until_signalled(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, None)
+    process.set_up()
     # Handoffs make no cycles; a full collection over the history would stall the loop.
     gc.set_threshold(200_000, 20, 100)
     async with running_broker(settings) as broker:

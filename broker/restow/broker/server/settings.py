@@ -51,6 +51,8 @@ class BrokerSettings(BaseSettings):
     max_live: Count = LIMITS.max_live
     max_ended: Count = LIMITS.max_ended
     max_queue: Count = 100_000
+    max_connections: Annotated[int, Field(ge=16)] | None = None
+    """None: 512 with TLS, where strangers may have 80 KiB kept for each; else all there may be."""
     tenant_max_live: Count | None = None
     tenant_max_ended: Count | None = None
     tenant_max_engines: Count | None = None

@@ -119,6 +119,13 @@ def serve(
     max_queue: Annotated[
         int | None, typer.Option(help="Messages that may wait for one stream. Default: 100000.")
     ] = None,
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            help="Connections at once: each engine and agent has one, and strangers may take "
+            "80 KiB with each. Default: 512 with TLS, else as many as there may be files."
+        ),
+    ] = None,
     tenant_max_live: Annotated[
         int | None,
         typer.Option(help="Handoffs under way at once of one tenant. Default: those of all."),
