@@ -57,7 +57,8 @@ class AsyncAgent:
         ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
         process lives; ``on_unfenced`` of each handoff whose fence is of no use any more.
 
-        Raises `TransportFailedError`, `CudaUnavailableError`, and a `TrustError` of credentials.
+        Raises `AddressInvalidError`, `TransportFailedError`, `CudaUnavailableError`, and a
+        `TrustError` of credentials.
         """
         link = Link(broker_address(broker), self, credentials)
         self._settings = settings or AgentSettings()

@@ -126,6 +126,10 @@ class RequestError(RestowError, status="INVALID_ARGUMENT", reason="ARGUMENT_INVA
     """A call whose arguments are unusable."""
 
 
+class AddressInvalidError(RestowError, status="INVALID_ARGUMENT", reason="ADDRESS_INVALID"):
+    """Where to connect or to listen is not written as addresses are."""
+
+
 class WordUnknownError(RestowError, status="INVALID_ARGUMENT", reason="WORD_UNKNOWN"):
     """A value that is none of the words that a setting or a value has."""
 

@@ -118,6 +118,10 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Start it with `restow serve`, or name its address: `--broker`, RESTOW_BROKER, or "
             "`broker` in vLLM's extra config.",
         ),
+        "ADDRESS_INVALID": Advice(
+            "An address is not written as addresses are: it lacks a port, or brackets (IPv6).",
+            "Write it as the message shows.",
+        ),
         "NO_WELCOME": Advice(
             "An agent reached the broker and was not let in: its engine has not registered.",
             "Look in the engine's log why it does not register.",

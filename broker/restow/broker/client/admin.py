@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 import grpc
 
 from restow.broker.client import admin_calls as calls
-from restow.broker.client.admin_calls import ADMIN_OPTIONS, AdminCall
+from restow.broker.client.admin_calls import AdminCall, admin_options
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import from_rpc_error
@@ -35,16 +35,17 @@ class _Admin:
     ) -> None:
         """Connect lazily; ``tenant`` None is that of the identity, or the broker's default one.
 
-        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs.
+        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs,
+        and `AddressInvalidError`.
         """
         self.address = broker_address(broker)
-        credentials = credentials or Credentials.of()
+        credentials, options = credentials or Credentials.of(), admin_options()
         self._secure = credentials.secure
         if self._secure:
             secured = credentials.for_channel()
-            channel = self._grpc.secure_channel(self.address, secured, options=ADMIN_OPTIONS)
+            channel = self._grpc.secure_channel(self.address, secured, options=options)
         else:
-            channel = self._grpc.insecure_channel(self.address, options=ADMIN_OPTIONS)
+            channel = self._grpc.insecure_channel(self.address, options=options)
         self._channel = channel
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
         self._timeout_s = timeout_s

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from restow.broker.client.proxies import way_note
 from restow.broker.errors import RestowError
 
 
@@ -61,9 +62,10 @@ def unreachable(address: str, details: str, secure: bool = False) -> BrokerUnrea
     certificates = (
         ", or see whether each side's certificate is one that the other accepts (docs/security.md)"
     )
+    way = way_note()
     return BrokerUnreachableError(
         f"no broker answers at {address}: start one with `restow serve`, or name another with "
-        f"--broker{certificates if secure else ''} ({details})",
+        f"--broker{certificates if secure else ''} ({details}{'; ' + way if way else ''})",
         broker=address,
     )
 

@@ -56,8 +56,9 @@ class EngineSession:
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
-        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs. ``on_lost``
-        hears why the session has ended for good, if it was not closed: it belongs to the loop.
+        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs, and
+        `AddressInvalidError`. ``on_lost`` hears why the session has ended for good, if it was not
+        closed: it belongs to the loop.
         """
         self.address = broker_address(broker)
         self._credentials = credentials or Credentials.of()

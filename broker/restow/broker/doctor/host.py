@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from restow.broker.client.proxies import way_note
 from restow.broker.doctor.finding import Finding, bad, ok, warn
 
 FEW_FILES, MANY_FILES = 1024, 4096
@@ -23,6 +24,7 @@ def look_at_host() -> Iterator[Finding]:
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     yield shared_memory(_free_bytes(SHARED_MEMORY))
     yield reading_of_processes(PTRACE_SCOPE.read_text() if PTRACE_SCOPE.exists() else "0")
+    yield from way_to_the_broker(way_note())
 
 
 def files(limits: tuple[int, int]) -> Finding:
@@ -70,6 +72,12 @@ def reading_of_processes(ptrace_scope: str) -> Finding:
         f"and reads over TCP between processes of one host",
         "`sysctl kernel.yama.ptrace_scope=0`, or the capability SYS_PTRACE",
     )
+
+
+def way_to_the_broker(note: str) -> Iterator[Finding]:
+    """Given what `way_note` says: nothing, where nobody would think otherwise."""
+    if note:
+        yield ok("way to the broker", note)
 
 
 def _limit(value: int) -> str:
