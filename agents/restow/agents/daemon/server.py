@@ -15,6 +15,7 @@ from restow.agents.errors import AgentClosedError, AgentError
 from restow.agents.memory.shared_regions import OpenedRegions
 from restow.agents.settings import AgentSettings
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
@@ -55,7 +56,8 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises `SocketInUseError`."""
+        """Listen. Raises `SocketInUseError`, and `ForkedError` in a process forked too late."""
+        OWN_PROCESS.check()
         await self._take_path()
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
         server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
@@ -71,6 +73,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
 
     async def close(self) -> None:
         """Let all ranks go, and stop listening. May be repeated."""
+        OWN_PROCESS.check()
         self._stopping.set()
         server, self._server = self._server, None
         if server is not None:

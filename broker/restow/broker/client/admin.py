@@ -13,6 +13,7 @@ from restow.broker.client.admin_calls import AdminCall, admin_options
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2_grpc
 
@@ -36,8 +37,10 @@ class _Admin:
         """Connect lazily; ``tenant`` None is that of the identity, or the broker's default one.
 
         ``credentials`` None: those of the environment. Raises a `TrustError` of theirs,
-        and `AddressInvalidError`.
+        and `AddressInvalidError`; like every call `ForkedError`, in a process that was forked
+        after the first client, session or agent.
         """
+        OWN_PROCESS.check()
         self.address = broker_address(broker)
         credentials, options = credentials or Credentials.of(), admin_options()
         self._secure = credentials.secure
@@ -53,6 +56,7 @@ class _Admin:
 
     def _made(self, call: AdminCall[Any]) -> Any:
         """The call under way."""
+        OWN_PROCESS.check()
         method = getattr(self._stub, call.method)
         patience_s = max(self._timeout_s, call.least_s)
         return method(call.request, timeout=patience_s, metadata=self._metadata)
@@ -118,6 +122,7 @@ class AdminClient(_Admin):
 
     def close(self) -> None:
         """Close the channel."""
+        OWN_PROCESS.check()
         self._channel.close()
 
 
@@ -147,4 +152,5 @@ class AsyncAdminClient(_Admin):
 
     async def close(self) -> None:
         """Close the channel."""
+        OWN_PROCESS.check()
         await self._channel.close()

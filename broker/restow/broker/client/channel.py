@@ -10,6 +10,7 @@ import grpc
 
 from restow.broker.addresses import checked_target
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.client.proxies import proxy_options
 from restow.broker.rpc.pings import CLIENT_PINGS
 from restow.broker.trust.reloaded import Stamp
@@ -49,8 +50,10 @@ PLAINTEXT = Credentials()
 def open_channel(address: str, credentials: Credentials = PLAINTEXT) -> grpc.aio.Channel:
     """A channel on the running loop.
 
-    Raises `AddressInvalidError`, and like `Credentials.for_channel` if there is TLS.
+    Raises `AddressInvalidError`, `ForkedError`, and like `Credentials.for_channel` if there is
+    TLS.
     """
+    OWN_PROCESS.check()
     options = channel_options()
     if not credentials.secure:
         return grpc.aio.insecure_channel(address, options=options)

@@ -24,6 +24,21 @@ class BrokerUnreachableError(RestowError, status="UNAVAILABLE", reason="BROKER_U
     """No broker answers at the address: is it started, and is the address right?"""
 
 
+class ForkedError(RestowError, status="FAILED_PRECONDITION", reason="FORKED"):
+    """A process that was forked from one in which sessions, agents or clients had begun."""
+
+    def __init__(self, parent: int, child: int) -> None:
+        """Name both."""
+        super().__init__(
+            f"process {child} was forked from process {parent} after that had begun to use Restow: "
+            f"gRPC, NIXL and their threads do not go with a fork. Make sessions, agents and "
+            f"clients in the process that uses them, and start processes by `spawn` or "
+            f"`forkserver`, or fork before the first of them is made",
+            parent=parent,
+            child=child,
+        )
+
+
 class PagesNotFreeError(RestowError, status="FAILED_PRECONDITION", reason="PAGES_NOT_FREE"):
     """The session was closed while a rank may have been writing to a demand's pages."""
 

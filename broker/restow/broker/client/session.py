@@ -18,6 +18,7 @@ from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.client.open_handoffs import OpenHandoffs
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.rpc import wire
@@ -96,8 +97,10 @@ class EngineSession:
         """Register the layout and open the stream.
 
         Raises `BrokerCallError` if it is refused, `BrokerUnreachableError` after the timeout,
-        and a `TrustError` for files that can't be used; then the session is closed.
+        and a `TrustError` for files that can't be used; then the session is closed. It and all
+        other methods raise `ForkedError` in a process that was forked later.
         """
+        OWN_PROCESS.check()
         deadline_s = time.monotonic() + timeout_s
         try:
             while True:
@@ -133,6 +136,7 @@ class EngineSession:
         ended by then are D's again when the engine's agents are closed, and its delivery says so.
         P's pages may be read until the engine's agents are gone: stop those first.
         """
+        OWN_PROCESS.check()
         await self._give_up_demands()
         for task in (self._runner, self._keeper):
             if task is not None:
@@ -180,6 +184,7 @@ class EngineSession:
         future raises `BrokerCallError` if the broker refuses this message; futures of other calls
         for the handoff wait on.
         """
+        OWN_PROCESS.check()
         firsts = first_blocks or {}
         publication = pb.Publication(
             handoff_id=handoff_id,
@@ -211,6 +216,7 @@ class EngineSession:
         is done, however the delivery ended. A broker that can't be reached is waited for no longer
         than ``timeout_ms``. Raises a `PagesError` for ids that are no int32.
         """
+        OWN_PROCESS.check()
         demand = pb.Demand(
             handoff_id=handoff_id,
             blocks=wire.block_lists(blocks),
@@ -227,11 +233,13 @@ class EngineSession:
 
         P need not have published it. The delivery tells when the broker knows.
         """
+        OWN_PROCESS.check()
         declined = pb.Decline(handoff_id=handoff_id, detail=detail)
         return self._handoffs.ask(handoff_id, pb.EngineMessage(decline=declined))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up; its future tells when it has ended."""
+        OWN_PROCESS.check()
         self._handoffs.cancel(handoff_id, detail)
 
     # -- inside -----------------------------------------------------------------------------------
