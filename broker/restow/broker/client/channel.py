@@ -13,6 +13,7 @@ from restow.broker.client.credentials import Credentials
 from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.client.proxies import proxy_options
 from restow.broker.rpc.pings import CLIENT_PINGS
+from restow.broker.trust.modes import tell_readable
 from restow.broker.trust.reloaded import Stamp
 
 DEFAULT_BROKER = "127.0.0.1:7350"
@@ -77,6 +78,7 @@ class RenewedChannel:
         stamp = self._credentials.stamp()
         if self._channel is None or stamp != self._stamp:
             channel = open_channel(self._address, self._credentials)
+            tell_readable(self._credentials.tls_key, self._credentials.token_file)
             await self.close()
             self._channel, self._stamp = channel, stamp
         return self._channel

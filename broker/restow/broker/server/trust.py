@@ -15,6 +15,7 @@ from restow.broker.server.settings import BrokerSettings
 from restow.broker.trust.errors import TrustError, TrustSettingsError, UnauthenticatedError
 from restow.broker.trust.identity import Identity, IdentityInvalidError
 from restow.broker.trust.key_files import KeyPair, read_authorities, read_key_pair
+from restow.broker.trust.modes import tell_readable
 from restow.broker.trust.reloaded import Reloaded
 from restow.broker.trust.spiffe import identity_of
 from restow.broker.trust.tokens import Tokens, read_tokens
@@ -93,6 +94,7 @@ def _credentials(
 
     def load() -> _Files:
         pair = read_key_pair(certificate, key)
+        tell_readable(key)
         return _Files(pair, None if client_ca is None else read_authorities(client_ca))
 
     paths = (certificate, key) if client_ca is None else (certificate, key, client_ca)

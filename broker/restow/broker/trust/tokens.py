@@ -17,6 +17,7 @@ from typing import Any
 
 from restow.broker.trust.errors import TokenFileError, TokensFileError
 from restow.broker.trust.identity import Identity, IdentityInvalidError, Right, Role
+from restow.broker.trust.modes import refuse_writable
 
 PREFIX = "restow_"
 """So that people and programs that look for leaked secrets know one when they see it."""
@@ -68,6 +69,7 @@ def new_token(roles: Sequence[Role], tenant: str | None, engine: str) -> tuple[s
 
 def read_tokens(path: Path) -> Tokens:
     """The broker's list. Raises `TokensFileError` that names the entry at fault, and no content."""
+    refuse_writable("tokens file", path, TokensFileError)
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
@@ -90,6 +92,7 @@ def read_tokens(path: Path) -> Tokens:
 
 def read_secret(path: Path) -> str:
     """A caller's token, without the white space around it. Raises `TokenFileError`."""
+    refuse_writable("token file", path, TokenFileError)
     try:
         secret = path.read_text(encoding="ascii").strip()
     except OSError as error:
