@@ -25,6 +25,17 @@ def checked_target(address: str) -> str:
     return address
 
 
+def checked_listener(address: str) -> str:
+    """What a server listens on, as it is; port 0 takes a free one. Raises `AddressInvalidError`."""
+    return address if re.fullmatch(r"unix:.+", address) else checked_port(address)
+
+
+def checked_port(address: str) -> str:
+    """The same, and no ``unix:PATH``."""
+    host_and_port(address)
+    return address
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """Return both, an IPv6 address without its brackets. Raises `AddressInvalidError`.
 

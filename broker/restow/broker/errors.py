@@ -201,6 +201,10 @@ class ListenError(RestowError, status="UNAVAILABLE", reason="LISTEN_FAILED"):
     """The broker can't listen on its address: in use, or not of this machine."""
 
 
+class SettingUnknownError(RestowError, status="INVALID_ARGUMENT", reason="SETTING_UNKNOWN"):
+    """A variable or a line of a file that would be a setting, if it were not misspelt."""
+
+
 class ExtraMissingError(RestowError, status="FAILED_PRECONDITION", reason="EXTRA_MISSING"):
     """A command needs an extra of the distribution that is not installed."""
 

@@ -28,8 +28,8 @@ def run_agent_daemon(
     """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
 
     ``credentials`` None: those of the environment. Raises `AddressInvalidError`,
-    `SocketInUseError`, a `TrustError` for credentials that can't be used, `TransportFailedError`
-    when the host's interfaces are gone.
+    `SocketInUseError`, `ListenError`, a `TrustError` for credentials that can't be used,
+    `TransportFailedError` when the host's interfaces are gone.
     """
     credentials = credentials or Credentials.of()
     # Engines come later: what is wrong with the address and with files is told now.

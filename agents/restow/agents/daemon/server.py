@@ -16,7 +16,7 @@ from restow.agents.memory.shared_regions import OpenedRegions
 from restow.agents.settings import AgentSettings
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.own_process import OWN_PROCESS
-from restow.broker.errors import RequestError, RestowError
+from restow.broker.errors import ListenError, RequestError, RestowError
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
 from restow.broker.rpc.status import ErrorInterceptor
@@ -25,6 +25,8 @@ from restow.v1 import daemon_pb2_grpc
 
 WELCOME_S = 30.0
 STOP_GRACE_S = 1.0
+MAX_PATH_BYTES = 107
+"""What Linux has in a `sockaddr_un`."""
 
 
 class SocketInUseError(AgentError, status="ALREADY_EXISTS", reason="SOCKET_IN_USE"):
@@ -56,9 +58,15 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises `SocketInUseError`, and `ForkedError` in a process forked too late."""
+        """Listen.
+
+        Raises `SocketInUseError`, `ListenError`, and `ForkedError` in a process forked too late.
+        """
         OWN_PROCESS.check()
-        await self._take_path()
+        try:
+            await self._take_path()
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from None
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
         server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(self, server)
@@ -67,6 +75,8 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         try:
             server.add_insecure_port(f"unix:{self._path}")
             await server.start()
+        except RuntimeError as error:
+            raise self._unusable(str(error)) from None
         finally:
             os.umask(before)
         self._server = server
@@ -130,6 +140,13 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             listening.cancel()
             stopping.cancel()
             await asyncio.gather(listening, stopping, return_exceptions=True)
+
+    def _unusable(self, why: str) -> ListenError:
+        return ListenError(
+            f"can't listen on socket {self._path}: its folder must be there, this user must be "
+            f"allowed to write there, and the path has room for {MAX_PATH_BYTES} bytes ({why})",
+            socket=self._path,
+        )
 
     async def _take_path(self) -> None:
         """Remove the socket of a daemon that is no more."""

@@ -40,6 +40,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(status, top, engines, agents, handoffs, handoff, leases, costs, reasons),
     *(check, doctor, release, drain, token),
 )
+STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
+"""Exit statuses by reason, but for 1."""
 for command in COMMANDS:
     app.command()(command)
 
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(given)
     except RestowError as error:
         print_error(error, as_json="--json" in given)
-        sys.exit(3 if error.reason == "BROKER_UNREACHABLE" else 1)
+        sys.exit(STATUSES.get(error.reason, 1))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from restow.broker.addresses import host_and_port
 from restow.broker.errors import ListenError
 from restow.broker.server.hub import Hub
 from restow.broker.server.observe.metrics import registry_of
@@ -133,7 +134,7 @@ class _Handler(WSGIRequestHandler):
 async def serving(listen: str, hub: Hub, status_page: bool = False) -> AsyncIterator[str]:
     """Serve inside the ``async with``, at ``HOST:PORT``; port 0 takes a free one. The address.
 
-    Raises `ListenError`.
+    Raises `ListenError`, and `AddressInvalidError`.
     """
     pages = Pages(hub, status_page)
 
@@ -150,10 +151,10 @@ async def serving(listen: str, hub: Hub, status_page: bool = False) -> AsyncIter
         start(f"{status.value} {status.phrase}", headers)
         return [] if method == "HEAD" else [body]
 
-    host, _, port = listen.rpartition(":")
-    kind = _Server6 if host.startswith("[") else _Server
+    host, port = host_and_port(listen)
+    kind = _Server6 if ":" in host else _Server
     try:
-        server = make_server(host.strip("[]"), int(port), application, kind, _Handler)
+        server = make_server(host, port, application, kind, _Handler)
     except OSError as error:
         raise ListenError(
             f"can't show metrics on {listen}: is it in use, or not an address of this machine? "
@@ -163,7 +164,7 @@ async def serving(listen: str, hub: Hub, status_page: bool = False) -> AsyncIter
     thread = threading.Thread(target=server.serve_forever, name="observe", daemon=True)
     thread.start()
     try:
-        yield f"{host}:{server.server_port}"
+        yield f"{listen.rpartition(':')[0]}:{server.server_port}"
     finally:
         # It may wait for the loop, which this must not hold up.
         await asyncio.to_thread(server.shutdown)
