@@ -12,6 +12,7 @@ from restow.broker.client import admin_calls as calls
 from restow.broker.client.admin_calls import AdminCall, admin_options
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.diagnosis import explained, explained_soon
 from restow.broker.client.errors import from_rpc_error
 from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
@@ -43,8 +44,8 @@ class _Admin:
         OWN_PROCESS.check()
         self.address = broker_address(broker)
         credentials, options = credentials or Credentials.of(), admin_options()
-        self._secure = credentials.secure
-        if self._secure:
+        self._credentials = credentials
+        if credentials.secure:
             secured = credentials.for_channel()
             channel = self._grpc.secure_channel(self.address, secured, options=options)
         else:
@@ -62,7 +63,7 @@ class _Admin:
         return method(call.request, timeout=patience_s, metadata=self._metadata)
 
     def _error(self, error: grpc.RpcError) -> RestowError:
-        return from_rpc_error(error, self.address, self._secure)
+        return from_rpc_error(error, self.address, self._credentials.secure)
 
 
 def _blocking(make: Callable[P, AdminCall[T]]) -> Callable[Concatenate[AdminClient, P], T]:
@@ -72,7 +73,7 @@ def _blocking(make: Callable[P, AdminCall[T]]) -> Callable[Concatenate[AdminClie
         try:
             return one.pick(self._made(one))
         except grpc.RpcError as error:
-            raise self._error(error) from None
+            raise explained(self._error(error), self.address, self._credentials) from None
 
     return call
 
@@ -86,7 +87,8 @@ def _awaited(
         try:
             answer = await self._made(one)
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
+            unmet = self._error(error)
+            raise await explained_soon(unmet, self.address, self._credentials) from None
         return one.pick(answer)
 
     return call

@@ -16,6 +16,7 @@ from restow.broker.client.backoff import FIRST_S, Backoff
 from restow.broker.client.channel import RenewedChannel, broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.diagnosis import explained_soon
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.client.open_handoffs import OpenHandoffs
 from restow.broker.client.own_process import OWN_PROCESS
@@ -107,9 +108,9 @@ class EngineSession:
                 try:
                     await self._register(max(0.1, deadline_s - time.monotonic()))
                     break
-                except BrokerUnreachableError:
+                except BrokerUnreachableError as error:
                     if time.monotonic() > deadline_s:
-                        raise
+                        raise await explained_soon(error, self.address, self._credentials) from None
                     await asyncio.sleep(FIRST_S)
             self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
