@@ -41,7 +41,7 @@ def start_nixl() -> Finding:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
         step = "install it anew, from its checkout: `pip install --force-reinstall '.[agent]'`"
-        return bad("NIXL", f"does not start: {lines[-1][:300]}", step)
+        return bad("NIXL", f"does not start: {lines[-1][:1000]}", step)
     return judge_ucx(json.loads(done.stdout.splitlines()[-1]))
 
 
