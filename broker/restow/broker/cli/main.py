@@ -48,9 +48,9 @@ for command in COMMANDS:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from restow.broker.versions import own_version
 
-        typer.echo(f"restow {version('restow')}")
+        typer.echo(f"restow {own_version()}")
         raise typer.Exit
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 
 from restow.broker.client.admin import AdminClient
 from restow.broker.doctor.finding import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
 from restow.broker.layout import ModelIdentity
+from restow.broker.versions import own_version
 from restow.v1 import admin_pb2 as pb
 
 Pair = tuple[str, str]
@@ -103,7 +103,7 @@ def judge_pair(source: str, destination: str, found: pb.ProbePairResponse) -> Fi
 
 
 def _status(status: pb.GetStatusResponse) -> Finding:
-    own, words = version("restow"), f"version {status.version}, {status.engines} engines"
+    own, words = own_version(), f"version {status.version}, {status.engines} engines"
     if status.version != own:
         step = f"this command is of version {own}: use the broker's"
         return warn("broker", words, step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
@@ -13,6 +12,7 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.server.hub import Hub
+from restow.broker.versions import own_version
 
 MAX_ENGINES = 256
 MAX_COUNTED = 10_000
@@ -47,7 +47,7 @@ class Overview:
         counted = list(islice(ledger.live.values(), MAX_COUNTED))
         by_state = ledger.statistics.by_state
         return {
-            "version": version("restow"),
+            "version": own_version(),
             "epoch": self._hub.epoch,
             "now_s": now_s,
             "uptime_s": now_s - self._hub.started_s,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib.metadata import version
 from itertools import islice
 
 import structlog
@@ -19,6 +18,7 @@ from restow.broker.server.callers import Context, scope_of, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.trust.errors import ForbiddenError
+from restow.broker.versions import own_version
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, broker_pb2
 
@@ -44,7 +44,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub, directory, tenant = self._hub, self._hub.directory, scope_of(context)
         ledger, names = directory.ledger, directory.connections.names
         status = pb.GetStatusResponse(
-            version=version("restow"),
+            version=own_version(),
             broker_epoch=hub.epoch,
             uptime_s=hub.now_s() - hub.started_s,
         )
