@@ -32,6 +32,7 @@ from restow.broker.client.credentials import Credentials
 from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire_program
+from restow.broker.versions import own_version
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2, program_pb2
 
@@ -146,6 +147,7 @@ class AsyncAgent:
             host=host_name(),
             host_memory=self._memory.shown(),
             program_form=wire_program.PROGRAM_FORM,
+            version=own_version(),
         )
 
     def welcomed(self, broker_epoch: str) -> None:

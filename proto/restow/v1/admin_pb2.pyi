@@ -51,7 +51,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     DIGEST_MISMATCHES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     version: builtins.str
-    """Version of the software."""
+    """Version of the software, with its commit."""
     broker_epoch: builtins.str
     """This life of the broker."""
     uptime_s: builtins.float
@@ -175,6 +175,7 @@ class EngineInfo(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     QUANTISATION_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its id."""
     incarnation: builtins.str
@@ -197,6 +198,8 @@ class EngineInfo(google.protobuf.message.Message):
     """The adapter that all its requests go through. Empty: none."""
     quantisation: builtins.str
     """How its weights are quantised. Empty: they are not."""
+    version: builtins.str
+    """Version of the software of its session, as it said. Empty: it did not."""
     @property
     def replaced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Lives of this id that had not unregistered when another one came, the latest first. Two processes that
@@ -218,8 +221,9 @@ class EngineInfo(google.protobuf.message.Message):
         revision: builtins.str = ...,
         adapter: builtins.str = ...,
         quantisation: builtins.str = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session", "version", b"version"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 
@@ -267,6 +271,7 @@ class AgentInfo(google.protobuf.message.Message):
     REGIONS_FIELD_NUMBER: builtins.int
     REGION_BYTES_FIELD_NUMBER: builtins.int
     STAGING_BYTES_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its engine."""
     rank: builtins.int
@@ -279,6 +284,8 @@ class AgentInfo(google.protobuf.message.Message):
     """Bytes of those regions."""
     staging_bytes: builtins.int
     """Bytes of its staging pool."""
+    version: builtins.str
+    """Version of its software, as it said. Empty: it did not."""
     def __init__(
         self,
         *,
@@ -288,8 +295,9 @@ class AgentInfo(google.protobuf.message.Message):
         regions: builtins.int = ...,
         region_bytes: builtins.int = ...,
         staging_bytes: builtins.int = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
 
 Global___AgentInfo: typing_extensions.TypeAlias = AgentInfo
 

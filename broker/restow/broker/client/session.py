@@ -24,6 +24,7 @@ from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.rpc import wire
 from restow.broker.trust.errors import TrustError
+from restow.broker.versions import own_version
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
@@ -68,7 +69,7 @@ class EngineSession:
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
         self._registration = pb.RegisterEngineRequest(
-            engine=self.ref, layout=wire.layout_to_proto(layout)
+            engine=self.ref, layout=wire.layout_to_proto(layout), version=own_version()
         )
         self._handoffs = OpenHandoffs(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()

@@ -20,7 +20,9 @@ def look_at_broker(client: AdminClient) -> Iterator[Finding]:
     status = client.status()
     yield _status(status)
     yield _audit(client)
-    for engine in client.engines():
+    engines = client.engines()
+    yield from judge_versions(status.version, engines, client.agents())
+    for engine in engines:
         yield judge_engine(engine)
     for one in client.costs().hosts:
         if one.failure:
@@ -54,6 +56,23 @@ def all_pairs(engines: Sequence[pb.EngineInfo]) -> list[Pair]:
 def model_of(engine: pb.EngineInfo) -> ModelIdentity:
     """What it serves."""
     return ModelIdentity(engine.model, engine.revision, engine.adapter, engine.quantisation)
+
+
+def judge_versions(
+    broker: str, engines: Sequence[pb.EngineInfo], agents: Sequence[pb.AgentInfo]
+) -> Iterator[Finding]:
+    """Whether those who say what they run all run what the broker does."""
+    told = [(f"engine {one.engine_id}", one.version) for one in engines]
+    told += [(f"agent {one.engine_id}.{one.rank}", one.version) for one in agents]
+    others = [f"{who} {version}" for who, version in told if version not in ("", broker)]
+    if others:
+        yield warn(
+            "versions",
+            f"the broker is of {broker}, others are not: {', '.join(others)}"[:1000],
+            "run one version everywhere; between two, handoffs are refused where they must be",
+        )
+    elif told:
+        yield ok("versions", f"all that tell theirs are of {broker}")
 
 
 def judge_engine(engine: pb.EngineInfo) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -144,6 +144,17 @@ def show_engines(value: dict[str, Any]) -> None:
                 f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
             )
             console.print(Text(words, style="yellow"), soft_wrap=True)
+    _say_versions(console, ((one["engine_id"], one["version"]) for one in engines))
+
+
+def _say_versions(console: Console, versions: Iterable[tuple[str, str]]) -> None:
+    """Print who runs what, if that is not one version: too long for a column at 80."""
+    by_version: dict[str, list[str]] = {}
+    for who, version in versions:
+        by_version.setdefault(version or "a version that they do not tell", []).append(who)
+    if len(by_version) > 1:
+        words = "; ".join(f"{', '.join(who)} of {one}" for one, who in sorted(by_version.items()))
+        console.print(Text(f"Mixed versions: {words}", style="yellow"), soft_wrap=True)
 
 
 def _with_weights(engine: dict[str, Any]) -> str:
@@ -169,6 +180,8 @@ def show_agents(value: dict[str, Any]) -> None:
             size_text(one["staging_bytes"]),
         )
     console.print(table)
+    named = ((f"{one['engine_id']}.{one['rank']}", one["version"]) for one in value["agents"])
+    _say_versions(console, named)
 
 
 def handoffs_table(value: dict[str, Any], width: int) -> RenderableType:

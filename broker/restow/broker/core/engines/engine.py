@@ -48,6 +48,8 @@ class EngineRecord(BlockLists):
     asks: bool = False
     """What it has done so far."""
     gone: bool = False
+    version: str = ""
+    """Of the software of its session; empty: it did not say."""
     former: tuple[str, ...] = ()
     """The latest incarnations before this one; those that had unregistered are none."""
 

@@ -93,6 +93,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     session=engine.has_session,
                     replaced=engine.former,
                     age_s=now_s - engine.born_s,
+                    version=engine.version,
                 )
                 for key, engine in sorted(engines.items())
                 if key.tenant == tenant
@@ -113,6 +114,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     regions=len(agent.regions),
                     region_bytes=min(agent.region_bytes, MAX_INT64),
                     staging_bytes=agent.staging_bytes,
+                    version=agent.version,
                 )
                 for key, engine in sorted(self._hub.directory.members.engines.items())
                 if key.tenant == tenant
