@@ -7,13 +7,14 @@ import contextlib
 import os
 
 import grpc
+import structlog
 
 from restow.broker.addresses import checked_target
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.client.proxies import proxy_options
 from restow.broker.rpc.pings import CLIENT_PINGS
-from restow.broker.trust.modes import tell_readable
+from restow.broker.trust.modes import READ_STEP, READABLE, is_readable_by_all
 from restow.broker.trust.reloaded import Stamp
 
 DEFAULT_BROKER = "127.0.0.1:7350"
@@ -69,6 +70,7 @@ class RenewedChannel:
         self._address, self._credentials = address, credentials
         self._channel: grpc.aio.Channel | None = None
         self._stamp: Stamp = ()
+        self._log = structlog.get_logger("restow.trust")
 
     async def channel(self) -> grpc.aio.Channel:
         """The channel; calls on an earlier one end if it was opened anew.
@@ -78,7 +80,9 @@ class RenewedChannel:
         stamp = self._credentials.stamp()
         if self._channel is None or stamp != self._stamp:
             channel = open_channel(self._address, self._credentials)
-            tell_readable(self._credentials.tls_key, self._credentials.token_file)
+            for path in filter(None, (self._credentials.tls_key, self._credentials.token_file)):
+                if is_readable_by_all(path):
+                    self._log.warning(READABLE, file=str(path), next=READ_STEP)
             await self.close()
             self._channel, self._stamp = channel, stamp
         return self._channel

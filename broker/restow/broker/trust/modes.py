@@ -5,10 +5,9 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-import structlog
-
 from restow.broker.trust.errors import TrustError
 
+READABLE = "every user of this host may read a secret"
 READ_STEP = "chmod o-r FILE, and make the secret anew: others may have it"
 
 
@@ -28,15 +27,6 @@ def refuse_writable(what: str, path: Path, error: type[TrustError]) -> None:
 def is_readable_by_all(path: Path) -> bool:
     """Whether every user may read it."""
     return bool(_mode(path) & stat.S_IROTH)
-
-
-def tell_readable(*secrets: Path | None) -> None:
-    """Log which of these files every user may read."""
-    for path in secrets:
-        if path is not None and is_readable_by_all(path):
-            structlog.get_logger("restow.trust").warning(
-                "every user of this host may read a secret", file=str(path), next=READ_STEP
-            )
 
 
 def _mode(path: Path) -> int:
