@@ -31,6 +31,7 @@ NOT_TO_ENGINES = {
     "TOKENS_FILE_INVALID": "said to who starts a broker",
     "EXTRA_MISSING": "said to who types a command",
     "HANDOFF_AMBIGUOUS": "said to who types a command",
+    "SETTING_UNKNOWN": "said to who starts a broker or an agent",
     "FILE_NOT_WRITABLE": "said to who types a command",
 }
 MODULES = (

@@ -28,9 +28,11 @@ from restow.agents.served_memory import ServedMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire_program
+from restow.broker.versions import own_version
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2, program_pb2
 
@@ -57,8 +59,11 @@ class AsyncAgent:
         ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
         process lives; ``on_unfenced`` of each handoff whose fence is of no use any more.
 
-        Raises `TransportFailedError`, `CudaUnavailableError`, and a `TrustError` of credentials.
+        Raises `AddressInvalidError`, `TransportFailedError`, `CudaUnavailableError`, a `TrustError`
+        of credentials, and like all methods `ForkedError` in a process that was forked after the
+        first agent, session or client.
         """
+        OWN_PROCESS.check()
         link = Link(broker_address(broker), self, credentials)
         self._settings = settings or AgentSettings()
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
@@ -93,12 +98,14 @@ class AsyncAgent:
 
     def begin(self) -> None:
         """Connect, without waiting: the engine may be registered later."""
+        OWN_PROCESS.check()
         self._ticker.start()
         self._trial.begin()
         self._link.begin()
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Wait until the broker knows the agent. Raises like `KeptStream.start`."""
+        OWN_PROCESS.check()
         self._ticker.start()
         self._trial.begin()
         await self._link.start(timeout_s)
@@ -109,10 +116,12 @@ class AsyncAgent:
 
         Said again to a broker that forgot it, until the handoff has ended.
         """
+        OWN_PROCESS.check()
         self._fences.fence(handoff_id, event)
 
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
+        OWN_PROCESS.check()
         self._fences.cancel()
         self._memory.wipe_mark()
         await self._link.close()
@@ -139,6 +148,7 @@ class AsyncAgent:
             host=host_name(),
             host_memory=self._memory.shown(),
             program_form=wire_program.PROGRAM_FORM,
+            version=own_version(),
         )
 
     def welcomed(self, broker_epoch: str) -> None:

@@ -128,6 +128,10 @@ class RequestError(RestowError, status="INVALID_ARGUMENT", reason="ARGUMENT_INVA
     """A call whose arguments are unusable."""
 
 
+class AddressInvalidError(RestowError, status="INVALID_ARGUMENT", reason="ADDRESS_INVALID"):
+    """Where to connect or to listen is not written as addresses are."""
+
+
 class WordUnknownError(RestowError, status="INVALID_ARGUMENT", reason="WORD_UNKNOWN"):
     """A value that is none of the words that a setting or a value has."""
 
@@ -213,6 +217,10 @@ class QueueFullError(RestowError, status="RESOURCE_EXHAUSTED", reason="QUEUE_FUL
 
 class ListenError(RestowError, status="UNAVAILABLE", reason="LISTEN_FAILED"):
     """The broker can't listen on its address: in use, or not of this machine."""
+
+
+class SettingUnknownError(RestowError, status="INVALID_ARGUMENT", reason="SETTING_UNKNOWN"):
+    """A variable or a line of a file that would be a setting, if it were not misspelt."""
 
 
 class ExtraMissingError(RestowError, status="FAILED_PRECONDITION", reason="EXTRA_MISSING"):

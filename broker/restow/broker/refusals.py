@@ -132,6 +132,14 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Start it with `restow serve`, or name its address: `--broker`, RESTOW_BROKER, or "
             "`broker` in vLLM's extra config.",
         ),
+        "ADDRESS_INVALID": Advice(
+            "An address is not written as addresses are: it lacks a port, or brackets (IPv6).",
+            "Write it as the message shows.",
+        ),
+        "FORKED": Advice(
+            "A process was forked from one in which sessions, agents or clients had begun.",
+            "Start processes by `spawn` or `forkserver`, or fork before the first one is made.",
+        ),
         "NO_WELCOME": Advice(
             "An agent reached the broker and was not let in: its engine has not registered.",
             "Look in the engine's log why it does not register.",

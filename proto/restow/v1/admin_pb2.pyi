@@ -51,7 +51,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     DIGEST_MISMATCHES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     version: builtins.str
-    """Version of the software."""
+    """Version of the software, with its commit."""
     broker_epoch: builtins.str
     """This life of the broker."""
     uptime_s: builtins.float
@@ -256,6 +256,7 @@ class EngineInfo(google.protobuf.message.Message):
     QUANTISATION_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     OPEN_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Whose it is."""
     engine_id: builtins.str
@@ -284,6 +285,8 @@ class EngineInfo(google.protobuf.message.Message):
     """Whether it takes part in nothing new."""
     open: builtins.int
     """Handoffs that it has a side of and that have not ended."""
+    version: builtins.str
+    """Version of the software of its session, as it said. Empty: it did not."""
     @property
     def replaced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Lives of this id that had not unregistered when another one came, the latest first. Two processes that
@@ -308,8 +311,9 @@ class EngineInfo(google.protobuf.message.Message):
         quantisation: builtins.str = ...,
         draining: builtins.bool = ...,
         open: builtins.int = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "draining", b"draining", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "open", b"open", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "draining", b"draining", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "open", b"open", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session", "tenant", b"tenant", "version", b"version"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 
@@ -358,6 +362,7 @@ class AgentInfo(google.protobuf.message.Message):
     REGION_BYTES_FIELD_NUMBER: builtins.int
     STAGING_BYTES_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its engine."""
     rank: builtins.int
@@ -372,6 +377,8 @@ class AgentInfo(google.protobuf.message.Message):
     """Bytes of its staging pool."""
     tenant: builtins.str
     """Whose it is."""
+    version: builtins.str
+    """Version of its software, as it said. Empty: it did not."""
     def __init__(
         self,
         *,
@@ -382,8 +389,9 @@ class AgentInfo(google.protobuf.message.Message):
         region_bytes: builtins.int = ...,
         staging_bytes: builtins.int = ...,
         tenant: builtins.str = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes", "tenant", b"tenant", "version", b"version"]) -> None: ...
 
 Global___AgentInfo: typing_extensions.TypeAlias = AgentInfo
 

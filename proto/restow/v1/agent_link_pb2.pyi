@@ -118,6 +118,7 @@ class Hello(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     HOST_MEMORY_FIELD_NUMBER: builtins.int
     PROGRAM_FORM_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
@@ -137,6 +138,10 @@ class Hello(google.protobuf.message.Message):
     program_form: builtins.int
     """The form of the programs that it reads, which both sides must share: 2, a list of steps. 0, of
     agents that do not say, is refused like any other: AGENT_RELEASE_DIFFERS.
+    """
+    version: builtins.str
+    """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
+    does not say, or is no software of Restow's.
     """
     @property
     def engine(self) -> restow.v1.broker_pb2.EngineRef:
@@ -158,9 +163,10 @@ class Hello(google.protobuf.message.Message):
         host: builtins.str = ...,
         host_memory: builtins.bytes = ...,
         program_form: builtins.int = ...,
+        version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 

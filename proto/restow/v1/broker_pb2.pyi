@@ -96,6 +96,11 @@ class RegisterEngineRequest(google.protobuf.message.Message):
 
     ENGINE_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    version: builtins.str
+    """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
+    does not say, or is no software of Restow's.
+    """
     @property
     def engine(self) -> Global___EngineRef:
         """Who registers."""
@@ -109,9 +114,10 @@ class RegisterEngineRequest(google.protobuf.message.Message):
         *,
         engine: Global___EngineRef | None = ...,
         layout: restow.v1.layout_pb2.Layout | None = ...,
+        version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout", "version", b"version"]) -> None: ...
 
 Global___RegisterEngineRequest: typing_extensions.TypeAlias = RegisterEngineRequest
 

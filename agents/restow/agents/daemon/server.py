@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
-import structlog
 
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
@@ -18,7 +17,9 @@ from restow.agents.memory.held_names import remove_left
 from restow.agents.memory.shared_regions import OpenedRegions
 from restow.agents.settings import AgentSettings
 from restow.broker.client.credentials import Credentials
-from restow.broker.errors import RequestError, RestowError
+from restow.broker.client.own_process import OWN_PROCESS
+from restow.broker.errors import ListenError, RequestError, RestowError
+from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
 from restow.broker.rpc.status import ErrorInterceptor
@@ -29,6 +30,8 @@ WELCOME_S = 30.0
 SWEEP_S = 5.0
 """How often it looks for memory that dead engines left: some die after their stream."""
 STOP_GRACE_S = 1.0
+MAX_PATH_BYTES = 107
+"""What Linux has in a `sockaddr_un`."""
 
 
 class SocketInUseError(AgentError, status="ALREADY_EXISTS", reason="SOCKET_IN_USE"):
@@ -63,8 +66,15 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises `SocketInUseError`."""
-        await self._take_path()
+        """Listen.
+
+        Raises `SocketInUseError`, `ListenError`, and `ForkedError` in a process forked too late.
+        """
+        OWN_PROCESS.check()
+        try:
+            await self._take_path()
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from None
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
         server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(self, server)
@@ -73,6 +83,8 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         try:
             server.add_insecure_port(f"unix:{self._path}")
             await server.start()
+        except RuntimeError as error:
+            raise self._unusable(str(error)) from None
         finally:
             os.umask(before)
         self._server = server
@@ -80,7 +92,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
 
     async def _sweep(self) -> None:
         """Remove the shared memory of engines that are gone, for as long as the daemon lives."""
-        log = structlog.get_logger("restow.daemon")
+        log = get_logger("restow.daemon")
         while True:
             # To give many gigabytes back takes a while.
             if removed := await asyncio.to_thread(remove_left):
@@ -92,6 +104,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
 
     async def close(self) -> None:
         """Let all ranks go, and stop listening. May be repeated."""
+        OWN_PROCESS.check()
         self._stopping.set()
         sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
@@ -160,6 +173,13 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             listening.cancel()
             stopping.cancel()
             await asyncio.gather(listening, stopping, return_exceptions=True)
+
+    def _unusable(self, why: str) -> ListenError:
+        return ListenError(
+            f"can't listen on socket {self._path}: its folder must be there, this user must be "
+            f"allowed to write there, and the path has room for {MAX_PATH_BYTES} bytes ({why})",
+            socket=self._path,
+        )
 
     async def _take_path(self) -> None:
         """Remove the socket of a daemon that is no more."""

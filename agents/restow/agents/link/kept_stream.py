@@ -14,6 +14,7 @@ import grpc
 from restow.broker.client.backoff import Backoff
 from restow.broker.client.channel import CONNECT_S, RenewedChannel
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.diagnosis import explained_soon
 from restow.broker.client.errors import NoWelcomeError, from_rpc_error, unreachable
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
@@ -82,7 +83,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             welcome.cancel()
             refusal = self.refusal or self._late(timeout_s)
             await self.close()
-            raise refusal
+            raise await explained_soon(refusal, self._address, self._credentials)
 
     @property
     def is_open(self) -> bool:

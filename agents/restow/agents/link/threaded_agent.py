@@ -50,7 +50,8 @@ class ThreadedAgent(Generic[OnLoop]):
 
         Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
         if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here, a
-        `TrustError` for credentials that can't be used.
+        `TrustError` for credentials that can't be used; like all methods `ForkedError` in a process
+        that was forked after the first agent, session or client.
         """
         try:
             thread, agent = self._opened()

@@ -20,6 +20,7 @@ from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailed
 from restow.agents.memory.device import bind_thread
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
 from restow.agents.reading.transport import Flight, Known, Read
+from restow.agents.reading.ucx_tls import ucx_settings
 
 # UCX reads these when it is loaded. With them a silent partition ends a read after about 5 s, and
 # holds no thread that connects; without them after minutes, in which such a thread stands still.
@@ -63,7 +64,8 @@ class NixlTransport:
         try:
             self._agent = nixl_api.nixl_agent(self.name, config)
         except _FAILURES as error:
-            raise TransportFailedError(f"NIXL can't start with UCX: {error}") from None
+            words = f"NIXL can't start with UCX: {error}{ucx_settings()}"
+            raise TransportFailedError(words) from None
         self._registered: list[Any] = []
         self._peers: set[str] = set()
 

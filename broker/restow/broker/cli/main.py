@@ -42,6 +42,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(status, top, events, tenants, engines, agents, handoffs, handoff, leases, costs, reasons),
     *(check, doctor, release, drain, forget, token),
 )
+STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
+"""Exit statuses by reason, but for 1."""
 for command in COMMANDS:
     app.command()(command)
 get = typer.Typer(no_args_is_help=True, help="List what a broker holds: `restow get handoffs`.")
@@ -56,9 +58,9 @@ app.add_typer(describe, name="describe")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from restow.broker.versions import own_version
 
-        typer.echo(f"restow {version('restow')}")
+        typer.echo(f"restow {own_version()}")
         raise typer.Exit
 
 
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(given)
     except RestowError as error:
         print_error(error, asked_form(given))
-        sys.exit(3 if error.reason == "BROKER_UNREACHABLE" else 1)
+        sys.exit(STATUSES.get(error.reason, 1))
 
 
 if __name__ == "__main__":

@@ -20,5 +20,6 @@ CostsOption = Annotated[
     ),
 ]
 LogFormatOption = Annotated[
-    Literal["console", "json"], typer.Option("--log-format", help="Form of the log on stderr.")
+    Literal["console", "json"],
+    typer.Option("--log-format", envvar="RESTOW_LOG_FORMAT", help="Form of the log on stderr."),
 ]

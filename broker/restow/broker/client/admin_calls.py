@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from restow.broker.client.channel import CHANNEL_OPTIONS
+from restow.broker.client.channel import channel_options
 from restow.broker.client.delivery import state_name
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
@@ -33,8 +33,11 @@ RETRIES = {
 }
 PROBE_S = 45.0
 """The broker gives up after 40 s (`Limits.examine_s`)."""
-ADMIN_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(RETRIES)))
-"""A broker that starts again is not noticed, if it is quick."""
+
+
+def admin_options() -> tuple[tuple[str, int | str], ...]:
+    """As `channel_options`; a broker that starts again is not noticed, if it is quick."""
+    return (*channel_options(), ("grpc.service_config", json.dumps(RETRIES)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from restow.broker.client.proxies import way_note
 from restow.broker.errors import RestowError
 from restow.broker.printable import shown
 
@@ -22,6 +23,21 @@ class BrokerCallError(RestowError):
 
 class BrokerUnreachableError(RestowError, status="UNAVAILABLE", reason="BROKER_UNREACHABLE"):
     """No broker answers at the address: is it started, and is the address right?"""
+
+
+class ForkedError(RestowError, status="FAILED_PRECONDITION", reason="FORKED"):
+    """A process that was forked from one in which sessions, agents or clients had begun."""
+
+    def __init__(self, parent: int, child: int) -> None:
+        """Name both."""
+        super().__init__(
+            f"process {child} was forked from process {parent} after that had begun to use Restow: "
+            f"gRPC, NIXL and their threads do not go with a fork. Make sessions, agents and "
+            f"clients in the process that uses them, and start processes by `spawn` or "
+            f"`forkserver`, or fork before the first of them is made",
+            parent=parent,
+            child=child,
+        )
 
 
 class PagesNotFreeError(RestowError, status="FAILED_PRECONDITION", reason="PAGES_NOT_FREE"):
@@ -66,9 +82,10 @@ def unreachable(address: str, details: str, secure: bool = False) -> BrokerUnrea
     certificates = (
         ", or see whether each side's certificate is one that the other accepts (docs/security.md)"
     )
+    way = way_note()
     return BrokerUnreachableError(
         f"no broker answers at {address}: start one with `restow serve`, or name another with "
-        f"--broker{certificates if secure else ''} ({details})",
+        f"--broker{certificates if secure else ''} ({details}{'; ' + way if way else ''})",
         broker=address,
     )
 

@@ -15,13 +15,16 @@ from restow.broker.client.backoff import FIRST_S, Backoff
 from restow.broker.client.channel import RenewedChannel, broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.diagnosis import explained_soon
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.client.open_handoffs import OpenHandoffs
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire
 from restow.broker.trust.errors import TrustError
+from restow.broker.versions import own_version
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
@@ -56,8 +59,9 @@ class EngineSession:
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
-        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs. ``on_lost``
-        hears why the session has ended for good, if it was not closed: it belongs to the loop.
+        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs, and
+        `AddressInvalidError`. ``on_lost`` hears why the session has ended for good, if it was not
+        closed: it belongs to the loop.
         """
         self.address = broker_address(broker)
         self._credentials = credentials or Credentials.of()
@@ -65,7 +69,7 @@ class EngineSession:
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
         self._registration = pb.RegisterEngineRequest(
-            engine=self.ref, layout=wire.layout_to_proto(layout)
+            engine=self.ref, layout=wire.layout_to_proto(layout), version=own_version()
         )
         self._handoffs = OpenHandoffs(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()
@@ -96,17 +100,19 @@ class EngineSession:
         """Register the layout and open the stream.
 
         Raises `BrokerCallError` if it is refused, `BrokerUnreachableError` after the timeout,
-        and a `TrustError` for files that can't be used; then the session is closed.
+        and a `TrustError` for files that can't be used; then the session is closed. It and all
+        other methods raise `ForkedError` in a process that was forked later.
         """
+        OWN_PROCESS.check()
         deadline_s = time.monotonic() + timeout_s
         try:
             while True:
                 try:
                     await self._register(max(0.1, deadline_s - time.monotonic()))
                     break
-                except BrokerUnreachableError:
+                except BrokerUnreachableError as error:
                     if time.monotonic() > deadline_s:
-                        raise
+                        raise await explained_soon(error, self.address, self._credentials) from None
                     await asyncio.sleep(FIRST_S)
             self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
@@ -133,6 +139,7 @@ class EngineSession:
         ended by then are D's again when the engine's agents are closed, and its delivery says so.
         P's pages may be read until the engine's agents are gone: stop those first.
         """
+        OWN_PROCESS.check()
         await self._give_up_demands()
         for task in (self._runner, self._keeper):
             if task is not None:
@@ -180,6 +187,7 @@ class EngineSession:
         future raises `BrokerCallError` if the broker refuses this message; futures of other calls
         for the handoff wait on.
         """
+        OWN_PROCESS.check()
         firsts = first_blocks or {}
         publication = pb.Publication(
             handoff_id=handoff_id,
@@ -211,6 +219,7 @@ class EngineSession:
         is done, however the delivery ended. A broker that can't be reached is waited for no longer
         than ``timeout_ms``. Raises a `PagesError` for ids that are no int32.
         """
+        OWN_PROCESS.check()
         demand = pb.Demand(
             handoff_id=handoff_id,
             blocks=wire.block_lists(blocks),
@@ -227,11 +236,13 @@ class EngineSession:
 
         P need not have published it. The delivery tells when the broker knows.
         """
+        OWN_PROCESS.check()
         declined = pb.Decline(handoff_id=handoff_id, detail=detail)
         return self._handoffs.ask(handoff_id, pb.EngineMessage(decline=declined))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up; its future tells when it has ended."""
+        OWN_PROCESS.check()
         self._handoffs.cancel(handoff_id, detail)
 
     async def drain(self, timeout_s: float | None = None) -> bool:

@@ -6,9 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from restow.broker.addresses import DEFAULT_PORT, checked_listener, checked_port
 from restow.broker.core.handoffs.digests import DigestMode, Digests
 from restow.broker.core.limits import Limits
 from restow.broker.planner import CostModel, Strategy
@@ -19,12 +20,12 @@ LIMITS = Limits()
 
 
 class BrokerSettings(BaseSettings):
-    """What an operator may set."""
+    """What an operator may set. Raises pydantic's `ValidationError`, and `AddressInvalidError`."""
 
     model_config = SettingsConfigDict(env_prefix="RESTOW_")
 
-    listen: Annotated[str, Field(pattern=r"^(unix:.+|.+:\d+)$")] = "127.0.0.1:7350"
-    http_listen: Annotated[str, Field(pattern=r"^.+:\d+$")] | None = None
+    listen: Annotated[str, AfterValidator(checked_listener)] = f"127.0.0.1:{DEFAULT_PORT}"
+    http_listen: Annotated[str, AfterValidator(checked_port)] | None = None
     """Where to show metrics and probes."""
     status_page: bool = False
     """Whether to show a page for people there, which names engines and handoffs."""

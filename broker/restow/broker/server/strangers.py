@@ -20,7 +20,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import grpc
-import structlog
+
+from restow.broker.logs import get_logger
 
 LOOK_EVERY_S: Final = 0.1
 THOROUGHLY_EVERY_S: Final = 1.0
@@ -80,7 +81,7 @@ class Strangers:
         self._seen: dict[int, _Connection] = {}
         """By file, the oldest first."""
         self._files: list[str] = []
-        self._log = structlog.get_logger("restow.guard")
+        self._log = get_logger("restow.guard")
 
     def admitted(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """A call was let in."""

@@ -15,6 +15,7 @@ from restow.broker.server.settings import BrokerSettings
 from restow.broker.trust.errors import TrustError, TrustSettingsError, UnauthenticatedError
 from restow.broker.trust.identity import Identity, IdentityInvalidError
 from restow.broker.trust.key_files import KeyPair, read_authorities, read_key_pair
+from restow.broker.trust.modes import READ_STEP, READABLE, is_readable_by_all
 from restow.broker.trust.reloaded import Reloaded
 from restow.broker.trust.spiffe import identity_of
 from restow.broker.trust.tokens import Tokens, read_tokens
@@ -91,9 +92,12 @@ def _credentials(
     certificate: Path, key: Path, client_ca: Path | None, complain: Callable[[TrustError], None]
 ) -> grpc.ServerCredentials:
     """Credentials that follow their files: each connection has what was good last."""
+    log = get_logger("restow.trust")
 
     def load() -> _Files:
         pair = read_key_pair(certificate, key)
+        if is_readable_by_all(key):
+            log.warning(READABLE, file=str(key), next=READ_STEP)
         return _Files(pair, None if client_ca is None else read_authorities(client_ca))
 
     paths = (certificate, key) if client_ca is None else (certificate, key, client_ca)

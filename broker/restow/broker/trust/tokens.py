@@ -24,6 +24,7 @@ from restow.broker.trust.identity import (
     Right,
     Role,
 )
+from restow.broker.trust.modes import refuse_writable
 
 PREFIX = "restow_"
 """So that people and programs that look for leaked secrets know one when they see it."""
@@ -75,6 +76,7 @@ def new_token(roles: Sequence[Role], tenant: str | None, engine: str) -> tuple[s
 
 def read_tokens(path: Path) -> Tokens:
     """The broker's list. Raises `TokensFileError` that names the entry at fault, and no content."""
+    refuse_writable("tokens file", path, TokensFileError)
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
@@ -97,6 +99,7 @@ def read_tokens(path: Path) -> Tokens:
 
 def read_secret(path: Path) -> str:
     """A caller's token, without the white space around it. Raises `TokenFileError`."""
+    refuse_writable("token file", path, TokenFileError)
     try:
         secret = path.read_text(encoding="ascii").strip()
     except OSError as error:

@@ -9,13 +9,19 @@ import typer
 
 from restow.broker.cli.connection import Connection, connects
 from restow.broker.cli.options import LogFormatOption
+from restow.broker.cli.settings_file import ConfigOption
 from restow.broker.errors import ExtraMissingError
 
 
 @connects
 def agent(
     socket: Annotated[
-        Path, typer.Option("--socket", help="Unix socket on which engines hand memory over.")
+        Path,
+        typer.Option(
+            "--socket",
+            envvar="RESTOW_SOCKET",
+            help="Unix socket on which engines hand memory over.",
+        ),
     ],
     *,
     connection: Connection,
@@ -38,6 +44,7 @@ def agent(
         ),
     ] = None,
     log_format: LogFormatOption = "console",
+    config: ConfigOption = None,
 ) -> None:
     """Run an agent as a daemon of this host until SIGTERM or SIGINT."""
     try:

@@ -11,6 +11,7 @@ import typer
 
 from restow.broker.cli.option_groups import in_groups
 from restow.broker.cli.options import CostsOption, DigestModeName, LogFormatOption
+from restow.broker.cli.settings_file import ConfigOption
 from restow.broker.strategy import Strategy
 
 
@@ -165,17 +166,24 @@ def serve(
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Speak plaintext on an address others can reach.")
+        bool,
+        typer.Option(
+            "--insecure",
+            envvar="RESTOW_INSECURE",
+            help="Speak plaintext on an address others can reach.",
+        ),
     ] = False,
     log_format: LogFormatOption = "console",
+    config: ConfigOption = None,
 ) -> None:
     """Run the broker until SIGTERM or SIGINT; reads under way end first.
 
-    What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...). Who may
-    say what with --client-ca and --tokens: docs/security.md.
+    What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...), and then
+    from --config. Who may say what with --client-ca and --tokens: docs/security.md.
     """
     given: dict[str, Any] = {name: one for name, one in locals().items() if one is not None}
-    del given["insecure"], given["log_format"]  # all others are settings
+    # All others are settings.
+    given = {k: v for k, v in given.items() if k not in ("insecure", "log_format", "config")}
 
     import uvloop
     from pydantic import ValidationError

@@ -65,7 +65,7 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
             {
                 **_values(one, "engine_id", "incarnation"),
                 **_values(one, "model", "revision", "adapter", "quantisation", "layout_digest"),
-                **_values(one, "ranks", "agents", "session", "draining", "open"),
+                **_values(one, "ranks", "agents", "session", "draining", "open", "version"),
                 "replaced": list(one.replaced),
                 "age_s": round(one.age_s, 3),
                 "tenant": one.tenant,
@@ -78,7 +78,7 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
 def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
     """Return what ``restow agents --json`` prints."""
     shown = "engine_id", "rank", "agent_name", "regions", "region_bytes", "staging_bytes", "tenant"
-    return {"agents": [_values(one, *shown) for one in agents]}
+    return {"agents": [_values(one, *shown, "version") for one in agents]}
 
 
 def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:

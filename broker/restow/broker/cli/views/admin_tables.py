@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -145,6 +145,17 @@ def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> No
                 f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
             )
             console(wide=True).print(Text(words, style="yellow"))
+    _say_versions((one["engine_id"], one["version"]) for one in engines)
+
+
+def _say_versions(versions: Iterable[tuple[str, str]]) -> None:
+    """Print who runs what, if that is not one version: too long for a column at 80."""
+    by_version: dict[str, list[str]] = {}
+    for who, version in versions:
+        by_version.setdefault(version or "a version that they do not tell", []).append(who)
+    if len(by_version) > 1:
+        words = "; ".join(f"{', '.join(who)} of {one}" for one, who in sorted(by_version.items()))
+        console(wide=True).print(Text(f"Mixed versions: {words}", style="yellow"))
 
 
 def _session(engine: Values) -> Text:
@@ -177,6 +188,7 @@ def show_agents(value: Values, wide: bool = False, tenants: bool = False) -> Non
         for one in value["agents"]
     ]
     _show([*tenant, "engine", "rank", "memory", "staging", "regions", "agent"], rows, wide)
+    _say_versions((f"{one['engine_id']}.{one['rank']}", one["version"]) for one in value["agents"])
 
 
 def handoffs_table(

@@ -45,6 +45,8 @@ class AgentRecord:
     """Empty: unknown."""
     host_memory: bytes = b""
     """What agents of its host read it by; theirs to understand."""
+    version: str = ""
+    """Of its software; empty: it did not say."""
     programs: set[str] = field(default_factory=set)
     peers: set[str] = field(default_factory=set)
     gone: bool = False

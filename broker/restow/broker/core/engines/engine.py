@@ -55,6 +55,8 @@ class EngineRecord(BlockLists):
     drains_since_s: float = 0.0
     """Since when it takes part in nothing new; 0: it does."""
     gone: bool = False
+    version: str = ""
+    """Of the software of its session; empty: it did not say."""
     former: tuple[str, ...] = ()
     """The latest incarnations before this one; those that had unregistered are none."""
 

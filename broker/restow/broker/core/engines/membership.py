@@ -90,7 +90,13 @@ class Membership:
         return engine
 
     def register(
-        self, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
+        self,
+        key: EngineKey,
+        incarnation: str,
+        layout: Layout,
+        layout_digest: str,
+        now_s: float,
+        version: str = "",
     ) -> list[Action]:
         """Take an engine with a checked layout in; another incarnation of it is replaced.
 
@@ -127,6 +133,7 @@ class Membership:
                     f"the broker holds {len(self.engines)} engines, as many as it may"
                 )
         engine = EngineRecord.of(key, incarnation, layout, layout_digest, now_s)
+        engine.version = version
         if known is not None:
             engine.former = (known.incarnation, *known.former)[:MAX_FORMER]
         self.engines[key] = engine

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
+from restow.broker.addresses import host_and_port
 from restow.broker.errors import ListenError
 
 MAX_OPEN: Final = 64
@@ -66,12 +67,12 @@ def request_of(head: bytes, peer: str = "") -> Request | None:
 async def http_server(listen: str, application: Application) -> AsyncIterator[str]:
     """Serve inside the ``async with``, at ``HOST:PORT``; port 0 takes a free one. The address.
 
-    ``application`` runs on the server's own loop. Raises `ListenError`.
+    ``application`` runs on the server's own loop. Raises `ListenError`, and `AddressInvalidError`.
     """
-    host, _, port = listen.rpartition(":")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    host, port = host_and_port(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        held = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=MAX_OPEN)
+        held = socket.create_server((host, port), family=family, backlog=MAX_OPEN)
     except OSError as error:
         raise ListenError(
             f"can't show metrics on {listen}: is it in use, or not an address of this machine? "
@@ -85,7 +86,7 @@ async def http_server(listen: str, application: Application) -> AsyncIterator[st
     )
     thread.start()
     try:
-        yield f"{host}:{held.getsockname()[1]}"
+        yield f"{listen.rpartition(':')[0]}:{held.getsockname()[1]}"
     finally:
         loop.call_soon_threadsafe(ends.set)
         # It may wait for the caller's loop, which this must not hold up.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
@@ -14,6 +13,7 @@ from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.printable import shown_values
 from restow.broker.server.hub import Hub
+from restow.broker.versions import own_version
 
 MAX_ENGINES = 256
 MAX_COUNTED = 10_000
@@ -48,7 +48,7 @@ class Overview:
         counted = list(islice(ledger.live.values(), MAX_COUNTED))
         by_state = ledger.statistics.by_state
         return {
-            "version": version("restow"),
+            "version": own_version(),
             "epoch": self._hub.epoch,
             "now_s": now_s,
             "uptime_s": now_s - self._hub.started_s,

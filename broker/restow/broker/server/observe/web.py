@@ -27,6 +27,7 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from restow.broker.addresses import host_and_port
 from restow.broker.rpc.status import cut
 from restow.broker.server.hub import Hub
 from restow.broker.server.observe.http import Answer, Request, http_server
@@ -133,9 +134,9 @@ async def serving(
 
     The status page is for those that ask by an address, as localhost or as one of ``hosts``.
 
-    Raises `ListenError`.
+    Raises `ListenError`, and `AddressInvalidError`.
     """
-    host = listen.rpartition(":")[0].strip("[]")
+    host, _ = host_and_port(listen)
     pages = Pages(hub, status_page, frozenset(one.lower() for one in (*hosts, host)))
     headers = {
         "Content-Security-Policy": pages.policy,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from importlib.metadata import version
 from itertools import islice, takewhile
 
 from restow.broker.core.actions import EngineKey
@@ -25,6 +24,7 @@ from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.services.admin_messages import MAX_INT64, handoff_info, state_counts
 from restow.broker.trust.errors import ForbiddenError
+from restow.broker.versions import own_version
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc
 
@@ -52,7 +52,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub, directory, tenant = self._hub, self._hub.directory, scope_of(context)
         ledger, names = directory.ledger, directory.connections.names
         status = pb.GetStatusResponse(
-            version=version("restow"),
+            version=own_version(),
             broker_epoch=hub.epoch,
             uptime_s=hub.now_s() - hub.started_s,
         )
@@ -125,6 +125,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     age_s=now_s - engine.born_s,
                     draining=engine.draining,
                     open=len(engine.handoffs),
+                    version=engine.version,
                 )
                 for key, engine in sorted(engines.items())
                 if tenant in (None, key.tenant)
@@ -146,6 +147,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     regions=len(agent.regions),
                     region_bytes=min(agent.region_bytes, MAX_INT64),
                     staging_bytes=agent.staging_bytes,
+                    version=agent.version,
                 )
                 for key, engine in sorted(self._hub.directory.members.engines.items())
                 if tenant in (None, key.tenant)

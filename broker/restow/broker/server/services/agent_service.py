@@ -19,7 +19,7 @@ from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import tell_agent
 from restow.broker.server.outbox import AgentOutbox, Outbox
-from restow.broker.server.services.checked_messages import failure_of
+from restow.broker.server.services.checked_messages import failure_of, version_of
 from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
@@ -109,6 +109,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hello.staging_bytes,
             hello.host,
             hello.host_memory,
+            version_of(hello.version),
         )
         hub.perform(hub.directory.connections.admit(engine, agent, hub.now_s()))
         return agent

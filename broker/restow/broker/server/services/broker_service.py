@@ -16,7 +16,12 @@ from restow.broker.server.log_lines import tell_engine, tell_registered
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.outbox import EngineOutbox, Outbox
 from restow.broker.server.services.checked_layouts import CheckedLayouts
-from restow.broker.server.services.checked_messages import chunk_of, lease_s_of, wish_of
+from restow.broker.server.services.checked_messages import (
+    chunk_of,
+    lease_s_of,
+    version_of,
+    wish_of,
+)
 from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
@@ -36,12 +41,15 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     ) -> pb.RegisterEngineResponse:
         """Check a layout and take the engine in."""
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
+        version = version_of(request.version)
         # Large layouts take long to read and to check: not on the loop.
         layout, layout_digest = await asyncio.to_thread(self._layouts.of, request.layout)
         hub, members = self._hub, self._hub.directory.members
         before = members.engines.get(key)
         hub.perform(
-            members.register(key, request.engine.incarnation, layout, layout_digest, hub.now_s())
+            members.register(
+                key, request.engine.incarnation, layout, layout_digest, hub.now_s(), version
+            )
         )
         engine = members.engines[key]
         if engine is not before:

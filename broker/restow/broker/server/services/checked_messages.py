@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sized
 
 from restow.broker.core.events import Chunk, Wish
@@ -13,6 +14,7 @@ from restow.broker.rpc.status import cut
 from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
 
+_VERSION = re.compile(r"[0-9A-Za-z.+_-]{0,64}")
 MIN_CONTENT_BYTES, MAX_CONTENT_BYTES = 16, 64
 
 
@@ -24,6 +26,15 @@ def lease_s_of(lease_ms: int, limits: Limits) -> float:
             field="lease_ms",
         )
     return lease_ms / 1000 if lease_ms else limits.lease_s
+
+
+def version_of(text: str) -> str:
+    """The version of a peer's software. Raises `RequestError` for what can't be one."""
+    if not _VERSION.fullmatch(text):
+        raise RequestError(
+            "version must have letters, digits and .+-_ alone, 64 at most", field="version"
+        )
+    return text
 
 
 def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
