@@ -31,6 +31,7 @@ from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire_program
+from restow.broker.rpc.status import cut
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2, program_pb2
 
@@ -262,7 +263,7 @@ class AsyncAgent:
     def _refuse(
         self, answer: pb.Staged | pb.Settled | pb.Probed, error: RestowError, handoff: int
     ) -> None:
-        answer.reason, answer.detail = error.reason, error.message
+        answer.reason, answer.detail = error.reason, cut(error.message)
         if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
             self._log.info("measuring failed", reason=error.reason, detail=error.message)
             return

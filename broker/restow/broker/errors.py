@@ -126,6 +126,10 @@ class RequestError(RestowError, status="INVALID_ARGUMENT", reason="ARGUMENT_INVA
     """A call whose arguments are unusable."""
 
 
+class MessageTooLargeError(RestowError, status="INVALID_ARGUMENT", reason="MESSAGE_TOO_LARGE"):
+    """What is said at once is more than a message may carry: nothing was sent."""
+
+
 class WordUnknownError(RestowError, status="INVALID_ARGUMENT", reason="WORD_UNKNOWN"):
     """A value that is none of the words that a setting or a value has."""
 

@@ -38,6 +38,11 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "See in `restow handoffs` what they wait for; raise `--tenant-max-live` or "
             "`--tenant-max-engines` of `restow serve`.",
         ),
+        "MESSAGE_TOO_LARGE": Advice(
+            "What an engine or agent says at once is more than a message may carry: nothing was "
+            "sent.",
+            "Publish in chunks (`final=False`); the message names what is too large.",
+        ),
         "QUEUE_FULL": Advice(
             "The engine or agent reads its stream too slowly: it was closed.",
             "Nothing, if it connected again by itself; else look what its process is busy with.",

@@ -18,12 +18,14 @@ from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
+from restow.broker.rpc.sizes import MAX_TO_BROKER_BYTES
 from restow.broker.rpc.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
 from restow.v1 import daemon_pb2_grpc
 
 WELCOME_S = 30.0
 STOP_GRACE_S = 1.0
+SERVER_OPTIONS = (("grpc.max_receive_message_length", MAX_TO_BROKER_BYTES), *SERVER_PINGS)
 
 
 class SocketInUseError(AgentError, status="ALREADY_EXISTS", reason="SOCKET_IN_USE"):
@@ -58,7 +60,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         """Listen. Raises `SocketInUseError`."""
         await self._take_path()
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
-        server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(self, server)
         # The socket's mode is all its protection, so there is no moment with another one.
         before = os.umask(0o177)

@@ -18,9 +18,10 @@ from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
-from restow.broker.errors import PlanError, RestowError
+from restow.broker.errors import PlanError, RestowError, TooManyPiecesError
 from restow.broker.layout import Layout
 from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
+from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES
 from restow.broker.rpc.status import cut
 from restow.broker.server import orders
 from restow.broker.server.expected import Expected
@@ -29,6 +30,8 @@ from restow.broker.words import member
 from restow.v1 import broker_pb2
 
 TICK_S = 0.02
+MAX_PROGRAM_BYTES = MAX_FROM_BROKER_BYTES - (8 << 20)
+"""Of its rows: one that no agent could be sent would end its stream again and again."""
 
 Ended = broker_pb2.Ended
 
@@ -275,6 +278,15 @@ def plan_pair(
         plan = make_plan(source, destination)
         if not allow_narrowing:
             check_exact(plan)
-        return PairPlan.of(compile_programs(plan, strategy, costs))
+        programs = compile_programs(plan, strategy, costs)
+        for program in programs:
+            if program.size_bytes > MAX_PROGRAM_BYTES:
+                raise TooManyPiecesError(
+                    f"the program of D's rank {program.dst_rank} takes {program.size_bytes} bytes, "
+                    f"and at most {MAX_PROGRAM_BYTES} can be sent: lay the two layouts' pages out "
+                    f"more alike",
+                    rank=program.dst_rank,
+                )
+        return PairPlan.of(programs)
     except RestowError as error:
         return PairRefused(error)

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from restow.broker.errors import ExtraMissingError, ListenError
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
+from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
 from restow.broker.rpc.status import ErrorInterceptor
 from restow.broker.server.guard import GuardInterceptor
 from restow.broker.server.hub import Hub
@@ -41,8 +42,8 @@ SERVICES = (
 )
 
 SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MAX_TO_BROKER_BYTES),
+    ("grpc.max_send_message_length", MAX_FROM_BROKER_BYTES),
     *SERVER_PINGS,
     ("grpc.so_reuseport", 0),
 )

@@ -106,7 +106,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             handoff_id = getattr(message, body).handoff_id if body else ""
             if body in ("publish", "request"):
                 hub.refuse(engine, handoff_id, error)
-            refused = outbox.open(len(handoff_id)).events.add().refused
+            refused = outbox.open(len(handoff_id.encode())).events.add().refused
             refused.message_id = message.message_id
             refused.handoff_id = handoff_id
             refused.status = error.status
