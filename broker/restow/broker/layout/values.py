@@ -197,7 +197,7 @@ class RankLayout:
         return next(region for region in self.regions if region.name == name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Layout:
     """Every shard of every rank of an engine; no addresses, so replicas share one digest."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import signal
 from collections.abc import AsyncIterator, Coroutine
@@ -49,6 +50,8 @@ SERVER_OPTIONS = (
 )
 
 STOP_GRACE_S = 2.0
+M_MMAP_THRESHOLD = -3
+LARGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,7 @@ async def serve_until_signalled(
         loop.add_signal_handler(number, signals.put_nowait, None)
     # Handoffs make no cycles; a full collection over the history would stall the loop.
     gc.set_threshold(200_000, 20, 100)
+    _give_memory_back()
     async with running_broker(settings) as broker:
         print(f"restow broker listening on {broker.address}", flush=True)
         if broker.http_address is not None:
@@ -180,6 +184,13 @@ async def serve_until_signalled(
                     await _first_of(broker.clock, signals.get(), broker.drain())
         if broker.clock.done():
             broker.clock.result()
+
+
+def _give_memory_back() -> None:
+    """Have glibc return what large messages took, and not keep it for the next ones."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 async def _first_of(clock: asyncio.Task[None], *works: Coroutine[Any, Any, None]) -> None:

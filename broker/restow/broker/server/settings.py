@@ -47,9 +47,11 @@ class BrokerSettings(BaseSettings):
     max_live: Count = LIMITS.max_live
     max_ended: Count = LIMITS.max_ended
     max_queue: Count = 100_000
+    max_bytes: Count = LIMITS.max_bytes
     tenant_max_live: Count | None = None
     tenant_max_ended: Count | None = None
     tenant_max_engines: Count | None = None
+    tenant_max_bytes: Count | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None

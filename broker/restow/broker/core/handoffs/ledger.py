@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 
 from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
+from restow.broker.core.engines.account import handoff_bytes
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
 from restow.broker.core.engines.tenants import Tenants
@@ -21,6 +22,14 @@ from restow.broker.core.numbering import Numbering
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
 MAX_ID_LENGTH = 256
+
+
+def check_id(handoff_id: str) -> None:
+    """Raise `RequestError` for what no handoff is called."""
+    if not 0 < len(handoff_id) <= MAX_ID_LENGTH:
+        raise RequestError(
+            f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
+        )
 
 
 class Ledger:
@@ -75,10 +84,7 @@ class Ledger:
 
         Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
         """
-        if not 0 < len(handoff_id) <= MAX_ID_LENGTH:
-            raise RequestError(
-                f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
-            )
+        check_id(handoff_id)
         tenant = engine.key.tenant
         self.tenants.check_handoff(tenant)
         if len(self.live) + len(self.quarantine) >= self.limits.max_live:
@@ -86,6 +92,7 @@ class Ledger:
                 f"the broker holds {self.limits.max_live} handoffs, as many as it may: try again "
                 f"later"
             )
+        engine.account.keep(handoff_bytes(handoff_id))
         number = self._numbering.take(now_s)
         handoff = Handoff(number, tenant, handoff_id, now_s)
         self.live[tenant, handoff_id] = handoff
@@ -97,6 +104,7 @@ class Ledger:
         """Leave no trace of a handoff whose first call was refused."""
         del self.live[handoff.tenant, handoff.handoff_id]
         del self.by_number[handoff.number]
+        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         self.tenants.add_live(handoff.tenant, -1)
 
     def watch(self, handoff: Handoff) -> None:
@@ -232,6 +240,7 @@ class Ledger:
             if not self.quarantine.hold(handoff, destination, writing, now_s):
                 actions.append(told(handoff, destination, handoff.demand_number))
         handoff.forget_blocks()
+        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)
         return actions

@@ -71,6 +71,11 @@ class Publication(NamedTuple):
                 lists.check_distinct(group, data)  # over all of its chunks
         return said
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its ids."""
+        return sum(map(len, self.blocks.values()))
+
     def without_blocks(self) -> Publication:
         """What is kept of it after the end."""
         return Publication({}, self.position_tokens, self.content, self.final)

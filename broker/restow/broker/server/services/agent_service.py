@@ -24,6 +24,8 @@ from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
 
+CALL_COPIES = 2
+"""Of what an agent begins with, while it waits: as bytes, and as a message."""
 _MEMORY_KINDS = frozenset(pb.MemoryKind.values())
 
 
@@ -47,8 +49,12 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             raise RequestError("the first message of an agent must be Hello")
         hello = first.messages[0].hello
         key = engine_key(context, Role.AGENT, hello.engine.engine_id)
-        engine = await hub.expected.engine(key, hello.engine.incarnation)
+        account = hub.directory.ledger.tenants.account(key.tenant)
+        waiting_bytes = CALL_COPIES * first.ByteSize()
+        engine = await hub.expected.engine(key, hello.engine.incarnation, account, waiting_bytes)
         agent = self._admit(engine, hello)
+        rest = first.messages[1:]
+        del first, hello  # metadata may be large, and the stream lasts
         loop = asyncio.get_running_loop()
 
         def lose() -> None:
@@ -58,12 +64,15 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
-            pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+            pb.ConnectResponse,
+            hub.max_queue,
+            on_full=lambda: loop.call_soon(lose),
+            account=account,
         )
         hub.agents[agent.key] = outbox
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch
         hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
-        rest, hear = islice(first.messages, 1, None), partial(self._hear, engine, agent)
+        hear = partial(self._hear, engine, agent)
         reader = asyncio.create_task(hear_stream(rest, requests, outbox, hear, hub.now_s))
         try:
             while (batch := await outbox.take()) is not None:
@@ -73,6 +82,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         finally:
             reader.cancel()
             lose()
+            outbox.drop()
 
     def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
         if hello.program_form != PROGRAM_FORM:

@@ -9,6 +9,7 @@ from functools import partial
 from restow.broker.core import actions as act
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
+from restow.broker.rpc.layout_bytes import bytes_as_values
 from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import Hub
@@ -20,6 +21,9 @@ from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
+
+CALL_COPIES = 2
+"""Of the message of a call that waits: as bytes, and as a message."""
 
 
 class BrokerService(broker_pb2_grpc.BrokerServicer):
@@ -36,11 +40,18 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         """Check a layout and take the engine in."""
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         # Large layouts take long to read and to check: not on the loop.
-        layout, layout_digest = await asyncio.to_thread(self._layouts.of, request.layout)
         hub = self._hub
+        account = hub.directory.ledger.tenants.account(key.tenant)
+        size_bytes = await asyncio.to_thread(bytes_as_values, request.layout)
+        found = await asyncio.to_thread(self._layouts.find, request.layout)
+        if found is None:
+            # An engine that comes back needs no room for what is there.
+            with account.carrying(size_bytes):
+                found = await asyncio.to_thread(self._layouts.of, request.layout)
+        layout, layout_digest = found
         hub.perform(
             hub.directory.members.register(
-                key, request.engine.incarnation, layout, layout_digest, hub.now_s()
+                key, request.engine.incarnation, layout, layout_digest, hub.now_s(), size_bytes
             )
         )
         hub.expected.came(key)
@@ -73,7 +84,10 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 hub.directory.members.session_closed(engine, hub.now_s())
 
         outbox: EngineOutbox = Outbox(
-            pb.SessionResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+            pb.SessionResponse,
+            hub.max_queue,
+            on_full=lambda: loop.call_soon(lose),
+            account=engine.account,
         )
         old = hub.engines.get(engine.key)
         if old is not None:
@@ -92,6 +106,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         finally:
             reader.cancel()
             lose()
+            outbox.drop()
 
     def _hear(
         self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
@@ -166,8 +181,13 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         engine = self._engine(request.engine, context)
         demand = request.demand
         number, end = hub.wait_for_end(engine.key, demand.handoff_id)
+        # The call's own message is there for as long as it waits.
+        waiting_bytes = CALL_COPIES * request.ByteSize()
+        carried = False
         try:
             try:
+                engine.account.carry(waiting_bytes)
+                carried = True
                 wish = wish_of(demand, number, hub.directory.limits)
                 hub.perform(hub.directory.request(engine, demand.handoff_id, wish, hub.now_s()))
             except RestowError as error:
@@ -175,6 +195,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 raise
             return pb.RequestResponse(ended=await end)
         finally:
+            engine.account.deliver(waiting_bytes * carried)
             end.cancel()
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
