@@ -17,7 +17,7 @@ from restow.broker.core.pair import PairRefused
 from restow.broker.errors import MessageTooLargeError, RestowError
 from restow.broker.planner import Strategy
 from restow.broker.rpc.sizes import MAX_SAID_BYTES, MAX_TO_BROKER_BYTES
-from restow.broker.server import hub as hubs
+from restow.broker.server import planning
 
 WAIT_S = 20.0
 MANY = np.arange(MAX_BLOCKS)
@@ -97,7 +97,7 @@ async def test_a_publication_that_no_order_could_name_is_refused() -> None:
 
 
 def test_a_program_that_no_agent_could_be_sent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hubs, "MAX_PROGRAM_BYTES", 100)
-    outcome = hubs.plan_pair(model_layout(1), model_layout(2), Strategy.SLICES)
+    monkeypatch.setattr(planning, "MAX_PROGRAM_BYTES", 100)
+    outcome = planning.plan_pair(model_layout(1), model_layout(2), Strategy.SLICES)
     assert isinstance(outcome, PairRefused)
     assert outcome.error.reason == "TOO_MANY_PIECES"

@@ -20,6 +20,7 @@ from restow.agents.reading.reader import Reader
 from restow.broker.client.backoff import Backoff
 from restow.broker.layout import Layout
 from restow.broker.server import hub as hubs
+from restow.broker.server import planning
 from restow.broker.server.services.checked_layouts import CheckedLayouts
 from restow.v1 import layout_pb2
 from simulation_harness.fabric import Fabric
@@ -38,7 +39,7 @@ class _KeptLayouts(CheckedLayouts):
         return self._kept.setdefault(digest, layout), digest
 
 
-plan_once = cache(hubs.plan_pair)
+plan_once = cache(planning.plan_pair)
 """Plans are pure: the same for every history."""
 checked_once = _KeptLayouts()
 """So are a layout's checks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from restow.broker.layout.dtype import DType
@@ -203,3 +203,5 @@ class Layout:
 
     model: Model
     ranks: tuple[RankLayout, ...]
+    encoded: bytes = field(default=b"", compare=False, repr=False)
+    """The message that it came by; empty: by none. Another process is told it by this."""

@@ -1,4 +1,4 @@
-"""How many bytes a layout takes as values, told from its message: before any of them is made."""
+"""How many bytes a layout takes as values and message, told before any of them is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SPAN_BYTES = 128
 def bytes_as_values(message: layout_pb2.Layout) -> int:
     """About how many. Raises `LayoutFormError` for more parts than are looked at one by one."""
     check_counts(message)
-    return _size_of(message.model, MODEL) + sum(_size_of(rank, RANK) for rank in message.ranks)
+    ranks_bytes = sum(_size_of(rank, RANK) for rank in message.ranks)
+    return message.ByteSize() + _size_of(message.model, MODEL) + ranks_bytes
 
 
 def _size_of(message: Any, record: Record) -> int:

@@ -17,21 +17,18 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
-from restow.broker.errors import PlanError, RestowError, TooManyPiecesError
-from restow.broker.layout import Layout
-from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
-from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES
+from restow.broker.core.pair import PairOutcome, PairRefused
+from restow.broker.errors import PlanError, RestowError
+from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
 from restow.broker.server import orders
 from restow.broker.server.expected import Expected
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox
+from restow.broker.server.planning import Planner, plan_pair
 from restow.broker.words import member
 from restow.v1 import broker_pb2
 
 TICK_S = 0.02
-MAX_PROGRAM_BYTES = MAX_FROM_BROKER_BYTES - (8 << 20)
-"""Of its rows: one that no agent could be sent would end its stream again and again."""
 
 Ended = broker_pb2.Ended
 
@@ -71,6 +68,7 @@ class Hub:
         self._calls = 0
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members)
+        self.planner = Planner()
         self._drained = asyncio.Event()
         self._watcher: Callable[[Handoff], None] | None = None
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
@@ -121,7 +119,8 @@ class Hub:
         await self._drained.wait()
 
     def close(self) -> None:
-        """Let every stream end."""
+        """Let every stream end, and all planning."""
+        self.planner.close()
         self.expected.close()
         for engine_outbox in self.engines.values():
             engine_outbox.close()
@@ -234,7 +233,8 @@ class Hub:
 
     async def _plan(self, action: act.MakePlan) -> PairOutcome:
         started_s = self.now_s()
-        outcome = await asyncio.to_thread(
+        outcome = await self.planner.plan(
+            action.pair.tenant,
             plan_pair,
             action.source,
             action.destination,
@@ -264,29 +264,3 @@ class Hub:
             self._log.error("planning failed", pair=pair, exc_info=error)
             outcome = PairRefused(PlanError(f"the planner failed: {error!r}"))
         self.perform(self.directory.granting.plan_made(pair, outcome, self.now_s()))
-
-
-def plan_pair(
-    source: Layout,
-    destination: Layout,
-    strategy: Strategy,
-    allow_narrowing: bool = False,
-    costs: CostModel | None = None,
-) -> PairOutcome:
-    """Plan between two layouts, or say why not."""
-    try:
-        plan = make_plan(source, destination)
-        if not allow_narrowing:
-            check_exact(plan)
-        programs = compile_programs(plan, strategy, costs)
-        for program in programs:
-            if program.size_bytes > MAX_PROGRAM_BYTES:
-                raise TooManyPiecesError(
-                    f"the program of D's rank {program.dst_rank} takes {program.size_bytes} bytes, "
-                    f"and at most {MAX_PROGRAM_BYTES} can be sent: lay the two layouts' pages out "
-                    f"more alike",
-                    rank=program.dst_rank,
-                )
-        return PairPlan.of(programs)
-    except RestowError as error:
-        return PairRefused(error)

@@ -55,6 +55,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             )
         )
         hub.expected.came(key)
+        hub.planner.expect(layout)
         return pb.RegisterEngineResponse(layout_digest=layout_digest, broker_epoch=hub.epoch)
 
     async def UnregisterEngine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from restow.broker.layout import Layout, check_layout, digest
@@ -39,7 +40,8 @@ class CheckedLayouts:
         """The layout and its digest. Raises a `LayoutError`, every time."""
         if (found := self.find(message)) is not None:
             return found
-        layout = wire.layout_from_proto(message)
+        encoded = message.SerializeToString(deterministic=True)
+        layout = replace(wire.layout_from_proto(message), encoded=encoded)
         check_layout(layout)
         layout_digest = digest(layout)
         with self._lock:
