@@ -19,13 +19,14 @@ from restow.broker.errors import QueueFullError, RestowError
 from restow.broker.layout import check_layout
 from restow.broker.rpc import wire
 from restow.broker.rpc.layout_bytes import bytes_as_values
-from restow.broker.server.outbox import COPIES, FREE_BYTES, MESSAGE_BYTES, Outbox
+from restow.broker.server.outbox import COPIES, MESSAGE_BYTES, Outbox
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import agent_link_pb2, broker_pb2_grpc
 from restow.v1 import broker_pb2 as pb
 
 MIB = 1 << 20
 WAIT_S = 20.0
+FREE_BYTES = 1 << 16
 
 
 def account(running: RunningBroker) -> Account:
@@ -181,7 +182,7 @@ def an_account(limit_bytes: int) -> Account:
 
 async def test_what_waits_for_a_stream_is_carried_until_it_was_sent() -> None:
     own = an_account(MIB)
-    outbox: Outbox[list[int]] = Outbox(list, 10_000, account=own)
+    outbox: Outbox[list[int]] = Outbox(list, 10_000, account=own, free_bytes=FREE_BYTES)
     outbox.open(100_000).append(1)
     assert own.passing_bytes == MESSAGE_BYTES + COPIES * 100_000 - FREE_BYTES
     assert await outbox.take() == [1]

@@ -23,7 +23,8 @@ MAX_BATCH_BYTES = 16 << 20
 MAX_QUEUE_BYTES = 256 << 20
 COPIES = 3
 """Of a batch that is being sent: as messages, as bytes, and as gRPC's own."""
-FREE_BYTES = 64 << 10
+AGENT_FREE_BYTES = 64 << 10
+ENGINE_FREE_BYTES = 1 << 20
 """Of each stream's that count for nothing: a tenant at its quota must hear of that."""
 MESSAGE_BYTES = 128
 """What a message counts beside its size, copies included."""
@@ -44,15 +45,16 @@ class Outbox(Generic[Batch]):
         max_queue: int,
         on_full: Callable[[], object] | None = None,
         account: Account | None = None,
+        free_bytes: int = 0,
     ) -> None:
         """Start empty and open; ``make`` makes an empty batch.
 
-        ``account`` carries what waits here until `drop`, or until the next is taken.
+        ``account`` carries what waits here above ``free_bytes``, until the next batch is taken.
         ``on_full`` is called once when the reader has lost its stream, from inside `open`: it must
         only take a note.
         """
         self._make = make
-        self._account = account
+        self._account, self._free_bytes = account, free_bytes
         self._carried_bytes = self._carried_in_taken = self._carried_in_last = 0
         self._on_full = on_full
         self._full: deque[tuple[Batch, int, int]] = deque()
@@ -92,7 +94,7 @@ class Outbox(Generic[Batch]):
         """Have the account carry so many more; without room in it the stream is lost."""
         if self._account is None:
             return True
-        carried = max(self._carried_bytes, FREE_BYTES)
+        carried = max(self._carried_bytes, self._free_bytes)
         try:
             self._account.carry(max(0, self._carried_bytes + size_bytes - carried))
         except (QuotaExceededError, DirectoryFullError):
@@ -105,7 +107,7 @@ class Outbox(Generic[Batch]):
     def _deliver(self, size_bytes: int) -> None:
         if self._account is not None:
             self._carried_bytes -= size_bytes
-            left = max(self._carried_bytes, FREE_BYTES)
+            left = max(self._carried_bytes, self._free_bytes)
             self._account.deliver(max(0, self._carried_bytes + size_bytes - left))
 
     def drop(self) -> None:

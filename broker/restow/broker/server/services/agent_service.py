@@ -18,7 +18,7 @@ from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.rpc.wire_program import PROGRAM_FORM
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import Hub
-from restow.broker.server.outbox import AgentOutbox, Outbox
+from restow.broker.server.outbox import AGENT_FREE_BYTES, AgentOutbox, Outbox
 from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
@@ -68,6 +68,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=account,
+            free_bytes=AGENT_FREE_BYTES,
         )
         hub.agents[agent.key] = outbox
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch

@@ -14,7 +14,7 @@ from restow.broker.rpc.status import cut
 from restow.broker.server.callers import Context, engine_key
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
-from restow.broker.server.outbox import EngineOutbox, Outbox
+from restow.broker.server.outbox import ENGINE_FREE_BYTES, EngineOutbox, Outbox
 from restow.broker.server.services.checked_layouts import CheckedLayouts
 from restow.broker.server.services.checked_messages import chunk_of, lease_s_of, wish_of
 from restow.broker.server.services.hearing import hear_stream
@@ -89,6 +89,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             hub.max_queue,
             on_full=lambda: loop.call_soon(lose),
             account=engine.account,
+            free_bytes=ENGINE_FREE_BYTES,
         )
         old = hub.engines.get(engine.key)
         if old is not None:
