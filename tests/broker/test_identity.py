@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from restow.broker.errors import RestowError
-from restow.broker.server.guard import METHOD_ROLES, SERVICE_ROLES, roles_for
+from restow.broker.server.gate.guard import METHOD_ROLES, SERVICE_ROLES, roles_for
 from restow.broker.trust.errors import TokenFileError, TokensFileError, TrustError
 from restow.broker.trust.identity import Identity, IdentityInvalidError, Right, Role
 from restow.broker.trust.reloaded import Reloaded

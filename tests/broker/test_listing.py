@@ -11,7 +11,7 @@ from broker.certificates import Authority
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, pair
 from broker.guarded import ask, guarded, of_tenant, operator
 from restow.broker.client import AdminClient, BrokerCallError, Credentials
-from restow.broker.server.callers import ALL_TENANTS
+from restow.broker.server.gate.callers import ALL_TENANTS
 
 PLAIN = Credentials()
 

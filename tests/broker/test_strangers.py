@@ -21,8 +21,8 @@ from broker.raw_http2 import raw_connection
 from broker.token_house import Served, house, served
 from restow.broker.client import AdminClient, Credentials
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
-from restow.broker.server import guard
-from restow.broker.server.strangers import Strangers
+from restow.broker.server.gate import guard
+from restow.broker.server.gate.strangers import Strangers
 
 MOST_MIB = 64
 FILES = 1024

@@ -63,8 +63,11 @@ class _Details(NamedTuple):
 class _Context:
     """What a handler knows of its call."""
 
-    def __init__(self, tenant: str) -> None:
-        self._tenant = tenant
+    def __init__(self, tenant: str, requests: AsyncIterator[Any] | None = None) -> None:
+        self._tenant, self._requests = tenant, requests
+
+    async def read(self) -> Any:
+        return grpc.aio.EOF if self._requests is None else await anext(self._requests, grpc.aio.EOF)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("restow-tenant", self._tenant),)
@@ -183,7 +186,9 @@ class Stream:
 
     async def _serve(self) -> None:
         try:
-            async for response in self._handler.stream_stream(self._each(), _Context(self.tenant)):
+            requests = self._each()
+            context = _Context(self.tenant, requests)
+            async for response in self._handler.stream_stream(requests, context):
                 self.hear(self._door._read(self.path, self._handler.response_serializer(response)))
                 await self.reads.wait()
             self.answer = Answer()

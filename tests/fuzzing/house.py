@@ -23,6 +23,7 @@ from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairRefused
 from restow.broker.planner import Strategy
 from restow.broker.server import hub as hubs
+from restow.broker.server import planning
 from restow.broker.server.hub import Hub
 from restow.v1 import admin_pb2
 from simulation_harness.virtual_loop import VirtualLoop
@@ -51,7 +52,7 @@ MAX_QUEUE = 600
 FOREVER_S = 490.0
 """Longer than any lease with its grant."""
 
-_plan_once = lru_cache(512)(hubs.plan_pair)
+_plan_once = lru_cache(512)(planning.plan_pair)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy
-from restow.broker.server.callers import DEFAULT_TENANT
+from restow.broker.server.gate.callers import DEFAULT_TENANT
 from restow.broker.server.hub import Hub
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService

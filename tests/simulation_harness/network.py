@@ -178,6 +178,12 @@ class _Details(NamedTuple):
 class _Context:
     """What a handler knows of its call."""
 
+    def __init__(self, requests: AsyncIterator[Any] | None = None) -> None:
+        self._requests = requests
+
+    async def read(self) -> Any:
+        return grpc.aio.EOF if self._requests is None else await anext(self._requests, grpc.aio.EOF)
+
     def invocation_metadata(self) -> tuple[()]:
         return ()
 
@@ -275,7 +281,8 @@ class _Call:
                 response = await handler.unary_unary(await self._requests.get(), _Context())
                 self._down.send(handler.response_serializer(response))
             else:
-                async for response in handler.stream_stream(self._each(), _Context()):
+                requests = self._each()
+                async for response in handler.stream_stream(requests, _Context(requests)):
                     self._down.send(handler.response_serializer(response))
             self._down.send(_END)
         except _Abort as abort:

@@ -16,14 +16,30 @@ from restow.agents.execute.executor import Executor
 from restow.agents.reading import reader, ticker
 from restow.agents.reading.reader import Reader
 from restow.broker.client.backoff import Backoff
+from restow.broker.layout import Layout
 from restow.broker.server import hub as hubs
+from restow.broker.server import planning
 from restow.broker.server.services.checked_layouts import CheckedLayouts
+from restow.v1 import layout_pb2
 from simulation_harness.fabric import Fabric
 from simulation_harness.network import Network
 
-plan_once = cache(hubs.plan_pair)
+
+class _KeptLayouts(CheckedLayouts):
+    """Layouts that are kept though no engine has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[str, Layout] = {}
+
+    def of(self, message: layout_pb2.Layout) -> tuple[Layout, str]:
+        layout, digest = super().of(message)
+        return self._kept.setdefault(digest, layout), digest
+
+
+plan_once = cache(planning.plan_pair)
 """Plans are pure: the same for every history."""
-checked_once = CheckedLayouts()
+checked_once = _KeptLayouts()
 """So are a layout's checks."""
 
 

@@ -32,6 +32,7 @@ from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire_program
+from restow.broker.rpc.status import cut
 from restow.broker.versions import own_version
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2, program_pb2
@@ -273,7 +274,7 @@ class AsyncAgent:
     def _refuse(
         self, answer: pb.Staged | pb.Settled | pb.Probed, error: RestowError, handoff: int
     ) -> None:
-        answer.reason, answer.detail = error.reason, error.message
+        answer.reason, answer.detail = error.reason, cut(error.message)
         if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
             self._log.info("measuring failed", reason=error.reason, detail=error.message)
             return

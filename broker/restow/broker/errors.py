@@ -132,6 +132,10 @@ class AddressInvalidError(RestowError, status="INVALID_ARGUMENT", reason="ADDRES
     """Where to connect or to listen is not written as addresses are."""
 
 
+class MessageTooLargeError(RestowError, status="INVALID_ARGUMENT", reason="MESSAGE_TOO_LARGE"):
+    """What is said at once is more than a message may carry: nothing was sent."""
+
+
 class WordUnknownError(RestowError, status="INVALID_ARGUMENT", reason="WORD_UNKNOWN"):
     """A value that is none of the words that a setting or a value has."""
 

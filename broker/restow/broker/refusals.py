@@ -30,13 +30,21 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Nothing, if it had ended; else compare the id with what the router gave.",
         ),
         "DIRECTORY_FULL": Advice(
-            "The broker holds as many handoffs as it may.",
-            "See in `restow handoffs` what they wait for; raise `restow serve --max-live`.",
+            "The broker holds as many handoffs, engines or bytes as it may: the message says of "
+            "what.",
+            "See in `restow handoffs` what they wait for; raise `--max-live` or `--max-bytes` of "
+            "`restow serve`.",
         ),
         "QUOTA_EXCEEDED": Advice(
-            "The tenant holds as many handoffs or engines as it may.",
-            "See in `restow handoffs` what they wait for; raise `--tenant-max-live` or "
-            "`--tenant-max-engines` of `restow serve`.",
+            "The tenant holds as many handoffs, engines or bytes as it may: the message says of "
+            "what.",
+            "See in `restow handoffs` what they wait for; raise `--tenant-max-live`, "
+            "`--tenant-max-engines` or `--tenant-max-bytes` of `restow serve`.",
+        ),
+        "MESSAGE_TOO_LARGE": Advice(
+            "What an engine or agent says at once is more than a message may carry: nothing was "
+            "sent.",
+            "Publish in chunks (`final=False`); the message names what is too large.",
         ),
         "QUEUE_FULL": Advice(
             "The engine or agent reads its stream too slowly: it was closed.",

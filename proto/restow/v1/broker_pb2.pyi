@@ -195,7 +195,9 @@ class BlockList(google.protobuf.message.Message):
     chunks. 0: from the beginning.
     """
     block_ids: builtins.bytes
-    """Ids as packed little-endian int32. Empty: none."""
+    """Ids as packed little-endian int32. Empty: none. A list holds at most 1048576, all lists of a
+    publication 4194304. A broker takes no message of more than 16 MiB: publish longer in chunks.
+    """
     def __init__(
         self,
         *,

@@ -22,6 +22,7 @@ from restow.broker.errors import ListenError, RequestError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
+from restow.broker.rpc.sizes import MAX_TO_BROKER_BYTES
 from restow.broker.rpc.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
 from restow.v1 import daemon_pb2_grpc
@@ -32,6 +33,7 @@ SWEEP_S = 5.0
 STOP_GRACE_S = 1.0
 MAX_PATH_BYTES = 107
 """What Linux has in a `sockaddr_un`."""
+SERVER_OPTIONS = (("grpc.max_receive_message_length", MAX_TO_BROKER_BYTES), *SERVER_PINGS)
 
 
 class SocketInUseError(AgentError, status="ALREADY_EXISTS", reason="SOCKET_IN_USE"):
@@ -76,7 +78,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         except OSError as error:
             raise self._unusable(error.strerror or str(error)) from None
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
-        server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(self, server)
         # The socket's mode is all its protection, so there is no moment with another one.
         before = os.umask(0o177)

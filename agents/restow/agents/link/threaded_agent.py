@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
 from restow.agents.errors import AgentClosedError
-from restow.agents.link.fences import DeviceEvent
+from restow.agents.link.fences import DeviceEvent, check_fence
 from restow.broker.client.loop_thread import LoopThread
 
 
@@ -65,8 +65,9 @@ class ThreadedAgent(Generic[OnLoop]):
 
         ``event`` is what the engine recorded after its last write to the pages: the agent waits
         for it, while this returns at once. Raises `AgentClosedError` before `start` and after
-        `close`.
+        `close`, and as `check_fence`.
         """
+        check_fence(handoff_id)
         thread, agent = self._thread, self._agent
         if thread is None or agent is None:
             raise self._closed()

@@ -14,6 +14,7 @@ from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.client.proxies import proxy_options
 from restow.broker.logs import get_logger
 from restow.broker.rpc.pings import CLIENT_PINGS
+from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
 from restow.broker.trust.modes import READ_STEP, READABLE, is_readable_by_all
 from restow.broker.trust.reloaded import Stamp
 
@@ -21,8 +22,8 @@ DEFAULT_BROKER = "127.0.0.1:7350"
 CONNECT_S = 5.0
 
 CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.max_receive_message_length", MAX_FROM_BROKER_BYTES),
+    ("grpc.max_send_message_length", MAX_TO_BROKER_BYTES),
     *CLIENT_PINGS,
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's own pauses would grow to two minutes; whoever calls pauses by itself.

@@ -13,6 +13,8 @@ from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
 from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.logs import get_logger
+from restow.broker.rpc.sizes import check_size
+from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
 
 RENEWALS_PER_LEASE = 3
@@ -104,7 +106,8 @@ class OpenHandoffs:
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
         published before, and that has ended; or that it has published whole, as another state:
-        whoever fences that next would fence the first, which may not be computed yet.
+        whoever fences that next would fence the first, which may not be computed yet. And
+        `MessageTooLargeError`.
         """
         handoff_id = publication.handoff_id
         if handoff_id in self._published or self._is_another(handoff_id, publication):
@@ -128,7 +131,7 @@ class OpenHandoffs:
         return bool(whole) and not any(_is_same(publication, one) for one in whole)
 
     def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
-        """Say a demand or a decline."""
+        """Say a demand or a decline. Raises `MessageTooLargeError`."""
         delivery = Delivery(partial(self._give_up, handoff_id))
         timeout_s = message.request.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
         self._say(handoff_id, message, delivery, self._clock() + timeout_s)
@@ -137,6 +140,7 @@ class OpenHandoffs:
     def _say(
         self, handoff_id: str, message: pb.EngineMessage, end: HandoffFuture, patient_until_s: float
     ) -> bool:
+        check_size(f"what is said of handoff {cut(handoff_id, 64)}", message.ByteSize())
         said = _Said(message, end, False, patient_until_s)
         if self._closed is not None:
             said.fail(self._closed, free=True)
@@ -330,7 +334,7 @@ class OpenHandoffs:
 
 def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
     """Of D's demand of that number; 0: of the whole handoff, by whoever says it."""
-    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=detail, demand=demand)
+    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=cut(detail), demand=demand)
     return pb.EngineMessage(cancel=cancellation)
 
 

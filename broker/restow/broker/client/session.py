@@ -23,6 +23,8 @@ from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire
+from restow.broker.rpc.sizes import check_size, take_batch
+from restow.broker.rpc.status import cut
 from restow.broker.trust.errors import TrustError
 from restow.broker.versions import own_version
 from restow.v1 import broker_pb2 as pb
@@ -31,7 +33,6 @@ from restow.v1 import broker_pb2_grpc
 REGISTER_S = 20.0
 MAX_BATCH = 128
 """Messages in a batch: few enough that the broker works on one while the next is written."""
-MAX_BATCH_BYTES = 4 << 20
 LOOK_EVERY_S = 0.25
 """How often leases and patience are looked at."""
 CLOSE_S = 1.0
@@ -99,9 +100,10 @@ class EngineSession:
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 
-        Raises `BrokerCallError` if it is refused, `BrokerUnreachableError` after the timeout,
-        and a `TrustError` for files that can't be used; then the session is closed. It and all
-        other methods raise `ForkedError` in a process that was forked later.
+        Raises `BrokerCallError` if it is refused, `MessageTooLargeError` for a layout that no
+        broker takes, `BrokerUnreachableError` after the timeout, and a `TrustError` for files that
+        can't be used; then the session is closed. It and all other methods raise `ForkedError` in
+        a process that was forked later.
         """
         OWN_PROCESS.check()
         deadline_s = time.monotonic() + timeout_s
@@ -183,7 +185,8 @@ class EngineSession:
         The session renews the lease for ``hold_ms``, then lets it run out: a D that never asks
         costs P's pages no longer than both together. ``trace_parent`` is the W3C trace context of
         the request, for a broker that traces. Raises a `PagesError` for ids that are no
-        int32, and `HandoffConflictError` for an id that this session has published before. The
+        int32, `MessageTooLargeError` for more than one message carries (say it in chunks), and
+        `HandoffConflictError` for an id that this session has published before. The
         future raises `BrokerCallError` if the broker refuses this message; futures of other calls
         for the handoff wait on.
         """
@@ -217,7 +220,8 @@ class EngineSession:
         names what D wants the state of, up to that position; P's must be the same, if P names any.
         Cancelling the delivery cancels the demand. The blocks are D's again when its `pages_free`
         is done, however the delivery ended. A broker that can't be reached is waited for no longer
-        than ``timeout_ms``. Raises a `PagesError` for ids that are no int32.
+        than ``timeout_ms``. Raises a `PagesError` for ids that are no int32, and
+        `MessageTooLargeError` for more than one message carries.
         """
         OWN_PROCESS.check()
         demand = pb.Demand(
@@ -234,10 +238,11 @@ class EngineSession:
     def decline(self, handoff_id: str, detail: str = "") -> Delivery:
         """Go on without a state, instead of asking for it: P's pages are free at once.
 
-        P need not have published it. The delivery tells when the broker knows.
+        P need not have published it. The delivery tells when the broker knows. Raises
+        `MessageTooLargeError`.
         """
         OWN_PROCESS.check()
-        declined = pb.Decline(handoff_id=handoff_id, detail=detail)
+        declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail))
         return self._handoffs.ask(handoff_id, pb.EngineMessage(decline=declined))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
@@ -269,6 +274,7 @@ class EngineSession:
         return self._opened.is_set()
 
     async def _register(self, timeout_s: float) -> None:
+        check_size("the layout", self._registration.ByteSize())
         stub = self._stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
         try:
             response = await stub.RegisterEngine(self._registration, timeout=timeout_s)
@@ -360,11 +366,7 @@ class EngineSession:
             while not self._outbox:
                 self._wake.clear()
                 await self._wake.wait()
-            batch: list[pb.EngineMessage] = []
-            size_bytes = 0
-            while self._outbox and len(batch) < MAX_BATCH and size_bytes < MAX_BATCH_BYTES:
-                batch.append(self._outbox.popleft())
-                size_bytes += batch[-1].ByteSize()
+            batch = take_batch(self._outbox, MAX_BATCH)
             await call.write(pb.SessionRequest(messages=batch))
 
     async def _keep_time(self) -> None:

@@ -22,7 +22,8 @@ class Limits:
     What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not
     answer within ``probe_s`` is not waited for, and measured again after ``probe_again_s`` at the
     earliest. What one tenant may hold of live handoffs, remembered ends and engines is bounded by
-    ``tenant_max_...`` as well; None: only by the bound of all tenants.
+    ``tenant_max_...`` as well; None: only by the bound of all tenants. ``max_bytes`` are those of
+    ids, metadata, layouts, plans and messages on their way; remembered ends are bounded by number.
     """
 
     lease_s: float = 30.0
@@ -40,9 +41,11 @@ class Limits:
     max_ended: int = 10_000
     max_engines: int = 10_000
     max_pairs: int = 1024
+    max_bytes: int = 4 << 30
     tenant_max_live: int | None = None
     tenant_max_ended: int | None = None
     tenant_max_engines: int | None = None
+    tenant_max_bytes: int | None = None
     probe_bytes: int = 32 << 20
     probe_s: float = 2.0
     probe_again_s: float = 60.0

@@ -40,10 +40,12 @@ class Reports:
     ) -> list[Action]:
         """A rank of P says that its part is complete in memory.
 
-        Raises `RequestError`, `HandoffOwnedError` or `DirectoryFullError`; then nothing changed.
+        Raises `RequestError`, `HandoffOwnedError`, `QuotaExceededError` or `DirectoryFullError`;
+        then nothing changed.
         """
         if agent.gone:
             return []
+        check_handoff_id(handoff_id)
         known = self._ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             return [SendUnfence(agent.key, handoff_id)]

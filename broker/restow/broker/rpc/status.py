@@ -44,7 +44,11 @@ def cut(words: str, most_bytes: int = MAX_MESSAGE_BYTES) -> str:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RestowError) -> None:
-    """End the call with the error."""
+    """End the call with the error.
+
+    gRPC keeps what `abort` raises, and with it every frame that it passes and every error that it
+    was raised in: call it outside of ``except``, where no message is at hand any more.
+    """
     status = rpc_status.to_status(to_rpc_status(error))
     await context.abort(status.code, status.details, status.trailing_metadata)
 
@@ -91,7 +95,9 @@ def _wrap_unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return await behavior(request, context)
         except RestowError as error:
-            return await abort(context, error)
+            refusal = error.with_traceback(None)
+        del request
+        return await abort(context, refusal)
 
     return call
 
@@ -101,7 +107,10 @@ def _wrap_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
         try:
             async for response in behavior(requests, context):
                 yield response
+            return
         except RestowError as error:
-            await abort(context, error)
+            refusal = error.with_traceback(None)
+        del requests
+        await abort(context, refusal)
 
     return call

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 from restow.broker.core.actions import EngineKey
+from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership, check_names
 from restow.broker.errors import EngineUnknownError
@@ -43,10 +44,13 @@ class Expected:
         """How many agents wait."""
         return self._count
 
-    async def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
+    async def engine(
+        self, key: EngineKey, incarnation: str, account: Account, size_bytes: int
+    ) -> EngineRecord:
         """Look an engine up; if it is not there, it has ``wait_s`` to come.
 
-        Raises like `Membership.engine`, and `RequestError` for what no engine can be called.
+        Whoever waits has ``account`` carry ``size_bytes``. Raises like `Membership.engine`, what
+        `Account.carry` raises, and `RequestError` for what no engine can be called.
         """
         check_names(key, incarnation)
         loop = asyncio.get_running_loop()
@@ -57,7 +61,8 @@ class Expected:
             except EngineUnknownError:
                 if loop.time() >= until_s or self._count >= self.max_waiting or self._closed:
                     raise
-            await self._wait(key, loop.create_future(), until_s)
+            with account.carrying(size_bytes):
+                await self._wait(key, loop.create_future(), until_s)
 
     def came(self, key: EngineKey) -> None:
         """An engine has registered."""

@@ -15,17 +15,17 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
+from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.errors import PlanError, RestowError
-from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
-from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
+from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
 from restow.broker.server import orders
 from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.expected import Expected
 from restow.broker.server.log_lines import tell_agent, tell_engine, tell_failures
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox
+from restow.broker.server.planning import Planner, plan_pair
 from restow.broker.words import member
 from restow.v1 import broker_pb2
 
@@ -72,6 +72,7 @@ class Hub:
         self._calls = 0
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members, self.said)
+        self.planner = Planner()
         self._drained = asyncio.Event()
         self._watcher: Callable[[Handoff], None] | None = None
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
@@ -125,7 +126,8 @@ class Hub:
         await self._drained.wait()
 
     def close(self) -> None:
-        """Let every stream end."""
+        """Let every stream end, and all planning."""
+        self.planner.close()
         self.expected.close()
         for engine_outbox in self.engines.values():
             engine_outbox.close()
@@ -242,7 +244,8 @@ class Hub:
 
     async def _plan(self, action: act.MakePlan) -> PairOutcome:
         started_s = self.now_s()
-        outcome = await asyncio.to_thread(
+        outcome = await self.planner.plan(
+            action.pair.tenant,
             plan_pair,
             action.source,
             action.destination,
@@ -272,20 +275,3 @@ class Hub:
             self._log.error("planning failed", pair=pair, exc_info=error)
             outcome = PairRefused(PlanError(f"the planner failed: {error!r}"))
         self.perform(self.directory.granting.plan_made(pair, outcome, self.now_s()))
-
-
-def plan_pair(
-    source: Layout,
-    destination: Layout,
-    strategy: Strategy,
-    allow_narrowing: bool = False,
-    costs: CostModel | None = None,
-) -> PairOutcome:
-    """Plan between two layouts, or say why not."""
-    try:
-        plan = make_plan(source, destination)
-        if not allow_narrowing:
-            check_exact(plan)
-        return PairPlan.of(compile_programs(plan, strategy, costs))
-    except RestowError as error:
-        return PairRefused(error)

@@ -18,19 +18,20 @@ from restow.broker.errors import ExtraMissingError, ListenError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
+from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
 from restow.broker.rpc.status import ErrorInterceptor
 from restow.broker.server import process
 from restow.broker.server.bounded_log import BoundedLog
-from restow.broker.server.guard import GuardInterceptor, OpenInterceptor, RawContext
+from restow.broker.server.gate.guard import GuardInterceptor, OpenInterceptor, RawContext
+from restow.broker.server.gate.refused_calls import RefusedCallsInterceptor
+from restow.broker.server.gate.strangers import Strangers
+from restow.broker.server.gate.trust import Trust, trust_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import settings_in_words
-from restow.broker.server.refused_calls import RefusedCallsInterceptor
 from restow.broker.server.services.admin_service import AdminService
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
 from restow.broker.server.settings import BrokerSettings
-from restow.broker.server.strangers import Strangers
-from restow.broker.server.trust import Trust, trust_of
 from restow.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -47,8 +48,8 @@ SERVICES = (
 )
 
 SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MAX_TO_BROKER_BYTES),
+    ("grpc.max_send_message_length", MAX_FROM_BROKER_BYTES),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     *SERVER_PINGS,

@@ -54,9 +54,11 @@ class BrokerSettings(BaseSettings):
     max_queue: Count = 100_000
     max_connections: Annotated[int, Field(ge=16)] | None = None
     """None: 512 with TLS, where strangers may have 80 KiB kept for each; else all there may be."""
+    max_bytes: Count = LIMITS.max_bytes
     tenant_max_live: Count | None = None
     tenant_max_ended: Count | None = None
     tenant_max_engines: Count | None = None
+    tenant_max_bytes: Count | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None

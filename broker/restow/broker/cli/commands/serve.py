@@ -127,6 +127,13 @@ def serve(
             "80 KiB with each. Default: 512 with TLS, else as many as there may be files."
         ),
     ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of ids, metadata, layouts, plans and waiting messages, together. "
+            "Default: 4294967296."
+        ),
+    ] = None,
     tenant_max_live: Annotated[
         int | None,
         typer.Option(help="Handoffs under way at once of one tenant. Default: those of all."),
@@ -137,6 +144,10 @@ def serve(
     ] = None,
     tenant_max_engines: Annotated[
         int | None, typer.Option(help="Engines of one tenant. Default: those of all.")
+    ] = None,
+    tenant_max_bytes: Annotated[
+        int | None,
+        typer.Option(help="Bytes kept for one tenant, as of --max-bytes. Default: those of all."),
     ] = None,
     tls_cert: Annotated[
         Path | None,

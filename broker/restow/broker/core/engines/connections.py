@@ -22,7 +22,8 @@ class Connections:
     def admit(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
         """Take an agent in, in place of an older one of its rank.
 
-        Raises `AgentUnknownError`, `AgentMismatchError` or `EngineReplacedError`.
+        Raises `AgentUnknownError`, `AgentMismatchError`, `EngineReplacedError`, and
+        `QuotaExceededError` or `DirectoryFullError` for its bytes.
         """
         engine.check_there()
         rank, name = agent.key.rank, (agent.tenant, agent.agent_name)
@@ -42,8 +43,11 @@ class Connections:
         if wrong:
             words = f"engine {engine_id}, rank {rank}: {wrong}"
             raise AgentMismatchError(words, engine=engine_id, rank=rank)
+        more_bytes = agent.kept_bytes - (old.kept_bytes if old is not None else 0)
+        engine.account.check(more_bytes)
         # A Hello that is refused must not cost the rank the agent that it has.
         engine.admit(agent)
+        engine.account.keep(more_bytes)
         actions: list[Action] = []
         if old is not None:
             connected = not old.gone
@@ -97,6 +101,7 @@ class Connections:
     def remove(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
         """Take an agent out that is gone for good."""
         agent.gone = True
+        engine.account.let_go(agent.kept_bytes)
         engine.agents.pop(agent.key.rank, None)
         engine.away.pop(agent.key.rank, None)
         return self._lose(engine, agent, now_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from restow.broker.core.actions import EngineKey
+from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory, is_memory
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.engines.early_fences import EarlyFences
@@ -35,11 +36,15 @@ class EngineRecord(BlockLists):
     last_seen_s: float
     born_s: float
     """When this incarnation registered."""
+    account: Account
+    """Of its tenant."""
+    layout_bytes: int
+    """What is kept for the layout."""
+    early_fences: EarlyFences
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     """Those that are connected, by rank."""
     away: dict[int, AgentRecord] = field(default_factory=dict)
     """Those whose stream broke, and that may come back."""
-    early_fences: EarlyFences = field(default_factory=EarlyFences)
     admitted: int = 0
     """How often an agent was admitted: ids checked before need another look afterwards."""
     handoffs: set[int] = field(default_factory=set)
@@ -62,9 +67,16 @@ class EngineRecord(BlockLists):
 
     @classmethod
     def of(
-        cls, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
+        cls,
+        key: EngineKey,
+        incarnation: str,
+        layout: Layout,
+        layout_digest: str,
+        now_s: float,
+        account: Account,
+        layout_bytes: int = 0,
     ) -> EngineRecord:
-        """A record of a checked layout."""
+        """A record of a checked layout; ``account`` is that of the tenant."""
         block_tokens = {
             region.group: (region.page_tokens or 0) * region.pages_per_block
             for rank in layout.ranks
@@ -88,7 +100,19 @@ class EngineRecord(BlockLists):
         limits = dict.fromkeys(block_tokens, MAX_IDS)
         rules = (key, block_tokens, null_blocks, limits)
         sizes = (token_bytes, snapshot_bytes)
-        return cls(*rules, incarnation, layout, layout_digest, *sizes, now_s, now_s)
+        fences = EarlyFences(account)
+        return cls(
+            *rules,
+            incarnation,
+            layout,
+            layout_digest,
+            *sizes,
+            now_s,
+            now_s,
+            account,
+            layout_bytes,
+            fences,
+        )
 
     @property
     def ranks(self) -> int:

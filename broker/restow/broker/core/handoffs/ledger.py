@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 
 from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
+from restow.broker.core.engines.account import handoff_bytes
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
 from restow.broker.core.engines.tenants import Tenants
@@ -116,6 +117,7 @@ class Ledger:
                 f"the broker holds {self.limits.max_live} handoffs, as many as it may: try again "
                 f"later"
             )
+        self.tenants.account(tenant).keep(handoff_bytes(handoff_id))
         number = self._numbering.take(now_s)
         handoff = Handoff(number, tenant, handoff_id, now_s)
         self.live[tenant, handoff_id] = handoff
@@ -127,6 +129,7 @@ class Ledger:
         """Leave no trace of a handoff whose first call was refused."""
         del self.live[handoff.tenant, handoff.handoff_id]
         del self.by_number[handoff.number]
+        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         self.tenants.add_live(handoff.tenant, -1)
 
     def watch(self, handoff: Handoff) -> None:
@@ -263,6 +266,7 @@ class Ledger:
             if not self.quarantine.hold(handoff, destination, writing, now_s):
                 actions.append(told(handoff, destination, handoff.demand_number))
         handoff.forget_blocks()
+        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)
         if failure is not None and failure.reason not in GIVEN_UP:

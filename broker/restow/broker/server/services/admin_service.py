@@ -13,7 +13,7 @@ from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.errors import RequestError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
-from restow.broker.server.callers import (
+from restow.broker.server.gate.callers import (
     Context,
     caller_of,
     listed_tenant,

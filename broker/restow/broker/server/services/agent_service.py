@@ -15,16 +15,18 @@ from restow.broker.errors import AgentReleaseError, RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.rpc.wire_program import PROGRAM_FORM
-from restow.broker.server.callers import Context, engine_key
+from restow.broker.server.gate.callers import Context, engine_key
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import tell_agent
-from restow.broker.server.outbox import AgentOutbox, Outbox
+from restow.broker.server.outbox import AGENT_FREE_BYTES, AgentOutbox, Outbox
 from restow.broker.server.services.checked_messages import failure_of, version_of
 from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
 
+CALL_COPIES = 2
+"""Of what an agent begins with, while it waits: as bytes, and as a message."""
 _MEMORY_KINDS = frozenset(pb.MemoryKind.values())
 
 
@@ -47,8 +49,12 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             raise RequestError("the first message of an agent must be Hello")
         hello = first.messages[0].hello
         key = engine_key(context, Role.AGENT, hello.engine.engine_id)
-        engine = await hub.expected.engine(key, hello.engine.incarnation)
+        account = hub.directory.ledger.tenants.account(key.tenant)
+        waiting_bytes = CALL_COPIES * first.ByteSize()
+        engine = await hub.expected.engine(key, hello.engine.incarnation, account, waiting_bytes)
         agent = self._admit(engine, hello)
+        rest = first.messages[1:]
+        del first, hello  # metadata may be large, and the stream lasts
         loop = asyncio.get_running_loop()
 
         def lose() -> None:
@@ -59,14 +65,18 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
-            pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+            pb.ConnectResponse,
+            hub.max_queue,
+            on_full=lambda: loop.call_soon(lose),
+            account=account,
+            free_bytes=AGENT_FREE_BYTES,
         )
         hub.agents[agent.key] = outbox
         more = {"agent": agent.agent_name, "host": agent.host}
         tell_agent(hub.said, "agent connected", agent.key, **more)
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch
         hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
-        rest, hear = islice(first.messages, 1, None), partial(self._hear, engine, agent)
+        hear = partial(self._hear, engine, agent)
         reader = asyncio.create_task(hear_stream(rest, requests, outbox, hear, hub.now_s))
         try:
             while (batch := await outbox.take()) is not None:
@@ -76,6 +86,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         finally:
             reader.cancel()
             lose()
+            outbox.drop()
 
     def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
         if hello.program_form != PROGRAM_FORM:

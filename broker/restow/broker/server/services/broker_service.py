@@ -9,12 +9,13 @@ from functools import partial
 from restow.broker.core import actions as act
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
+from restow.broker.rpc.layout_bytes import bytes_as_values
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
-from restow.broker.server.callers import Context, caller_of, engine_key
+from restow.broker.server.gate.callers import Context, caller_of, engine_key
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import tell_engine, tell_registered
 from restow.broker.server.orders import STATE_NUMBERS
-from restow.broker.server.outbox import EngineOutbox, Outbox
+from restow.broker.server.outbox import ENGINE_FREE_BYTES, EngineOutbox, Outbox
 from restow.broker.server.services.checked_layouts import CheckedLayouts
 from restow.broker.server.services.checked_messages import (
     chunk_of,
@@ -26,6 +27,9 @@ from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
+
+CALL_COPIES = 2
+"""Of the message of a call that waits: as bytes, and as a message."""
 
 
 class BrokerService(broker_pb2_grpc.BrokerServicer):
@@ -43,18 +47,25 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         version = version_of(request.version)
         # Large layouts take long to read and to check: not on the loop.
-        layout, layout_digest = await asyncio.to_thread(self._layouts.of, request.layout)
         hub, members = self._hub, self._hub.directory.members
+        account = hub.directory.ledger.tenants.account(key.tenant)
+        size_bytes = await asyncio.to_thread(bytes_as_values, request.layout)
+        found = await asyncio.to_thread(self._layouts.find, request.layout)
+        if found is None:
+            # An engine that comes back needs no room for what is there.
+            with account.carrying(size_bytes):
+                found = await asyncio.to_thread(self._layouts.of, request.layout)
+        layout, layout_digest = found
         before = members.engines.get(key)
+        incarnation, now_s = request.engine.incarnation, hub.now_s()
         hub.perform(
-            members.register(
-                key, request.engine.incarnation, layout, layout_digest, hub.now_s(), version
-            )
+            members.register(key, incarnation, layout, layout_digest, now_s, version, size_bytes)
         )
         engine = members.engines[key]
         if engine is not before:
             tell_registered(hub.said, engine, caller_of(context))
         hub.expected.came(key)
+        hub.planner.expect(layout)
         return pb.RegisterEngineResponse(layout_digest=layout_digest, broker_epoch=hub.epoch)
 
     async def UnregisterEngine(
@@ -85,7 +96,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 hub.directory.members.session_closed(engine, hub.now_s())
 
         outbox: EngineOutbox = Outbox(
-            pb.SessionResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+            pb.SessionResponse,
+            hub.max_queue,
+            on_full=lambda: loop.call_soon(lose),
+            account=engine.account,
+            free_bytes=ENGINE_FREE_BYTES,
         )
         old = hub.engines.get(engine.key)
         if old is not None:
@@ -105,6 +120,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         finally:
             reader.cancel()
             lose()
+            outbox.drop()
 
     def _hear(
         self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
@@ -128,7 +144,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 reason=error.reason,
                 detail=error.message,
             )
-            refused = outbox.open(len(handoff_id)).events.add().refused
+            refused = outbox.open(len(handoff_id.encode())).events.add().refused
             refused.message_id = message.message_id
             refused.handoff_id = handoff_id
             refused.status = error.status
@@ -192,8 +208,13 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         engine = self._engine(request.engine, context)
         demand = request.demand
         number, end = hub.wait_for_end(engine.key, demand.handoff_id)
+        # The call's own message is there for as long as it waits.
+        waiting_bytes = CALL_COPIES * request.ByteSize()
+        carried = False
         try:
             try:
+                engine.account.carry(waiting_bytes)
+                carried = True
                 wish = wish_of(demand, number, hub.directory.limits)
                 hub.perform(hub.directory.request(engine, demand.handoff_id, wish, hub.now_s()))
             except RestowError as error:
@@ -201,6 +222,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 raise
             return pb.RequestResponse(ended=await end)
         finally:
+            engine.account.deliver(waiting_bytes * carried)
             end.cancel()
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:

@@ -29,6 +29,10 @@ class KnownCall:
         """What the caller sent beside the message."""
         return self._context.invocation_metadata()
 
+    def read(self) -> Any:
+        """The next message of a stream, or `grpc.aio.EOF`."""
+        return self._context.read()
+
 
 Context = grpc.aio.ServicerContext[Any, Any] | KnownCall
 """Of a broker that asks nobody who he is, or of one that does."""

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from restow.broker.logs import get_logger
-from restow.broker.server.guard import Identify, RawContext
+from restow.broker.server.gate.guard import Identify, RawContext
 from restow.broker.server.settings import BrokerSettings
 from restow.broker.trust.errors import TrustError, TrustSettingsError, UnauthenticatedError
 from restow.broker.trust.identity import Identity, IdentityInvalidError

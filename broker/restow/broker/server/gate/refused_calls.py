@@ -10,8 +10,8 @@ import grpc
 from restow.broker.errors import RestowError
 from restow.broker.rpc.status import rewrap
 from restow.broker.server.bounded_log import BoundedLog
-from restow.broker.server.callers import NOBODY_ASKED, tenant_of
-from restow.broker.server.guard import Identify, RawContext
+from restow.broker.server.gate.callers import NOBODY_ASKED, tenant_of
+from restow.broker.server.gate.guard import Identify, RawContext
 from restow.broker.trust.errors import UnauthenticatedError
 
 

@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha import reflection
 
 from restow.broker.errors import QuotaExceededError, RequestError
 from restow.broker.rpc.status import rewrap
-from restow.broker.server.callers import KnownCall
-from restow.broker.server.first_messages import FirstMessages
+from restow.broker.server.gate.callers import KnownCall
+from restow.broker.server.gate.first_messages import FirstMessages
 from restow.broker.trust.errors import ForbiddenError, UnauthenticatedError
 from restow.broker.trust.identity import Identity, Role
 
