@@ -15,7 +15,8 @@ from broker.raw_http2 import MESSAGE_BYTES, raw_connection
 from broker.token_house import house
 from restow.broker.client.channel import open_channel
 from restow.broker.client.errors import from_rpc_error
-from restow.broker.server.gate import first_messages, serve
+from restow.broker.server import serve
+from restow.broker.server.gate import first_messages
 
 
 async def test_first_messages_of_a_tenant_are_read_in_turns(
