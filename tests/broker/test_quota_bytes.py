@@ -153,12 +153,16 @@ async def test_calls_that_wait_are_counted_with_their_messages() -> None:
         await until(lambda: not account(running).passing_bytes)
 
 
-def held_messages(kind: type) -> int:
-    return sum(type(one) is kind for one in gc.get_objects())
+def hellos_of(incarnation: str) -> int:
+    """How many messages are there, of those that agents of a life of an engine began with."""
+    return sum(
+        type(one) is agent_link_pb2.ConnectRequest
+        and any(message.hello.engine.incarnation == incarnation for message in one.messages)
+        for one in gc.get_objects()
+    )
 
 
 async def test_a_stream_and_a_refused_one_keep_nothing_of_their_last_message() -> None:
-    kind = agent_link_pb2.ConnectRequest
     async with (
         broker(tenant_max_bytes=4 * MIB) as running,
         engine(running.address, "e", 2, agents=False) as (session, _),
@@ -168,7 +172,7 @@ async def test_a_stream_and_a_refused_one_keep_nothing_of_their_last_message() -
         fakes[1].hello.nixl_metadata = bytes(7 * MIB)
         with pytest.raises(RestowError):
             await fakes[1].connect()
-        await until(lambda: not held_messages(kind))
+        await until(lambda: not hellos_of(session.ref.incarnation))
         for fake in fakes:
             await fake.drop()
 
