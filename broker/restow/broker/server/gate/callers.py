@@ -24,14 +24,19 @@ class KnownCall:
         """``identity`` makes the call that ``context`` is of."""
         self._context = context
         self.identity = identity
+        self._returned: list[Any] = []
 
     def invocation_metadata(self) -> Any:
         """What the caller sent beside the message."""
         return self._context.invocation_metadata()
 
-    def read(self) -> Any:
+    async def read(self) -> Any:
         """The next message of a stream, or `grpc.aio.EOF`."""
-        return self._context.read()
+        return self._returned.pop() if self._returned else await self._context.read()
+
+    def put_back(self, message: Any) -> None:
+        """Have `read` return a message again."""
+        self._returned.append(message)
 
 
 Context = grpc.aio.ServicerContext[Any, Any] | KnownCall

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,8 +23,8 @@ class FirstMessages:
         """Nobody has sent anything."""
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def read(self, requests: AsyncIterator[Any], tenant: str) -> Any:
-        """The first message; None: the call's last one was none.
+    async def read(self, read: Callable[[], Awaitable[Any]], tenant: str) -> Any:
+        """The first message by ``read``, which may be `grpc.aio.EOF`.
 
         Raises `FirstMessageLateError`.
         """
@@ -32,7 +32,7 @@ class FirstMessages:
         async with turn:
             try:
                 async with asyncio.timeout(WAIT_S):
-                    return await anext(aiter(requests), None)
+                    return await read()
             except TimeoutError:
                 raise FirstMessageLateError(
                     f"the call's first message did not come whole within {WAIT_S:g} s: see whether "

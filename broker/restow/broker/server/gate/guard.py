@@ -108,11 +108,13 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                 raise
             tenant = known.identity.tenant or ""
             with self._counted(tenant):
-                first = await self._first.read(requests, tenant)
+                first = await self._first.read(known.read, tenant)
                 if streams is not None:
-                    async for response in streams(_chained(first, requests), known):
+                    known.put_back(first)
+                    del first
+                    async for response in streams(requests, known):
                         yield response
-                elif first is None:
+                elif first is grpc.aio.EOF:
                     raise RequestError(f"{method} was called without a message: send one")
                 else:
                     yield await unary(first, known)
@@ -145,10 +147,11 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
             return None
         parse = handler.request_deserializer or bytes
 
-        async def call(requests: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
+        async def call(_: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
             try:
                 identity = self._identify(context)
-                data = await self._first.read(requests, identity.tenant or "") or b""
+                first = await self._first.read(context.read, identity.tenant or "")
+                data = b"" if first is grpc.aio.EOF else first
             except UnauthenticatedError:
                 data = b""
                 if watch is not None and self._watching >= MAX_WATCHING:
@@ -220,10 +223,3 @@ class OpenInterceptor(grpc.aio.ServerInterceptor):
             return call
 
         return None if handler is None else rewrap(handler, unary, stream) or handler
-
-
-async def _chained(first: Any, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    if first is not None:
-        yield first
-        async for request in requests:
-            yield request
