@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from structlog.testing import capture_logs
 
 from broker.certificates import DOMAIN, P_AND_D, Authority, Pair
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine
 from broker.guarded import channel_of, guarded, refusal, register
 from restow.broker.client import AdminClient, Credentials
 from restow.broker.errors import RestowError
+from restow.broker.logs import TOLD
 from restow.broker.trust.errors import KeyFileError, TrustError
 from restow.broker.trust.key_files import read_authorities, read_key_pair
 from restow.broker.trust.validity import end_of
@@ -188,17 +188,19 @@ def test_what_a_certificate_is_for_hides_no_end(authority: Authority, use: str) 
         read_key_pair(early.certificate, early.key)
 
 
-async def test_a_key_that_every_user_may_read_is_told(authority: Authority) -> None:
+async def test_a_key_that_every_user_may_read_is_told(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     own = authority.issue(server=True)
     files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
     client = authority.client(*P_AND_D)
     assert client.tls_key is not None
     for path in (own.key, client.tls_key):
         path.chmod(0o604)
-    with capture_logs() as logs:
-        async with broker(**files) as running, engine(running.address, "e", credentials=client):  # type: ignore[arg-type]
-            pass
-    told = [one["file"] for one in logs if "may read a secret" in one["event"]]
+    async with broker(**files) as running, engine(running.address, "e", credentials=client):  # type: ignore[arg-type]
+        pass
+    lines = [vars(one)[TOLD] for one in caplog.records if one.name == "restow.trust"]
+    told = [values["file"] for event, values in lines if "may read a secret" in event]
     assert told[0] == str(own.key)
     assert str(client.tls_key) in told
 
