@@ -66,6 +66,8 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             stack.enter_context(patch.object(target, name, value))
         for where, stand_in in (
             ("restow.broker.client.channel.open_channel", network.open_channel),
+            # Histories are played in forked processes, and nothing of gRPC's is used there.
+            ("restow.broker.client.own_process.OWN_PROCESS.check", lambda: None),
             ("restow.agents.served_memory.NixlTransport", fabric.transport),
             ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
