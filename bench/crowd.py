@@ -10,7 +10,6 @@ import gc
 import logging
 import sys
 
-import structlog
 import uvloop
 
 from restow.agents.link.agent_link import Link
@@ -24,6 +23,7 @@ from restow.broker.families import (
     build_layout,
 )
 from restow.broker.layout import DType, Layout
+from restow.broker.logs import log_to_stderr
 from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2
@@ -99,5 +99,5 @@ async def _crowd(broker: str, first: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    log_to_stderr(level=logging.ERROR)
     uvloop.run(_crowd(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

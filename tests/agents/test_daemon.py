@@ -23,6 +23,7 @@ from restow.agents import DaemonAgent, SharedMemory, SharedRegion
 from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon, SocketInUseError
 from restow.agents.errors import DaemonUnreachableError
+from restow.agents.memory.held_names import FOLDER
 from restow.broker.client.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError
 from restow.broker.planner import Strategy
@@ -115,6 +116,48 @@ async def test_a_killed_engine_is_let_go(tmp_path: Path, shared: SharedRank) -> 
         stream = await fake.agent("D", RANK)
         await engine.kill()
         await asyncio.wait_for(stream.over.wait(), WAIT_S)
+
+
+def serve_own_memory(pipe: Connection, socket: str) -> None:
+    """An engine that makes its memory itself, and says its name; with a socket it attaches."""
+    pipe.send(READY)
+    rank = SharedRank()
+    if socket:
+        DaemonAgent(socket, "D", "life-1", RANK, rank.regions).start()
+    pipe.send(rank.shared.name)
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+
+
+def is_there(name: str) -> bool:
+    return Path(FOLDER, name).exists()
+
+
+async def test_memory_of_a_killed_engine_goes_and_that_of_others_stays(
+    tmp_path: Path, shared: SharedRank
+) -> None:
+    async with (
+        daemon(tmp_path) as (_, socket, _),
+        child(serve_own_memory, str(socket)) as engine,
+    ):
+        name = await asyncio.to_thread(engine.receive)
+        assert is_there(name)
+        await engine.kill()
+        await until(lambda: not is_there(name))
+        assert is_there(shared.shared.name)
+
+
+async def test_a_daemon_that_starts_removes_what_was_left_without_one(
+    tmp_path: Path, shared: SharedRank
+) -> None:
+    async with child(serve_own_memory, "") as engine, child(serve_own_memory, "") as living:
+        left = await asyncio.to_thread(engine.receive)
+        kept = await asyncio.to_thread(living.receive)
+        await engine.kill()
+        async with daemon(tmp_path):
+            await until(lambda: not is_there(left))
+        assert is_there(kept)
+        assert is_there(shared.shared.name)
 
 
 async def test_a_rank_returns_when_the_daemon_does(tmp_path: Path, shared: SharedRank) -> None:

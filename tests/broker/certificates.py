@@ -31,11 +31,11 @@ class Pair:
 class Authority:
     """Issues certificates into a folder."""
 
-    def __init__(self, folder: Path, name: str = "ca") -> None:
+    def __init__(self, folder: Path, name: str = "ca", lasts: datetime.timedelta = DAY) -> None:
         self._folder, self._serial = folder, 1
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        own = self._builder(self._name, self._key.public_key(), DAY)
+        own = self._builder(self._name, self._key.public_key(), lasts)
         own = own.add_extension(x509.BasicConstraints(True, None), True)
         self.path = folder / f"{name}.pem"
         self.path.write_bytes(_pem(own.sign(self._key, hashes.SHA256())))
@@ -47,10 +47,14 @@ class Authority:
         server: bool = False,
         lasts: datetime.timedelta = DAY,
         password: bytes | None = None,
+        begins: datetime.timedelta = -2 * DAY,
+        use: x509.ObjectIdentifier | None = None,
     ) -> Pair:
         """A certificate with these URIs; ``lasts`` may be negative: then it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(x509.Name([]), key.public_key(), lasts)
+        builder = self._builder(x509.Name([]), key.public_key(), lasts, begins)
+        if use is not None:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([use]), False)
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri) for uri in uris]
         names += [x509.DNSName(name) for name in dns]
         if server:
@@ -69,6 +73,7 @@ class Authority:
                 else serialization.NoEncryption(),
             )
         )
+        path.chmod(0o600)
         return Pair(certificate, path)
 
     def client(self, *uris: str, authority: Path | None = None) -> Credentials:
@@ -77,7 +82,11 @@ class Authority:
         return Credentials(authority or self.path, pair.certificate, pair.key)
 
     def _builder(
-        self, name: x509.Name, key: ec.EllipticCurvePublicKey, lasts: datetime.timedelta
+        self,
+        name: x509.Name,
+        key: ec.EllipticCurvePublicKey,
+        lasts: datetime.timedelta,
+        begins: datetime.timedelta = -2 * DAY,
     ) -> x509.CertificateBuilder:
         self._serial += 1
         now = datetime.datetime.now(datetime.UTC)
@@ -87,7 +96,7 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key)
             .serial_number(self._serial)
-            .not_valid_before(now - 2 * DAY)
+            .not_valid_before(now + begins)
             .not_valid_after(now + lasts)
         )
 

@@ -117,6 +117,7 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
             )
         ),
         "GetStatus": lambda: admin.GetStatus(admin_pb2.GetStatusRequest()),
+        "ListTenants": lambda: admin.ListTenants(admin_pb2.ListTenantsRequest()),
         "ListEngines": lambda: admin.ListEngines(admin_pb2.ListEnginesRequest()),
         "ListAgents": lambda: admin.ListAgents(admin_pb2.ListAgentsRequest()),
         "ListHandoffs": lambda: admin.ListHandoffs(admin_pb2.ListHandoffsRequest()),
@@ -125,6 +126,11 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
         "ProbePair": lambda: admin.ProbePair(admin_pb2.ProbePairRequest(source_engine="p")),
         "ReleaseHandoff": lambda: admin.ReleaseHandoff(
             admin_pb2.ReleaseHandoffRequest(handoff_id="h")
+        ),
+        "DrainEngine": lambda: admin.DrainEngine(admin_pb2.DrainEngineRequest(engine_id="e")),
+        "ForgetEngine": lambda: admin.ForgetEngine(admin_pb2.ForgetEngineRequest(engine_id="e")),
+        "AbandonHandoff": lambda: admin.AbandonHandoff(
+            admin_pb2.AbandonHandoffRequest(handoff_id="h")
         ),
         "AuditBroker": lambda: admin.AuditBroker(admin_pb2.AuditBrokerRequest()),
         "SetDraining": lambda: admin.SetDraining(admin_pb2.SetDrainingRequest()),
@@ -149,6 +155,7 @@ def methods_of_the_contract() -> list[Any]:
 ENGINE_METHODS = {"RegisterEngine", "UnregisterEngine", "Session", "Publish", "Request", "Cancel"}
 ADMIN_METHODS = {
     "GetStatus",
+    "ListTenants",
     "ListEngines",
     "ListAgents",
     "ListHandoffs",
@@ -156,6 +163,9 @@ ADMIN_METHODS = {
     "ListCosts",
     "ProbePair",
     "ReleaseHandoff",
+    "DrainEngine",
+    "ForgetEngine",
+    "AbandonHandoff",
 }
 ALL_TENANTS_METHODS = {"AuditBroker", "SetDraining"}
 """What concerns all tenants is for operators of all."""

@@ -38,9 +38,26 @@ def test_what_is_refused_is_refused_again() -> None:
             layouts.of(message)
 
 
-def test_no_more_are_kept_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_engine_has_is_not_kept() -> None:
+    layouts = CheckedLayouts()
+    kept = layouts.of(wire.layout_to_proto(model_layout(name="a")))
+    for name in ("b", "c"):
+        layouts.of(wire.layout_to_proto(model_layout(name=name)))
+    assert list(layouts._layouts.values()) == [kept[0]]
+
+
+def test_messages_that_differ_and_say_the_same_make_one_value() -> None:
+    layouts = CheckedLayouts()
+    message = wire.layout_to_proto(model_layout())
+    first, _ = layouts.of(message)
+    more = type(message).FromString(message.SerializeToString() + b"\xf2\x7f\x01x")
+    assert more != message
+    assert layouts.of(more)[0] is first
+
+
+def test_no_more_digests_of_messages_are_kept_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_layouts, "MAX_KEPT", 2)
     layouts = CheckedLayouts()
     for name in ("a", "b", "c"):
         layouts.of(wire.layout_to_proto(model_layout(name=name)))
-    assert len(layouts._known) == 2
+    assert len(layouts._digests) == 2

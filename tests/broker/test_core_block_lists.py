@@ -15,6 +15,8 @@ from broker.world import BLOCK_TOKENS, KV, PAGES, STATE, World, ends, packed, pa
 from restow.broker.core import actions as act
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.tenants import Tenants
+from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairPlan
 from restow.broker.errors import NullBlockError, PageCountError, PageRepeatedError, PagesError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
@@ -173,5 +175,6 @@ def test_the_lists_of_a_plan_have_their_windows() -> None:
         ("attention", "attention", 0),
         ("window.8", "window.8", 8),
     }
-    record = EngineRecord.of(act.EngineKey("t", "p"), "life", p, "digest", 0.0)
+    account = Tenants(Limits()).account("t")
+    record = EngineRecord.of(act.EngineKey("t", "p"), "life", p, "digest", 0.0, account)
     assert record.null_blocks == {"attention": 0, "window.8": 0}

@@ -157,10 +157,20 @@ class BrokerMachine(RuleBasedStateMachine):
         before = (len(world.sent), set(world.directory.ledger.live))
         try:
             getattr(world, words)(*given, **more)
+            if words in ("publish", "request") and isinstance(given[0], Side):
+                self.took(words, given[0], str(given[1]))
         except RestowError:
             assert before == (len(world.sent), set(world.directory.ledger.live))
             world.check()
         self.look()
+
+    def took(self, words: str, side: Side, name: str) -> None:
+        """An engine that drains takes part in nothing that began after that."""
+        handoff = self.world.find(name)
+        mine = handoff.source if words == "publish" else handoff.destination
+        if side.record.draining and mine is side.record and not handoff.ended:
+            since_s = side.record.drains_since_s
+            assert handoff.born_s <= since_s, "an engine that drains takes something new"
 
     # -- words ------------------------------------------------------------------------------------
 
@@ -304,6 +314,35 @@ class BrokerMachine(RuleBasedStateMachine):
             self.look()
         for rank in range(3):
             self.forget_runs(act.AgentKey(side.record.key, rank))
+
+    @rule(who=engines)
+    def return_engine(self, who: str) -> None:
+        """A life that was forgotten registers again; its ranks may have gone on all the time."""
+        old = self.side(who)
+        if old.record.gone:
+            life = old.record.incarnation
+            new = self.world.engine(who, self.sizes[who], life=life, agents=False)
+            for reader in self.model.readers:
+                if reader.side is old:
+                    reader.side = new
+            self.look()
+
+    @rule(who=engines)
+    def forget(self, who: str) -> None:
+        side = self.side(who)
+        if not side.record.gone:
+            self.say("forget", side)
+
+    @rule(who=engines, draining=st.booleans())
+    def drain_engine(self, who: str, draining: bool) -> None:
+        self.say("drain_engine", self.side(who), draining)
+
+    @rule(name=handoffs)
+    def abandon(self, name: str) -> None:
+        self.say("abandon", name)
+        handoff = self.world.directory.ledger.known("t", name)
+        if handoff is not None and handoff.source is None and handoff.destination is None:
+            self.model.ended.setdefault(handoff.number, handoff.state.value)  # nobody to be told
 
     @rule(name=handoffs)
     def release(self, name: str) -> None:

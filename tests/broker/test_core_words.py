@@ -43,7 +43,7 @@ def test_what_has_ended_is_not_released_again() -> None:
 def test_names_of_engines_have_sensible_lengths(engine_id: str, incarnation: str) -> None:
     world = World()
     shape = world.engine("other").record.layout
-    with pytest.raises(RequestError, match="1 to 256 characters"):
+    with pytest.raises(RequestError, match="1 to 256 printable characters"):
         world.directory.members.register(
             act.EngineKey("t", engine_id), incarnation, shape, "digest", world.now_s
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -12,9 +14,17 @@ from broker.fakes import FakeAgent, broker, model_layout
 from restow.broker.client import EngineSession
 from restow.broker.client.errors import BrokerCallError
 from restow.broker.core.actions import EngineKey
+from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import EngineReplacedError, EngineUnknownError
+from restow.broker.server.serve import RunningBroker
 
 KEY = EngineKey("default", "e")
+
+
+def expected(running: RunningBroker) -> Coroutine[Any, Any, EngineRecord]:
+    """Wait for its first life."""
+    account = running.hub.directory.ledger.tenants.account(KEY.tenant)
+    return running.hub.expected.engine(KEY, "1", account, 0)
 
 
 def session_of(address: str, incarnation: str = "1") -> EngineSession:
@@ -57,7 +67,7 @@ async def test_an_agent_of_a_life_that_ended_is_told_at_once() -> None:
 
 async def test_another_life_is_not_the_one_that_is_waited_for() -> None:
     async with broker() as running:
-        waiting = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
+        waiting = asyncio.create_task(expected(running))
         await until(lambda: running.hub.expected.waiting == 1)
         async with session_of(running.address, "2"):
             # It was woken by the other's coming, and waits again.
@@ -73,17 +83,17 @@ async def test_another_life_is_not_the_one_that_is_waited_for() -> None:
 async def test_no_more_wait_than_may() -> None:
     async with broker() as running:
         running.hub.expected.max_waiting = 1
-        first = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
+        first = asyncio.create_task(expected(running))
         await until(lambda: running.hub.expected.waiting == 1)
         with pytest.raises(EngineUnknownError):
-            await asyncio.wait_for(running.hub.expected.engine(KEY, "1"), 1)
+            await asyncio.wait_for(expected(running), 1)
         assert not first.done()
         first.cancel()
 
 
 async def test_a_broker_that_stops_waits_for_nobody() -> None:
     async with broker() as running:
-        waiting = asyncio.create_task(running.hub.expected.engine(KEY, "1"))
+        waiting = asyncio.create_task(expected(running))
         await until(lambda: running.hub.expected.waiting == 1)
     with pytest.raises(EngineUnknownError):
         await asyncio.wait_for(waiting, 1)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from restow.broker.errors import RestowError
-from restow.broker.server.guard import METHOD_ROLES, SERVICE_ROLES, roles_for
+from restow.broker.server.gate.guard import METHOD_ROLES, SERVICE_ROLES, roles_for
 from restow.broker.trust.errors import TokenFileError, TokensFileError, TrustError
 from restow.broker.trust.identity import Identity, IdentityInvalidError, Right, Role
 from restow.broker.trust.reloaded import Reloaded
@@ -206,7 +206,7 @@ SECRET = "restow_s3cretS3cretS3cretS3cret"  # noqa: S105
         ([{**GOOD, SECRET: "a"}], "entry 1: has keys other than"),
         ([{**GOOD, "roles": ["agent"]}], "entry 1: needs either role or roles"),
         ([{"sha256": "0" * 64, "tenant": "a"}], "entry 1: needs either role or roles"),
-        ([{**GOOD, "role": "owner"}], "entry 1: roles are some of engine, agent, operator"),
+        ([{**GOOD, "role": "owner"}], "entry 1: roles are some of engine, agent, router, operator"),
         ([{**GOOD, "role": ["engine"]}], "entry 1: roles are some of"),
         ([{"sha256": "0" * 64, "tenant": "a", "roles": []}], "entry 1: nothing is allowed"),
         ([{"sha256": "0" * 64, "tenant": "a", "roles": "engine"}], "entry 1: roles are some of"),
@@ -216,6 +216,11 @@ SECRET = "restow_s3cretS3cretS3cretS3cret"  # noqa: S105
         ([{**GOOD, "tenant": "*"}], "entry 1: a tenant has"),
         ([{"sha256": "0" * 64, "role": "engine", "engine": "*"}], "entry 1: only an operator"),
         ([{"sha256": "0" * 64, "role": "operator", "engine": "p"}], "entry 1: an operator has no"),
+        (
+            [{"sha256": "0" * 64, "role": "router", "tenant": "a", "engine": "p"}],
+            "entry 1: an operator has no engine, nor has a router",
+        ),
+        ([{"sha256": "0" * 64, "role": "router"}], "entry 1: only an operator may do without"),
         ([GOOD, GOOD], "lists a token twice"),
     ],
 )

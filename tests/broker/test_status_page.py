@@ -115,6 +115,31 @@ async def test_engines_their_agents_and_what_is_under_way(shown: RunningBroker) 
         asked.cancel()
 
 
+async def test_who_has_worked_is_known_after_many_other_ends(
+    shown: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "MAX_ENDS", 2)
+    async with (
+        pair(shown.address, 1, 1) as both,
+        engine(shown.address, "p2") as (seldom, agents_of_p2),
+        engine(shown.address, "idle", agents=False),
+    ):
+        released = seldom.publish("its own", P_BLOCKS, POSITION)
+        await agents_of_p2[0].fence("its own")
+        assert (await both.d.request("its own", D_BLOCKS)).done
+        await released
+        for number in range(3):
+            await both.hand_over(f"another-{number}")
+        found = await look(shown)
+        assert "p2" not in {one["source"] for one in found["ends"]}
+        assert {one["name"]: (one["publishes"], one["asks"]) for one in found["engines"]} == {
+            "p": (True, False),
+            "d": (False, True),
+            "p2": (True, False),
+            "idle": (False, False),
+        }
+
+
 async def test_names_travel_as_they_are(shown: RunningBroker) -> None:
     """They are text there, and put into the page as text."""
     async with engine(shown.address, HOSTILE):

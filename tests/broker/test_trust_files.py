@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from broker.certificates import DOMAIN, P_AND_D, Authority, Pair
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine
 from broker.guarded import channel_of, guarded, refusal, register
 from restow.broker.client import AdminClient, Credentials
 from restow.broker.errors import RestowError
-from restow.broker.trust.errors import TrustError
+from restow.broker.logs import TOLD
+from restow.broker.trust.errors import KeyFileError, TrustError
 from restow.broker.trust.key_files import read_authorities, read_key_pair
+from restow.broker.trust.validity import end_of
 
 Damage = Callable[[Authority, dict[str, Path]], dict[str, Path | None]]
 
@@ -67,6 +71,34 @@ def bad_tokens(authority: Authority, files: dict[str, Path]) -> dict[str, Path |
     return {**files, "client_ca": None, "tokens": path}
 
 
+def expired(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+    own = authority.issue(server=True, lasts=-timedelta(hours=1))
+    return {**files, "tls_cert": own.certificate, "tls_key": own.key}
+
+
+def expired_authority(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+    old = Authority(files["tls_key"].parent, "old", lasts=-timedelta(hours=1))
+    return {**files, "client_ca": old.path}
+
+
+def writable(name: str) -> Damage:
+    """A file that every user may write."""
+
+    def damage(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+        copy = files["tls_key"].with_name("writable")
+        shutil.copyfile(files[name], copy)
+        copy.chmod(0o666)
+        return {**files, name: copy}
+
+    return damage
+
+
+def writable_tokens(authority: Authority, files: dict[str, Path]) -> dict[str, Path | None]:
+    path = written(files["tls_key"].with_name("tokens.json"), "[]")
+    path.chmod(0o666)
+    return {**files, "client_ca": None, "tokens": path}
+
+
 SETTINGS, KEYS = "TRUST_SETTINGS_INVALID", "KEY_FILE_INVALID"
 
 
@@ -88,6 +120,12 @@ SETTINGS, KEYS = "TRUST_SETTINGS_INVALID", "KEY_FILE_INVALID"
         (replaced("client_ca", None), KEYS, "can't be read (No such file"),
         (replaced("client_ca", "nonsense"), KEYS, "holds no certificate"),
         (bad_tokens, "TOKENS_FILE_INVALID", "is no JSON list; `restow token` prints entries"),
+        (expired, KEYS, "has expired: issue a new one"),
+        (expired_authority, KEYS, "old.pem has expired"),
+        (writable("tls_cert"), KEYS, "chmod o-w"),
+        (writable("tls_key"), KEYS, "chmod o-w"),
+        (writable("client_ca"), KEYS, "chmod o-w"),
+        (writable_tokens, "TOKENS_FILE_INVALID", "tokens.json can be written by every user"),
     ],
     ids=[
         "no clients",
@@ -105,6 +143,12 @@ SETTINGS, KEYS = "TRUST_SETTINGS_INVALID", "KEY_FILE_INVALID"
         "authority missing",
         "authority garbage",
         "tokens garbage",
+        "expired",
+        "authority expired",
+        "certificate writable",
+        "key writable",
+        "authority writable",
+        "tokens writable",
     ],
 )
 async def test_what_the_broker_does_not_start_with(
@@ -128,6 +172,37 @@ def test_a_key_is_not_shown(authority: Authority) -> None:
     secret = own.key.read_text().splitlines()[1]
     assert secret in pair.key.decode()
     assert secret not in repr(pair)
+
+
+@pytest.mark.parametrize("use", ["SERVER_AUTH", "CLIENT_AUTH"])
+def test_what_a_certificate_is_for_hides_no_end(authority: Authority, use: str) -> None:
+    """OpenSSL says what is wrong first, and looks at the time last."""
+    purpose = getattr(ExtendedKeyUsageOID, use)
+    good = authority.issue(use=purpose)
+    assert end_of(good.certificate, good.key) is not None
+    late = authority.issue(use=purpose, lasts=-timedelta(hours=1))
+    with pytest.raises(KeyFileError, match="has expired"):
+        read_key_pair(late.certificate, late.key)
+    early = authority.issue(use=purpose, begins=timedelta(hours=1))
+    with pytest.raises(KeyFileError, match="is not valid yet"):
+        read_key_pair(early.certificate, early.key)
+
+
+async def test_a_key_that_every_user_may_read_is_told(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = authority.issue(server=True)
+    files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
+    client = authority.client(*P_AND_D)
+    assert client.tls_key is not None
+    for path in (own.key, client.tls_key):
+        path.chmod(0o604)
+    async with broker(**files) as running, engine(running.address, "e", credentials=client):  # type: ignore[arg-type]
+        pass
+    lines = [vars(one)[TOLD] for one in caplog.records if one.name == "restow.trust"]
+    told = [values["file"] for event, values in lines if "may read a secret" in event]
+    assert told[0] == str(own.key)
+    assert str(client.tls_key) in told
 
 
 def test_several_authorities_in_one_file(authority: Authority, tmp_path: Path) -> None:

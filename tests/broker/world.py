@@ -118,14 +118,16 @@ class World:
         agents: bool = True,
         host: str = "",
         pages_per_block: int = 1,
+        life: str = "",
     ) -> Side:
-        """Register a new life of an engine, and connect all its agents."""
+        """Register a life of an engine, a new one unless told, and connect all its agents."""
         self._lives += 1
+        life = life or f"life{self._lives}"
         key = act.EngineKey(tenant, name)
         shape = layout(ranks, pages_per_block)
         self.run(
             lambda now_s: self.directory.members.register(
-                key, f"life{self._lives}", shape, f"digest{ranks}/{pages_per_block}", now_s
+                key, life, shape, f"digest{ranks}/{pages_per_block}", now_s
             )
         )
         side = self.sides[key] = Side(self.directory.members.engines[key])
@@ -232,6 +234,16 @@ class World:
 
     def release(self, handoff: Handoff) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.release(handoff, now_s))
+
+    def abandon(self, name: str = "h", tenant: str = "t") -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.abandon(tenant, name, now_s))
+
+    def forget(self, side: Side) -> list[act.Action]:
+        return self.run(lambda now_s: self.directory.members.forget(side.record, now_s))
+
+    def drain_engine(self, side: Side, draining: bool = True) -> None:
+        self.directory.members.drain(side.record, draining, self.now_s)
+        self.check()
 
     def drain(self, draining: bool) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.granting.drain(draining, now_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -29,6 +30,11 @@ def broker_process(*options: str) -> Iterator[str]:
         process.wait()
 
 
+def path_of_python() -> dict[str, str]:
+    """Where the code is that these tests test, if it is not what is installed."""
+    return {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+
+
 def run_restow(
     *arguments: str, env: dict[str, str] | None = None, columns: int = 80
 ) -> subprocess.CompletedProcess[str]:
@@ -40,5 +46,5 @@ def run_restow(
         text=True,
         timeout=60,
         check=False,
-        env={"COLUMNS": str(columns), "PATH": "/usr/bin:/bin", **(env or {})},
+        env={"COLUMNS": str(columns), "PATH": "/usr/bin:/bin", **path_of_python(), **(env or {})},
     )

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, pair
 from cli.broker_process import broker_process
+from cli.terminals import STYLES
 from restow.broker.cli.main import app
 
 
@@ -72,9 +73,11 @@ async def test_leases_show_what_they_wait_for(address: str) -> None:
     async with waiting(address, "leased"):
         for columns in ("80", "200"):
             shown = await asyncio.to_thread(
-                CliRunner(env={"COLUMNS": columns}).invoke, app, ["leases", "--broker", address]
+                CliRunner(env={"COLUMNS": columns, "FORCE_COLOR": "1"}).invoke,
+                app,
+                ["leases", "--broker", address],
             )
-            words = " ".join(shown.stdout.split())
+            words = " ".join(STYLES.sub("", shown.stdout).split())
             assert "leased" in words
             assert "ranks [0] of engine p have not" in words
         listed = json.loads((await run("leases", "--json", "--broker", address)).stdout)
@@ -99,6 +102,49 @@ async def test_draining_is_agreed_to_shown_and_ended(address: str) -> None:
     assert "The broker grants again" in over.stdout
     async with pair(address, 1, 1) as both:
         await both.hand_over("granted again")
+
+
+async def test_one_engine_is_drained(address: str) -> None:
+    async with pair(address, 1, 1) as both:
+        held = both.p.publish("held", P_BLOCKS, POSITION)
+        await both.p_agents[0].fence("held")
+        done = await run("drain", "--engine", "p", "--yes", "--broker", address)
+        assert done.exit_code == 0
+        assert done.stdout == (
+            "Engine p takes part in nothing new any more; 1 handoffs of its have not ended.\n"
+        )
+        shown = (await run("engines", "--broker", address)).stdout
+        assert "draining" in next(line for line in shown.splitlines() if line.startswith("p "))
+        (one,) = [
+            one
+            for one in json.loads((await run("engines", "--json", "--broker", address)).stdout)[
+                "engines"
+            ]
+            if one["engine_id"] == "p"
+        ]
+        assert (one["draining"], one["open"]) == (True, 1)
+        waits = asyncio.create_task(
+            run("drain", "--engine", "p", "-y", "--wait", "--json", "--broker", address)
+        )
+        assert (await both.d.request("held", D_BLOCKS)).done
+        await held
+        assert json.loads((await waits).stdout) == {"engine": "p", "draining": True, "open": 0}
+        over = await run("drain", "--engine", "p", "--off", "--broker", address)
+        assert "Engine p takes part in handoffs again" in over.stdout
+        await both.hand_over("taken again")
+
+
+async def test_an_engine_that_is_there_is_not_forgotten(address: str) -> None:
+    async with pair(address, 1, 1):
+        result = await run("forget", "p", "--broker", address)
+        assert getattr(result.exception, "reason", None) == "ENGINE_CONNECTED"
+    result = await run("forget", "p", "--broker", address)
+    assert getattr(result.exception, "reason", None) == "ENGINE_UNKNOWN"
+
+
+async def test_a_tenant_is_that_of_an_engine() -> None:
+    result = await run("drain", "--tenant", "a", "--yes")
+    assert result.exit_code == 2
 
 
 async def test_off_has_nothing_to_wait_for() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import platform
 import resource
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +23,13 @@ from broker.guarded import guarded
 from restow.broker.cli.main import app
 from restow.broker.client import Credentials
 from restow.broker.doctor.broker_view import all_pairs, judge_engine, judge_pair
-from restow.broker.doctor.certificates import DAY_S, judge_end, look_at_trust, own_end
+from restow.broker.doctor.certificates import DAY_S, judge_end, look_at_trust
 from restow.broker.doctor.finding import Finding, Verdict
-from restow.broker.doctor.host import files, locked_memory, reading_of_processes, shared_memory
+from restow.broker.doctor.host import files, locked_memory, shared_memory
 from restow.broker.doctor.packages import judge_ucx, start_nixl
+from restow.broker.doctor.process_reading import judge_failure
+from restow.broker.trust.errors import KeyFileError
+from restow.broker.trust.validity import end_of
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import agent_link_pb2 as link
 
@@ -52,13 +59,12 @@ def verdicts(result: Result) -> dict[str, str]:
         (shared_memory(None), "bad"),
         (shared_memory(64 << 20), "warn"),
         (shared_memory(8 << 30), "ok"),
-        (reading_of_processes("0\n"), "ok"),
-        (reading_of_processes("1\n"), "warn"),
+        (judge_failure(errno.EPERM, "2\n", "Seccomp:\t2\nCapEff:\t0\n"), "warn"),
+        (judge_failure(errno.ESRCH, "0\n", ""), "bad"),
         (judge_ucx([]), "bad"),
         (judge_ucx(["/a/nixl.libs/libucp-1.so.0"]), "ok"),
         (judge_ucx(["/usr/lib/libucp.so.0"]), "warn"),
         (judge_ucx(["/a/nixl.libs/libucp-1.so.0", "/usr/lib/libucp.so.0"]), "bad"),
-        (judge_end(Path("c"), None, 0.0), "bad"),
         (judge_end(Path("c"), 99.0, 100.0), "bad"),
         (judge_end(Path("c"), 6 * DAY_S, 0.0), "warn"),
         (judge_end(Path("c"), 8 * DAY_S, 0.0), "ok"),
@@ -70,6 +76,10 @@ def verdicts(result: Result) -> dict[str, str]:
                 pb.EngineInfo(engine_id="e", ranks=2, agents=2, session=True, revision="v1")
             ),
             "ok",
+        ),
+        (
+            judge_engine(pb.EngineInfo(engine_id="e", session=True, draining=True, revision="v1")),
+            "warn",
         ),
         (judge_pair("p", "d", pb.ProbePairResponse(transport="rc_mlx5/mlx5_0:1")), "ok"),
         (judge_pair("p", "d", pb.ProbePairResponse(transport="tcp/eth0")), "warn"),
@@ -97,11 +107,39 @@ def test_nixl_starts_here_with_one_ucx() -> None:
     assert (found.verdict, found.subject) == (Verdict.OK, "NIXL"), found
 
 
-def test_nixl_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "no_such_transport")
+@pytest.mark.parametrize("name", ["UCX_TLS", "UCX_NET_DEVICES"])
+def test_nixl_that_does_not_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "nothing_like_it")
     found = start_nixl()
     assert found.verdict is Verdict.BAD
     assert "does not start" in found.words
+    assert f"{name}='nothing_like_it'" in found.words
+
+
+SYSTEM_CALL = {"x86_64": 310, "aarch64": 270}.get(platform.machine())
+FILTERED = """
+import ctypes, struct
+# Load the call's number; if it is process_vm_readv's, EPERM; else allow.
+load, ours = (0x20, 0, 0, 0), (0x15, 0, 1, %d)
+refuse, allow = (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)
+steps = struct.pack("HBBI" * 4, *load, *ours, *refuse, *allow)
+held = ctypes.create_string_buffer(steps)
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(held)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program) == 0
+from restow.broker.doctor.process_reading import look_at_process_reading
+found = look_at_process_reading()
+print(found.verdict, found.words)
+"""
+
+
+@pytest.mark.skipif(SYSTEM_CALL is None, reason="the number of a system call is not known here")
+def test_reading_that_a_seccomp_profile_forbids() -> None:
+    command = [sys.executable, "-c", FILTERED % SYSTEM_CALL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("warn may not be read (Operation not permitted): ")
+    assert "a seccomp filter is on" in done.stdout
 
 
 @pytest.fixture
@@ -112,11 +150,12 @@ def authority(tmp_path: Path) -> Authority:
 def test_until_when_a_certificate_is_good(authority: Authority) -> None:
     lasts = timedelta(days=30)
     for one in (authority.issue(*P_AND_D, lasts=lasts), authority.issue(server=True, lasts=lasts)):
-        ends_s = own_end(one.certificate, one.key)
+        ends_s = end_of(one.certificate, one.key)
         assert ends_s is not None
         assert abs(ends_s - time.time() - 30 * DAY_S) < 120
     late = authority.issue(*P_AND_D, lasts=-timedelta(hours=1))
-    assert own_end(late.certificate, late.key) is None
+    with pytest.raises(KeyFileError, match="has expired"):
+        end_of(late.certificate, late.key)
 
 
 def test_files_of_trust(authority: Authority, tmp_path: Path) -> None:
@@ -129,9 +168,30 @@ def test_files_of_trust(authority: Authority, tmp_path: Path) -> None:
     # The authority itself is good for a day.
     good = Credentials(authority.path, one.certificate, one.key)
     assert judged(good) == [Verdict.OK, Verdict.WARN, Verdict.OK]
-    assert judged(Credentials(authority.path, late.certificate, late.key))[2] is Verdict.BAD
+    assert judged(Credentials(authority.path, late.certificate, late.key)) == [Verdict.BAD]
     assert judged(Credentials(authority.path, one.certificate, late.key)) == [Verdict.BAD]
     assert judged(Credentials(tmp_path / "none")) == [Verdict.BAD]
+
+
+@pytest.mark.parametrize("name", ["tls_key", "token_file"])
+def test_a_secret_that_others_may_read_or_write(
+    authority: Authority, tmp_path: Path, name: str
+) -> None:
+    one, token = authority.issue(*P_AND_D, lasts=timedelta(days=30)), tmp_path / "token"
+    token.write_text("restow_secret")
+    token.chmod(0o600)
+    files = {"tls_cert": one.certificate, "tls_key": one.key, "token_file": token}
+    credentials = Credentials(authority.path, **files)
+    assert not [
+        found for found in look_at_trust(credentials) if found.subject.startswith("secret ")
+    ]
+    files[name].chmod(0o644)
+    [told] = [found for found in look_at_trust(credentials) if found.subject.startswith("secret ")]
+    assert (told.verdict, told.subject) == (Verdict.WARN, f"secret {files[name]}")
+    files[name].chmod(0o622)
+    [refused] = look_at_trust(credentials)
+    assert refused.verdict is Verdict.BAD
+    assert f"chmod o-w {files[name]}" in refused.words
 
 
 def test_here_asks_no_broker() -> None:

@@ -30,6 +30,8 @@ NOT_TO_ENGINES = {
     "LISTEN_FAILED": "said to who starts a broker",
     "TOKENS_FILE_INVALID": "said to who starts a broker",
     "EXTRA_MISSING": "said to who types a command",
+    "HANDOFF_AMBIGUOUS": "said to who types a command",
+    "SETTING_UNKNOWN": "said to who starts a broker or an agent",
     "FILE_NOT_WRITABLE": "said to who types a command",
 }
 MODULES = (

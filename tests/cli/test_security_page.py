@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.broker_process import broker_process
+from cli.broker_process import broker_process, path_of_python
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 SERVE = "restow serve --listen 0.0.0.0:7350 "
@@ -33,7 +33,8 @@ def run(block: str, folder: Path, address: str = "") -> str:
     done = subprocess.run(
         ["bash", "-c", script],  # noqa: S607
         cwd=folder,
-        env={"PATH": os.environ["PATH"], "RESTOW_BROKER": address, "COLUMNS": "100"},
+        env={"PATH": os.environ["PATH"], "RESTOW_BROKER": address, "COLUMNS": "100"}
+        | path_of_python(),
         capture_output=True,
         text=True,
         timeout=60,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.text import Text
 from textual.widgets import DataTable, Static
 
 from broker.fakes import P_BLOCKS, POSITION, broker, pair
@@ -69,7 +70,7 @@ def test_rates_are_those_between_two_looks_at_one_life() -> None:
     before, now = look(10.0, [], ended=100), look(12.0, [], ended=150)
     found = dict(headline(before, now))
     assert (found["ends"], found["read"]) == ("25.0/s", "25.0 MiB/s")
-    assert found["engines"] == "2 of 3 ready, 12 agents"
+    assert found["engines"] == "2 of 3 ready, 11 agents"
     assert found["ended"] == "150 DONE, 1 EXPIRED"
     for earlier in (None, look(10.0, [], ended=100, broker_epoch="another"), now):
         assert dict(headline(earlier, now))["ends"] == "-"
@@ -94,8 +95,8 @@ def test_the_slowest_pair_by_the_byte_comes_first() -> None:
         ],
     )
     assert pair_rows(seen) == [
-        ("slow", "decode-1", "3", "200 ms", "500 ms", "37.5 MiB"),
-        ("fast", "decode-1", "3", "100 ms", "100 ms", "1000.0 MiB"),
+        ("slow", "decode-1", "37.5 MiB/s", "200 ms", "500 ms", "3"),
+        ("fast", "decode-1", "1000.0 MiB/s", "100 ms", "100 ms", "3"),
     ]
 
 
@@ -107,22 +108,43 @@ def shown(app: Top, name: str) -> list[list[str]]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("count", [0, 1, 500])
 async def test_every_size_and_number(size: tuple[int, int], count: int) -> None:
-    seen = look(1.0, [handoff(n) for n in range(count)] + [done(n, "fast", 9, 1) for n in range(5)])
+    named = [handoff(n, handoff_id=f"{n:04}-{'long' * 20}") for n in range(count)]
+    seen = look(1.0, named + [done(n, "fast", 9, 1) for n in range(5)])
     app = Top(lambda: seen, every_s=60.0)
     async with app.run_test(size=size) as pilot:
         await app.look()
         await pilot.pause()
         rows = shown(app, "handoffs")
-        assert [row[0] for row in rows] == [row[0] for row in handoff_rows(seen)]
+        names = [row[0] for row in handoff_rows(seen)]
+        assert all(name.startswith(row[0]) for row, name in zip(rows, names, strict=True))
+        assert len({row[0] for row in rows}) == count
         assert all(len(row) == (8 if size[0] == 200 else 7) for row in rows)
         assert [row[0] for row in shown(app, "pairs")] == ["fast"]
         figures = str(app.query_one("#figures", Static).render())
-        assert "2\u00a0of\u00a03\u00a0ready" in figures
+        assert "2 of 3 ready" in figures
+        assert max(map(len, figures.splitlines())) <= size[0] - 2
+        assert any(f"live {count}" in line for line in figures.splitlines())
+        # No id is so long that the columns beside it leave the screen.
+        assert app.query_one("#handoffs", DataTable).virtual_size.width <= size[0]
         # Everything is on the screen, under each other.
         places = [app.query_one(f"#{name}").region for name in ("figures", "handoffs", "pairs")]
         assert all(one.width == size[0] and one.height > 0 for one in places)
         assert [one.y for one in places] == sorted(one.y for one in places)
         assert places[-1].bottom < size[1]
+
+
+async def test_markup_in_a_name_is_text() -> None:
+    name = "[@click=app.quit]p[/][bold"
+    named = handoff(1, handoff_id=name), handoff(2, source_engine=name)
+    seen = look(1.0, [*named, done(3, name, 9, 1)])
+    app = Top(lambda: seen, every_s=60.0)
+    async with app.run_test(size=(200, 50)) as pilot:
+        await app.look()
+        await pilot.pause()
+        assert name in shown(app, "handoffs")[0] + shown(app, "handoffs")[1]
+        cells = [*app.query_one("#handoffs", DataTable).get_row_at(0)]
+        assert all(isinstance(cell, Text) and not cell.spans for cell in cells)
+        assert shown(app, "pairs")[0][0] == name
 
 
 async def test_a_reader_stays_where_it_is_while_figures_change() -> None:
@@ -197,6 +219,6 @@ async def test_beside_a_real_broker() -> None:
                 await app.look()
                 await pilot.pause()
                 (row,) = shown(app, "handoffs")
-                assert row[:3] == ["waits", "WAITING", "p"]
+                assert [row[0], row[1], row[4]] == ["waits", "WAITING", "p"]
                 assert row[-1] == "ranks [0] of engine p have not fenced it"
-                assert shown(app, "pairs")[0][:3] == ["p", "d", "1"]
+                assert [shown(app, "pairs")[0][at] for at in (0, 1, -1)] == ["p", "d", "1"]

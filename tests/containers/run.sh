@@ -165,7 +165,8 @@ stage() {
 }
 
 build() {
-  local target=$1 before=$SECONDS arguments=(--network host --build-arg BASE="$RESTOW_BASE") name
+  local target=$1 before=$SECONDS name arguments=(--network host --build-arg BASE="$RESTOW_BASE")
+  arguments+=(--build-arg RESTOW_COMMIT="$(git rev-parse HEAD 2>/dev/null || true)")
   for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST; do
     if [ -n "${!name:-}" ]; then arguments+=(--build-arg "$name"); fi
   done

@@ -14,7 +14,8 @@ from containers.compose import SERVICES, Compose, docker, until
 from restow.agents.demo.options import SEED
 from restow.agents.engines.recall.task import make_prompts
 
-COLUMNS = "110"
+TERMINAL = {"COLUMNS": "110", "LINES": "40", "FORCE_COLOR": "1", "TERM": "dumb"}
+"""It has no styles."""
 CURL = ("curl", "-s", "-w", "\n%{http_code}", "-H", "Content-Type: application/json")
 
 
@@ -49,7 +50,8 @@ def failed_request(house: Compose) -> tuple[str, str]:
 def show(house: Compose, *words: str) -> str:
     """A command of an operator, and what it printed."""
     broker = house.id_of("broker")
-    printed = docker("exec", "-e", f"COLUMNS={COLUMNS}", broker, *words)
+    terminal = [f"-e{name}={value}" for name, value in TERMINAL.items()]
+    printed = docker("exec", *terminal, broker, *words)
     lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
     return "\n".join((f"$ docker compose exec broker {' '.join(words)}", *lines))
 

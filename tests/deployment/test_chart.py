@@ -106,6 +106,7 @@ def test_lint() -> None:
         (CERTIFICATES | {"tokens": {"secretName": "k"}}, "exclude each other"),
         (TRUSTED | {"settings": {"listen": "0.0.0.0:1"}}, "listen"),
         (TRUSTED | {"settings": {"LEASE_S": 1}}, "LEASE_S"),
+        (TRUSTED | {"settings": {"lease": 1}}, "lease"),
         (TRUSTED | {"replicas": 2}, "replicas"),
         (TRUSTED | {"ports": {"grpc": 80, "http": 9464}}, "ports.grpc|/ports/grpc"),
     ],
@@ -126,6 +127,13 @@ def test_the_broker_knows_its_settings(values: Object, monkeypatch: pytest.Monke
         assert name.removeprefix("RESTOW_").lower() in BrokerSettings.model_fields, name
     for name, value in values.get("settings", {}).items():
         assert getattr(settings, name) == value
+
+
+def test_the_chart_knows_all_settings_but_those_that_it_makes() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    known = schema["properties"]["settings"]["properties"].keys()
+    made = {"listen", "http_listen", "tls_cert", "tls_key", "client_ca", "tokens"}
+    assert known == BrokerSettings.model_fields.keys() - made
 
 
 def test_objects_fit_each_other() -> None:

@@ -185,7 +185,9 @@ class AgentHouse:
         ]
 
     async def _open(self, rank: int) -> AsyncAgent:
-        settings = AgentSettings(staging_bytes=STAGING_BYTES, read_threads=1, host_reads=False)
+        settings = AgentSettings(
+            staging_bytes=STAGING_BYTES, read_threads=1, try_metadata=False, host_reads=False
+        )
         agent = AsyncAgent("nowhere:1", "E", "life", rank, self.memory.regions, settings)
         agent._link.send = self.answers.append  # type: ignore[method-assign, assignment]
         return agent

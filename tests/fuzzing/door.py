@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import grpc
@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from fuzzing.messages import message_type
 from restow.broker.rpc.status import ERROR_DOMAIN
+from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.hub import Hub
 from restow.broker.server.serve import SERVER_OPTIONS, SERVICES, add_services, interceptors_of
 
@@ -53,14 +54,26 @@ class _Abort(Exception):
         self.answer = answer
 
 
+class _Details(NamedTuple):
+    """Of a call, what interceptors look at."""
+
+    method: str
+
+
 class _Context:
     """What a handler knows of its call."""
 
-    def __init__(self, tenant: str) -> None:
-        self._tenant = tenant
+    def __init__(self, tenant: str, requests: AsyncIterator[Any] | None = None) -> None:
+        self._tenant, self._requests = tenant, requests
+
+    async def read(self) -> Any:
+        return grpc.aio.EOF if self._requests is None else await anext(self._requests, grpc.aio.EOF)
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("restow-tenant", self._tenant),)
+
+    def peer(self) -> str:
+        return "nowhere"
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
         raise _Abort(read_refusal(code, details, trailing))
@@ -109,13 +122,13 @@ class Door:
 
     async def open(self) -> None:
         """Put the real interceptors in front of all."""
-        for interceptor in reversed(interceptors_of(None)):
+        for interceptor in reversed(interceptors_of(None, BoundedLog(lambda: 0.0), lambda _: None)):
             for path, handler in self._handlers.items():
 
                 async def found(details: object, handler: Any = handler) -> Any:
                     return handler
 
-                self._handlers[path] = await interceptor.intercept_service(found, None)  # type: ignore[arg-type]
+                self._handlers[path] = await interceptor.intercept_service(found, _Details(path))  # type: ignore[arg-type]
 
     async def call(self, path: str, request: bytes, tenant: str) -> Answer:
         """One unary call. Raises what no handler may raise."""
@@ -173,7 +186,9 @@ class Stream:
 
     async def _serve(self) -> None:
         try:
-            async for response in self._handler.stream_stream(self._each(), _Context(self.tenant)):
+            requests = self._each()
+            context = _Context(self.tenant, requests)
+            async for response in self._handler.stream_stream(requests, context):
                 self.hear(self._door._read(self.path, self._handler.response_serializer(response)))
                 await self.reads.wait()
             self.answer = Answer()

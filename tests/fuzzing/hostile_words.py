@@ -91,6 +91,8 @@ _VALUES: dict[str, Sequence[Any]] = {
     "bytes": [0, 64, 1 << 20],
     "elapsed_us": [0, 100],
     "limit": [0, 3],
+    "beginning": ["", "good", "n"],
+    "ended_within_s": [0.0, 30.0],
     "message_id": [0, 1, 2],
 }
 _BODIES = link.AgentMessage.DESCRIPTOR.oneofs_by_name["body"].fields

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import structlog
 from google.protobuf.message import DecodeError
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, model_layout
@@ -24,6 +23,7 @@ from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairRefused
 from restow.broker.planner import Strategy
 from restow.broker.server import hub as hubs
+from restow.broker.server import planning
 from restow.broker.server.hub import Hub
 from restow.v1 import admin_pb2
 from simulation_harness.virtual_loop import VirtualLoop
@@ -52,14 +52,15 @@ MAX_QUEUE = 600
 FOREVER_S = 490.0
 """Longer than any lease with its grant."""
 
-_plan_once = lru_cache(512)(hubs.plan_pair)
+_plan_once = lru_cache(512)(planning.plan_pair)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Fewer ticks, no chance, no words, and every plan made once."""
-    logs = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    log = logging.getLogger("restow")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         for target, name, value in (
             (hubs, "TICK_S", 0.5),
@@ -71,7 +72,7 @@ def quiet() -> Iterator[None]:
         try:
             yield
         finally:
-            structlog.configure(**logs)
+            log.setLevel(level)
 
 
 class House:

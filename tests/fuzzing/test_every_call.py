@@ -21,7 +21,10 @@ from restow.broker.server.expected import WAIT_S
 from restow.v1 import admin_pb2, agent_link_pb2, broker_pb2
 from restow.v1 import broker_pb2 as pb
 
-MUST_BE_REACHED = {path: "OK" for path in UNARY if not path.endswith(("/Request", "/ProbePair"))}
+MUST_BE_REACHED = {
+    **{path: "OK" for path in UNARY if not path.endswith(("/Request", "/ProbePair"))},
+    "/restow.v1.Admin/ForgetEngine": "ENGINE_CONNECTED",
+}
 """What random words alone would not reach: then the fuzzing is too weak."""
 
 

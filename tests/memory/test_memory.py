@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from forked.server import start
+from forked.server import pipe, start
 from restow.agents.errors import RegionInvalidError
+from restow.agents.memory import held_names
+from restow.agents.memory.held_names import FOLDER, remove_left
 from restow.agents.memory.regions import RegionMemory
-from restow.agents.memory.shared_memory import FOLDER, SharedMemory, SharedRegion
+from restow.agents.memory.shared_memory import SharedMemory, SharedRegion
 
 
 def _write(name: str) -> None:
@@ -73,3 +80,91 @@ def test_a_region_without_size_or_place_is_refused(field: str) -> None:
     good = RegionMemory("r", 1, 1, 1)
     with pytest.raises(RegionInvalidError, match=field):
         replace(good, **{field: 0})  # type: ignore[arg-type]
+
+
+# -- what is left of those that were killed -------------------------------------------------------
+
+
+def _map(folder: str, name: str, size_bytes: int, said: Connection) -> None:
+    """Make an object, or map one, say its name and wait to be killed."""
+    held_names.FOLDER = folder
+    mapped = SharedMemory.attach(name) if name else SharedMemory.create(size_bytes)
+    said.send(mapped.name)
+    signal.pause()
+
+
+class Mapping:
+    """A process that has an object mapped."""
+
+    def __init__(self, folder: Path, name: str = "", size_bytes: int = 4096) -> None:
+        ours, theirs = pipe()
+        self._process = start(_map, str(folder), name, size_bytes, theirs)
+        assert ours.poll(60)
+        self.path = folder / ours.recv()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(held_names, "FOLDER", str(tmp_path))
+    return tmp_path
+
+
+def test_what_nobody_has_mapped_is_removed_and_nothing_else(folder: Path) -> None:
+    killed, living = Mapping(folder), Mapping(folder)
+    (folder / "restow-mem-link").symlink_to("/etc/passwd")
+    os.mkfifo(folder / "restow-mem-fifo")
+    for name in ("mine", "restow-0123456789abcdef"):
+        (folder / name).write_bytes(b"an older release's, or somebody's own")
+    kept = set(folder.iterdir()) - {killed.path}
+    with SharedMemory.create(4096, "of a given name"):
+        kept.add(folder / "of a given name")
+        assert remove_left() == []
+        killed.kill()
+        assert remove_left() == [killed.path.name]
+        assert set(folder.iterdir()) == kept
+    living.kill()
+
+
+def test_an_object_stays_as_long_as_anybody_has_it_mapped(folder: Path) -> None:
+    owner = Mapping(folder)
+    other = Mapping(folder, owner.path.name)
+    owner.kill()
+    assert remove_left() == []
+    SharedMemory.attach(owner.path.name).close()
+    other.kill()
+    assert remove_left() == [owner.path.name]
+
+
+def test_a_view_holds_the_memory_like_the_object_itself(folder: Path) -> None:
+    owner = Mapping(folder)
+    with SharedMemory.attach(owner.path.name) as shared:
+        view = np.frombuffer(shared.buffer, np.uint8)
+    owner.kill()
+    assert remove_left() == []
+    del view, shared
+    assert remove_left() == [owner.path.name]
+
+
+@pytest.fixture
+def small_folder(folder: Path) -> Iterator[Path]:
+    """A file system of 8 MiB in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", bytes(folder), b"tmpfs", 0, b"size=8m"):
+        pytest.skip(f"no tmpfs may be mounted: {os.strerror(ctypes.get_errno())}")
+    yield folder
+    libc.umount2(bytes(folder), 2)
+
+
+def test_a_crash_loop_does_not_run_out_of_memory(small_folder: Path) -> None:
+    for _ in range(8):
+        Mapping(small_folder, size_bytes=3 << 20).kill()
+    living = [Mapping(small_folder, size_bytes=3 << 20) for _ in range(2)]
+    with pytest.raises(RegionInvalidError, match="No space left"):
+        SharedMemory.create(3 << 20)
+    for one in living:
+        assert one.path.exists()
+        one.kill()

@@ -16,13 +16,19 @@ import pytest
 from agent_harness.processes import READY, Child, child
 from agent_harness.reader_scene import FakeTransport
 from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import AgentError, PeerLostError, ReadDeadlineError, ReadFailedError
+from restow.agents.errors import (
+    AgentError,
+    OrderInvalidError,
+    PeerLostError,
+    ReadDeadlineError,
+    ReadFailedError,
+)
 from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace, address_of
 from restow.agents.reading import same_host
 from restow.agents.reading.host_memory import HostMark, HostMemory, HostRanges
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.same_host import HostPeer, SameHost
-from restow.agents.reading.transport import Read
+from restow.agents.reading.transport import Known, Read
 
 NAME = "P.0-abc"
 SIZE_BYTES = 4 << 20
@@ -38,13 +44,18 @@ def _serve(pipe: Connection) -> None:
     """Known bytes that may be read until one says otherwise, until the pipe ends."""
     pages = mmap.mmap(-1, SIZE_BYTES)
     pages[:] = _known().tobytes()
-    mark = HostMark(NAME)
-    ranges = HostRanges.of([(address_of(pages), SIZE_BYTES, HOST)])
+    secret = np.full(4096, 0x5E, np.uint8)
+    mark = HostMark(NAME, HostRanges.of([(address_of(pages), SIZE_BYTES, HOST)]))
+    planted: list[np.ndarray] = []
     pipe.send(READY)
-    pipe.send(mark.show(ranges).encoded())
+    pipe.send((mark.show().encoded(), address_of(pages), secret.ctypes.data))
     with contextlib.suppress(EOFError):
         while True:
             what = pipe.recv()
+            if isinstance(what, bytes):  # as what a broker sends stands somewhere in the heap
+                planted.append(np.frombuffer(what, np.uint8).copy())
+                pipe.send(planted[-1].ctypes.data)
+                continue
             if what == "wipe":
                 mark.wipe()
             elif what == "unmap":
@@ -63,10 +74,10 @@ class Scene:
 
     def __init__(self, source: Child) -> None:
         self.source = source
-        memory = HostMemory.decoded(source.receive())
+        self.shown, self.base, self.secret = source.receive()
+        memory = HostMemory.decoded(self.shown)
         assert memory is not None
         self.memory = memory
-        self.base = int(memory.ranges.begin[0])
         self.data = np.full(SIZE_BYTES, POISON, np.uint8)
         self.own = HostRanges.of([(self.data.ctypes.data, SIZE_BYTES, HOST)])
         self.peer = HostPeer(NAME, memory, self.own)
@@ -182,6 +193,50 @@ async def test_what_lies_outside_is_refused_on_both_sides(scene: Scene) -> None:
         with pytest.raises(ReadFailedError, match="outside"):
             scene.peer.read(scene.pieces(src_at, dst_at, np.array([8, 1000])), _nothing)
     assert scene.untouched()
+
+
+ALL_MEMORY = b"\x22\x01\x01\x2a\x09" + b"\x80" * 8 + b"\x40"
+"""Of earlier releases' `HostMemory`: one range, from 1 to 2**62."""
+
+
+def _secret(scene: Scene) -> Descriptors:
+    """Memory of the process that nobody registered."""
+    where = (np.array([one]) for one in (scene.secret, scene.data.ctypes.data, 4096))
+    return Descriptors(*where)
+
+
+async def test_ranges_are_the_word_of_the_process_and_not_of_who_hands_it_on(scene: Scene) -> None:
+    forged = HostMemory.decoded(scene.shown + ALL_MEMORY)
+    assert forged is not None
+    with pytest.raises(ReadFailedError, match="outside"):
+        HostPeer(NAME, forged, scene.own).read(_secret(scene), _nothing)
+    assert scene.untouched()
+
+
+async def test_a_mark_that_was_sent_to_a_process_is_none(scene: Scene) -> None:
+    mark = scene.memory.mark
+    ranges = np.array([1, 1, 1 << 62]).tobytes()
+    scene.source.tell(mark + ranges)
+    planted = scene.source.receive()
+    with pytest.raises(PeerLostError, match="no mark of its own"):
+        HostPeer(NAME, replace(scene.memory, mark_address=planted), scene.own)
+    same_host = SameHost(scene.own)
+    same_host.prepare(NAME, Known(b"", replace(scene.memory, mark_address=planted)))
+    assert not same_host.takes(Read(NAME, scene.pieces(*scene.some(9)), HOST, HOST))
+    same_host.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "edges"),
+    [(-1, []), (1 << 40, []), (2, [5, 9, 8, 12]), (1, [-5, 9])],
+    ids=["less than none", "too many", "they overlap", "a negative address"],
+)
+def test_ranges_that_can_not_be_are_refused(count: int, edges: list[int]) -> None:
+    written = np.array([count, *edges]).tobytes()
+    memory = HostMark(NAME, HostRanges.of([])).show()
+    at = memory.mark_address + len(memory.mark)
+    with pytest.raises(OrderInvalidError):
+        memory.ranges(lambda address, size: written[address - at :][:size])
 
 
 async def test_a_mark_that_was_wiped_before_the_last_byte_spoils_the_read(

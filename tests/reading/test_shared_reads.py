@@ -25,13 +25,13 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.known = np.random.default_rng(7).integers(0, 256, SIZE_BYTES).astype(np.uint8)
         self.data = np.zeros(SIZE_BYTES, np.uint8)
-        self.mark = HostMark(NAME)
         shown, own = (
             HostRanges.of([(array.ctypes.data, SIZE_BYTES, HOST)])
             for array in (self.known, self.data)
         )
+        self.mark = HostMark(NAME, shown)
         self.transport = SameHost(own, threads=2)
-        self.transport.prepare(NAME, Known(b"", self.mark.show(shown)))
+        self.transport.prepare(NAME, Known(b"", self.mark.show()))
         self.parts: list[Descriptors] = []
         self.threads: set[int] = set()
         read = HostPeer.read

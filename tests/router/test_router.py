@@ -242,13 +242,23 @@ async def test_a_d_that_got_no_state_is_not_to_blame_and_the_p_that_gave_none_is
         assert len(one.p[0].bodies) <= 1
 
 
-def with_fate_of(ps: list[FakeEngine]) -> Any:
+async def test_a_p_whose_publications_are_refused_is_left_alone() -> None:
+    """As those of one that drains are: it answers well, and D gets nothing."""
+    fate = {"message": "no state", "handoff": {"reason": "PUBLICATION_REFUSED", "detail": ""}}
+    async with house([well, well], [well]) as one:
+        one.d[0].answer = with_fate_of(one.p, fate)
+        for _ in range(12):
+            assert (await one.ask())[0] == 200
+        assert len(one.p[0].bodies) <= 1
+
+
+def with_fate_of(ps: list[FakeEngine], fate: dict[str, Any] = FATE) -> Any:
     """A D that says that no state came, where the first P was asked for it."""
 
     async def answer(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
         handoff_id = engine.ids[-1]
         await until(lambda: any(handoff_id in p.ids for p in ps))
-        return await (says(500, FATE) if handoff_id in ps[0].ids else well)(engine, request)
+        return await (says(500, fate) if handoff_id in ps[0].ids else well)(engine, request)
 
     return answer
 

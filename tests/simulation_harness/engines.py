@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -69,6 +69,10 @@ class Engine:
         self.requests.pending.add(prompt.name)
         self.scheduler.spawn(self._guard(self.requests.decode(prompt, received)))
 
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have the scheduler do something beside its prompts."""
+        self.scheduler.spawn(self._guard(work))
+
     def _fence(self, handoff_id: str) -> None:
         for worker, agent in zip(self.workers, self.agents, strict=False):
             worker.later(self._rng.uniform(0.0, 0.05), agent.fence, handoff_id)
@@ -86,7 +90,7 @@ class Engine:
             self.life,
             rank,
             self._memory.regions[rank],
-            AgentSettings(staging_bytes=STAGING_BYTES, read_threads=1, host_reads=False),
+            AgentSettings(STAGING_BYTES, read_threads=1, try_metadata=False, host_reads=False),
         )
         agent.begin()
         self.agents.append(agent)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from simulation_harness.virtual_loop import Process
 
 if TYPE_CHECKING:
+    from simulation_harness.engines import Engine
     from simulation_harness.history import History
 
+DRAIN_S = 20.0
 LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
 
 
@@ -32,6 +35,8 @@ class Faults:
             self.restart_unseen,
             self._cut,
             self._break,
+            self._vanish,
+            self.leave,
         )
         """Of which each is one."""
 
@@ -108,6 +113,26 @@ class Faults:
             self._kill(worker)
             self._loop.call_later(self._short_s(), self._end_engine, side)
 
+    # -- who leaves -------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """An engine drains, and ends when nothing of it is open or it has waited long enough."""
+        side = self._rng.choice("PD")
+        engine = self._history.lives[side][-1]
+        self.met_d |= side == "D"
+        self._detail(side)
+        engine.spawn(self._drain(engine))
+
+    async def _drain(self, engine: Engine) -> None:
+        if engine.session is not None and await engine.session.drain(DRAIN_S):
+            self._history.check_drained(engine)
+        # Its requests hear how they ended; and what begins the next life is no part of this one.
+        self._loop.call_later(0.01, self._end_life, engine, context=Context())
+
+    def _end_life(self, engine: Engine) -> None:
+        if engine is self._history.lives[engine.side][-1]:
+            self._end_engine(engine.side)
+
     # -- who stands still -------------------------------------------------------------------------
 
     def _pause(self) -> None:
@@ -126,6 +151,15 @@ class Faults:
     def _break(self) -> None:
         self.met_d = True
         self._network.break_one()
+
+    def _vanish(self) -> None:
+        """An engine can't be reached for so long that it is forgotten, or an operator says so."""
+        host = self._rng.choice("pd")
+        self.met_d |= host == "d"
+        self._network.cut("b", host)
+        self._detail(host)
+        self._loop.call_later(self._rng.uniform(25.0, 45.0), self._network.heal, "b", host)
+        self._loop.call_later(self._rng.uniform(16.0, 40.0), self._history.forget, host.upper())
 
     def _cut(self) -> None:
         hosts = self._rng.choice(LINKS)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
+from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.digests import Checks, DigestMode, Digests
 from restow.broker.core.limits import Limits
@@ -22,6 +23,7 @@ from restow.broker.families import (
 )
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy
+from restow.broker.server.gate.callers import DEFAULT_TENANT
 from restow.broker.server.hub import Hub
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
@@ -59,7 +61,10 @@ STRATEGIES = (Strategy.AUTO, Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Str
 SIZES = ((1, 1), (2, 2), (1, 2), (2, 1))
 DIGESTS = (*[Digests()] * 14, Digests(DigestMode.ALL), Digests(DigestMode.SAMPLED, 2))
 """They take turns."""
-LIMITS = Limits()
+LIMITS = Limits(engine_idle_s=2.0)
+"""Engines that can't be reached are forgotten, and come back."""
+CLIENT_LEAVES = 0.1
+"""For how many a router gives up what nobody has asked for by then."""
 
 
 @dataclass
@@ -166,6 +171,9 @@ class History:
             if self.rng.random() < USED_AGAIN:
                 again_s = self.rng.uniform(BUSY_S / 2, BUSY_S)
                 self._plan_prompt(self._prompt(f"h{number}#again"), again_s)
+            if self.rng.random() < CLIENT_LEAVES:
+                left_s = at_s + self.rng.uniform(0.0, 3.0)
+                self.loop.call_later(left_s, self._abandon, prompt.handoff_id)
             if self.rng.random() < ASKED_WRONG:
                 # As long as the right one: the position alone does not tell them apart.
                 other = replace(prompt, name=f"h{number}#other")
@@ -314,6 +322,42 @@ class History:
             engine.prefill(prompt)
         else:
             engine.decode(prompt, self._stamps_of)
+
+    def _abandon(self, handoff_id: str) -> None:
+        """A router tells the broker that nobody will ask, if there is one."""
+        if (hub := self.hub) is None or self.broker is None:
+            return
+
+        def abandon() -> None:
+            hub.perform(hub.directory.abandon(DEFAULT_TENANT, handoff_id, hub.now_s()))
+
+        self.broker.soon(abandon)
+
+    def forget(self, side: str) -> None:
+        """An operator has an engine forgotten that is not there."""
+        if (hub := self.hub) is None or self.broker is None:
+            return
+
+        def forget() -> None:
+            engine = hub.directory.members.engines.get(EngineKey(DEFAULT_TENANT, side))
+            if engine is not None and not engine.has_session and not engine.agents:
+                hub.perform(hub.directory.members.forget(engine, hub.now_s()))
+
+        self.broker.soon(forget)
+
+    def check_drained(self, engine: Engine) -> None:
+        """An engine that has drained may go: nothing of it is left at the broker."""
+        if self.hub is None:
+            return
+        left = [
+            handoff.handoff_id
+            for handoff in self.hub.directory.ledger.live.values()
+            for one in (handoff.source, handoff.destination)
+            if one is not None
+            and (one.key.engine_id, one.incarnation) == (engine.side, engine.life)
+        ]
+        if left:
+            raise Violation(f"{engine.side} has drained, and the broker has {left} of it")
 
     def _stamps_of(self, name: str) -> set[int]:
         return {life.stamped[name] for life in self.lives["P"] if name in life.stamped}

@@ -13,7 +13,7 @@ from restow.agents.link import orders
 from restow.broker.core.pair import PairOutcome
 from restow.broker.layout import Layout
 from restow.broker.planner import Move, Plan, make_plan
-from restow.broker.server import hub as hubs
+from restow.broker.server import planning
 from simulation_harness import replaced
 from simulation_harness.history import History
 
@@ -44,10 +44,10 @@ def _planned_otherwise(change: Callable[[Plan], list[Move]]) -> Iterator[None]:
         return replace(plan, moves=tuple(change(plan)))
 
     def plan_pair(*how: object) -> PairOutcome:
-        with patch.object(hubs, "make_plan", make):
+        with patch.object(planning, "make_plan", make):
             return hubs_plan_pair(*how)  # type: ignore[arg-type]
 
-    hubs_plan_pair = hubs.plan_pair
+    hubs_plan_pair = planning.plan_pair
     with patch.object(replaced, "plan_once", cache(plan_pair)):
         yield
 

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from restow.agents.link import orders
 from restow.agents.reading.reader import Reader
+from restow.broker.client import EngineSession
 from restow.broker.client.delivery import Delivery
 from restow.broker.client.open_handoffs import OpenHandoffs
 from restow.broker.core.actions import Action
@@ -142,6 +143,20 @@ def two_states_of_any_client(history: History) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def leaving_at_once(history: History) -> Iterator[None]:
+    """An engine that drains does not wait for what is open."""
+    # Where it matters: nothing else goes wrong.
+    if history.faults is not None:
+        history.faults.kinds = (history.faults.leave,)
+
+    async def hasty(self: EngineSession, timeout_s: float | None = None) -> bool:
+        return True
+
+    with patch.object(EngineSession, "drain", hasty):
+        yield
+
+
+@contextlib.contextmanager
 def wire_that_spoils(history: History) -> Iterator[None]:
     """Of what is read a byte may be another than was sent, until all heals."""
     history.fabric.spoiled = 0.02
@@ -153,6 +168,7 @@ MUTATIONS: dict[str, Mutation] = {
     "generation": no_generations,
     "quarantine": no_quarantine,
     "deadline": no_deadline_at_d,
+    "drain": leaving_at_once,
     "wire": wire_that_spoils,
     "content": no_content,
     "reuse": ids_used_again,

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Callable
 from contextvars import Context
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from restow.broker.client import Credentials
+from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 
@@ -61,13 +62,13 @@ class Listener:
 
     async def intercept(self) -> None:
         """Put the real interceptors in front of all."""
-        for interceptor in reversed(interceptors_of(None)):
+        for interceptor in reversed(interceptors_of(None, BoundedLog(lambda: 0.0), lambda _: None)):
             for name, handler in self.handlers.items():
 
                 async def found(details: object, handler: Any = handler) -> Any:
                     return handler
 
-                self.handlers[name] = await interceptor.intercept_service(found, None)  # type: ignore[arg-type]
+                self.handlers[name] = await interceptor.intercept_service(found, _Details(name))  # type: ignore[arg-type]
 
 
 class Network:
@@ -168,11 +169,26 @@ class Wire:
             self._receiver.soon(self._put, self._held.popleft())
 
 
+class _Details(NamedTuple):
+    """Of a call, what interceptors look at."""
+
+    method: str
+
+
 class _Context:
     """What a handler knows of its call."""
 
+    def __init__(self, requests: AsyncIterator[Any] | None = None) -> None:
+        self._requests = requests
+
+    async def read(self) -> Any:
+        return grpc.aio.EOF if self._requests is None else await anext(self._requests, grpc.aio.EOF)
+
     def invocation_metadata(self) -> tuple[()]:
         return ()
+
+    def peer(self) -> str:
+        return "nowhere"
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing: Any = ()) -> None:
         raise _Abort(code, details, trailing)
@@ -265,7 +281,8 @@ class _Call:
                 response = await handler.unary_unary(await self._requests.get(), _Context())
                 self._down.send(handler.response_serializer(response))
             else:
-                async for response in handler.stream_stream(self._each(), _Context()):
+                requests = self._each()
+                async for response in handler.stream_stream(requests, _Context(requests)):
                     self._down.send(handler.response_serializer(response))
             self._down.send(_END)
         except _Abort as abort:

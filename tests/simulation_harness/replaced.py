@@ -12,20 +12,34 @@ from functools import cache, partial
 from random import Random
 from unittest.mock import patch
 
-import structlog
-
 from restow.agents.execute.executor import Executor
 from restow.agents.reading import reader, ticker
 from restow.agents.reading.reader import Reader
 from restow.broker.client.backoff import Backoff
+from restow.broker.layout import Layout
 from restow.broker.server import hub as hubs
+from restow.broker.server import planning
 from restow.broker.server.services.checked_layouts import CheckedLayouts
+from restow.v1 import layout_pb2
 from simulation_harness.fabric import Fabric
 from simulation_harness.network import Network
 
-plan_once = cache(hubs.plan_pair)
+
+class _KeptLayouts(CheckedLayouts):
+    """Layouts that are kept though no engine has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[str, Layout] = {}
+
+    def of(self, message: layout_pb2.Layout) -> tuple[Layout, str]:
+        layout, digest = super().of(message)
+        return self._kept.setdefault(digest, layout), digest
+
+
+plan_once = cache(planning.plan_pair)
 """Plans are pure: the same for every history."""
-checked_once = CheckedLayouts()
+checked_once = _KeptLayouts()
 """So are a layout's checks."""
 
 
@@ -35,8 +49,9 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
     rng = Random(chance.random())  # noqa: S311
     clock, state = network.loop.time, random.getstate()
     random.seed(seed)
-    logs = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    log = logging.getLogger("restow")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         for target, name, value in (
             (time, "monotonic", clock),
@@ -51,6 +66,8 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             stack.enter_context(patch.object(target, name, value))
         for where, stand_in in (
             ("restow.broker.client.channel.open_channel", network.open_channel),
+            # Histories are played in forked processes, and nothing of gRPC's is used there.
+            ("restow.broker.client.own_process.OWN_PROCESS.check", lambda: None),
             ("restow.agents.served_memory.NixlTransport", fabric.transport),
             ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
@@ -64,4 +81,4 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
             yield
         finally:
             random.setstate(state)
-            structlog.configure(**logs)
+            log.setLevel(level)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import structlog
-
 from restow.agents.copying.copier import Copier
 from restow.agents.errors import (
     AgentBusyError,
@@ -22,6 +20,7 @@ from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
 from restow.agents.link.fences import DeviceEvent, Fences
 from restow.agents.memory.regions import RegionMemory
+from restow.agents.probing.peer_trial import PeerTrial
 from restow.agents.reading.host_memory import host_name
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.ticker import Ticker
@@ -29,8 +28,12 @@ from restow.agents.served_memory import ServedMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
 from restow.broker.rpc import wire_program
+from restow.broker.rpc.status import cut
+from restow.broker.versions import own_version
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import broker_pb2, program_pb2
 
@@ -57,31 +60,32 @@ class AsyncAgent:
         ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
         process lives; ``on_unfenced`` of each handoff whose fence is of no use any more.
 
-        Raises `TransportFailedError`, `CudaUnavailableError`, and a `TrustError` of credentials.
+        Raises `AddressInvalidError`, `TransportFailedError`, `CudaUnavailableError`, a `TrustError`
+        of credentials, and like all methods `ForkedError` in a process that was forked after the
+        first agent, session or client.
         """
+        OWN_PROCESS.check()
         link = Link(broker_address(broker), self, credentials)
         self._settings = settings or AgentSettings()
         self._engine = broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation)
         self._rank = rank
         self._regions = tuple(regions)
-        self._memory = ServedMemory(f"{engine_id}.{rank}", self._regions, self._settings)
+        label = f"{engine_id}.{rank}"
+        memory = self._memory = ServedMemory(label, self._regions, self._settings)
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
-        self._reader = Reader(self._memory.open_lane, self._settings.quarantine_s)
+        self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
+        quarantine_s = self._settings.quarantine_s
+        self._reader = Reader(memory.open_lane, quarantine_s, try_peer=self._trial.load)
         self._copier = Copier()
         self._executor = Executor(
-            rank,
-            self._regions,
-            self._memory.gather,
-            self._memory.scatter,
-            self._reader,
-            self._copier,
+            rank, self._regions, memory.gather, memory.scatter, self._reader, self._copier
         )
         self._link = link
         self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._fences = Fences(self._say_fence)
         self._ticker = Ticker(self._progress)
-        self._log = structlog.get_logger("restow.agent").bind(engine=engine_id, rank=rank)
+        self._log = get_logger("restow.agent").bind(engine=engine_id, rank=rank)
 
     @property
     def name(self) -> str:
@@ -95,12 +99,16 @@ class AsyncAgent:
 
     def begin(self) -> None:
         """Connect, without waiting: the engine may be registered later."""
+        OWN_PROCESS.check()
         self._ticker.start()
+        self._trial.begin()
         self._link.begin()
 
     async def start(self, timeout_s: float = 30.0) -> None:
         """Wait until the broker knows the agent. Raises like `KeptStream.start`."""
+        OWN_PROCESS.check()
         self._ticker.start()
+        self._trial.begin()
         await self._link.start(timeout_s)
         self._log.info("agent is served", agent=self.name)
 
@@ -109,16 +117,19 @@ class AsyncAgent:
 
         Said again to a broker that forgot it, until the handoff has ended.
         """
+        OWN_PROCESS.check()
         self._fences.fence(handoff_id, event)
 
     async def close(self) -> None:
         """Leave the broker, end all reads, and give the memory back. May be repeated."""
+        OWN_PROCESS.check()
         self._fences.cancel()
         self._memory.wipe_mark()
         await self._link.close()
         self._reader.close()
         await self._drain("stage", "hold", "measure", "execute")
         self._copier.close()
+        await self._trial.close()
         self._ticker.stop()
         self._memory.close()
 
@@ -138,6 +149,7 @@ class AsyncAgent:
             host=host_name(),
             host_memory=self._memory.shown(),
             program_form=wire_program.PROGRAM_FORM,
+            version=own_version(),
         )
 
     def welcomed(self, broker_epoch: str) -> None:
@@ -262,7 +274,7 @@ class AsyncAgent:
     def _refuse(
         self, answer: pb.Staged | pb.Settled | pb.Probed, error: RestowError, handoff: int
     ) -> None:
-        answer.reason, answer.detail = error.reason, error.message
+        answer.reason, answer.detail = error.reason, cut(error.message)
         if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
             self._log.info("measuring failed", reason=error.reason, detail=error.message)
             return

@@ -45,6 +45,10 @@ class PeerLostError(AgentError, status="UNAVAILABLE", reason="PEER_LOST"):
     """The peer's process or the way to it is gone."""
 
 
+class MetadataRefusedError(AgentError, status="FAILED_PRECONDITION", reason="METADATA_REFUSED"):
+    """A peer's NIXL metadata is malformed, killed the process that tried it, or is another's."""
+
+
 class ReadFailedError(AgentError, status="INTERNAL", reason="READ_FAILED"):
     """The transport refused or broke a read for another reason than a lost peer."""
 

@@ -32,7 +32,8 @@ class ServedMemory:
         self.scatter = Staging(self._place, settings.staging_bytes)
         self._interfaces = InterfaceWatch()
         self._nixl = self._open_nixl(self.gather)
-        self._mark = HostMark(self.name) if settings.host_reads else None
+        shown = HostRanges.of(self._registered(self.gather))
+        self._mark = HostMark(self.name, shown) if settings.host_reads else None
 
     @property
     def name(self) -> str:
@@ -45,9 +46,7 @@ class ServedMemory:
 
     def shown(self) -> bytes:
         """For processes of the same host. Empty: they read by NIXL."""
-        if self._mark is None:
-            return b""
-        return self._mark.show(HostRanges.of(self._registered(self.gather))).encoded()
+        return b"" if self._mark is None else self._mark.show().encoded()
 
     def open_lane(self) -> list[Transport]:
         """The ways to read from peers, the preferred one first."""

@@ -26,6 +26,9 @@ class AgentSettings:
     """How long a read that failed may take to end by itself."""
     read_threads: int = field(default_factory=_read_threads)
     """Threads that copy a large read between processes of one host: two, or as many as cores."""
+    try_metadata: bool = True
+    """Load a peer's NIXL metadata in another process first, which may die of it. That process is
+    started with the agent, and idle but for each peer's first read."""
     host_reads: bool = field(default_factory=_host_reads)
     """Read other processes of this host, and be read by them, many pieces in one system call. On
     unless UCX is told to leave their memory alone (``UCX_TLS``)."""

@@ -7,6 +7,8 @@ maps a class to a status; nobody parses the text.
 
 from __future__ import annotations
 
+from restow.broker.printable import shown
+
 
 class RestowError(Exception):
     """Base of all typed errors.
@@ -24,10 +26,10 @@ class RestowError(Exception):
         cls.reason = reason or cls.reason
 
     def __init__(self, message: str, **subject: object) -> None:
-        """Keep the message, and everything in ``subject`` as text."""
-        super().__init__(message)
-        self.message = message
-        self.subject = {name: str(value) for name, value in subject.items()}
+        """Keep the message, and everything in ``subject`` as text, printable: it may be others'."""
+        self.message = shown(message)
+        super().__init__(self.message)
+        self.subject = {name: shown(str(value)) for name, value in subject.items()}
 
 
 class LayoutError(RestowError, status="INVALID_ARGUMENT", reason="LAYOUT_INVALID"):
@@ -126,6 +128,14 @@ class RequestError(RestowError, status="INVALID_ARGUMENT", reason="ARGUMENT_INVA
     """A call whose arguments are unusable."""
 
 
+class AddressInvalidError(RestowError, status="INVALID_ARGUMENT", reason="ADDRESS_INVALID"):
+    """Where to connect or to listen is not written as addresses are."""
+
+
+class MessageTooLargeError(RestowError, status="INVALID_ARGUMENT", reason="MESSAGE_TOO_LARGE"):
+    """What is said at once is more than a message may carry: nothing was sent."""
+
+
 class WordUnknownError(RestowError, status="INVALID_ARGUMENT", reason="WORD_UNKNOWN"):
     """A value that is none of the words that a setting or a value has."""
 
@@ -136,6 +146,14 @@ class EngineUnknownError(RestowError, status="NOT_FOUND", reason="ENGINE_UNKNOWN
 
 class EngineReplacedError(RestowError, status="ABORTED", reason="ENGINE_REPLACED"):
     """A newer incarnation of the engine registered; this one has to stop."""
+
+
+class EngineDrainingError(RestowError, status="FAILED_PRECONDITION", reason="ENGINE_DRAINING"):
+    """An engine that is about to leave, and takes part in nothing new."""
+
+
+class EngineConnectedError(RestowError, status="FAILED_PRECONDITION", reason="ENGINE_CONNECTED"):
+    """An engine that is there: what is there is not forgotten."""
 
 
 class AgentUnknownError(RestowError, status="NOT_FOUND", reason="AGENT_UNKNOWN"):
@@ -169,6 +187,10 @@ class HandoffUnknownError(RestowError, status="NOT_FOUND", reason="HANDOFF_UNKNO
     """No handoff of that id is known."""
 
 
+class HandoffAmbiguousError(RestowError, status="INVALID_ARGUMENT", reason="HANDOFF_AMBIGUOUS"):
+    """The beginning of an id is that of several handoffs: type more of it."""
+
+
 class HandoffOwnedError(RestowError, status="ALREADY_EXISTS", reason="HANDOFF_OWNED"):
     """Another engine owns this side of the handoff."""
 
@@ -189,12 +211,20 @@ class QuotaExceededError(RestowError, status="RESOURCE_EXHAUSTED", reason="QUOTA
     """A tenant holds as much as it may, whatever room the broker has for others."""
 
 
+class FirstMessageLateError(RestowError, status="DEADLINE_EXCEEDED", reason="FIRST_MESSAGE_LATE"):
+    """A call whose first message did not come whole in time."""
+
+
 class QueueFullError(RestowError, status="RESOURCE_EXHAUSTED", reason="QUEUE_FULL"):
     """A peer reads too slowly: its queue of messages is full."""
 
 
 class ListenError(RestowError, status="UNAVAILABLE", reason="LISTEN_FAILED"):
     """The broker can't listen on its address: in use, or not of this machine."""
+
+
+class SettingUnknownError(RestowError, status="INVALID_ARGUMENT", reason="SETTING_UNKNOWN"):
+    """A variable or a line of a file that would be a setting, if it were not misspelt."""
 
 
 class ExtraMissingError(RestowError, status="FAILED_PRECONDITION", reason="EXTRA_MISSING"):

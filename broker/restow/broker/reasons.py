@@ -24,6 +24,11 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "An operator gave the handoff up (`restow release`).",
             "Nothing: P's pages are free, and D's when no rank may write to them any more.",
         ),
+        "ABANDONED": Advice(
+            "The router gave the handoff up before D had asked for it, because its client had "
+            "left.",
+            "Nothing: P's pages are free.",
+        ),
         "DECLINED": Advice(
             "D goes on without P's state, for example because it has the prompt cached.",
             "Nothing: P's pages are free.",
@@ -192,6 +197,12 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
         "PROGRAM_INVALID": Advice(
             "The agent was sent a program that would touch bytes outside of its pages.",
             OTHER_VERSION + " If they are, it is a fault of Restow: keep the logs.",
+        ),
+        "METADATA_REFUSED": Advice(
+            "P's NIXL metadata is malformed, ended the process that D's agent loads it in first, "
+            "or is another agent's.",
+            "Restart P's engine, with the same version of NIXL as D's. If it comes again, somebody "
+            "changes metadata on its way: look at who runs the broker and P's host.",
         ),
         "READ_FAILED": Advice(
             "NIXL refused or broke a read for another reason than a lost peer, or P's agent gave "

@@ -30,17 +30,29 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Nothing, if it had ended; else compare the id with what the router gave.",
         ),
         "DIRECTORY_FULL": Advice(
-            "The broker holds as many handoffs as it may.",
-            "See in `restow handoffs` what they wait for; raise `restow serve --max-live`.",
+            "The broker holds as many handoffs, engines or bytes as it may: the message says of "
+            "what.",
+            "See in `restow handoffs` what they wait for; raise `--max-live` or `--max-bytes` of "
+            "`restow serve`.",
         ),
         "QUOTA_EXCEEDED": Advice(
-            "The tenant holds as many handoffs or engines as it may.",
-            "See in `restow handoffs` what they wait for; raise `--tenant-max-live` or "
-            "`--tenant-max-engines` of `restow serve`.",
+            "The tenant holds as many handoffs, engines or bytes as it may: the message says of "
+            "what.",
+            "See in `restow handoffs` what they wait for; raise `--tenant-max-live`, "
+            "`--tenant-max-engines` or `--tenant-max-bytes` of `restow serve`.",
+        ),
+        "MESSAGE_TOO_LARGE": Advice(
+            "What an engine or agent says at once is more than a message may carry: nothing was "
+            "sent.",
+            "Publish in chunks (`final=False`); the message names what is too large.",
         ),
         "QUEUE_FULL": Advice(
             "The engine or agent reads its stream too slowly: it was closed.",
             "Nothing, if it connected again by itself; else look what its process is busy with.",
+        ),
+        "FIRST_MESSAGE_LATE": Advice(
+            "A call's first message did not come whole in time; the call was ended.",
+            "See whether its client was stopped, or what its network is busy with.",
         ),
         "PARAMETERS_INVALID": Advice(
             "A request's `kv_transfer_params` name no handoff, or no side of it.",
@@ -68,6 +80,16 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
         "ENGINE_UNKNOWN": Advice(
             "No engine of that id is registered.",
             "Nothing, if the broker was started anew: engines register again by themselves.",
+        ),
+        "ENGINE_DRAINING": Advice(
+            "The engine is about to leave, and takes part in nothing that began after that.",
+            "Have the router send prompts to another engine; `restow drain --engine ID --off` has "
+            "it take them again.",
+        ),
+        "ENGINE_CONNECTED": Advice(
+            "An engine was to be forgotten that has a session or an agent connected.",
+            "Drain it (`restow drain --engine ID --wait`) and end its processes: it is forgotten "
+            "by itself then.",
         ),
         "SESSION_REPLACED": Advice(
             "The engine opened another stream after this one.",
@@ -117,6 +139,14 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "No broker answers at the address.",
             "Start it with `restow serve`, or name its address: `--broker`, RESTOW_BROKER, or "
             "`broker` in vLLM's extra config.",
+        ),
+        "ADDRESS_INVALID": Advice(
+            "An address is not written as addresses are: it lacks a port, or brackets (IPv6).",
+            "Write it as the message shows.",
+        ),
+        "FORKED": Advice(
+            "A process was forked from one in which sessions, agents or clients had begun.",
+            "Start processes by `spawn` or `forkserver`, or fork before the first one is made.",
         ),
         "NO_WELCOME": Advice(
             "An agent reached the broker and was not let in: its engine has not registered.",

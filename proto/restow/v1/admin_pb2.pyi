@@ -51,7 +51,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     DIGEST_MISMATCHES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     version: builtins.str
-    """Version of the software."""
+    """Version of the software, with its commit."""
     broker_epoch: builtins.str
     """This life of the broker."""
     uptime_s: builtins.float
@@ -126,6 +126,84 @@ class StateCount(google.protobuf.message.Message):
 Global___StateCount: typing_extensions.TypeAlias = StateCount
 
 @typing.final
+class ListTenantsRequest(google.protobuf.message.Message):
+    """Asks for tenants."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListTenantsRequest: typing_extensions.TypeAlias = ListTenantsRequest
+
+@typing.final
+class ListTenantsResponse(google.protobuf.message.Message):
+    """The tenants."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANTS_FIELD_NUMBER: builtins.int
+    LISTED_FIELD_NUMBER: builtins.int
+    listed: builtins.str
+    """Of which tenant engines, agents and handoffs are listed to this caller. Empty: of all."""
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TenantInfo]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        tenants: collections.abc.Iterable[Global___TenantInfo] | None = ...,
+        listed: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["listed", b"listed", "tenants", b"tenants"]) -> None: ...
+
+Global___ListTenantsResponse: typing_extensions.TypeAlias = ListTenantsResponse
+
+@typing.final
+class TenantInfo(google.protobuf.message.Message):
+    """What one tenant has. Its counts begin again when nothing of it is left."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    ENGINES_FIELD_NUMBER: builtins.int
+    HANDOFFS_LIVE_FIELD_NUMBER: builtins.int
+    HANDOFFS_QUARANTINED_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    BYTES_READ_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Its name."""
+    engines: builtins.int
+    """Registered engines."""
+    handoffs_live: builtins.int
+    """Handoffs that have not ended."""
+    handoffs_quarantined: builtins.int
+    """Handoffs that have ended and of which D has not been told, because a rank of its may still write
+    to its pages.
+    """
+    bytes_read: builtins.int
+    """Bytes that destination agents reported as read."""
+    @property
+    def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
+        """Handoffs that ended, by state."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        engines: builtins.int = ...,
+        handoffs_live: builtins.int = ...,
+        handoffs_quarantined: builtins.int = ...,
+        ended: collections.abc.Iterable[Global___StateCount] | None = ...,
+        bytes_read: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes_read", b"bytes_read", "ended", b"ended", "engines", b"engines", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "tenant", b"tenant"]) -> None: ...
+
+Global___TenantInfo: typing_extensions.TypeAlias = TenantInfo
+
+@typing.final
 class ListEnginesRequest(google.protobuf.message.Message):
     """Asks for engines."""
 
@@ -163,6 +241,7 @@ class EngineInfo(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TENANT_FIELD_NUMBER: builtins.int
     ENGINE_ID_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
@@ -175,6 +254,11 @@ class EngineInfo(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     QUANTISATION_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    OPEN_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Whose it is."""
     engine_id: builtins.str
     """Its id."""
     incarnation: builtins.str
@@ -197,6 +281,12 @@ class EngineInfo(google.protobuf.message.Message):
     """The adapter that all its requests go through. Empty: none."""
     quantisation: builtins.str
     """How its weights are quantised. Empty: they are not."""
+    draining: builtins.bool
+    """Whether it takes part in nothing new."""
+    open: builtins.int
+    """Handoffs that it has a side of and that have not ended."""
+    version: builtins.str
+    """Version of the software of its session, as it said. Empty: it did not."""
     @property
     def replaced(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Lives of this id that had not unregistered when another one came, the latest first. Two processes that
@@ -206,6 +296,7 @@ class EngineInfo(google.protobuf.message.Message):
     def __init__(
         self,
         *,
+        tenant: builtins.str = ...,
         engine_id: builtins.str = ...,
         incarnation: builtins.str = ...,
         model: builtins.str = ...,
@@ -218,8 +309,11 @@ class EngineInfo(google.protobuf.message.Message):
         revision: builtins.str = ...,
         adapter: builtins.str = ...,
         quantisation: builtins.str = ...,
+        draining: builtins.bool = ...,
+        open: builtins.int = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "age_s", b"age_s", "agents", b"agents", "draining", b"draining", "engine_id", b"engine_id", "incarnation", b"incarnation", "layout_digest", b"layout_digest", "model", b"model", "open", b"open", "quantisation", b"quantisation", "ranks", b"ranks", "replaced", b"replaced", "revision", b"revision", "session", b"session", "tenant", b"tenant", "version", b"version"]) -> None: ...
 
 Global___EngineInfo: typing_extensions.TypeAlias = EngineInfo
 
@@ -267,6 +361,8 @@ class AgentInfo(google.protobuf.message.Message):
     REGIONS_FIELD_NUMBER: builtins.int
     REGION_BYTES_FIELD_NUMBER: builtins.int
     STAGING_BYTES_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     engine_id: builtins.str
     """Its engine."""
     rank: builtins.int
@@ -279,6 +375,10 @@ class AgentInfo(google.protobuf.message.Message):
     """Bytes of those regions."""
     staging_bytes: builtins.int
     """Bytes of its staging pool."""
+    tenant: builtins.str
+    """Whose it is."""
+    version: builtins.str
+    """Version of its software, as it said. Empty: it did not."""
     def __init__(
         self,
         *,
@@ -288,8 +388,10 @@ class AgentInfo(google.protobuf.message.Message):
         regions: builtins.int = ...,
         region_bytes: builtins.int = ...,
         staging_bytes: builtins.int = ...,
+        tenant: builtins.str = ...,
+        version: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine_id", b"engine_id", "rank", b"rank", "region_bytes", b"region_bytes", "regions", b"regions", "staging_bytes", b"staging_bytes", "tenant", b"tenant", "version", b"version"]) -> None: ...
 
 Global___AgentInfo: typing_extensions.TypeAlias = AgentInfo
 
@@ -301,17 +403,25 @@ class ListHandoffsRequest(google.protobuf.message.Message):
 
     STATE_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    BEGINNING_FIELD_NUMBER: builtins.int
+    ENDED_WITHIN_S_FIELD_NUMBER: builtins.int
     state: restow.v1.broker_pb2.HandoffState.ValueType
     """Only those in this state. Unspecified: all."""
     limit: builtins.int
     """At most so many. 0: 100."""
+    beginning: builtins.str
+    """Only those whose ids begin so. Empty: all."""
+    ended_within_s: builtins.float
+    """Only those that ended in the last so many seconds. 0: all, those under way too."""
     def __init__(
         self,
         *,
         state: restow.v1.broker_pb2.HandoffState.ValueType = ...,
         limit: builtins.int = ...,
+        beginning: builtins.str = ...,
+        ended_within_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["limit", b"limit", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beginning", b"beginning", "ended_within_s", b"ended_within_s", "limit", b"limit", "state", b"state"]) -> None: ...
 
 Global___ListHandoffsRequest: typing_extensions.TypeAlias = ListHandoffsRequest
 
@@ -361,6 +471,8 @@ class HandoffInfo(google.protobuf.message.Message):
     TRANSFER_S_FIELD_NUMBER: builtins.int
     STRATEGIES_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    ENDED_AGO_S_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -393,6 +505,10 @@ class HandoffInfo(google.protobuf.message.Message):
     """What is known of the content: "compared" (both sides named it), "named by P alone", "named by D alone",
     "not named".
     """
+    tenant: builtins.str
+    """Whose it is."""
+    ended_ago_s: builtins.float
+    """Seconds since it ended. Unset: it has not."""
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which its rows travel, each a word that `--strategy` takes (docs/layouts.md explains
@@ -418,9 +534,13 @@ class HandoffInfo(google.protobuf.message.Message):
         transfer_s: builtins.float | None = ...,
         strategies: collections.abc.Iterable[builtins.str] | None = ...,
         content: builtins.str = ...,
+        tenant: builtins.str = ...,
+        ended_ago_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "ended_ago_s", b"ended_ago_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ended_ago_s", b"_ended_ago_s"]) -> typing.Literal["ended_ago_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_lease_s", b"_lease_s"]) -> typing.Literal["lease_s"] | None: ...
     @typing.overload
@@ -540,6 +660,118 @@ class SetDrainingResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["granted", b"granted"]) -> None: ...
 
 Global___SetDrainingResponse: typing_extensions.TypeAlias = SetDrainingResponse
+
+@typing.final
+class DrainEngineRequest(google.protobuf.message.Message):
+    """Begins or ends draining of an engine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """Its id."""
+    draining: builtins.bool
+    """Whether it is to take nothing new any more."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+        draining: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "engine_id", b"engine_id"]) -> None: ...
+
+Global___DrainEngineRequest: typing_extensions.TypeAlias = DrainEngineRequest
+
+@typing.final
+class DrainEngineResponse(google.protobuf.message.Message):
+    """What is left to it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    open: builtins.int
+    """Handoffs that it has a side of and that have not ended. 0: it may be stopped."""
+    def __init__(
+        self,
+        *,
+        open: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["open", b"open"]) -> None: ...
+
+Global___DrainEngineResponse: typing_extensions.TypeAlias = DrainEngineResponse
+
+@typing.final
+class ForgetEngineRequest(google.protobuf.message.Message):
+    """Forgets an engine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id"]) -> None: ...
+
+Global___ForgetEngineRequest: typing_extensions.TypeAlias = ForgetEngineRequest
+
+@typing.final
+class ForgetEngineResponse(google.protobuf.message.Message):
+    """The engine is forgotten."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENDED_FIELD_NUMBER: builtins.int
+    ended: builtins.int
+    """Handoffs that ended with it."""
+    def __init__(
+        self,
+        *,
+        ended: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended"]) -> None: ...
+
+Global___ForgetEngineResponse: typing_extensions.TypeAlias = ForgetEngineResponse
+
+@typing.final
+class AbandonHandoffRequest(google.protobuf.message.Message):
+    """Gives up what nobody has asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff's id. P need not have published it: then what it publishes has ended already."""
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["handoff_id", b"handoff_id"]) -> None: ...
+
+Global___AbandonHandoffRequest: typing_extensions.TypeAlias = AbandonHandoffRequest
+
+@typing.final
+class AbandonHandoffResponse(google.protobuf.message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    state: restow.v1.broker_pb2.HandoffState.ValueType
+    """CANCELLED, or how it had ended; WAITING, READY, STAGING or READING of one that D has asked for."""
+    def __init__(
+        self,
+        *,
+        state: restow.v1.broker_pb2.HandoffState.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+
+Global___AbandonHandoffResponse: typing_extensions.TypeAlias = AbandonHandoffResponse
 
 @typing.final
 class ProbePairRequest(google.protobuf.message.Message):

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class AdminStub(object):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     def __init__(self, channel):
@@ -40,6 +41,11 @@ class AdminStub(object):
                 '/restow.v1.Admin/GetStatus',
                 request_serializer=restow_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/restow.v1.Admin/ListTenants',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
         self.ListEngines = channel.unary_unary(
                 '/restow.v1.Admin/ListEngines',
@@ -86,15 +92,38 @@ class AdminStub(object):
                 request_serializer=restow_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.SetDrainingResponse.FromString,
                 _registered_method=True)
+        self.DrainEngine = channel.unary_unary(
+                '/restow.v1.Admin/DrainEngine',
+                request_serializer=restow_dot_v1_dot_admin__pb2.DrainEngineRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.DrainEngineResponse.FromString,
+                _registered_method=True)
+        self.ForgetEngine = channel.unary_unary(
+                '/restow.v1.Admin/ForgetEngine',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.FromString,
+                _registered_method=True)
+        self.AbandonHandoff = channel.unary_unary(
+                '/restow.v1.Admin/AbandonHandoff',
+                request_serializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     def GetStatus(self, request, context):
         """Figures of the whole broker, or of the operator's tenant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTenants(self, request, context):
+        """The tenants that have engines or handoffs, by name; to an operator of one tenant, that one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,7 +151,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetHandoff(self, request, context):
-        """One handoff with its timeline. Engines may ask it too.
+        """One handoff with its timeline. Engines and routers may ask it too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -165,6 +194,31 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainEngine(self, request, context):
+        """Have one engine take part in nothing that begins from now on (ENGINE_DRAINING), or again. What began
+        before goes on to its end. The broker forgets it with the engine, and when it starts anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetEngine(self, request, context):
+        """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
+        ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbandonHandoff(self, request, context):
+        """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
+        request: it ends CANCELLED, ABANDONED, and P has its pages back at once, or when it publishes, if it
+        has not. One that D has asked for stays as it is, and D gives it up. For operators and routers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -172,6 +226,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=restow_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ListTenantsRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ListTenantsResponse.SerializeToString,
             ),
             'ListEngines': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEngines,
@@ -218,6 +277,21 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=restow_dot_v1_dot_admin__pb2.SetDrainingRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.SetDrainingResponse.SerializeToString,
             ),
+            'DrainEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainEngine,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.DrainEngineRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.DrainEngineResponse.SerializeToString,
+            ),
+            'ForgetEngine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetEngine,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.SerializeToString,
+            ),
+            'AbandonHandoff': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbandonHandoff,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.AbandonHandoffResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'restow.v1.Admin', rpc_method_handlers)
@@ -228,7 +302,8 @@ def add_AdminServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     @staticmethod
@@ -248,6 +323,33 @@ class Admin(object):
             '/restow.v1.Admin/GetStatus',
             restow_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ListTenants',
+            restow_dot_v1_dot_admin__pb2.ListTenantsRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ListTenantsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -491,6 +593,87 @@ class Admin(object):
             '/restow.v1.Admin/SetDraining',
             restow_dot_v1_dot_admin__pb2.SetDrainingRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.SetDrainingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/DrainEngine',
+            restow_dot_v1_dot_admin__pb2.DrainEngineRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.DrainEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetEngine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ForgetEngine',
+            restow_dot_v1_dot_admin__pb2.ForgetEngineRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ForgetEngineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbandonHandoff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/AbandonHandoff',
+            restow_dot_v1_dot_admin__pb2.AbandonHandoffRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.AbandonHandoffResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,22 @@ _AdminGetStatusType = typing_extensions.TypeVar(
     ],
 )
 
+_AdminListTenantsType = typing_extensions.TypeVar(
+    '_AdminListTenantsType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListTenantsRequest,
+        restow.v1.admin_pb2.ListTenantsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListTenantsRequest,
+        restow.v1.admin_pb2.ListTenantsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListTenantsRequest,
+        restow.v1.admin_pb2.ListTenantsResponse,
+    ],
+)
+
 _AdminListEnginesType = typing_extensions.TypeVar(
     '_AdminListEnginesType',
     grpc.UnaryUnaryMultiCallable[
@@ -185,9 +201,58 @@ _AdminSetDrainingType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType]):
+_AdminDrainEngineType = typing_extensions.TypeVar(
+    '_AdminDrainEngineType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.DrainEngineRequest,
+        restow.v1.admin_pb2.DrainEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.DrainEngineRequest,
+        restow.v1.admin_pb2.DrainEngineResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.DrainEngineRequest,
+        restow.v1.admin_pb2.DrainEngineResponse,
+    ],
+)
+
+_AdminForgetEngineType = typing_extensions.TypeVar(
+    '_AdminForgetEngineType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetEngineRequest,
+        restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetEngineRequest,
+        restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetEngineRequest,
+        restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+)
+
+_AdminAbandonHandoffType = typing_extensions.TypeVar(
+    '_AdminAbandonHandoffType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AbandonHandoffRequest,
+        restow.v1.admin_pb2.AbandonHandoffResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AbandonHandoffRequest,
+        restow.v1.admin_pb2.AbandonHandoffResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AbandonHandoffRequest,
+        restow.v1.admin_pb2.AbandonHandoffResponse,
+    ],
+)
+
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     @typing.overload
@@ -195,6 +260,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.GetStatusRequest,
             restow.v1.admin_pb2.GetStatusResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListTenantsRequest,
+            restow.v1.admin_pb2.ListTenantsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListEnginesRequest,
@@ -231,6 +300,18 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.SetDrainingRequest,
             restow.v1.admin_pb2.SetDrainingResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.DrainEngineRequest,
+            restow.v1.admin_pb2.DrainEngineResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ForgetEngineRequest,
+            restow.v1.admin_pb2.ForgetEngineResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.AbandonHandoffRequest,
+            restow.v1.admin_pb2.AbandonHandoffResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -241,6 +322,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.GetStatusResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListTenantsRequest,
+            restow.v1.admin_pb2.ListTenantsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListEnginesRequest,
             restow.v1.admin_pb2.ListEnginesResponse,
         ],
@@ -276,10 +361,25 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
             restow.v1.admin_pb2.SetDrainingRequest,
             restow.v1.admin_pb2.SetDrainingResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.DrainEngineRequest,
+            restow.v1.admin_pb2.DrainEngineResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ForgetEngineRequest,
+            restow.v1.admin_pb2.ForgetEngineResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.AbandonHandoffRequest,
+            restow.v1.admin_pb2.AbandonHandoffResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetStatus: _AdminGetStatusType
     """Figures of the whole broker, or of the operator's tenant."""
+
+    ListTenants: _AdminListTenantsType
+    """The tenants that have engines or handoffs, by name; to an operator of one tenant, that one."""
 
     ListEngines: _AdminListEnginesType
     """The registered engines, by id."""
@@ -291,7 +391,7 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
     """Handoffs, the newest first."""
 
     GetHandoff: _AdminGetHandoffType
-    """One handoff with its timeline. Engines may ask it too."""
+    """One handoff with its timeline. Engines and routers may ask it too."""
 
     ListCosts: _AdminListCostsType
     """What reading and copying was measured to cost, by pair of hosts."""
@@ -312,10 +412,30 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListEnginesType, _Admi
     SetDraining: _AdminSetDrainingType
     """Grant nothing any more, or again. What is asked for waits. For operators of all tenants."""
 
+    DrainEngine: _AdminDrainEngineType
+    """Have one engine take part in nothing that begins from now on (ENGINE_DRAINING), or again. What began
+    before goes on to its end. The broker forgets it with the engine, and when it starts anew.
+    """
+
+    ForgetEngine: _AdminForgetEngineType
+    """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
+    ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
+    """
+
+    AbandonHandoff: _AdminAbandonHandoffType
+    """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
+    request: it ends CANCELLED, ABANDONED, and P has its pages back at once, or when it publishes, if it
+    has not. One that D has asked for stays as it is, and D gives it up. For operators and routers.
+    """
+
 AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.GetStatusRequest,
         restow.v1.admin_pb2.GetStatusResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListTenantsRequest,
+        restow.v1.admin_pb2.ListTenantsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ListEnginesRequest,
@@ -353,11 +473,24 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
         restow.v1.admin_pb2.SetDrainingRequest,
         restow.v1.admin_pb2.SetDrainingResponse,
     ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.DrainEngineRequest,
+        restow.v1.admin_pb2.DrainEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ForgetEngineRequest,
+        restow.v1.admin_pb2.ForgetEngineResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.AbandonHandoffRequest,
+        restow.v1.admin_pb2.AbandonHandoffResponse,
+    ],
 ]
 
 class AdminServicer(metaclass=abc.ABCMeta):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
-    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default".
+    tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
+    take "*" too: those of all tenants.
     """
 
     @abc.abstractmethod
@@ -367,6 +500,14 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.GetStatusResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetStatusResponse]]:
         """Figures of the whole broker, or of the operator's tenant."""
+
+    @abc.abstractmethod
+    def ListTenants(
+        self,
+        request: restow.v1.admin_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ListTenantsResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListTenantsResponse]]:
+        """The tenants that have engines or handoffs, by name; to an operator of one tenant, that one."""
 
     @abc.abstractmethod
     def ListEngines(
@@ -398,7 +539,7 @@ class AdminServicer(metaclass=abc.ABCMeta):
         request: restow.v1.admin_pb2.GetHandoffRequest,
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.GetHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetHandoffResponse]]:
-        """One handoff with its timeline. Engines may ask it too."""
+        """One handoff with its timeline. Engines and routers may ask it too."""
 
     @abc.abstractmethod
     def ListCosts(
@@ -443,5 +584,36 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.SetDrainingResponse, collections.abc.Awaitable[restow.v1.admin_pb2.SetDrainingResponse]]:
         """Grant nothing any more, or again. What is asked for waits. For operators of all tenants."""
+
+    @abc.abstractmethod
+    def DrainEngine(
+        self,
+        request: restow.v1.admin_pb2.DrainEngineRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.DrainEngineResponse, collections.abc.Awaitable[restow.v1.admin_pb2.DrainEngineResponse]]:
+        """Have one engine take part in nothing that begins from now on (ENGINE_DRAINING), or again. What began
+        before goes on to its end. The broker forgets it with the engine, and when it starts anew.
+        """
+
+    @abc.abstractmethod
+    def ForgetEngine(
+        self,
+        request: restow.v1.admin_pb2.ForgetEngineRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ForgetEngineResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ForgetEngineResponse]]:
+        """Forget an engine that is gone, without waiting for --engine-idle-s. What is open of it ends,
+        ENGINE_LOST. Refused with ENGINE_CONNECTED while it has a session or an agent.
+        """
+
+    @abc.abstractmethod
+    def AbandonHandoff(
+        self,
+        request: restow.v1.admin_pb2.AbandonHandoffRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.AbandonHandoffResponse, collections.abc.Awaitable[restow.v1.admin_pb2.AbandonHandoffResponse]]:
+        """Give a handoff up that nobody has asked for, as when the client has left before D was sent its
+        request: it ends CANCELLED, ABANDONED, and P has its pages back at once, or when it publishes, if it
+        has not. One that D has asked for stays as it is, and D gives it up. For operators and routers.
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

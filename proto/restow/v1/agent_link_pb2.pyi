@@ -118,6 +118,7 @@ class Hello(google.protobuf.message.Message):
     HOST_FIELD_NUMBER: builtins.int
     HOST_MEMORY_FIELD_NUMBER: builtins.int
     PROGRAM_FORM_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
@@ -137,6 +138,10 @@ class Hello(google.protobuf.message.Message):
     program_form: builtins.int
     """The form of the programs that it reads, which both sides must share: 2, a list of steps. 0, of
     agents that do not say, is refused like any other: AGENT_RELEASE_DIFFERS.
+    """
+    version: builtins.str
+    """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
+    does not say, or is no software of Restow's.
     """
     @property
     def engine(self) -> restow.v1.broker_pb2.EngineRef:
@@ -158,9 +163,10 @@ class Hello(google.protobuf.message.Message):
         host: builtins.str = ...,
         host_memory: builtins.bytes = ...,
         program_form: builtins.int = ...,
+        version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_name", b"agent_name", "engine", b"engine", "host", b"host", "host_memory", b"host_memory", "nixl_metadata", b"nixl_metadata", "program_form", b"program_form", "rank", b"rank", "regions", b"regions", "staging_bytes", b"staging_bytes", "version", b"version"]) -> None: ...
 
 Global___Hello: typing_extensions.TypeAlias = Hello
 
@@ -173,32 +179,23 @@ class HostMemory(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     MARK_ADDRESS_FIELD_NUMBER: builtins.int
     MARK_FIELD_NUMBER: builtins.int
-    BEGIN_FIELD_NUMBER: builtins.int
-    END_FIELD_NUMBER: builtins.int
     pid: builtins.int
     """Its process, as its own namespace numbers it."""
     mark_address: builtins.int
     """Where its mark stands for as long as its memory may be read."""
     mark: builtins.bytes
-    """The mark, which is nowhere else: "restow host memory 1", a zero, 16 random bytes, the agent's name."""
-    @property
-    def begin(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Where each range of memory that may be read begins; the ranges rise and lie apart."""
-
-    @property
-    def end(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Where each ends."""
-
+    """The mark, which is nowhere else: "restow host memory 2", a zero, 16 random bytes, the agent's name.
+    Behind it, in that memory, stands what may be read: the number of ranges and, of each, where it
+    begins and ends, all int64 as the machine has them. The mark begins a mapping "restow-mark".
+    """
     def __init__(
         self,
         *,
         pid: builtins.int = ...,
         mark_address: builtins.int = ...,
         mark: builtins.bytes = ...,
-        begin: collections.abc.Iterable[builtins.int] | None = ...,
-        end: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begin", b"begin", "end", b"end", "mark", b"mark", "mark_address", b"mark_address", "pid", b"pid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mark", b"mark", "mark_address", b"mark_address", "pid", b"pid"]) -> None: ...
 
 Global___HostMemory: typing_extensions.TypeAlias = HostMemory
 
@@ -283,7 +280,9 @@ class Settled(google.protobuf.message.Message):
     elapsed_us: builtins.int
     """Microseconds from the receipt of the order to the last byte in place."""
     reason: builtins.str
-    """Stable reason of a failure. Empty: every byte is in place."""
+    """Stable reason of a failure: A to Z, 0 to 9 and _, else it counts as INTERNAL. Empty: every byte
+    is in place.
+    """
     detail: builtins.str
     """The reason in words."""
     compared: builtins.bool

@@ -96,6 +96,11 @@ class RegisterEngineRequest(google.protobuf.message.Message):
 
     ENGINE_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    version: builtins.str
+    """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
+    does not say, or is no software of Restow's.
+    """
     @property
     def engine(self) -> Global___EngineRef:
         """Who registers."""
@@ -109,9 +114,10 @@ class RegisterEngineRequest(google.protobuf.message.Message):
         *,
         engine: Global___EngineRef | None = ...,
         layout: restow.v1.layout_pb2.Layout | None = ...,
+        version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout", "version", b"version"]) -> None: ...
 
 Global___RegisterEngineRequest: typing_extensions.TypeAlias = RegisterEngineRequest
 
@@ -189,7 +195,9 @@ class BlockList(google.protobuf.message.Message):
     chunks. 0: from the beginning.
     """
     block_ids: builtins.bytes
-    """Ids as packed little-endian int32. Empty: none."""
+    """Ids as packed little-endian int32. Empty: none. A list holds at most 1048576, all lists of a
+    publication 4194304. A broker takes no message of more than 16 MiB: publish longer in chunks.
+    """
     def __init__(
         self,
         *,
@@ -384,6 +392,22 @@ class Decline(google.protobuf.message.Message):
 Global___Decline: typing_extensions.TypeAlias = Decline
 
 @typing.final
+class Drain(google.protobuf.message.Message):
+    """The engine takes part in nothing that begins from now on: new publications and demands of its are
+    refused, ENGINE_DRAINING. What began before goes on: what it has published or asked for, what the
+    other side has, and chunks, repetitions and renewals. To be said again on another stream, after all
+    else.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___Drain: typing_extensions.TypeAlias = Drain
+
+@typing.final
 class EngineMessage(google.protobuf.message.Message):
     """One message of an engine."""
 
@@ -395,6 +419,7 @@ class EngineMessage(google.protobuf.message.Message):
     RENEW_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
     DECLINE_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -417,6 +442,10 @@ class EngineMessage(google.protobuf.message.Message):
     def decline(self) -> Global___Decline:
         """D does without."""
 
+    @property
+    def drain(self) -> Global___Drain:
+        """The engine is about to leave."""
+
     def __init__(
         self,
         *,
@@ -426,10 +455,11 @@ class EngineMessage(google.protobuf.message.Message):
         renew: Global___Renewal | None = ...,
         cancel: Global___Cancellation | None = ...,
         decline: Global___Decline | None = ...,
+        drain: Global___Drain | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 

@@ -31,6 +31,9 @@ class BrokerStub(object):
     with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
     broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
     may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
+    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
+    any script; no control characters, line ends, or marks that turn text or take no room.
+    Details are free text, of which 1 KiB is kept, with escapes (\x1b) for what is not printable.
     """
 
     def __init__(self, channel):
@@ -77,11 +80,16 @@ class BrokerServicer(object):
     with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
     broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
     may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
+    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
+    any script; no control characters, line ends, or marks that turn text or take no room.
+    Details are free text, of which 1 KiB is kept, with escapes (\x1b) for what is not printable.
     """
 
     def RegisterEngine(self, request, context):
         """Announces an engine and its layout. Refused unless the ranks together hold every element.
         Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
+        An engine that has neither a session nor an agent nor a handoff under way is forgotten after
+        --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,6 +177,9 @@ class Broker(object):
     with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
     broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
     may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
+    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
+    any script; no control characters, line ends, or marks that turn text or take no room.
+    Details are free text, of which 1 KiB is kept, with escapes (\x1b) for what is not printable.
     """
 
     @staticmethod

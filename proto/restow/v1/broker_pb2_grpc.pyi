@@ -127,6 +127,9 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
     broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
     may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
+    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
+    any script; no control characters, line ends, or marks that turn text or take no room.
+    Details are free text, of which 1 KiB is kept, with escapes (\\x1b) for what is not printable.
     """
 
     @typing.overload
@@ -188,6 +191,8 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     RegisterEngine: _BrokerRegisterEngineType
     """Announces an engine and its layout. Refused unless the ranks together hold every element.
     Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
+    An engine that has neither a session nor an agent nor a handoff under way is forgotten after
+    --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
     """
 
     UnregisterEngine: _BrokerUnregisterEngineType
@@ -238,6 +243,9 @@ class BrokerServicer(metaclass=abc.ABCMeta):
     with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
     broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
     may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
+    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
+    any script; no control characters, line ends, or marks that turn text or take no room.
+    Details are free text, of which 1 KiB is kept, with escapes (\\x1b) for what is not printable.
     """
 
     @abc.abstractmethod
@@ -248,6 +256,8 @@ class BrokerServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[restow.v1.broker_pb2.RegisterEngineResponse, collections.abc.Awaitable[restow.v1.broker_pb2.RegisterEngineResponse]]:
         """Announces an engine and its layout. Refused unless the ranks together hold every element.
         Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
+        An engine that has neither a session nor an agent nor a handoff under way is forgotten after
+        --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
         """
 
     @abc.abstractmethod

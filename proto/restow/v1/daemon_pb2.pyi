@@ -61,7 +61,11 @@ class SharedRegion(google.protobuf.message.Message):
     name: builtins.str
     """Name of the region in the rank's layout."""
     shared_memory: builtins.str
-    """Name of the shared-memory object, without a slash. Empty: the region lies on a CUDA device."""
+    """Name of the shared-memory object, without a slash. Empty: the region lies on a CUDA device. One
+    that begins with "restow-mem-" is removed when no process holds a shared lock (flock) on it any
+    more: who makes or maps such an object takes the lock before, and holds it as long. Objects of other
+    names are their maker's to remove.
+    """
     offset_bytes: builtins.int
     """Bytes from the beginning of the object or the allocation to page 0."""
     page_count: builtins.int

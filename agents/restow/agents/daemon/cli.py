@@ -8,14 +8,14 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import structlog
 import uvloop
 
 from restow.agents.daemon.server import AgentDaemon
 from restow.agents.settings import AgentSettings
-from restow.broker.client.channel import broker_address
+from restow.broker.client.channel import broker_address, channel_options
 from restow.broker.client.credentials import Credentials
 from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
 
 
 def run_agent_daemon(
@@ -27,12 +27,16 @@ def run_agent_daemon(
 ) -> None:
     """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
 
-    ``credentials`` None: those of the environment. Raises `SocketInUseError`, a `TrustError`
-    for credentials that can't be used, `TransportFailedError` when the host's interfaces are gone.
+    ``credentials`` None: those of the environment. Raises `AddressInvalidError`,
+    `SocketInUseError`, `ListenError`, a `TrustError` for credentials that can't be used,
+    `TransportFailedError` when the host's interfaces are gone.
     """
     credentials = credentials or Credentials.of()
+    # Engines come later: what is wrong with the address and with files is told now.
+    broker_address(broker)
+    channel_options()
     if credentials.secure:
-        credentials.for_channel()  # Engines come later: what is wrong with files is told now.
+        credentials.for_channel()
     settings = AgentSettings()
     if read_threads is not None:
         settings = replace(settings, read_threads=read_threads)
@@ -47,7 +51,7 @@ async def _serve(
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    log = structlog.get_logger("restow.daemon")
+    log = get_logger("restow.daemon")
     losses: list[RestowError] = []
 
     def lose(error: RestowError) -> None:

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
 
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
+from restow.agents.memory.held_names import remove_left
 from restow.agents.memory.shared_regions import OpenedRegions
 from restow.agents.settings import AgentSettings
 from restow.broker.client.credentials import Credentials
-from restow.broker.errors import RequestError, RestowError
+from restow.broker.client.own_process import OWN_PROCESS
+from restow.broker.errors import ListenError, RequestError, RestowError
+from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
+from restow.broker.rpc.sizes import MAX_TO_BROKER_BYTES
 from restow.broker.rpc.status import ErrorInterceptor
 from restow.v1 import daemon_pb2 as pb
 from restow.v1 import daemon_pb2_grpc
 
 WELCOME_S = 30.0
+SWEEP_S = 5.0
+"""How often it looks for memory that dead engines left: some die after their stream."""
 STOP_GRACE_S = 1.0
+MAX_PATH_BYTES = 107
+"""What Linux has in a `sockaddr_un`."""
+SERVER_OPTIONS = (("grpc.max_receive_message_length", MAX_TO_BROKER_BYTES), *SERVER_PINGS)
 
 
 class SocketInUseError(AgentError, status="ALREADY_EXISTS", reason="SOCKET_IN_USE"):
@@ -52,26 +62,56 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         self._credentials = credentials or Credentials.of()
         self._on_lost = on_lost
         self._stopping = asyncio.Event()
+        self._gone = asyncio.Event()
+        """A rank's stream has ended."""
+        self._sweeper: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Listen. Raises `SocketInUseError`."""
-        await self._take_path()
+        """Listen.
+
+        Raises `SocketInUseError`, `ListenError`, and `ForkedError` in a process forked too late.
+        """
+        OWN_PROCESS.check()
+        try:
+            await self._take_path()
+        except OSError as error:
+            raise self._unusable(error.strerror or str(error)) from None
         interceptors = [ErrorInterceptor(), ParsingInterceptor()]
-        server = grpc.aio.server(options=SERVER_PINGS, interceptors=interceptors)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         daemon_pb2_grpc.add_AgentDaemonServicer_to_server(self, server)
         # The socket's mode is all its protection, so there is no moment with another one.
         before = os.umask(0o177)
         try:
             server.add_insecure_port(f"unix:{self._path}")
             await server.start()
+        except RuntimeError as error:
+            raise self._unusable(str(error)) from None
         finally:
             os.umask(before)
         self._server = server
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Remove the shared memory of engines that are gone, for as long as the daemon lives."""
+        log = get_logger("restow.daemon")
+        while True:
+            # To give many gigabytes back takes a while.
+            if removed := await asyncio.to_thread(remove_left):
+                log.info("removed shared memory of engines that are gone", names=removed)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_S):
+                    await self._gone.wait()
+            self._gone.clear()
 
     async def close(self) -> None:
         """Let all ranks go, and stop listening. May be repeated."""
+        OWN_PROCESS.check()
         self._stopping.set()
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.cancel()
+            await asyncio.gather(sweeper, return_exceptions=True)
         server, self._server = self._server, None
         if server is not None:
             await server.stop(STOP_GRACE_S)
@@ -88,7 +128,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             raise RequestError("the first message of a rank must be Attach")
         attach = first.messages[0].attach
         unfenced: asyncio.Queue[str | None] = asyncio.Queue()
-        with OpenedRegions(attach.regions) as regions:
+        with self._leaving(), OpenedRegions(attach.regions) as regions:
             agent = AsyncAgent(
                 self._broker,
                 attach.engine.engine_id,
@@ -114,6 +154,14 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         if self._stopping.is_set():
             raise AgentClosedError("the daemon ends")
 
+    @contextlib.contextmanager
+    def _leaving(self) -> Iterator[None]:
+        """Have memory looked after when a rank has been let go."""
+        try:
+            yield
+        finally:
+            self._gone.set()
+
     async def _until_over(
         self, agent: AsyncAgent, requests: AsyncIterator[pb.ServeRequest]
     ) -> None:
@@ -127,6 +175,13 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             listening.cancel()
             stopping.cancel()
             await asyncio.gather(listening, stopping, return_exceptions=True)
+
+    def _unusable(self, why: str) -> ListenError:
+        return ListenError(
+            f"can't listen on socket {self._path}: its folder must be there, this user must be "
+            f"allowed to write there, and the path has room for {MAX_PATH_BYTES} bytes ({why})",
+            socket=self._path,
+        )
 
     async def _take_path(self) -> None:
         """Remove the socket of a daemon that is no more."""

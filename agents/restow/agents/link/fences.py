@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-import structlog
+from restow.broker.logs import get_logger
+from restow.broker.rpc.sizes import check_size
 
 MAX_FENCES = 1 << 17
+
+
+def check_fence(handoff_id: str) -> None:
+    """Raise `MessageTooLargeError` for an id that can't be sent."""
+    check_size("the id of a handoff", len(handoff_id.encode()))
 
 
 class DeviceEvent(Protocol):
@@ -32,7 +38,9 @@ class Fences:
         """Say it when the work before ``event`` is done; without one, now.
 
         If that work failed, nothing is said: the handoff ends by its time limit, and not well.
+        Raises as `check_fence`.
         """
+        check_fence(handoff_id)
         if event is None:
             self._say_and_keep(handoff_id)
             return
@@ -59,7 +67,7 @@ class Fences:
             # The waiting is done on a thread.
             await asyncio.to_thread(event.synchronize)
         except RuntimeError as error:
-            log = structlog.get_logger("restow.agent")
+            log = get_logger("restow.agent")
             log.error("no fence: the device failed", handoff_id=handoff_id, detail=str(error))
             return
         self._say_and_keep(handoff_id)

@@ -10,21 +10,23 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import grpc
-import structlog
 
 from restow.broker.client.backoff import Backoff
 from restow.broker.client.channel import CONNECT_S, RenewedChannel
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.diagnosis import explained_soon
 from restow.broker.client.errors import NoWelcomeError, from_rpc_error, unreachable
-from restow.broker.errors import RestowError
+from restow.broker.errors import MessageTooLargeError, RestowError
+from restow.broker.logs import get_logger
+from restow.broker.rpc.sizes import Sized, check_size, take_batch
 from restow.broker.trust.errors import TrustError
 
 MAX_BATCH = 1024
 UNKNOWN_PAUSE_S = 0.25
 _MAY_PASS = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"})
 
-Message = TypeVar("Message")
-Request = TypeVar("Request")
+Message = TypeVar("Message", bound=Sized)
+Request = TypeVar("Request", bound=Sized)
 Response = TypeVar("Response")
 
 
@@ -44,7 +46,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         self._was_open = False
         self._backoff = Backoff()
         self._runner: asyncio.Task[None] | None = None
-        self._log = structlog.get_logger(log_name).bind(address=address)
+        self._log = get_logger(log_name).bind(address=address)
 
     @abstractmethod
     def call(self, channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[Request, Response]:
@@ -71,7 +73,8 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
         Raises `BrokerCallError` with the other side's reason if it refuses, and
         `BrokerUnreachableError` if nobody answers within ``timeout_s``, `NoWelcomeError` if
-        somebody does who waits for the engine, and a `TrustError` for files that can't be used.
+        somebody does who waits for the engine, a `TrustError` for files that can't be used, and
+        `MessageTooLargeError` for an introduction that can't be sent.
         """
         runner = self._runner = asyncio.create_task(self._run())
         welcome = asyncio.create_task(self._open.wait())
@@ -82,7 +85,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             welcome.cancel()
             refusal = self.refusal or self._late(timeout_s)
             await self.close()
-            raise refusal
+            raise await explained_soon(refusal, self._address, self._credentials)
 
     @property
     def is_open(self) -> bool:
@@ -132,7 +135,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
                     self._log.warning("the other side ended the stream")
                 except grpc.aio.AioRpcError as error:
                     self._broke(from_rpc_error(error, self._address, self._credentials.secure))
-                except TrustError as error:
+                except (TrustError, MessageTooLargeError) as error:
                     self._broke(error)
                 finally:
                     self._connected = False
@@ -174,6 +177,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         opening = await self.opening()
+        check_size("what an agent begins with", opening.ByteSize())
         self._outbox.clear()
         call = self.call(channel)
         writer = asyncio.create_task(self._write(call, opening))
@@ -193,5 +197,4 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
             while not self._outbox:
                 self._wake.clear()
                 await self._wake.wait()
-            count = min(len(self._outbox), MAX_BATCH)
-            await call.write(self.batch([self._outbox.popleft() for _ in range(count)]))
+            await call.write(self.batch(take_batch(self._outbox, MAX_BATCH)))

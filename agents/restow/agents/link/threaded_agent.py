@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, Self, TypeVar
 
 from restow.agents.errors import AgentClosedError
-from restow.agents.link.fences import DeviceEvent
+from restow.agents.link.fences import DeviceEvent, check_fence
 from restow.broker.client.loop_thread import LoopThread
 
 
@@ -50,7 +50,8 @@ class ThreadedAgent(Generic[OnLoop]):
 
         Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
         if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here, a
-        `TrustError` for credentials that can't be used.
+        `TrustError` for credentials that can't be used; like all methods `ForkedError` in a process
+        that was forked after the first agent, session or client.
         """
         try:
             thread, agent = self._opened()
@@ -64,8 +65,9 @@ class ThreadedAgent(Generic[OnLoop]):
 
         ``event`` is what the engine recorded after its last write to the pages: the agent waits
         for it, while this returns at once. Raises `AgentClosedError` before `start` and after
-        `close`.
+        `close`, and as `check_fence`.
         """
+        check_fence(handoff_id)
         thread, agent = self._thread, self._agent
         if thread is None or agent is None:
             raise self._closed()

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
-import secrets
 from dataclasses import dataclass
 from typing import Self
 
 from restow.agents.errors import RegionInvalidError
+from restow.agents.memory import held_names
 from restow.agents.memory.regions import RegionMemory, address_of, check_inside
-
-FOLDER = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 
 
 class SharedMemory:
     """A POSIX shared-memory object, mapped. The one who created it removes its name on `close`.
 
     Unlike `multiprocessing.shared_memory`, attaching leaves the object to its owner: no resource
-    tracker removes it when an attached process ends.
+    tracker removes it when an attached process ends. What a killed owner leaves, and nobody has
+    mapped any more, is removed by the host's daemon, or where room is short.
     """
 
     def __init__(self, name: str, size_bytes: int, mapping: mmap.mmap, owned: bool) -> None:
@@ -34,9 +34,10 @@ class SharedMemory:
     def create(cls, size_bytes: int, name: str | None = None) -> SharedMemory:
         """A new object of zeroes, readable by this user only; without a name it gets a random one.
 
-        Raises `RegionInvalidError` if the name exists or the size is not positive.
+        One of a given name stays when its owner is killed. Raises `RegionInvalidError` if the name
+        exists or the size is not positive.
         """
-        name = name or f"restow-{secrets.token_hex(8)}"
+        wanted, name = name, name or held_names.new_name()
         if size_bytes < 1:
             raise RegionInvalidError(f"shared memory {name} of {size_bytes} bytes", name=name)
         try:
@@ -46,7 +47,9 @@ class SharedMemory:
                 f"shared memory {name} can't be created: {error.strerror}", name=name
             ) from None
         try:
-            os.posix_fallocate(fd, 0, size_bytes)  # fails here instead of by SIGBUS later
+            if not held_names.hold(fd, name):  # taken for one that was left, before it was held
+                return cls.create(size_bytes, wanted)
+            _allocate(fd, size_bytes)
             mapping = mmap.mmap(fd, size_bytes)
         except OSError as error:
             os.unlink(_path(name))
@@ -68,6 +71,11 @@ class SharedMemory:
                 f"shared memory {name} can't be attached: {error.strerror}", name=name
             ) from None
         try:
+            if not held_names.hold(fd, name):
+                raise RegionInvalidError(
+                    f"shared memory {name} can't be attached: the process that had it is gone",
+                    name=name,
+                )
             size_bytes = os.fstat(fd).st_size
             mapping = mmap.mmap(fd, size_bytes)
         except (OSError, ValueError) as error:
@@ -133,7 +141,17 @@ class SharedRegion:
         )
 
 
+def _allocate(fd: int, size_bytes: int) -> None:
+    """Have all pages now, not by SIGBUS later; what dead processes left makes room."""
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or not held_names.remove_left():
+            raise
+        os.posix_fallocate(fd, 0, size_bytes)
+
+
 def _path(name: str) -> str:
     if not name or "/" in name or name.startswith("."):
         raise RegionInvalidError(f"{name!r} is no name of a shared-memory object", name=name)
-    return f"{FOLDER}/{name}"
+    return f"{held_names.FOLDER}/{name}"

@@ -3,6 +3,10 @@
 It is what NIXL's metadata is to NIXL, and says what NIXL's does not: where a *mark* stands in the
 process's memory, which no other process has, for exactly as long as its memory may be read. Who
 finds the mark behind the last byte that he read, knows that he read this process, and in time.
+
+What may be read stands behind the mark, in the process's own memory, so that it is its own word and
+nobody's who handed the rest on. Nor can anybody put a mark there by sending a process bytes: it
+begins a mapping with a name that none has by chance.
 """
 
 from __future__ import annotations
@@ -10,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 import secrets
 import socket
-from collections.abc import Iterable
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +30,13 @@ from restow.agents.memory.regions import MAX_ADDRESS, MemoryKind, MemoryPlace, a
 from restow.broker.layout.rows import Int64s
 from restow.v1 import agent_link_pb2 as pb
 
-MAGIC = b"restow host memory 1\0"
+MAGIC = b"restow host memory 2\0"
+MAPPING = "restow-mark"
 TOKEN_BYTES = 16
 MAX_MARK_BYTES = 1024
 MAX_PID = 1 << 31
+MAX_RANGES = 1 << 20
+_COUNT = struct.Struct("=q")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -85,7 +94,6 @@ class HostMemory:
     """As its own namespace numbers it."""
     mark_address: int
     mark: bytes
-    ranges: HostRanges
 
     def __post_init__(self) -> None:
         """Check."""
@@ -110,8 +118,6 @@ class HostMemory:
             pid=self.pid,
             mark_address=self.mark_address,
             mark=self.mark,
-            begin=self.ranges.begin.tolist(),
-            end=self.ranges.end.tolist(),
         ).SerializeToString()
 
     @classmethod
@@ -123,31 +129,51 @@ class HostMemory:
             shown = pb.HostMemory.FromString(message)
         except DecodeError:
             raise OrderInvalidError("host memory that can't be decoded") from None
-        if shown.mark_address >= MAX_ADDRESS or any(
-            value >= MAX_ADDRESS for values in (shown.begin, shown.end) for value in values
-        ):
-            raise OrderInvalidError("host memory at addresses of more than 63 bits")
-        return cls(
-            shown.pid,
-            shown.mark_address,
-            shown.mark,
-            HostRanges(np.array(shown.begin, np.int64), np.array(shown.end, np.int64)),
-        )
+        return cls(shown.pid, shown.mark_address, shown.mark)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the process itself put something there that is called a mark."""
+        begins = f"^{self.mark_address:08x}-.* /memfd:{MAPPING} \\(deleted\\)$".encode()
+        try:
+            maps = Path(f"/proc/{self.pid}/maps").read_bytes()
+        except OSError:
+            return False
+        return re.search(begins, maps, re.MULTILINE) is not None
+
+    def ranges(self, read: Callable[[int, int], bytes]) -> HostRanges:
+        """What may be read, as the process itself has it; ``read`` reads bytes at an address there.
+
+        Raises `OrderInvalidError` for nonsense.
+        """
+        address = self.mark_address + len(self.mark)
+        (count,) = _COUNT.unpack(read(address, _COUNT.size))
+        if not 0 <= count <= MAX_RANGES:
+            raise OrderInvalidError(f"process {self.pid} shows {count} ranges of memory")
+        edges = np.frombuffer(read(address + _COUNT.size, 16 * count), np.int64)
+        return HostRanges(*edges.reshape(-1, 2).T)
 
 
 class HostMark:
     """A mark in this process's memory. It ends with the object, if not before."""
 
-    def __init__(self, agent_name: str) -> None:
-        """Let it stand."""
+    def __init__(self, agent_name: str, ranges: HostRanges) -> None:
+        """Let it stand: these ranges of this process may be read."""
         self._bytes = MAGIC + secrets.token_bytes(TOKEN_BYTES) + agent_name.encode()
-        # A page of its own is gone with its owner, where the heap would keep the bytes.
-        self._page = mmap.mmap(-1, mmap.PAGESIZE)
-        self._page[: len(self._bytes)] = self._bytes
+        edges = np.stack([ranges.begin, ranges.end], axis=1).astype(np.int64)
+        written = self._bytes + _COUNT.pack(len(edges)) + edges.tobytes()
+        # A mapping of its own is gone with its owner, where the heap would keep the bytes.
+        fd = os.memfd_create(MAPPING, os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, len(written))
+            self._page = mmap.mmap(fd, len(written))
+        finally:
+            os.close(fd)
+        self._page[:] = written
 
-    def show(self, ranges: HostRanges) -> HostMemory:
-        """These ranges of this process may be read while the mark stands."""
-        return HostMemory(os.getpid(), address_of(self._page), self._bytes, ranges)
+    def show(self) -> HostMemory:
+        """How this process is read while the mark stands."""
+        return HostMemory(os.getpid(), address_of(self._page), self._bytes)
 
     def wipe(self) -> None:
         """From now on no read is taken for good. May be repeated."""

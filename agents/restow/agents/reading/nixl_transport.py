@@ -20,6 +20,7 @@ from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailed
 from restow.agents.memory.device import bind_thread
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
 from restow.agents.reading.transport import Flight, Known, Read
+from restow.agents.reading.ucx_tls import ucx_settings
 
 # UCX reads these when it is loaded. With them a silent partition ends a read after about 5 s, and
 # holds no thread that connects; without them after minutes, in which such a thread stands still.
@@ -36,6 +37,8 @@ for _name, _value in {
 import nixl._api as nixl_api  # noqa: E402
 import nixl._bindings as nixl_bindings  # noqa: E402
 
+NIXL_MODULE: str = nixl_api.__name__
+"""Of the several that may be installed: NIXL loads torch to choose."""
 _SEGMENTS = {MemoryKind.HOST: "DRAM", MemoryKind.CUDA: "VRAM"}
 _LOST = (nixl_bindings.nixlRemoteDisconnectError, nixl_bindings.nixlCancelledError)
 _FAILURES = (
@@ -61,7 +64,8 @@ class NixlTransport:
         try:
             self._agent = nixl_api.nixl_agent(self.name, config)
         except _FAILURES as error:
-            raise TransportFailedError(f"NIXL can't start with UCX: {error}") from None
+            words = f"NIXL can't start with UCX: {error}{ucx_settings()}"
+            raise TransportFailedError(words) from None
         self._registered: list[Any] = []
         self._peers: set[str] = set()
 
@@ -89,7 +93,7 @@ class NixlTransport:
             return
         try:
             name = self._agent.add_remote_agent(known.metadata)
-        except (*_LOST, *_FAILURES) as error:
+        except (*_LOST, *_FAILURES, UnicodeDecodeError) as error:
             raise PeerLostError(f"agent {peer} can't be connected: {error}", agent=peer) from None
         name = name.decode() if isinstance(name, bytes) else name
         if name != peer:

@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-
-import structlog
 
 from restow.agents.errors import (
     AgentClosedError,
@@ -32,6 +30,7 @@ from restow.agents.errors import (
 from restow.agents.reading.host_memory import HostMemory
 from restow.agents.reading.lane import Lane, late
 from restow.agents.reading.transport import Flight, Known, Read, Transport
+from restow.broker.logs import get_logger
 
 SPIN_S = 0.002
 POLL_S = 0.001
@@ -39,6 +38,16 @@ LARGE_BYTES = 1 << 20
 """From here on a read may keep a thread for longer than an event loop should be kept."""
 POSTING_THREADS = 2
 """One lane posts at a time, and one that was given up may not have ended to."""
+
+
+async def _trust(peer: str, metadata: bytes) -> None:
+    """Try nothing."""
+
+
+def _hear(trial: asyncio.Future[None]) -> None:
+    """A trial that nobody waits for may fail."""
+    if not trial.cancelled():
+        trial.exception()
 
 
 class Reader:
@@ -49,22 +58,32 @@ class Reader:
         open_transports: Callable[[], Sequence[Transport]],
         quarantine_s: float = 6.0,
         clock: Callable[[], float] = time.monotonic,
+        try_peer: Callable[[str, bytes], Awaitable[None]] = _trust,
     ) -> None:
-        """Open a lane; ``open_transports`` opens what is on it, as `Lane` wants it."""
+        """Open a lane; ``open_transports`` opens what is on it, as `Lane` wants it.
+
+        ``try_peer`` is asked before the first read of each peer, and raises if its metadata must
+        not be loaded.
+        """
         self._open_transports = open_transports
         self._quarantine_s = quarantine_s
         self._clock = clock
         self._threads = ThreadPoolExecutor(POSTING_THREADS, thread_name_prefix="restow-read")
         self._known: dict[str, Known] = {}
+        self._try_peer = try_peer
+        self._trials: dict[str, asyncio.Future[None]] = {}
+        """Those of which no read has heard the end."""
+        self._passed: dict[str, Known] = {}
         self._lane: Lane | None = Lane(open_transports())
         """None: the last one was retired."""
         self._retired: list[Lane] = []
         """They wait for their last reads."""
         self._closed = False
-        self._log = structlog.get_logger("restow.agent")
+        self._log = get_logger("restow.agent")
 
     def add_peer(self, peer: str, metadata: bytes, host_memory: HostMemory | None = None) -> None:
         """Know a peer; what has to connect does so with its first read."""
+        self._drop_trial(peer)
         self._known[peer] = Known(metadata, host_memory)
 
     def words(self, peer: str) -> str:
@@ -75,6 +94,7 @@ class Reader:
     def forget_peer(self, peer: str) -> None:
         """A peer is gone: its reads in flight fail, new ones are refused. May be repeated."""
         self._known.pop(peer, None)
+        self._drop_trial(peer)
         for lane in self._lanes():
             lane.forget_peer(peer)
 
@@ -82,7 +102,7 @@ class Reader:
         """Read everything before ``deadline_s`` of the clock.
 
         Raises `ReadNotBegunError`, `ReadDeadlineError`, `PeerLostError`, `ReadFailedError`,
-        `TransportFailedError` and `AgentClosedError`.
+        `TransportFailedError`, `AgentClosedError`, and what ``try_peer`` raises.
         """
         if self._closed:
             raise AgentClosedError("the agent is closed")
@@ -169,6 +189,8 @@ class Reader:
         known = self._known.get(read.peer)
         if known is None:
             raise PeerLostError(f"agent {read.peer} is not known here", agent=read.peer)
+        if self._passed.get(read.peer) is not known:
+            await self._pass_trial(read.peer, known, deadline_s)
         if self._closed:
             raise AgentClosedError("the agent was closed before a read")
         if read.descriptors.size_bytes < LARGE_BYTES and not lane.busy:
@@ -178,6 +200,26 @@ class Reader:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, lane.post, read, known, deadline_s, self._clock
         )
+
+    async def _pass_trial(self, peer: str, known: Known, deadline_s: float) -> None:
+        """Wait for a peer's trial. One that takes longer than this read serves the next."""
+        trial = self._trials.get(peer)
+        if trial is None:
+            trial = asyncio.ensure_future(self._try_peer(peer, known.metadata))
+            trial.add_done_callback(_hear)
+            self._trials[peer] = trial
+        await asyncio.wait([trial], timeout=max(0.0, deadline_s - self._clock()))
+        if not trial.done():
+            raise ReadNotBegunError(f"agent {peer} was being tried until the grant ended")
+        if self._trials.get(peer) is trial:
+            del self._trials[peer]
+        trial.result()
+        if self._known.get(peer) is known:
+            self._passed[peer] = known
+
+    def _drop_trial(self, peer: str) -> None:
+        self._trials.pop(peer, None)
+        self._passed.pop(peer, None)
 
     def _still_flying(
         self, lane: Lane, flying: Sequence[Flight]

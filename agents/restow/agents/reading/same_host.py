@@ -5,9 +5,9 @@ So does NIXL over UCX, with one call for every piece, which costs 1 to 3 us besi
 threads share it. They share what is long while there are cores for them (`spreading`).
 
 Permission is the kernel's: where it refuses UCX's way (``cma``), it refuses this one. Nothing is
-registered and no connection is made, so that all checks are here: pieces lie inside what the peer
-shows and what is this agent's own, and the peer's mark stands behind the last byte. When a read
-returns or raises, nothing lands any more.
+registered and no connection is made, so that all checks are here: pieces lie inside what the peer's
+own memory says may be read and what is this agent's own, and the peer's mark stands behind the last
+byte. When a read returns or raises, nothing lands any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 
 from restow.agents.binding.descriptors import Descriptors
-from restow.agents.errors import PeerLostError, ReadFailedError
+from restow.agents.errors import OrderInvalidError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import MemoryKind
 from restow.agents.reading.host_memory import HostMemory, HostRanges
 from restow.agents.reading.spreading import Spreading
@@ -56,13 +56,16 @@ class HostPeer:
         """Look for its mark; ``own`` is what may be read into.
 
         Raises `PeerLostError` where it is not to be had: another host or namespace, no permission,
-        or no such process any more.
+        or no such process any more; `ReadFailedError` and `OrderInvalidError`.
         """
         self._name = agent_name
         self._memory = memory
         self._own = own
         if not memory.is_of(agent_name):
             raise PeerLostError(f"agent {agent_name} shows another's memory", agent=agent_name)
+        if not memory.is_mapped:
+            raise PeerLostError(f"agent {agent_name} shows no mark of its own", agent=agent_name)
+        self._ranges = memory.ranges(self._bytes)
         nothing = np.empty(0, np.int64)
         self.read(Descriptors(nothing, nothing, nothing), lambda: None)
 
@@ -73,7 +76,7 @@ class HostPeer:
         before every call.
         """
         memory = self._memory
-        if not memory.ranges.hold(descriptors.src_address, descriptors.length_bytes):
+        if not self._ranges.hold(descriptors.src_address, descriptors.length_bytes):
             raise self._failed("pieces lie outside of what it shows")
         if not self._own.hold(descriptors.dst_address, descriptors.length_bytes):
             raise self._failed("pieces would land outside of what is registered here")
@@ -101,6 +104,13 @@ class HostPeer:
                 f"more",
                 agent=self._name,
             )
+
+    def _bytes(self, address: int, size_bytes: int) -> bytes:
+        """Some of its memory, however that is called there."""
+        found = np.empty(size_bytes, np.uint8)
+        entries = np.array([[[found.ctypes.data, size_bytes]], [[address, size_bytes]]], np.uint64)
+        self._call(entries, 0, 1, size_bytes)
+        return found.tobytes()
 
     def _call(self, entries: np.ndarray, begin: int, end: int, wanted_bytes: int) -> None:
         here, there = entries[0, begin:end], _joined(entries[1, begin:end])
@@ -144,7 +154,7 @@ class SameHost:
             return
         self._peers[peer] = None
         if known.host_memory is not None:
-            with contextlib.suppress(PeerLostError, ReadFailedError):
+            with contextlib.suppress(PeerLostError, ReadFailedError, OrderInvalidError):
                 self._peers[peer] = HostPeer(peer, known.host_memory, self._own)
 
     def takes(self, read: Read) -> bool:

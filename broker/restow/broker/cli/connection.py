@@ -1,19 +1,24 @@
-"""`connects` gives a command the options by which it reaches its broker, as a `Connection`."""
+"""`connects` gives a command the options of a `Connection` to its broker, and of such groups."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
+
+from restow.broker.cli.completion import complete_tenant
 
 if TYPE_CHECKING:
     from restow.broker.client.admin import AdminClient
     from restow.broker.client.credentials import Credentials
+
+
+ALL_TENANTS = "*"
 
 
 def _file(name: str, envvar: str, words: str) -> Any:
@@ -65,42 +70,62 @@ class Connection:
 
 @dataclass(frozen=True)
 class TenantConnection(Connection):
-    """Leads to what a broker holds of one tenant."""
+    """Leads to what a broker holds of one tenant, or of all."""
 
     tenant: Annotated[
         str | None,
         typer.Option(
             "--tenant",
+            autocompletion=complete_tenant,
             help="Whose handoffs and engines. Default: the identity's tenant, or else default.",
         ),
     ]
+    all_tenants: Annotated[
+        bool,
+        typer.Option("--all-tenants", "-A", help="Those of all tenants, to an operator of all."),
+    ]
 
     def client(self) -> AdminClient:
-        """Return a client of that tenant. Raises a `TrustError`."""
-        return self._client(self.tenant)
+        """Return a client of that tenant, or of all. Raises a `TrustError`."""
+        if self.all_tenants and self.tenant:
+            raise typer.BadParameter("--tenant is one, and -A all: leave one of them out")
+        return self.client_of(ALL_TENANTS if self.all_tenants else self.tenant)
+
+    def client_of(self, tenant: str | None) -> AdminClient:
+        """Return a client of a tenant. Raises a `TrustError`."""
+        return self._client(tenant)
 
 
 def connects(command: Callable[..., None]) -> Callable[..., None]:
-    """Give the command the options of its keyword ``connection`` in place of that."""
+    """Give the command the options of keywords that are such groups, in place of those."""
     signature = inspect.signature(command, eval_str=True)
-    kind = signature.parameters["connection"].annotation
-    options = get_type_hints(kind, include_extras=True)
+    groups: dict[str, tuple[Any, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     for own in signature.parameters.values():
-        if own.name != "connection":
+        kind = own.annotation
+        if not is_dataclass(kind):
             parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
+        options = get_type_hints(kind, include_extras=True)
+        groups[own.name] = kind, list(options)
         parameters += [
-            own.replace(name=name, default=None, annotation=option)
+            own.replace(name=name, default=_unset(option), annotation=option)
             for name, option in options.items()
         ]
 
     @wraps(command)
     def run(**given: object) -> None:
-        connection = kind(**{name: given.pop(name) for name in options})
-        command(**given, connection=connection)
+        made = {
+            name: kind(**{option: given.pop(option) for option in options})
+            for name, (kind, options) in groups.items()
+        }
+        command(**given, **made)
 
     del run.__wrapped__  # its signature is another
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
     return run
+
+
+def _unset(option: Any) -> bool | None:
+    return False if get_args(option)[0] is bool else None

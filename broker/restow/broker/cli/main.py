@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.commands.actions import check, drain, release
+from restow.broker.cli.commands.actions import check, drain, forget, release
 from restow.broker.cli.commands.agent import agent
 from restow.broker.cli.commands.doctor import doctor
+from restow.broker.cli.commands.events import events
 from restow.broker.cli.commands.inspection import (
     agents,
     costs,
@@ -19,6 +20,7 @@ from restow.broker.cli.commands.inspection import (
     handoffs,
     leases,
     status,
+    tenants,
 )
 from restow.broker.cli.commands.layout import app as layout_app
 from restow.broker.cli.commands.plan import plan
@@ -27,7 +29,7 @@ from restow.broker.cli.commands.router import router
 from restow.broker.cli.commands.serve import serve
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
-from restow.broker.cli.output import print_error
+from restow.broker.cli.output import asked_form, print_error
 from restow.broker.errors import RestowError
 
 app = typer.Typer(
@@ -37,18 +39,28 @@ app = typer.Typer(
 app.add_typer(layout_app, name="layout")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(plan, serve, agent, router),
-    *(status, top, engines, agents, handoffs, handoff, leases, costs, reasons),
-    *(check, doctor, release, drain, token),
+    *(status, top, events, tenants, engines, agents, handoffs, handoff, leases, costs, reasons),
+    *(check, doctor, release, drain, forget, token),
 )
+STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
+"""Exit statuses by reason, but for 1."""
 for command in COMMANDS:
     app.command()(command)
+get = typer.Typer(no_args_is_help=True, help="List what a broker holds: `restow get handoffs`.")
+for command in (tenants, engines, agents, handoffs, leases, costs, events):
+    get.command()(command)
+describe = typer.Typer(no_args_is_help=True, help="Show one thing: `restow describe handoff ID`.")
+for command in (handoff, status):
+    describe.command()(command)
+app.add_typer(get, name="get")
+app.add_typer(describe, name="describe")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from restow.broker.versions import own_version
 
-        typer.echo(f"restow {version('restow')}")
+        typer.echo(f"restow {own_version()}")
         raise typer.Exit
 
 
@@ -67,14 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Exits with 0, with 1 for a `RestowError`, with 2 for wrong usage, with 3 if no broker answers.
 
-    With ``--json`` an error is an object on stdout, else one line on stderr.
+    With ``--json`` or ``-o yaml`` an error is a document on stdout, else one line on stderr.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app(given)
     except RestowError as error:
-        print_error(error, as_json="--json" in given)
-        sys.exit(3 if error.reason == "BROKER_UNREACHABLE" else 1)
+        print_error(error, asked_form(given))
+        sys.exit(STATUSES.get(error.reason, 1))
 
 
 if __name__ == "__main__":

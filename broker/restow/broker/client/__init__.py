@@ -8,6 +8,7 @@ from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.client.errors import (
     BrokerCallError,
     BrokerUnreachableError,
+    ForkedError,
     PagesNotFreeError,
 )
 from restow.broker.client.session import EngineSession
@@ -22,6 +23,7 @@ __all__ = [
     "Credentials",
     "Delivery",
     "EngineSession",
+    "ForkedError",
     "HandoffEnded",
     "PagesNotFreeError",
     "content_of",

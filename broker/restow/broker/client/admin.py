@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 import grpc
 
 from restow.broker.client import admin_calls as calls
-from restow.broker.client.admin_calls import ADMIN_OPTIONS, AdminCall
+from restow.broker.client.admin_calls import AdminCall, admin_options
 from restow.broker.client.channel import broker_address
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.diagnosis import explained, explained_soon
 from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2_grpc
 
@@ -35,16 +37,19 @@ class _Admin:
     ) -> None:
         """Connect lazily; ``tenant`` None is that of the identity, or the broker's default one.
 
-        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs.
+        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs,
+        and `AddressInvalidError`; like every call `ForkedError`, in a process that was forked
+        after the first client, session or agent.
         """
+        OWN_PROCESS.check()
         self.address = broker_address(broker)
-        credentials = credentials or Credentials.of()
-        self._secure = credentials.secure
-        if self._secure:
+        credentials, options = credentials or Credentials.of(), admin_options()
+        self._credentials = credentials
+        if credentials.secure:
             secured = credentials.for_channel()
-            channel = self._grpc.secure_channel(self.address, secured, options=ADMIN_OPTIONS)
+            channel = self._grpc.secure_channel(self.address, secured, options=options)
         else:
-            channel = self._grpc.insecure_channel(self.address, options=ADMIN_OPTIONS)
+            channel = self._grpc.insecure_channel(self.address, options=options)
         self._channel = channel
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
         self._timeout_s = timeout_s
@@ -52,12 +57,13 @@ class _Admin:
 
     def _made(self, call: AdminCall[Any]) -> Any:
         """The call under way."""
+        OWN_PROCESS.check()
         method = getattr(self._stub, call.method)
         patience_s = max(self._timeout_s, call.least_s)
         return method(call.request, timeout=patience_s, metadata=self._metadata)
 
     def _error(self, error: grpc.RpcError) -> RestowError:
-        return from_rpc_error(error, self.address, self._secure)
+        return from_rpc_error(error, self.address, self._credentials.secure)
 
 
 def _blocking(make: Callable[P, AdminCall[T]]) -> Callable[Concatenate[AdminClient, P], T]:
@@ -67,7 +73,7 @@ def _blocking(make: Callable[P, AdminCall[T]]) -> Callable[Concatenate[AdminClie
         try:
             return one.pick(self._made(one))
         except grpc.RpcError as error:
-            raise self._error(error) from None
+            raise explained(self._error(error), self.address, self._credentials) from None
 
     return call
 
@@ -81,7 +87,8 @@ def _awaited(
         try:
             answer = await self._made(one)
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
+            unmet = self._error(error)
+            raise await explained_soon(unmet, self.address, self._credentials) from None
         return one.pick(answer)
 
     return call
@@ -97,6 +104,7 @@ class AdminClient(_Admin):
     _grpc: ClassVar = grpc
 
     status = _blocking(calls.status)
+    tenants = _blocking(calls.tenants)
     engines = _blocking(calls.engines)
     agents = _blocking(calls.agents)
     handoffs = _blocking(calls.handoffs)
@@ -106,6 +114,9 @@ class AdminClient(_Admin):
     audit = _blocking(calls.audit)
     release = _blocking(calls.release)
     set_draining = _blocking(calls.set_draining)
+    drain_engine = _blocking(calls.drain_engine)
+    forget_engine = _blocking(calls.forget_engine)
+    abandon = _blocking(calls.abandon)
 
     def __enter__(self) -> Self:
         """Use as a context."""
@@ -117,6 +128,7 @@ class AdminClient(_Admin):
 
     def close(self) -> None:
         """Close the channel."""
+        OWN_PROCESS.check()
         self._channel.close()
 
 
@@ -126,6 +138,7 @@ class AsyncAdminClient(_Admin):
     _grpc: ClassVar = grpc.aio
 
     status = _awaited(calls.status)
+    tenants = _awaited(calls.tenants)
     engines = _awaited(calls.engines)
     agents = _awaited(calls.agents)
     handoffs = _awaited(calls.handoffs)
@@ -135,6 +148,9 @@ class AsyncAdminClient(_Admin):
     audit = _awaited(calls.audit)
     release = _awaited(calls.release)
     set_draining = _awaited(calls.set_draining)
+    drain_engine = _awaited(calls.drain_engine)
+    forget_engine = _awaited(calls.forget_engine)
+    abandon = _awaited(calls.abandon)
 
     async def __aenter__(self) -> Self:
         """Use as a context."""
@@ -146,4 +162,5 @@ class AsyncAdminClient(_Admin):
 
     async def close(self) -> None:
         """Close the channel."""
+        OWN_PROCESS.check()
         await self._channel.close()

@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from restow.broker.client.channel import CHANNEL_OPTIONS
+from restow.broker.client.channel import channel_options
+from restow.broker.client.delivery import state_name
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -32,8 +33,11 @@ RETRIES = {
 }
 PROBE_S = 45.0
 """The broker gives up after 40 s (`Limits.examine_s`)."""
-ADMIN_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(RETRIES)))
-"""A broker that starts again is not noticed, if it is quick."""
+
+
+def admin_options() -> tuple[tuple[str, int | str], ...]:
+    """As `channel_options`; a broker that starts again is not noticed, if it is quick."""
+    return (*channel_options(), ("grpc.service_config", json.dumps(RETRIES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,11 @@ def status() -> AdminCall[pb.GetStatusResponse]:
     return AdminCall("GetStatus", pb.GetStatusRequest(), _whole)
 
 
+def tenants() -> AdminCall[pb.ListTenantsResponse]:
+    """The tenants that have engines or handoffs."""
+    return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole)
+
+
 def engines() -> AdminCall[list[pb.EngineInfo]]:
     """The registered engines."""
     return AdminCall("ListEngines", pb.ListEnginesRequest(), lambda found: list(found.engines))
@@ -66,10 +75,20 @@ def agents() -> AdminCall[list[pb.AgentInfo]]:
     return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
 
 
-def handoffs(state: str | None = None, limit: int = 0) -> AdminCall[pb.ListHandoffsResponse]:
-    """Handoffs, of one state if that is given. Raises `ValueError` for an unknown state."""
-    number = broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}")
-    return AdminCall("ListHandoffs", pb.ListHandoffsRequest(state=number, limit=limit), _whole)
+def handoffs(
+    state: str | None = None, limit: int = 0, beginning: str = "", ended_within_s: float = 0.0
+) -> AdminCall[pb.ListHandoffsResponse]:
+    """Handoffs: of one state, whose ids begin so, that ended lately, where that is given.
+
+    Raises `ValueError` for an unknown state.
+    """
+    request = pb.ListHandoffsRequest(
+        state=broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}"),
+        limit=limit,
+        beginning=beginning,
+        ended_within_s=ended_within_s,
+    )
+    return AdminCall("ListHandoffs", request, _whole)
 
 
 def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
@@ -97,6 +116,24 @@ def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
     """Give a handoff up."""
     request = pb.ReleaseHandoffRequest(handoff_id=handoff_id)
     return AdminCall("ReleaseHandoff", request, lambda found: found.handoff)
+
+
+def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
+    """Have an engine take nothing new, or again. How many handoffs of its have not ended."""
+    request = pb.DrainEngineRequest(engine_id=engine_id, draining=draining)
+    return AdminCall("DrainEngine", request, lambda found: found.open)
+
+
+def forget_engine(engine_id: str) -> AdminCall[int]:
+    """Forget an engine that is gone. How many handoffs ended with it."""
+    request = pb.ForgetEngineRequest(engine_id=engine_id)
+    return AdminCall("ForgetEngine", request, lambda found: found.ended)
+
+
+def abandon(handoff_id: str) -> AdminCall[str]:
+    """Give up what nobody has asked for: how it ended, or the state that it is left in."""
+    request = pb.AbandonHandoffRequest(handoff_id=handoff_id)
+    return AdminCall("AbandonHandoff", request, lambda found: state_name(found.state))
 
 
 def set_draining(draining: bool) -> AdminCall[int]:

@@ -170,6 +170,10 @@ class BlockingSession:
         if self._thread is not None:
             self._thread.call_soon(self._session.cancel, handoff_id, detail)
 
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take part in nothing new, and wait for what is open to end, as `EngineSession.drain`."""
+        return self._open_thread().run(self._session.drain(timeout_s))
+
     def _open_thread(self) -> LoopThread:
         if self._thread is None:
             raise _closed()

@@ -8,38 +8,59 @@ import os
 
 import grpc
 
+from restow.broker.addresses import checked_target
 from restow.broker.client.credentials import Credentials
+from restow.broker.client.own_process import OWN_PROCESS
+from restow.broker.client.proxies import proxy_options
+from restow.broker.logs import get_logger
 from restow.broker.rpc.pings import CLIENT_PINGS
+from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
+from restow.broker.trust.modes import READ_STEP, READABLE, is_readable_by_all
 from restow.broker.trust.reloaded import Stamp
 
 DEFAULT_BROKER = "127.0.0.1:7350"
 CONNECT_S = 5.0
 
 CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.max_receive_message_length", MAX_FROM_BROKER_BYTES),
+    ("grpc.max_send_message_length", MAX_TO_BROKER_BYTES),
     *CLIENT_PINGS,
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's own pauses would grow to two minutes; whoever calls pauses by itself.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Else a name that has moved to another address is looked up after 30 s only.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
 
 
+def channel_options() -> tuple[tuple[str, int | str], ...]:
+    """What every channel is opened with. Raises `AddressInvalidError` for a proxy that is none."""
+    return (*CHANNEL_OPTIONS, *proxy_options())
+
+
 def broker_address(given: str | None = None) -> str:
-    """The broker's address: as given, else of RESTOW_BROKER, else the default."""
-    return given or os.environ.get("RESTOW_BROKER") or DEFAULT_BROKER
+    """The broker's address: as given, else of RESTOW_BROKER, else the default.
+
+    Raises `AddressInvalidError`.
+    """
+    return checked_target(given or os.environ.get("RESTOW_BROKER") or DEFAULT_BROKER)
 
 
 PLAINTEXT = Credentials()
 
 
 def open_channel(address: str, credentials: Credentials = PLAINTEXT) -> grpc.aio.Channel:
-    """A channel on the running loop. Raises like `Credentials.for_channel` if there is TLS."""
+    """A channel on the running loop.
+
+    Raises `AddressInvalidError`, `ForkedError`, and like `Credentials.for_channel` if there is
+    TLS.
+    """
+    OWN_PROCESS.check()
+    options = channel_options()
     if not credentials.secure:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    secured = credentials.for_channel()
-    return grpc.aio.secure_channel(address, secured, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials.for_channel(), options=options)
 
 
 class RenewedChannel:
@@ -50,6 +71,7 @@ class RenewedChannel:
         self._address, self._credentials = address, credentials
         self._channel: grpc.aio.Channel | None = None
         self._stamp: Stamp = ()
+        self._log = get_logger("restow.trust")
 
     async def channel(self) -> grpc.aio.Channel:
         """The channel; calls on an earlier one end if it was opened anew.
@@ -59,6 +81,9 @@ class RenewedChannel:
         stamp = self._credentials.stamp()
         if self._channel is None or stamp != self._stamp:
             channel = open_channel(self._address, self._credentials)
+            for path in filter(None, (self._credentials.tls_key, self._credentials.token_file)):
+                if is_readable_by_all(path):
+                    self._log.warning(READABLE, file=str(path), next=READ_STEP)
             await self.close()
             self._channel, self._stamp = channel, stamp
         return self._channel

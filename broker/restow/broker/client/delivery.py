@@ -13,6 +13,11 @@ _STATES = {number: name.removeprefix("HANDOFF_STATE_") for name, number in pb.Ha
 """By number: a newer broker may know more of them."""
 
 
+def state_name(state: pb.HandoffState.ValueType) -> str:
+    """The word for a state."""
+    return _STATES.get(state, _STATES[pb.HANDOFF_STATE_UNSPECIFIED])
+
+
 @dataclass(frozen=True, slots=True)
 class HandoffEnded:
     """How a handoff ended. D may use its pages only if ``done``; P's pages are free either way."""
@@ -27,8 +32,7 @@ class HandoffEnded:
     @classmethod
     def of(cls, ended: pb.Ended) -> HandoffEnded:
         """As the broker told it."""
-        state = _STATES.get(ended.state, _STATES[pb.HANDOFF_STATE_UNSPECIFIED])
-        told = (ended.handoff_id, state, ended.reason, ended.detail)
+        told = (ended.handoff_id, state_name(ended.state), ended.reason, ended.detail)
         return cls(*told, ended.bytes, ended.transfer_us)
 
     @property

@@ -7,7 +7,9 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from restow.broker.client.proxies import way_note
 from restow.broker.errors import RestowError
+from restow.broker.printable import shown
 
 
 class BrokerCallError(RestowError):
@@ -21,6 +23,21 @@ class BrokerCallError(RestowError):
 
 class BrokerUnreachableError(RestowError, status="UNAVAILABLE", reason="BROKER_UNREACHABLE"):
     """No broker answers at the address: is it started, and is the address right?"""
+
+
+class ForkedError(RestowError, status="FAILED_PRECONDITION", reason="FORKED"):
+    """A process that was forked from one in which sessions, agents or clients had begun."""
+
+    def __init__(self, parent: int, child: int) -> None:
+        """Name both."""
+        super().__init__(
+            f"process {child} was forked from process {parent} after that had begun to use Restow: "
+            f"gRPC, NIXL and their threads do not go with a fork. Make sessions, agents and "
+            f"clients in the process that uses them, and start processes by `spawn` or "
+            f"`forkserver`, or fork before the first of them is made",
+            parent=parent,
+            child=child,
+        )
 
 
 class PagesNotFreeError(RestowError, status="FAILED_PRECONDITION", reason="PAGES_NOT_FREE"):
@@ -55,15 +72,20 @@ _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.
 """What gRPC says of calls that broke on their way, a few of a thousand that begin at once."""
 
 
+_TOO_LARGE = "message larger than max"
+"""gRPC's words on a message that will never be taken; else its resources are back in a moment."""
+
+
 def unreachable(address: str, details: str, secure: bool = False) -> BrokerUnreachableError:
     """Nobody answers at the address; ``secure``: he was asked with TLS."""
     # A handshake that fails on either side's certificate looks like nobody's answer.
     certificates = (
         ", or see whether each side's certificate is one that the other accepts (docs/security.md)"
     )
+    way = way_note()
     return BrokerUnreachableError(
         f"no broker answers at {address}: start one with `restow serve`, or name another with "
-        f"--broker{certificates if secure else ''} ({details})",
+        f"--broker{certificates if secure else ''} ({details}{'; ' + way if way else ''})",
         broker=address,
     )
 
@@ -75,11 +97,14 @@ def from_rpc_error(
     info = _info(error)
     if info is not None:
         refusal = BrokerCallError(error.code().name, info.reason, error.details() or "")
-        refusal.subject = dict(info.metadata)
+        refusal.subject = {shown(name): shown(value) for name, value in info.metadata.items()}
         return refusal
     if error.code() in _UNREACHED:
         return unreachable(address, error.details() or "", secure)
-    if error.code() in _BROKEN:
+    crowded = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in (
+        error.details() or ""
+    )
+    if crowded or error.code() in _BROKEN:
         return BrokerUnreachableError(
             f"a call to the broker at {address} broke: try again "
             f"({error.code().name}: {error.details()})",

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from restow.broker.client.errors import ForkedError
+from restow.broker.client.own_process import OWN_PROCESS
+
 T = TypeVar("T")
 SETTLE_S = 0.02
 
@@ -17,7 +20,11 @@ class LoopThread:
     """A thread that runs a uvloop until `close`."""
 
     def __init__(self, name: str, closed: Callable[[], Exception]) -> None:
-        """Start the thread. What ``closed`` makes is raised by its methods after `close`."""
+        """Start the thread. What ``closed`` makes is raised by its methods after `close`.
+
+        It and all methods raise `ForkedError` in a process that was forked later.
+        """
+        OWN_PROCESS.check()
         self._closed = closed
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -25,6 +32,11 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there, and wait for its result."""
+        try:
+            OWN_PROCESS.check()
+        except ForkedError:
+            work.close()
+            raise
         if self._loop.is_closed():
             work.close()
             raise self._closed()
@@ -32,6 +44,7 @@ class LoopThread:
 
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Have a function called there soon."""
+        OWN_PROCESS.check()
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
@@ -39,6 +52,7 @@ class LoopThread:
 
     def close(self) -> None:
         """End the loop and its thread. May be repeated."""
+        OWN_PROCESS.check()
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-import structlog
-
 from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
 from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
 from restow.broker.errors import HandoffConflictError, RestowError
+from restow.broker.logs import get_logger
+from restow.broker.rpc.sizes import check_size
+from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
 
 RENEWALS_PER_LEASE = 3
@@ -91,19 +93,21 @@ class OpenHandoffs:
         """Start empty. ``send`` says a message on the stream; False: none is open."""
         self._send = send
         self._open: dict[str, _Handoff] = {}
+        self._emptied = asyncio.Event()
         self._published: OrderedDict[str, None] = OrderedDict()
         """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
         self._last_message = 0
         self._closed: RestowError | None = None
         self._clock = clock
-        self._log = structlog.get_logger("restow.client")
+        self._log = get_logger("restow.client")
 
     def publish(self, publication: pb.Publication, hold_ms: int) -> HandoffFuture:
         """Say that a state is published.
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
         published before, and that has ended; or that it has published whole, as another state:
-        whoever fences that next would fence the first, which may not be computed yet.
+        whoever fences that next would fence the first, which may not be computed yet. And
+        `MessageTooLargeError`.
         """
         handoff_id = publication.handoff_id
         if handoff_id in self._published or self._is_another(handoff_id, publication):
@@ -127,7 +131,7 @@ class OpenHandoffs:
         return bool(whole) and not any(_is_same(publication, one) for one in whole)
 
     def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
-        """Say a demand or a decline."""
+        """Say a demand or a decline. Raises `MessageTooLargeError`."""
         delivery = Delivery(partial(self._give_up, handoff_id))
         timeout_s = message.request.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
         self._say(handoff_id, message, delivery, self._clock() + timeout_s)
@@ -136,11 +140,13 @@ class OpenHandoffs:
     def _say(
         self, handoff_id: str, message: pb.EngineMessage, end: HandoffFuture, patient_until_s: float
     ) -> bool:
+        check_size(f"what is said of handoff {cut(handoff_id, 64)}", message.ByteSize())
         said = _Said(message, end, False, patient_until_s)
         if self._closed is not None:
             said.fail(self._closed, free=True)
             return False
         self._open.setdefault(handoff_id, _Handoff()).said.append(said)
+        self._emptied.clear()
         said.sent = self._send_numbered(message)
         return True
 
@@ -178,6 +184,8 @@ class OpenHandoffs:
         left.remove(said)
         if not left:
             del self._open[handoff_id]
+            if not self._open:
+                self._emptied.set()
 
     def everything(self) -> Iterator[pb.EngineMessage]:
         """All that has been said of live handoffs, in order.
@@ -199,6 +207,11 @@ class OpenHandoffs:
     def empty(self) -> bool:
         """Whether no handoff is open: then there is no time to keep."""
         return not self._open
+
+    async def wait_ended(self) -> None:
+        """Return when no handoff is open."""
+        if self._open:
+            await self._emptied.wait()
 
     @property
     def demands(self) -> list[tuple[str, Delivery]]:
@@ -299,6 +312,7 @@ class OpenHandoffs:
         """Fail every caller, those to come as well."""
         self._closed = self._closed or error
         known, self._open = self._open, {}
+        self._emptied.set()
         for handoff in known.values():
             for said in handoff.said:
                 said.fail(error, free=not said.sent)
@@ -306,6 +320,7 @@ class OpenHandoffs:
     def cancel_all(self, reason: str, detail: str) -> None:
         """End every handoff as CANCELLED, and refuse those to come."""
         known, self._open = self._open, {}
+        self._emptied.set()
         for handoff_id, handoff in known.items():
             ended = HandoffEnded(handoff_id, "CANCELLED", reason, detail, 0, 0)
             for said in handoff.said:
@@ -319,7 +334,7 @@ class OpenHandoffs:
 
 def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
     """Of D's demand of that number; 0: of the whole handoff, by whoever says it."""
-    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=detail, demand=demand)
+    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=cut(detail), demand=demand)
     return pb.EngineMessage(cancel=cancellation)
 
 

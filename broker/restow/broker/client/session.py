@@ -10,25 +10,29 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
 import grpc
-import structlog
 
 from restow.broker.client.backoff import FIRST_S, Backoff
 from restow.broker.client.channel import RenewedChannel, broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.diagnosis import explained_soon
 from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.client.open_handoffs import OpenHandoffs
+from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
+from restow.broker.logs import get_logger
 from restow.broker.rpc import wire
+from restow.broker.rpc.sizes import check_size, take_batch
+from restow.broker.rpc.status import cut
 from restow.broker.trust.errors import TrustError
+from restow.broker.versions import own_version
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
 REGISTER_S = 20.0
 MAX_BATCH = 128
 """Messages in a batch: few enough that the broker works on one while the next is written."""
-MAX_BATCH_BYTES = 4 << 20
 LOOK_EVERY_S = 0.25
 """How often leases and patience are looked at."""
 CLOSE_S = 1.0
@@ -56,8 +60,9 @@ class EngineSession:
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
-        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs. ``on_lost``
-        hears why the session has ended for good, if it was not closed: it belongs to the loop.
+        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs, and
+        `AddressInvalidError`. ``on_lost`` hears why the session has ended for good, if it was not
+        closed: it belongs to the loop.
         """
         self.address = broker_address(broker)
         self._credentials = credentials or Credentials.of()
@@ -65,7 +70,7 @@ class EngineSession:
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
         self._registration = pb.RegisterEngineRequest(
-            engine=self.ref, layout=wire.layout_to_proto(layout)
+            engine=self.ref, layout=wire.layout_to_proto(layout), version=own_version()
         )
         self._handoffs = OpenHandoffs(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()
@@ -77,9 +82,10 @@ class EngineSession:
         """Of the present channel."""
         self._runner: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._draining = False
         self._on_lost = on_lost
         self._lost: RestowError | None = None
-        self._log = structlog.get_logger("restow.client").bind(engine=engine_id)
+        self._log = get_logger("restow.client").bind(engine=engine_id)
         self.layout_digest = ""
 
     async def __aenter__(self) -> Self:
@@ -94,18 +100,21 @@ class EngineSession:
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 
-        Raises `BrokerCallError` if it is refused, `BrokerUnreachableError` after the timeout,
-        and a `TrustError` for files that can't be used; then the session is closed.
+        Raises `BrokerCallError` if it is refused, `MessageTooLargeError` for a layout that no
+        broker takes, `BrokerUnreachableError` after the timeout, and a `TrustError` for files that
+        can't be used; then the session is closed. It and all other methods raise `ForkedError` in
+        a process that was forked later.
         """
+        OWN_PROCESS.check()
         deadline_s = time.monotonic() + timeout_s
         try:
             while True:
                 try:
                     await self._register(max(0.1, deadline_s - time.monotonic()))
                     break
-                except BrokerUnreachableError:
+                except BrokerUnreachableError as error:
                     if time.monotonic() > deadline_s:
-                        raise
+                        raise await explained_soon(error, self.address, self._credentials) from None
                     await asyncio.sleep(FIRST_S)
             self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
@@ -132,6 +141,7 @@ class EngineSession:
         ended by then are D's again when the engine's agents are closed, and its delivery says so.
         P's pages may be read until the engine's agents are gone: stop those first.
         """
+        OWN_PROCESS.check()
         await self._give_up_demands()
         for task in (self._runner, self._keeper):
             if task is not None:
@@ -175,10 +185,12 @@ class EngineSession:
         The session renews the lease for ``hold_ms``, then lets it run out: a D that never asks
         costs P's pages no longer than both together. ``trace_parent`` is the W3C trace context of
         the request, for a broker that traces. Raises a `PagesError` for ids that are no
-        int32, and `HandoffConflictError` for an id that this session has published before. The
+        int32, `MessageTooLargeError` for more than one message carries (say it in chunks), and
+        `HandoffConflictError` for an id that this session has published before. The
         future raises `BrokerCallError` if the broker refuses this message; futures of other calls
         for the handoff wait on.
         """
+        OWN_PROCESS.check()
         firsts = first_blocks or {}
         publication = pb.Publication(
             handoff_id=handoff_id,
@@ -208,8 +220,10 @@ class EngineSession:
         names what D wants the state of, up to that position; P's must be the same, if P names any.
         Cancelling the delivery cancels the demand. The blocks are D's again when its `pages_free`
         is done, however the delivery ended. A broker that can't be reached is waited for no longer
-        than ``timeout_ms``. Raises a `PagesError` for ids that are no int32.
+        than ``timeout_ms``. Raises a `PagesError` for ids that are no int32, and
+        `MessageTooLargeError` for more than one message carries.
         """
+        OWN_PROCESS.check()
         demand = pb.Demand(
             handoff_id=handoff_id,
             blocks=wire.block_lists(blocks),
@@ -224,14 +238,30 @@ class EngineSession:
     def decline(self, handoff_id: str, detail: str = "") -> Delivery:
         """Go on without a state, instead of asking for it: P's pages are free at once.
 
-        P need not have published it. The delivery tells when the broker knows.
+        P need not have published it. The delivery tells when the broker knows. Raises
+        `MessageTooLargeError`.
         """
-        declined = pb.Decline(handoff_id=handoff_id, detail=detail)
+        OWN_PROCESS.check()
+        declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail))
         return self._handoffs.ask(handoff_id, pb.EngineMessage(decline=declined))
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         """Give a handoff up; its future tells when it has ended."""
+        OWN_PROCESS.check()
         self._handoffs.cancel(handoff_id, detail)
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Take part in nothing new, and wait for what is open to end: then `close` loses nothing.
+
+        What is published or asked for from now on is refused (`BrokerCallError`, ENGINE_DRAINING),
+        unless the other side spoke of it before. False: after ``timeout_s`` something is open.
+        """
+        self._draining = True
+        self._send(pb.EngineMessage(drain=pb.Drain()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._handoffs.wait_ended()
+        return self._handoffs.empty
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -244,6 +274,7 @@ class EngineSession:
         return self._opened.is_set()
 
     async def _register(self, timeout_s: float) -> None:
+        check_size("the layout", self._registration.ByteSize())
         stub = self._stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
         try:
             response = await stub.RegisterEngine(self._registration, timeout=timeout_s)
@@ -317,6 +348,8 @@ class EngineSession:
                         self._handoffs.refuse(event.refused)
                     elif body == "opened" and writer is None:
                         self._outbox = deque(self._handoffs.everything())
+                        if self._draining:  # what was said before that is not refused
+                            self._outbox.append(pb.EngineMessage(drain=pb.Drain()))
                         self._opened.set()
                         self._backoff.began()
                         writer = asyncio.create_task(self._write(call))
@@ -333,11 +366,7 @@ class EngineSession:
             while not self._outbox:
                 self._wake.clear()
                 await self._wake.wait()
-            batch: list[pb.EngineMessage] = []
-            size_bytes = 0
-            while self._outbox and len(batch) < MAX_BATCH and size_bytes < MAX_BATCH_BYTES:
-                batch.append(self._outbox.popleft())
-                size_bytes += batch[-1].ByteSize()
+            batch = take_batch(self._outbox, MAX_BATCH)
             await call.write(pb.SessionRequest(messages=batch))
 
     async def _keep_time(self) -> None:

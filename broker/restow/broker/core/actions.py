@@ -57,8 +57,12 @@ class HostPair(NamedTuple):
 
 
 class PairKey(NamedTuple):
-    """Two layouts, by their digests, and the hosts between which costs were measured."""
+    """Two layouts of a tenant, by their digests, and the hosts between which costs were measured.
 
+    Tenants share no plan: each has its own kept, and none learns what another uses.
+    """
+
+    tenant: str
     source_digest: str
     destination_digest: str
     hosts: HostPair | None = None

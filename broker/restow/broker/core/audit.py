@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from restow.broker.core.actions import PairKey, State
 from restow.broker.core.directory import Directory
+from restow.broker.core.engines.account import ENGINE_BYTES, handoff_bytes
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.pair import PairPlan
+from restow.broker.core.pair import PairPlan, pair_bytes
 
 
 def audit(directory: Directory) -> list[str]:
@@ -97,7 +98,7 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
         if source is None or destination is None or handoff.granted:
             continue
         hosts = directory.probing.costs(source, destination)
-        key = PairKey(source.layout_digest, destination.layout_digest, hosts)
+        key = PairKey(handoff.tenant, source.layout_digest, destination.layout_digest, hosts)
         pair = directory.granting.pairs.get(key)
         if pair is not None and not isinstance(pair, PairPlan):
             yield f"handoff {name} is live though nothing can be planned for it"
@@ -157,6 +158,11 @@ def _check_tenants(directory: Directory) -> Iterator[str]:
         remembered.setdefault(tenant, []).append(handoff_id)
     live = Counter(tenant for tenant, _ in ledger.live)
     present = Counter(engine.key.tenant for engine in engines)
+    keeping = {key.tenant for key in directory.granting.pairs}.union(ledger.tenants.keeping)
+    for tenant in keeping:
+        account = ledger.tenants.account(tenant)
+        if account.kept_bytes != (kept_bytes := _kept_bytes(directory, tenant)):
+            yield f"tenant {tenant} has {kept_bytes} bytes kept, and {account.kept_bytes} counted"
     for tenant in {*remembered, *live, *present, *ledger.tenants.holdings}:
         held = ledger.tenants.of(tenant)
         quarantined = sum(len(one.quarantined) for one in engines if one.key.tenant == tenant)
@@ -166,6 +172,28 @@ def _check_tenants(directory: Directory) -> Iterator[str]:
             yield f"tenant {tenant} holds {found}, and is counted to hold {counted}"
         if held.empty:
             yield f"tenant {tenant} holds nothing and is counted"
+
+
+def _kept_bytes(directory: Directory, tenant: str) -> int:
+    ledger, engines = directory.ledger, directory.members.engines.values()
+    own = [engine for engine in engines if engine.key.tenant == tenant]
+    agents = [one for engine in own for one in (*engine.agents.values(), *engine.away.values())]
+    pairs = directory.granting.pairs.items()
+    return sum(
+        (
+            sum(map(_bytes_of, (one for one in ledger.live.values() if one.tenant == tenant))),
+            len(own) * ENGINE_BYTES,
+            sum({engine.layout_digest: engine.layout_bytes for engine in own}.values()),
+            sum(agent.kept_bytes for agent in agents),
+            sum(engine.early_fences.size_bytes for engine in own),
+            sum(pair_bytes(pair) for key, pair in pairs if key.tenant == tenant),
+        )
+    )
+
+
+def _bytes_of(live: Handoff) -> int:
+    ids_bytes = live.publication.size_bytes + live.demand.size_bytes
+    return handoff_bytes(live.handoff_id) + ids_bytes
 
 
 def _check_quarantine(directory: Directory) -> Iterator[str]:

@@ -6,6 +6,8 @@ it from one event loop.
 
 from __future__ import annotations
 
+from math import inf
+
 from restow.broker.core.actions import Action, State
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
@@ -59,12 +61,14 @@ class Directory:
     ) -> list[Action]:
         """P publishes a chunk. Raises a typed error; then nothing changed."""
         engine.check_there()
-        known = self.ledger.look_up(engine, handoff_id)
+        known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None and known.ended:
             known.check_published_before(engine, chunk)
             return [told(known, engine)]
-        handoff = known or self.ledger.make(engine, handoff_id, now_s)
+        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         try:
+            if handoff.source is None and not chunk.repeated:
+                engine.check_takes(handoff_id, handoff.born_s if known else inf)
             handoff.publish(engine, chunk, now_s)
         except RestowError:
             if known is None:
@@ -84,10 +88,10 @@ class Directory:
         What was published and fenced before stays as it was, and what another engine publishes.
         Where a fence is still to come nobody could say which of the two publications it is of.
         """
-        known = self.ledger.look_up(engine, handoff_id)
+        known = self.ledger.hear(engine, handoff_id, now_s)
         if known is None:
             try:
-                known = self.ledger.make(engine, handoff_id, now_s)
+                known = self.ledger.make(engine.key.tenant, handoff_id, now_s)
             except RestowError:
                 return []
         if engine.gone or known.ended or known.complete or known.source not in (None, engine):
@@ -100,15 +104,17 @@ class Directory:
     ) -> list[Action]:
         """D asks, once or again. Raises a typed error; then nothing changed."""
         engine.check_there()
-        known = self.ledger.look_up(engine, handoff_id)
+        known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
             known.number_demand(wish.demand)
             if wish.repeated:
                 self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
             return self._told_again(known, engine)
-        handoff = known or self.ledger.make(engine, handoff_id, now_s)
+        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         try:
+            if handoff.destination is None and not wish.repeated:
+                engine.check_takes(handoff_id, handoff.born_s if known else inf)
             first = handoff.ask(engine, wish, now_s)
         except RestowError:
             if known is None:
@@ -127,7 +133,7 @@ class Directory:
     ) -> list[Action]:
         """P prolongs its lease. Raises `HandoffUnknownError` or `HandoffOwnedError`."""
         engine.check_there()
-        handoff = self.ledger.find_of(engine, handoff_id)
+        handoff = self.ledger.find_of(engine, handoff_id, now_s)
         if handoff.source is not engine:
             raise HandoffOwnedError(
                 f"engine {engine.key.engine_id} does not publish handoff {handoff_id}: only P has "
@@ -148,7 +154,7 @@ class Directory:
         Raises `HandoffUnknownError`.
         """
         engine.check_there()
-        handoff = self.ledger.find_of(engine, handoff_id)
+        handoff = self.ledger.find_of(engine, handoff_id, now_s)
         if demand and (engine is not handoff.destination or demand != handoff.demand_number):
             return []  # it was refused, or told its end
         if handoff.ended:
@@ -169,13 +175,13 @@ class Directory:
         Raises `HandoffOwnedError` if another engine is D, and what `Ledger.make` raises.
         """
         engine.check_there()
-        known = self.ledger.look_up(engine, handoff_id)
+        known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None:
             known.check_destination(engine)
             if known.ended:
                 known.demand_number = demand
                 return self._told_again(known, engine)
-        handoff = known or self.ledger.make(engine, handoff_id, now_s)
+        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         if handoff.destination is None:
             handoff.destination, handoff.demand_number = engine, demand
         words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
@@ -187,6 +193,18 @@ class Directory:
             return []
         failure = Failure(State.CANCELLED, "RELEASED", "an operator gave it up")
         return self.ledger.stop(handoff, failure, now_s)
+
+    def abandon(self, tenant: str, handoff_id: str, now_s: float) -> list[Action]:
+        """A router gives up what nobody will ask for; nothing changes if somebody has.
+
+        Raises what `Ledger.make` raises.
+        """
+        known = self.ledger.known(tenant, handoff_id)
+        if known is not None and (known.ended or known.destination is not None):
+            return []
+        handoff = known or self.ledger.make(tenant, handoff_id, now_s)
+        words = "a router gave it up: its client had left"
+        return self.ledger.stop(handoff, Failure(State.CANCELLED, "ABANDONED", words), now_s)
 
     def _told_again(self, handoff: Handoff, engine: EngineRecord) -> list[Action]:
         """How an ended handoff ended, for D or who asks late, unless D must not know yet."""

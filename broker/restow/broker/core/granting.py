@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from restow.broker.core.actions import Action, EngineKey, MakePlan, PairKey, State
+from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.digests import Digests
@@ -13,8 +14,9 @@ from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.handoffs.waiting import waits_for
-from restow.broker.core.pair import PairOutcome, PairRefused
+from restow.broker.core.pair import PairOutcome, PairRefused, pair_bytes
 from restow.broker.core.probing import Probing
+from restow.broker.errors import RestowError
 
 
 class Granting:
@@ -58,11 +60,43 @@ class Granting:
         return actions
 
     def plan_made(self, pair: PairKey, outcome: PairOutcome, now_s: float) -> list[Action]:
-        """The planner answered."""
+        """The planner answered. A plan that the tenant has no room for fails what waits for it."""
+        waiting = self.planning.pop(pair, set())
+        account = self._ledger.tenants.account(pair.tenant)
+        try:
+            self._make_room(pair.tenant, account, pair_bytes(outcome))
+            account.keep(pair_bytes(outcome))
+        except RestowError as error:
+            failure = Failure(State.FAILED, error.reason, error.message)
+            handoffs = [self._ledger.by_number.get(number) for number in sorted(waiting)]
+            return [
+                action
+                for handoff in handoffs
+                if handoff is not None and handoff.pair is None
+                for action in self._ledger.stop(handoff, failure, now_s)
+            ]
         self.pairs[pair] = outcome
         if len(self.pairs) > self._limits.max_pairs:
-            self.pairs.popitem(last=False)
-        return self.go_on(self.planning.pop(pair, set()), now_s)
+            own = [key for key in self.pairs if key.tenant == pair.tenant]
+            self._forget(own[0] if len(own) > 1 else next(iter(self.pairs)))
+        return self.go_on(waiting, now_s)
+
+    def _make_room(self, tenant: str, account: Account, size_bytes: int) -> None:
+        """Forget the tenant's oldest plans by which nothing is read, until so many bytes fit."""
+        live = self._ledger.live.values()
+        used: set[int] | None = None
+        for key in [one for one in self.pairs if one.tenant == tenant]:
+            try:
+                return account.check(size_bytes)
+            except RestowError:
+                used = used or {id(one.pair.programs) for one in live if one.pair is not None}
+            known = self.pairs[key]
+            if isinstance(known, PairRefused) or id(known.programs) not in used:
+                self._forget(key)
+        return account.check(size_bytes)
+
+    def _forget(self, key: PairKey) -> None:
+        self._ledger.tenants.account(key.tenant).let_go(pair_bytes(self.pairs.pop(key)))
 
     def tick(self, now_s: float) -> list[Action]:
         """Grant again what was given back, and what has its turn now."""
@@ -108,7 +142,7 @@ class Granting:
         if source is None or destination is None:
             return []
         hosts = self._probing.costs(source, destination)
-        key = PairKey(source.layout_digest, destination.layout_digest, hosts)
+        key = PairKey(handoff.tenant, source.layout_digest, destination.layout_digest, hosts)
         pair = self.pairs.get(key)
         if pair is None:
             planning = self.planning.get(key)

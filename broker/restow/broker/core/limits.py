@@ -17,12 +17,13 @@ class Limits:
     long, an agent whose stream broke may come back as if nothing had happened. Where D's session
     broke as well, D is dead: what its agent was reading is given up after ``agent_back_s``. A
     handoff that no D is there to ask for, or whose demand was refused, is kept for ``unasked_s``.
-    An engine of which nothing is heard for ``engine_idle_s``, neither session nor agent, is
-    forgotten.
+    An engine without session, agents and open handoffs is forgotten after ``engine_idle_s``; the
+    same life may register again.
     What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not
     answer within ``probe_s`` is not waited for, and measured again after ``probe_again_s`` at the
     earliest. What one tenant may hold of live handoffs, remembered ends and engines is bounded by
-    ``tenant_max_...`` as well; None: only by the bound of all tenants.
+    ``tenant_max_...`` as well; None: only by the bound of all tenants. ``max_bytes`` are those of
+    ids, metadata, layouts, plans and messages on their way; remembered ends are bounded by number.
     """
 
     lease_s: float = 30.0
@@ -35,14 +36,16 @@ class Limits:
     agent_wait_s: float = 10.0
     agent_back_s: float = 2.0
     unasked_s: float = 30.0
-    engine_idle_s: float = 600.0
+    engine_idle_s: float = 30.0
     max_live: int = 100_000
     max_ended: int = 10_000
     max_engines: int = 10_000
     max_pairs: int = 1024
+    max_bytes: int = 4 << 30
     tenant_max_live: int | None = None
     tenant_max_ended: int | None = None
     tenant_max_engines: int | None = None
+    tenant_max_bytes: int | None = None
     probe_bytes: int = 32 << 20
     probe_s: float = 2.0
     probe_again_s: float = 60.0

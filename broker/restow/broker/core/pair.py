@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from restow.broker.errors import RestowError
 from restow.broker.planner import GroupPair, Program, Strategy
 
+PAIR_BYTES = 8192
+"""Of a pair beside its programs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gather:
@@ -54,6 +57,11 @@ class PairPlan:
         )
         return replace(self, staging=self.sources, gathers=self.gathers + hashing, hashed=True)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its programs."""
+        return sum(program.size_bytes for program in self.programs.values())
+
     @classmethod
     def of(cls, programs: Sequence[Program]) -> PairPlan:
         """Index the programs of a plan."""
@@ -93,3 +101,8 @@ class PairRefused:
 
 
 PairOutcome = PairPlan | PairRefused
+
+
+def pair_bytes(outcome: PairOutcome) -> int:
+    """What is kept of a pair."""
+    return PAIR_BYTES + (outcome.size_bytes if isinstance(outcome, PairPlan) else 0)

@@ -11,7 +11,7 @@ from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import not_compared, not_hashed
 from restow.broker.core.handoffs.grant import execute, unreadable
 from restow.broker.core.handoffs.lease import unpublished_until_s
-from restow.broker.core.handoffs.ledger import Ledger
+from restow.broker.core.handoffs.ledger import Ledger, check_handoff_id
 from restow.broker.core.probing import Probing
 
 NOT_BEGUN = "READ_NOT_BEGUN"
@@ -40,14 +40,17 @@ class Reports:
     ) -> list[Action]:
         """A rank of P says that its part is complete in memory.
 
-        Raises `HandoffOwnedError` or `DirectoryFullError`; then nothing changed.
+        Raises `RequestError`, `HandoffOwnedError`, `QuotaExceededError` or `DirectoryFullError`;
+        then nothing changed.
         """
         if agent.gone:
             return []
+        check_handoff_id(handoff_id)
         known = self._ledger.look_up(engine, handoff_id)
         if known is not None and known.ended:
             return [SendUnfence(agent.key, handoff_id)]
         if known is None or known.source is None:
+            check_handoff_id(handoff_id)
             until_s = unpublished_until_s(self._limits, now_s)
             engine.early_fences.add(handoff_id, agent.key.rank, until_s)
             return []

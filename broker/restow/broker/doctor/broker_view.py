@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 
 from restow.broker.client.admin import AdminClient
 from restow.broker.doctor.finding import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
 from restow.broker.layout import ModelIdentity
+from restow.broker.versions import own_version
 from restow.v1 import admin_pb2 as pb
 
 Pair = tuple[str, str]
@@ -20,7 +20,9 @@ def look_at_broker(client: AdminClient) -> Iterator[Finding]:
     status = client.status()
     yield _status(status)
     yield _audit(client)
-    for engine in client.engines():
+    engines = client.engines()
+    yield from judge_versions(status.version, engines, client.agents())
+    for engine in engines:
         yield judge_engine(engine)
     for one in client.costs().hosts:
         if one.failure:
@@ -56,9 +58,27 @@ def model_of(engine: pb.EngineInfo) -> ModelIdentity:
     return ModelIdentity(engine.model, engine.revision, engine.adapter, engine.quantisation)
 
 
+def judge_versions(
+    broker: str, engines: Sequence[pb.EngineInfo], agents: Sequence[pb.AgentInfo]
+) -> Iterator[Finding]:
+    """Whether those who say what they run all run what the broker does."""
+    told = [(f"engine {one.engine_id}", one.version) for one in engines]
+    told += [(f"agent {one.engine_id}.{one.rank}", one.version) for one in agents]
+    others = [f"{who} {version}" for who, version in told if version not in ("", broker)]
+    if others:
+        yield warn(
+            "versions",
+            f"the broker is of {broker}, others are not: {', '.join(others)}"[:1000],
+            "run one version everywhere; between two, handoffs are refused where they must be",
+        )
+    elif told:
+        yield ok("versions", f"all that tell theirs are of {broker}")
+
+
 def judge_engine(engine: pb.EngineInfo) -> Finding:
     """Whether all of its parts are there."""
-    subject = f"engine {engine.engine_id}"
+    of = "" if engine.tenant in ("", "default") else f"{engine.tenant}/"
+    subject = f"engine {of}{engine.engine_id}"
     if engine.agents < engine.ranks:
         return bad(
             subject,
@@ -70,6 +90,12 @@ def judge_engine(engine: pb.EngineInfo) -> Finding:
             subject,
             "its agents are there, and its session is not: it hears of no end",
             "is its scheduler's process alive?",
+        )
+    if engine.draining:
+        return warn(
+            subject,
+            f"it drains: it takes nothing new, and {engine.open} handoffs of its have not ended",
+            f"stop it, or `restow drain --engine {engine.engine_id} --off`",
         )
     words = f"{engine.ranks} ranks of {model_of(engine)}, session and agents"
     if not engine.revision:
@@ -103,7 +129,7 @@ def judge_pair(source: str, destination: str, found: pb.ProbePairResponse) -> Fi
 
 
 def _status(status: pb.GetStatusResponse) -> Finding:
-    own, words = version("restow"), f"version {status.version}, {status.engines} engines"
+    own, words = own_version(), f"version {status.version}, {status.engines} engines"
     if status.version != own:
         step = f"this command is of version {own}: use the broker's"
         return warn("broker", words, step)

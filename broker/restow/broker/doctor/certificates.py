@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,9 @@ from restow.broker.client.credentials import Credentials
 from restow.broker.doctor.finding import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
 from restow.broker.trust.key_files import read_authorities, read_key_pair
+from restow.broker.trust.modes import READ_STEP, is_readable_by_all
 from restow.broker.trust.tokens import read_secret
+from restow.broker.trust.validity import authorities_end, end_of
 
 DAY_S = 86400.0
 SOON_S = 7 * DAY_S
@@ -36,14 +37,18 @@ def look_at_trust(credentials: Credentials) -> Iterator[Finding]:
         yield bad("trust", error.message, "mend the file")
         return
     yield ok("trust", f"TLS, the broker checked against {credentials.tls_ca}")
+    for secret in (credentials.tls_key, credentials.token_file):
+        if secret is not None and is_readable_by_all(secret):
+            yield warn(f"secret {secret}", "every user of this host may read it", READ_STEP)
     for path, ends_s in _ends(credentials):
-        yield judge_end(path, ends_s, time.time())
+        if ends_s is not None:
+            yield judge_end(path, ends_s, time.time())
 
 
-def judge_end(path: Path, ends_s: float | None, now_s: float) -> Finding:
-    """A certificate that is good until ``ends_s``; None: it is not good now."""
+def judge_end(path: Path, ends_s: float, now_s: float) -> Finding:
+    """A certificate that is good until ``ends_s``."""
     subject = f"certificate {path}"
-    if ends_s is None or ends_s <= now_s:
+    if ends_s <= now_s:
         return bad(subject, "is not valid now", "issue a new one: it is read again by itself")
     days = (ends_s - now_s) / DAY_S
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends_s))
@@ -55,40 +60,6 @@ def judge_end(path: Path, ends_s: float | None, now_s: float) -> Finding:
 
 def _ends(credentials: Credentials) -> Iterator[tuple[Path, float | None]]:
     if credentials.tls_ca is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(credentials.tls_ca)
-        ends = [ssl.cert_time_to_seconds(str(one["notAfter"])) for one in context.get_ca_certs()]
-        if ends:
-            yield credentials.tls_ca, min(ends)
+        yield credentials.tls_ca, authorities_end(credentials.tls_ca)
     if credentials.tls_cert is not None and credentials.tls_key is not None:
-        yield credentials.tls_cert, own_end(credentials.tls_cert, credentials.tls_key)
-
-
-def own_end(certificate: Path, key: Path) -> float | None:
-    """Until when a certificate is good, in seconds since 1970; None: it is not good now.
-
-    Python's ssl tells that of a peer alone: so it is shown to itself.
-    """
-    asked, showing = (
-        ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
-    )
-    showing.check_hostname, showing.verify_mode = False, ssl.CERT_NONE
-    asked.verify_mode = ssl.CERT_REQUIRED
-    asked.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    asked.load_verify_locations(certificate)
-    for context in (asked, showing):
-        context.load_cert_chain(certificate, key, password="")
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = asked.wrap_bio(to_server, to_client, server_side=True)
-    client = showing.wrap_bio(to_client, to_server)
-    try:
-        for _ in range(4):
-            for side in (client, server):
-                try:
-                    side.do_handshake()
-                except ssl.SSLWantReadError:
-                    continue
-    except ssl.SSLCertVerificationError:
-        return None
-    shown = server.getpeercert()
-    return None if not shown else ssl.cert_time_to_seconds(str(shown["notAfter"]))
+        yield credentials.tls_cert, end_of(credentials.tls_cert, credentials.tls_key)

@@ -7,14 +7,16 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from restow.broker.client.proxies import way_note
 from restow.broker.doctor.finding import Finding, bad, ok, warn
+from restow.broker.doctor.process_reading import look_at_process_reading
+from restow.broker.draw.bytes_and_seconds import size_text
 
 FEW_FILES, MANY_FILES = 1024, 4096
 """UCX opens sockets and event descriptors for each peer and transport."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
 SMALL_SHARED_MEMORY_BYTES = 1 << 30
 """Containers have 64 MiB unless they are given more."""
-PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def look_at_host() -> Iterator[Finding]:
@@ -22,7 +24,8 @@ def look_at_host() -> Iterator[Finding]:
     yield files(resource.getrlimit(resource.RLIMIT_NOFILE))
     yield locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     yield shared_memory(_free_bytes(SHARED_MEMORY))
-    yield reading_of_processes(PTRACE_SCOPE.read_text() if PTRACE_SCOPE.exists() else "0")
+    yield look_at_process_reading()
+    yield from way_to_the_broker(way_note())
 
 
 def files(limits: tuple[int, int]) -> Finding:
@@ -41,7 +44,7 @@ def locked_memory(soft: int) -> Finding:
         return ok("locked memory", "unlimited")
     return warn(
         "locked memory",
-        f"{_limit(soft)} bytes: RDMA registers pages no further than that",
+        f"{size_text(soft)}: RDMA registers pages no further than that",
         "`ulimit -l unlimited`, or LimitMEMLOCK=infinity; without RDMA it does not matter",
     )
 
@@ -50,7 +53,7 @@ def shared_memory(free_bytes: int | None) -> Finding:
     """Bytes free where processes of one engine share regions."""
     if free_bytes is None:
         return bad("shared memory", f"there is no {SHARED_MEMORY}", "mount a tmpfs there")
-    words = f"{free_bytes >> 20} MiB free in {SHARED_MEMORY}"
+    words = f"{size_text(free_bytes)} free in {SHARED_MEMORY}"
     if free_bytes < SMALL_SHARED_MEMORY_BYTES:
         return warn(
             "shared memory",
@@ -60,16 +63,10 @@ def shared_memory(free_bytes: int | None) -> Finding:
     return ok("shared memory", words)
 
 
-def reading_of_processes(ptrace_scope: str) -> Finding:
-    """Whether one process may read another's memory, as UCX's CMA does."""
-    if ptrace_scope.strip() == "0":
-        return ok("other processes' memory", "may be read by processes of the same user")
-    return warn(
-        "other processes' memory",
-        f"may not be read (kernel.yama.ptrace_scope is {ptrace_scope.strip()}): UCX has no CMA, "
-        f"and reads over TCP between processes of one host",
-        "`sysctl kernel.yama.ptrace_scope=0`, or the capability SYS_PTRACE",
-    )
+def way_to_the_broker(note: str) -> Iterator[Finding]:
+    """Given what `way_note` says: nothing, where nobody would think otherwise."""
+    if note:
+        yield ok("way to the broker", note)
 
 
 def _limit(value: int) -> str:

@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from restow.broker.doctor.finding import Finding, bad, ok, warn
+from restow.broker.versions import own_version
 
 ALWAYS = ("restow", "grpcio", "protobuf", "numpy")
 OF_AGENTS = ("nixl", "torch", "triton")
@@ -19,6 +20,7 @@ START_S = 60.0
 def look_at_packages() -> Iterator[Finding]:
     """Versions; and NIXL, where agents are installed."""
     found = {name: _version(name) for name in (*ALWAYS, *OF_AGENTS)}
+    found["restow"] = own_version()
     yield ok("packages", ", ".join(f"{name} {one}" for name, one in found.items() if one))
     if any(found[name] for name in OF_AGENTS) and find_spec("restow.agents") is not None:
         yield start_nixl()
@@ -41,7 +43,7 @@ def start_nixl() -> Finding:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
         step = "install it anew, from its checkout: `pip install --force-reinstall '.[agent]'`"
-        return bad("NIXL", f"does not start: {lines[-1][:300]}", step)
+        return bad("NIXL", f"does not start: {lines[-1][:1000]}", step)
     return judge_ucx(json.loads(done.stdout.splitlines()[-1]))
 
 

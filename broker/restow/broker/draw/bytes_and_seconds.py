@@ -18,6 +18,15 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes / 1024:.1f} TiB"
 
 
+def rate_text(bytes_per_second: float) -> str:
+    """Bytes a second as people read them.
+
+    >>> rate_text(6e9)
+    '5.6 GiB/s'
+    """
+    return f"{size_text(bytes_per_second)}/s"
+
+
 def duration_text(seconds: float) -> str:
     """Seconds as people read them.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from restow.broker.layout.dtype import DType
@@ -197,9 +197,11 @@ class RankLayout:
         return next(region for region in self.regions if region.name == name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Layout:
     """Every shard of every rank of an engine; no addresses, so replicas share one digest."""
 
     model: Model
     ranks: tuple[RankLayout, ...]
+    encoded: bytes = field(default=b"", compare=False, repr=False)
+    """The message that it came by; empty: by none. Another process is told it by this."""

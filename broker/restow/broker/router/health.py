@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 
-import structlog
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
+from restow.broker.logs import get_logger
 from restow.broker.router.engines import Engine, Engines
 
 ANSWER_S = 5.0
@@ -22,7 +22,7 @@ class Health:
         """Ask each engine every ``look_s``."""
         self._http, self._look_s = http, look_s
         self._sides = {"prefill": prefill, "decode": decode}
-        self._log = structlog.get_logger("restow.router")
+        self._log = get_logger("restow.router")
 
     async def watch(self) -> None:
         """Look after all of them for ever."""

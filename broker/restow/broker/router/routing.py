@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Mapping
 from http import HTTPStatus
 
-import structlog
 from aiohttp import ClientSession, web
 
+from restow.broker.logs import get_logger
 from restow.broker.router import headers
 from restow.broker.router.answers import (
     EngineFailedError,
@@ -29,6 +29,8 @@ from restow.broker.router.engines import Engine, Engines
 
 ATTEMPTS = 3
 """How often a request is tried, with other engines each time where there are any."""
+P_REFUSED = "PUBLICATION_REFUSED"
+"""What became of a handoff whose P computed the prompt, and may not hand it over: it drains."""
 
 
 class Routing:
@@ -37,7 +39,7 @@ class Routing:
     def __init__(self, http: ClientSession, prefill: Engines, decode: Engines) -> None:
         """Ask the engines of both sides through ``http``."""
         self._http, self._prefill, self._decode = http, prefill, decode
-        self._log = structlog.get_logger("restow.router")
+        self._log = get_logger("restow.router")
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Serve a request that has a prompt."""
@@ -134,7 +136,7 @@ class Routing:
             self._prefill.put_aside(p)
         elif error.handoff is None:
             self._decode.put_aside(d)
-        elif not prefilled:
+        elif not prefilled or error.handoff.get("reason") == P_REFUSED:
             self._prefill.put_aside(p)
 
     async def _given(self, request: web.Request, one: Begun, request_id: str) -> web.StreamResponse:

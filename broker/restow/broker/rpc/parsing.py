@@ -37,12 +37,15 @@ class ParsingInterceptor(grpc.aio.ServerInterceptor):
             return call
 
         def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
-            async def each(requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-                async for data in requests:
-                    yield _parsed(parse, data)
+            async def each(context: Any) -> AsyncIterator[Any]:
+                # gRPC's iterator would keep each message until the next one comes.
+                while (data := await context.read()) is not grpc.aio.EOF:
+                    parsed = [_parsed(parse, data)]
+                    del data
+                    yield parsed.pop()
 
-            async def call(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-                async for response in behavior(each(requests), context):
+            async def call(_: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+                async for response in behavior(each(context), context):
                     yield response
 
             return call

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from restow.broker.errors import RestowError
+from restow.broker.printable import shown
 
 ERROR_DOMAIN = "restow"
 
@@ -30,19 +31,24 @@ def to_rpc_status(error: RestowError) -> status_pb2.Status:
 
 
 def cut(words: str, most_bytes: int = MAX_MESSAGE_BYTES) -> str:
-    """The words, or as many of them as have room: names in them may be megabytes long.
+    """The words, printable, or as many of them as have room: names in them may be megabytes long.
 
     >>> cut("engine x", 6)
     'eng...'
     """
-    data = words[: most_bytes + 1].encode()
+    words = shown(words[: most_bytes + 1])
+    data = words.encode()
     return (
         words if len(data) <= most_bytes else data[: most_bytes - 3].decode(errors="ignore") + "..."
     )
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RestowError) -> None:
-    """End the call with the error."""
+    """End the call with the error.
+
+    gRPC keeps what `abort` raises, and with it every frame that it passes and every error that it
+    was raised in: call it outside of ``except``, where no message is at hand any more.
+    """
     status = rpc_status.to_status(to_rpc_status(error))
     await context.abort(status.code, status.details, status.trailing_metadata)
 
@@ -89,7 +95,9 @@ def _wrap_unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return await behavior(request, context)
         except RestowError as error:
-            return await abort(context, error)
+            refusal = error.with_traceback(None)
+        del request
+        return await abort(context, refusal)
 
     return call
 
@@ -99,7 +107,10 @@ def _wrap_stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
         try:
             async for response in behavior(requests, context):
                 yield response
+            return
         except RestowError as error:
-            await abort(context, error)
+            refusal = error.with_traceback(None)
+        del requests
+        await abort(context, refusal)
 
     return call

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import structlog
-
 from restow.broker.core.actions import EngineKey
+from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership, check_names
 from restow.broker.errors import EngineUnknownError
+from restow.broker.server.bounded_log import BoundedLog
+from restow.broker.server.log_lines import tell_engine
 
 WAIT_S = 60.0
 MAX_WAITING = 100_000
@@ -23,26 +24,33 @@ class Expected:
     """
 
     def __init__(
-        self, members: Membership, wait_s: float = WAIT_S, max_waiting: int = MAX_WAITING
+        self,
+        members: Membership,
+        log: BoundedLog,
+        wait_s: float = WAIT_S,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
-        """Look engines up in ``members``."""
+        """Look engines up in ``members``; say in ``log`` that somebody waits."""
+        self._log = log
         self.wait_s = wait_s
         self.max_waiting = max_waiting
         self._members = members
         self._waiting: dict[EngineKey, set[asyncio.Future[None]]] = {}
         self._count = 0
         self._closed = False
-        self._log = structlog.get_logger("restow.broker")
 
     @property
     def waiting(self) -> int:
         """How many agents wait."""
         return self._count
 
-    async def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
+    async def engine(
+        self, key: EngineKey, incarnation: str, account: Account, size_bytes: int
+    ) -> EngineRecord:
         """Look an engine up; if it is not there, it has ``wait_s`` to come.
 
-        Raises like `Membership.engine`, and `RequestError` for what no engine can be called.
+        Whoever waits has ``account`` carry ``size_bytes``. Raises like `Membership.engine`, what
+        `Account.carry` raises, and `RequestError` for what no engine can be called.
         """
         check_names(key, incarnation)
         loop = asyncio.get_running_loop()
@@ -53,7 +61,8 @@ class Expected:
             except EngineUnknownError:
                 if loop.time() >= until_s or self._count >= self.max_waiting or self._closed:
                     raise
-            await self._wait(key, loop.create_future(), until_s)
+            with account.carrying(size_bytes):
+                await self._wait(key, loop.create_future(), until_s)
 
     def came(self, key: EngineKey) -> None:
         """An engine has registered."""
@@ -69,7 +78,7 @@ class Expected:
 
     async def _wait(self, key: EngineKey, came: asyncio.Future[None], until_s: float) -> None:
         if key not in self._waiting:
-            self._log.info("agents wait for their engine", tenant=key.tenant, engine=key.engine_id)
+            tell_engine(self._log, "agents wait for their engine", key)
         waiting = self._waiting.setdefault(key, set())
         waiting.add(came)
         self._count += 1

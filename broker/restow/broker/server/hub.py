@@ -9,22 +9,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from restow.broker.core import actions as act
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
-from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
+from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.errors import PlanError, RestowError
-from restow.broker.layout import Layout
-from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
+from restow.broker.logs import get_logger
+from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
 from restow.broker.server import orders
+from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.expected import Expected
+from restow.broker.server.log_lines import tell_agent, tell_engine, tell_failures
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox
+from restow.broker.server.planning import Planner, plan_pair
 from restow.broker.words import member
 from restow.v1 import broker_pb2
 
@@ -55,6 +56,7 @@ class Hub:
         self.strategy = member(Strategy, strategy, "strategy")
         measures = self.strategy is Strategy.AUTO and costs is None
         self.directory = Directory(limits, first_us, measures, digests)
+        self.directory.ledger.fresh_failures = []
         self.costs = costs or CostModel()
         self.measures = measures
         self.allow_narrowing = allow_narrowing
@@ -62,16 +64,19 @@ class Hub:
         self.now_s = now_s
         self.started_s = now_s()
         self.max_queue = max_queue
+        self.said = BoundedLog(now_s)
+        """The log of what peers bring about."""
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
         self._calls = 0
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
-        self.expected = Expected(self.directory.members)
+        self.expected = Expected(self.directory.members, self.said)
+        self.planner = Planner()
         self._drained = asyncio.Event()
         self._watcher: Callable[[Handoff], None] | None = None
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
-        self._log = structlog.get_logger("restow.broker")
+        self._log = get_logger("restow.broker")
         self._do: dict[type, Callable[[Any], None]] = {
             **dict.fromkeys(orders.WRITE, self._send),
             act.SendPeer: self._send_peer,
@@ -87,8 +92,11 @@ class Hub:
         """Carry the directory's wishes out."""
         for action in actions:
             self._do[type(action)](action)
+        ledger = self.directory.ledger
+        if ledger.fresh_failures:
+            tell_failures(self.said, ledger.fresh_failures)
+            ledger.fresh_failures = []
         if self._watcher is not None:
-            ledger = self.directory.ledger
             ends, ledger.fresh_ends = ledger.fresh_ends, []
             for handoff in ends or ():
                 self._watcher(handoff)
@@ -118,7 +126,8 @@ class Hub:
         await self._drained.wait()
 
     def close(self) -> None:
-        """Let every stream end."""
+        """Let every stream end, and all planning."""
+        self.planner.close()
         self.expected.close()
         for engine_outbox in self.engines.values():
             engine_outbox.close()
@@ -133,7 +142,9 @@ class Hub:
         """Tell the directory the time, for as long as the broker lives."""
         while True:
             await asyncio.sleep(TICK_S)
-            self.perform(self.directory.tick(self.now_s()))
+            now_s = self.now_s()
+            self.perform(self.directory.tick(now_s))
+            self.said.tick(now_s)
 
     def wait_for_end(
         self, engine: act.EngineKey, handoff_id: str
@@ -211,6 +222,7 @@ class Hub:
 
     def _close_session(self, action: act.CloseSession) -> None:
         outbox = self.engines.pop(action.engine, None)
+        tell_engine(self.said, "engine gone", action.engine, why=action.error.message)
         if outbox is not None:
             outbox.close(action.error)
         # A handoff that ended, but not yet for this engine, never will: nobody is left to be told.
@@ -222,6 +234,7 @@ class Hub:
     def _close_agent(self, action: act.CloseAgent) -> None:
         outbox = self.agents.pop(action.agent, None)
         if outbox is not None:
+            tell_agent(self.said, "agent gone", action.agent, why=action.error.message)
             outbox.close(action.error)
 
     def _make_plan(self, action: act.MakePlan) -> None:
@@ -231,7 +244,8 @@ class Hub:
 
     async def _plan(self, action: act.MakePlan) -> PairOutcome:
         started_s = self.now_s()
-        outcome = await asyncio.to_thread(
+        outcome = await self.planner.plan(
+            action.pair.tenant,
             plan_pair,
             action.source,
             action.destination,
@@ -239,7 +253,7 @@ class Hub:
             self.allow_narrowing,
             action.costs or self.costs,
         )
-        self._log.info(
+        self.said.info(
             "planned",
             source=action.pair.source_digest[:12],
             destination=action.pair.destination_digest[:12],
@@ -261,20 +275,3 @@ class Hub:
             self._log.error("planning failed", pair=pair, exc_info=error)
             outcome = PairRefused(PlanError(f"the planner failed: {error!r}"))
         self.perform(self.directory.granting.plan_made(pair, outcome, self.now_s()))
-
-
-def plan_pair(
-    source: Layout,
-    destination: Layout,
-    strategy: Strategy,
-    allow_narrowing: bool = False,
-    costs: CostModel | None = None,
-) -> PairOutcome:
-    """Plan between two layouts, or say why not."""
-    try:
-        plan = make_plan(source, destination)
-        if not allow_narrowing:
-            check_exact(plan)
-        return PairPlan.of(compile_programs(plan, strategy, costs))
-    except RestowError as error:
-        return PairRefused(error)

@@ -7,7 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from restow.broker.errors import QueueFullError, RestowError
+from restow.broker.core.engines.account import Account
+from restow.broker.errors import (
+    DirectoryFullError,
+    QueueFullError,
+    QuotaExceededError,
+    RestowError,
+)
 from restow.v1 import agent_link_pb2, broker_pb2
 
 Batch = TypeVar("Batch")
@@ -15,29 +21,44 @@ Batch = TypeVar("Batch")
 MAX_BATCH = 512
 MAX_BATCH_BYTES = 16 << 20
 MAX_QUEUE_BYTES = 256 << 20
+COPIES = 3
+"""Of a batch that is being sent: as messages, as bytes, and as gRPC's own."""
+AGENT_FREE_BYTES = 64 << 10
+ENGINE_FREE_BYTES = 1 << 20
+"""Of each stream's that count for nothing: a tenant at its quota must hear of that."""
+MESSAGE_BYTES = 128
+"""What a message counts beside its size, copies included."""
 
 
 class Outbox(Generic[Batch]):
     """A bounded queue of batches that messages are written into where they lie.
 
     Batches grow with the load by themselves: no message waits for others, and none is copied. A
-    reader that lets more than ``max_queue`` messages (rounded up to whole batches) or
-    ``MAX_QUEUE_BYTES`` pile up loses its stream: nothing more is sent, because what follows a gap
-    could be misunderstood.
+    reader that lets more than ``max_queue`` messages (rounded up to whole batches),
+    ``MAX_QUEUE_BYTES`` or more than its tenant's account has room for pile up loses its stream:
+    nothing more is sent, because what follows a gap could be misunderstood.
     """
 
     def __init__(
-        self, make: Callable[[], Batch], max_queue: int, on_full: Callable[[], object] | None = None
+        self,
+        make: Callable[[], Batch],
+        max_queue: int,
+        on_full: Callable[[], object] | None = None,
+        account: Account | None = None,
+        free_bytes: int = 0,
     ) -> None:
         """Start empty and open; ``make`` makes an empty batch.
 
+        ``account`` carries what waits here above ``free_bytes``, until the next batch is taken.
         ``on_full`` is called once when the reader has lost its stream, from inside `open`: it must
         only take a note.
         """
         self._make = make
+        self._account, self._free_bytes = account, free_bytes
+        self._carried_bytes = self._carried_in_taken = self._carried_in_last = 0
         self._on_full = on_full
-        self._full: deque[tuple[Batch, int]] = deque()
-        """Each with its bytes."""
+        self._full: deque[tuple[Batch, int, int]] = deque()
+        """Each with its bytes, and what the account carries for it."""
         self._bytes_in_full = 0
         self._last = make()
         self._in_last = 0
@@ -60,21 +81,54 @@ class Outbox(Generic[Batch]):
             if len(self._full) >= self._max_full or self._bytes_in_full > MAX_QUEUE_BYTES:
                 self._overflow()
             else:
-                self._full.append((self._last, full_bytes))
+                self._full.append((self._last, full_bytes, self._carried_in_last))
             self._start()
             self._bytes_in_last = size_bytes
-        if self._closed:
+        if self._closed or not self._carry(MESSAGE_BYTES + COPIES * size_bytes):
             return self._make()
         self._in_last += 1
         self._wake.set()
         return self._last
 
+    def _carry(self, size_bytes: int) -> bool:
+        """Have the account carry so many more; without room in it the stream is lost."""
+        if self._account is None:
+            return True
+        carried = max(self._carried_bytes, self._free_bytes)
+        try:
+            self._account.carry(max(0, self._carried_bytes + size_bytes - carried))
+        except (QuotaExceededError, DirectoryFullError):
+            self._overflow()
+            return False
+        self._carried_bytes += size_bytes
+        self._carried_in_last += size_bytes
+        return True
+
+    def _deliver(self, size_bytes: int) -> None:
+        if self._account is not None:
+            self._carried_bytes -= size_bytes
+            left = max(self._carried_bytes, self._free_bytes)
+            self._account.deliver(max(0, self._carried_bytes + size_bytes - left))
+
+    def drop(self) -> None:
+        """Close it for good: nobody will take any more."""
+        self.close()
+        self._clear()
+        self._deliver(self._carried_in_taken)
+        self._carried_in_taken = 0
+
+    def _clear(self) -> None:
+        self._full.clear()
+        self._bytes_in_full = 0
+        self._start()
+        self._deliver(self._carried_bytes - self._carried_in_taken)
+
     def _start(self) -> None:
         self._last = self._make()
-        self._in_last = self._bytes_in_last = 0
+        self._in_last = self._bytes_in_last = self._carried_in_last = 0
 
     def _overflow(self) -> None:
-        self._full.clear()
+        self._clear()
         self.close(QueueFullError("too many messages wait: the stream reads too slowly"))
         if self._on_full is not None:
             self._on_full()
@@ -92,14 +146,19 @@ class Outbox(Generic[Batch]):
         return self._closed
 
     async def take(self) -> Batch | None:
-        """Wait for a batch; None when closed. Raises the error of `close`."""
+        """Wait for a batch; None when closed. Raises the error of `close`.
+
+        The one that was taken before has been sent.
+        """
+        self._deliver(self._carried_in_taken)
+        self._carried_in_taken = 0
         while True:
             if self._full:
-                batch, full_bytes = self._full.popleft()
+                batch, full_bytes, self._carried_in_taken = self._full.popleft()
                 self._bytes_in_full -= full_bytes
                 return batch
             if self._in_last:
-                batch = self._last
+                batch, self._carried_in_taken = self._last, self._carried_in_last
                 self._start()
                 return batch
             if self._closed:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,23 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from restow.broker.errors import ExtraMissingError, ListenError
+from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
+from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
 from restow.broker.rpc.status import ErrorInterceptor
-from restow.broker.server.guard import GuardInterceptor
+from restow.broker.server import process
+from restow.broker.server.bounded_log import BoundedLog
+from restow.broker.server.gate.guard import GuardInterceptor, OpenInterceptor, RawContext
+from restow.broker.server.gate.refused_calls import RefusedCallsInterceptor
+from restow.broker.server.gate.strangers import Strangers
+from restow.broker.server.gate.trust import Trust, trust_of
 from restow.broker.server.hub import Hub
+from restow.broker.server.log_lines import settings_in_words
 from restow.broker.server.services.admin_service import AdminService
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
 from restow.broker.server.settings import BrokerSettings
-from restow.broker.server.trust import Trust, trust_of
 from restow.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -41,11 +48,20 @@ SERVICES = (
 )
 
 SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MAX_TO_BROKER_BYTES),
+    ("grpc.max_send_message_length", MAX_FROM_BROKER_BYTES),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 300_000),
     *SERVER_PINGS,
     ("grpc.so_reuseport", 0),
 )
+
+OPEN_CONNECTIONS = 1 << 20
+"""Where everybody is trusted: as many as there may be files."""
+CALLS_FOR_CONNECTION = 8
+"""Of a tenant there may be so many times more calls than there may be connections of all."""
+TLS_CONNECTIONS = 512
+"""Strangers may have 80 KiB kept for each."""
 
 STOP_GRACE_S = 2.0
 
@@ -68,6 +84,22 @@ class RunningBroker:
         await self.hub.drain()
 
 
+def strangers_options(connections: int) -> tuple[tuple[str, int], ...]:
+    """What gRPC takes of callers before it is known who they are, where that is asked at all."""
+    return (
+        # A message that the broker waits for has room beyond this. Probing of the bandwidth would
+        # widen it to hundreds of megabytes.
+        ("grpc.http2.lookahead_bytes", 16 << 10),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", 100),
+        # Calls that gRPC has taken and the broker has not yet, of some kilobytes each: clients try
+        # again.
+        ("grpc.server.max_pending_requests", max(64, connections // 8)),
+        ("grpc.server.max_pending_requests_hard_limit", max(128, connections // 4)),
+        ("grpc.absolute_max_metadata_size", 8 << 10),
+    )
+
+
 def add_services(hub: Hub, server: grpc.aio.Server) -> None:
     """Serve the hub's directory, by every service of the contract."""
     broker_pb2_grpc.add_BrokerServicer_to_server(BrokerService(hub), server)
@@ -75,10 +107,25 @@ def add_services(hub: Hub, server: grpc.aio.Server) -> None:
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(hub), server)
 
 
-def interceptors_of(trust: Trust | None) -> list[grpc.aio.ServerInterceptor]:
-    """What stands before every handler, the outermost first."""
-    guard = [] if trust is None else [GuardInterceptor(trust.identify)]
-    return [ErrorInterceptor(), *guard, ParsingInterceptor()]
+def interceptors_of(
+    trust: Trust | None,
+    log: BoundedLog,
+    admitted: Callable[[RawContext], None],
+    tenant_max_calls: int = 0,
+) -> list[grpc.aio.ServerInterceptor]:
+    """What stands before every handler, the outermost first.
+
+    ``admitted`` hears of each call that is let in; of calls that nobody need say who makes, there
+    may be any number.
+    """
+    identify = None if trust is None else trust.identify
+    gate: grpc.aio.ServerInterceptor = (
+        OpenInterceptor(admitted)
+        if identify is None
+        else GuardInterceptor(identify, admitted, tenant_max_calls)
+    )
+    refused = RefusedCallsInterceptor(identify, log)
+    return [ErrorInterceptor(), refused, gate, ParsingInterceptor()]
 
 
 @contextlib.asynccontextmanager
@@ -87,6 +134,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
 
     Raises `ListenError`, and the `TrustError` of settings and files that prove nothing.
     """
+    log = get_logger("restow.broker")
     trust = trust_of(settings)
     hub = Hub(
         settings.limits(),
@@ -96,7 +144,21 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
         costs=settings.cost_model(),
         digests=settings.content_digests(),
     )
-    server = grpc.aio.server(interceptors=interceptors_of(trust), options=SERVER_OPTIONS)
+    connections = process.room_for(
+        settings.max_connections or (TLS_CONNECTIONS if trust else OPEN_CONNECTIONS)
+    )
+    # Where nobody is asked who he is, a whole fleet may be strangers for a moment.
+    strangers = Strangers(connections, connections // 4 if trust else connections * 3 // 4)
+    server = grpc.aio.server(
+        interceptors=interceptors_of(
+            trust, hub.said, strangers.admitted, CALLS_FOR_CONNECTION * connections
+        ),
+        options=(
+            *SERVER_OPTIONS,
+            *(strangers_options(connections) if trust else ()),
+            ("grpc.max_allowed_incoming_connections", connections),
+        ),
+    )
     add_services(hub, server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -121,18 +183,28 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     host = settings.listen.rsplit(":", 1)[0]
     try:
         async with contextlib.AsyncExitStack() as stack:
+            if not settings.listen.startswith("unix:"):
+                stack.enter_context(strangers.kept_few(port))
             shown = None
             if settings.http_listen is not None:
                 # Here, so that a broker that shows nothing starts sooner.
                 from restow.broker.server.observe.web import serving
 
                 shown = await stack.enter_async_context(
-                    serving(settings.http_listen, hub, settings.status_page)
+                    serving(
+                        settings.http_listen,
+                        hub,
+                        settings.status_page,
+                        [one.strip() for one in settings.http_hosts.split(",") if one.strip()],
+                    )
                 )
             if settings.otlp_endpoint is not None:
                 await stack.enter_async_context(_tracing(settings, settings.otlp_endpoint, hub))
-            yield RunningBroker(hub, f"{host}:{port}", clock, checks, shown)
+            address = f"{host}:{port}"
+            log.info("broker started", **settings_in_words(settings, address, shown))
+            yield RunningBroker(hub, address, clock, checks, shown)
     finally:
+        log.info("broker ends", uptime_s=round(hub.now_s() - hub.started_s, 1))
         await checks.enter_graceful_shutdown()
         hub.close()
         await server.stop(STOP_GRACE_S)
@@ -164,6 +236,7 @@ async def serve_until_signalled(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.put_nowait, None)
+    process.set_up()
     # Handoffs make no cycles; a full collection over the history would stall the loop.
     gc.set_threshold(200_000, 20, 100)
     async with running_broker(settings) as broker:

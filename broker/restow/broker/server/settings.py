@@ -6,9 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from restow.broker.addresses import DEFAULT_PORT, checked_listener, checked_port
 from restow.broker.core.handoffs.digests import DigestMode, Digests
 from restow.broker.core.limits import Limits
 from restow.broker.planner import CostModel, Strategy
@@ -19,15 +20,17 @@ LIMITS = Limits()
 
 
 class BrokerSettings(BaseSettings):
-    """What an operator may set."""
+    """What an operator may set. Raises pydantic's `ValidationError`, and `AddressInvalidError`."""
 
     model_config = SettingsConfigDict(env_prefix="RESTOW_")
 
-    listen: Annotated[str, Field(pattern=r"^(unix:.+|.+:\d+)$")] = "127.0.0.1:7350"
-    http_listen: Annotated[str, Field(pattern=r"^.+:\d+$")] | None = None
+    listen: Annotated[str, AfterValidator(checked_listener)] = f"127.0.0.1:{DEFAULT_PORT}"
+    http_listen: Annotated[str, AfterValidator(checked_port)] | None = None
     """Where to show metrics and probes."""
     status_page: bool = False
     """Whether to show a page for people there, which names engines and handoffs."""
+    http_hosts: str = ""
+    """Names under which that page may be asked for, separated by commas, beside addresses."""
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://.+$")] | None = None
     """The OpenTelemetry collector that traces go to."""
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -42,14 +45,20 @@ class BrokerSettings(BaseSettings):
     timeout_s: Seconds = LIMITS.timeout_s
     grant_s: Seconds = LIMITS.grant_s
     settle_grace_s: Seconds = LIMITS.settle_grace_s
+    engine_idle_s: Seconds = LIMITS.engine_idle_s
+    """How long an engine is remembered that is gone."""
     drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     """How long reads under way may hold up the end."""
     max_live: Count = LIMITS.max_live
     max_ended: Count = LIMITS.max_ended
     max_queue: Count = 100_000
+    max_connections: Annotated[int, Field(ge=16)] | None = None
+    """None: 512 with TLS, where strangers may have 80 KiB kept for each; else all there may be."""
+    max_bytes: Count = LIMITS.max_bytes
     tenant_max_live: Count | None = None
     tenant_max_ended: Count | None = None
     tenant_max_engines: Count | None = None
+    tenant_max_bytes: Count | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None

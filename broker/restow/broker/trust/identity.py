@@ -1,8 +1,8 @@
-"""Who calls: a tenant's engine, agent or operator."""
+"""Who calls: a tenant's engine, agent, router or operator."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from restow.broker.errors import WordUnknownError
@@ -17,11 +17,20 @@ class Role(StrEnum):
 
     ENGINE = "engine"
     AGENT = "agent"
+    ROUTER = "router"
     OPERATOR = "operator"
+
+
+OF_NO_ENGINE = frozenset({Role.OPERATOR, Role.ROUTER})
+NO_ENGINE = "an operator has no engine, nor has a router"
 
 
 class IdentityInvalidError(ValueError):
     """What can't be an identity. Its text names what is wrong; whoever read it names where."""
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= MAX_NAME_LENGTH and text.isprintable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +46,13 @@ class Right(Worded):
             Worded.__post_init__(self)
         except WordUnknownError as error:
             raise IdentityInvalidError(error.message) from None
-        if self.role is Role.OPERATOR:
+        if self.role in OF_NO_ENGINE:
             if self.engine:
-                raise IdentityInvalidError("an operator has no engine")
-        elif not 0 < len(self.engine) <= MAX_NAME_LENGTH:
+                raise IdentityInvalidError(NO_ENGINE)
+        elif not _is_name(self.engine):
             raise IdentityInvalidError(
-                f"an {self.role} needs the id of its engine, of 1 to {MAX_NAME_LENGTH} characters, "
-                f"or {ANY_ENGINE}"
+                f"an {self.role} needs the id of its engine, of 1 to {MAX_NAME_LENGTH} printable "
+                f"characters, or {ANY_ENGINE}"
             )
 
 
@@ -53,6 +62,8 @@ class Identity:
 
     tenant: str | None
     rights: frozenset[Right]
+    shown_by: str = field(default="", compare=False)
+    """What it showed, for people: which certificate or which token."""
 
     def __post_init__(self) -> None:
         """Raise `IdentityInvalidError` for a tenant that no right suits."""
@@ -61,10 +72,20 @@ class Identity:
         if self.tenant is None:
             if self.roles != {Role.OPERATOR}:
                 raise IdentityInvalidError("only an operator may do without a tenant")
-        elif not 0 < len(self.tenant) <= MAX_NAME_LENGTH or self.tenant == "*":
+        elif not _is_name(self.tenant) or self.tenant == "*":
             raise IdentityInvalidError(
-                f"a tenant has 1 to {MAX_NAME_LENGTH} characters, and is not *"
+                f"a tenant has 1 to {MAX_NAME_LENGTH} printable characters, and is not *"
             )
+
+    def __str__(self) -> str:
+        """For people: what it is, of whom, and by what it is known.
+
+        >>> str(Identity(None, frozenset({Right(Role.OPERATOR)}), "certificate ops"))
+        'operator of all tenants, by certificate ops'
+        """
+        whose = "all tenants" if self.tenant is None else f"tenant {self.tenant}"
+        known = f", by {self.shown_by}" if self.shown_by else ""
+        return f"{' and '.join(sorted(self.roles))} of {whose}{known}"
 
     @property
     def roles(self) -> frozenset[Role]:

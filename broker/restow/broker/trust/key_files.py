@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ssl
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from restow.broker.trust.errors import KeyFileError
+from restow.broker.trust.modes import refuse_writable
+from restow.broker.trust.validity import end_of, last_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,10 @@ class KeyPair:
 
 
 def read_key_pair(certificate: Path, key: Path) -> KeyPair:
-    """Both files, which belong together. Raises `KeyFileError` that names the one at fault."""
+    """Both files, which belong together and are valid now.
+
+    Raises `KeyFileError` that names the one at fault.
+    """
     pair = KeyPair(_read("certificate", certificate), _read("key", key))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -35,6 +41,7 @@ def read_key_pair(certificate: Path, key: Path) -> KeyPair:
             certificate=certificate,
             key=key,
         )
+    end_of(certificate, key)
     return pair
 
 
@@ -49,10 +56,16 @@ def read_authorities(path: Path) -> bytes:
             f"authority {path} holds no certificate: it must be PEM, as `openssl x509` writes it",
             file=path,
         ) from None
+    last_s = last_end(path)
+    if last_s is not None and last_s < time.time():
+        raise KeyFileError(
+            f"authority {path} has expired: nobody is known by it any more", file=path
+        )
     return content
 
 
 def _read(what: str, path: Path) -> bytes:
+    refuse_writable(what, path, KeyFileError)
     try:
         return path.read_bytes()
     except OSError as error:

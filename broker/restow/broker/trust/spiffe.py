@@ -2,6 +2,7 @@
 
     spiffe://DOMAIN/restow/tenant/TENANT/engine/ENGINE     ENGINE: an id, or * for any
     spiffe://DOMAIN/restow/tenant/TENANT/agent/ENGINE
+    spiffe://DOMAIN/restow/tenant/TENANT/router
     spiffe://DOMAIN/restow/tenant/TENANT/operator
     spiffe://DOMAIN/restow/operator                        of all tenants
 
@@ -46,11 +47,11 @@ def _read(uri: str) -> tuple[str | None, Right]:
         match segments:
             case ["operator"]:
                 return None, Right(Role.OPERATOR)
-            case ["tenant", tenant, "operator"]:
-                return tenant, Right(Role.OPERATOR)
+            case ["tenant", tenant, ("operator" | "router") as role]:
+                return tenant, Right(Role(role))
             case ["tenant", tenant, ("engine" | "agent") as role, engine]:
                 return tenant, Right(Role(role), engine)
     raise IdentityInvalidError(
         f"{uri[:_SHOWN]!r} is none of {SCHEME}DOMAIN/restow/tenant/TENANT/engine/ENGINE, "
-        f".../agent/ENGINE, .../operator and {SCHEME}DOMAIN/restow/operator"
+        f".../agent/ENGINE, .../router, .../operator and {SCHEME}DOMAIN/restow/operator"
     )

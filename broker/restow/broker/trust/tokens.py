@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from restow.broker.trust.errors import TokenFileError, TokensFileError
-from restow.broker.trust.identity import Identity, IdentityInvalidError, Right, Role
+from restow.broker.trust.identity import (
+    NO_ENGINE,
+    OF_NO_ENGINE,
+    Identity,
+    IdentityInvalidError,
+    Right,
+    Role,
+)
+from restow.broker.trust.modes import refuse_writable
 
 PREFIX = "restow_"
 """So that people and programs that look for leaked secrets know one when they see it."""
@@ -68,6 +76,7 @@ def new_token(roles: Sequence[Role], tenant: str | None, engine: str) -> tuple[s
 
 def read_tokens(path: Path) -> Tokens:
     """The broker's list. Raises `TokensFileError` that names the entry at fault, and no content."""
+    refuse_writable("tokens file", path, TokensFileError)
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
@@ -90,6 +99,7 @@ def read_tokens(path: Path) -> Tokens:
 
 def read_secret(path: Path) -> str:
     """A caller's token, without the white space around it. Raises `TokenFileError`."""
+    refuse_writable("token file", path, TokenFileError)
     try:
         secret = path.read_text(encoding="ascii").strip()
     except OSError as error:
@@ -122,10 +132,11 @@ def _entry(entry: object) -> Token:
     if not isinstance(engine, str) or ("tenant" in entry and not isinstance(tenant, str)):
         raise IdentityInvalidError("tenant and engine are texts")
     roles = {Role(name) for name in names}
-    if engine and roles == {Role.OPERATOR}:
-        raise IdentityInvalidError("an operator has no engine")
-    rights = {Right(role, "" if role is Role.OPERATOR else engine) for role in roles}
-    return Token(_digest(entry.get("sha256")), Identity(tenant, frozenset(rights)))
+    if engine and roles <= OF_NO_ENGINE:
+        raise IdentityInvalidError(NO_ENGINE)
+    rights = {Right(role, "" if role in OF_NO_ENGINE else engine) for role in roles}
+    digest = _digest(entry.get("sha256"))
+    return Token(digest, Identity(tenant, frozenset(rights), f"token sha256 {digest.hex()[:12]}"))
 
 
 def _digest(text: object) -> bytes:

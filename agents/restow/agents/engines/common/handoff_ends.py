@@ -8,10 +8,9 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
-import structlog
-
 from restow.broker.client import HandoffEnded
 from restow.broker.errors import RestowError
+from restow.broker.logs import get_logger
 
 DECLINED = "DECLINED"
 """The broker's reason where D did without."""
@@ -40,7 +39,7 @@ class HandoffEnd:
 
     def warn(self, words: str) -> None:
         """Say in the engine's log why it ended so."""
-        structlog.get_logger("restow.engine").warning(
+        get_logger("restow.engine").warning(
             words,
             request=self.request_id,
             handoff=self.handoff_id,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import structlog
 import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -38,6 +37,7 @@ from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.client import BlockingSession
 from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
+from restow.broker.logs import get_logger, log_as
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -75,7 +75,8 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Check what the engine is. Raises `SettingsError` and `EngineUnsupportedError`."""
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._log = structlog.get_logger("restow.vllm").bind(engine=transfer.engine_id)
+        log_as("vllm")
+        self._log = get_logger("restow.vllm").bind(engine=transfer.engine_id)
         self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
         self._engine_id, self._incarnation = transfer.engine_id, vllm_config.instance_id
         _check_engine(vllm_config)

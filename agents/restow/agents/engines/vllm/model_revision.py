@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
 from huggingface_hub import snapshot_download
 
 from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
+from restow.broker.logs import get_logger
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -41,7 +41,7 @@ def weights_revision(config: VllmConfig, named: str = "") -> str:
         folder = local_checkpoint(name, model.revision, load.download_dir)
         return checkpoint_revision(folder) + _by_settings(model)
     except CheckpointInvalidError as error:
-        structlog.get_logger("restow.vllm").warning(
+        get_logger("restow.vllm").warning(
             "nothing tells the model's weights from others: set model_revision",
             model=model.model,
             detail=error.message,

@@ -1,15 +1,19 @@
-"""``restow release``, ``drain`` and ``check`` do something to a broker, or have it do something."""
+"""``restow release``, ``drain``, ``forget`` and ``check`` have a broker do something."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from restow.broker.cli.commands.inspection import HandoffArgument
 from restow.broker.cli.connection import Connection, TenantConnection, connects
 from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import FOUND, answer, print_json
+from restow.broker.cli.output import FOUND, Output, print_json
+from restow.broker.printable import shown
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 POLL_S = 0.2
@@ -18,67 +22,124 @@ POLL_S = 0.2
 def _agreed(words: str, yes: bool) -> None:
     """Say what will be done, and have it agreed to. Ends the command where nobody agrees."""
     if not yes:
-        typer.confirm(f"{words} Go on?", abort=True, err=True)
+        typer.confirm(f"{shown(words)} Go on?", abort=True, err=True)
 
 
 @connects
 def release(
-    handoff_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the handoff.")],
+    handoff_id: HandoffArgument,
+    yes: YesOption = False,
+    *,
+    connection: TenantConnection,
+    output: Output,
+) -> None:
+    """Give a handoff up: D is told that it has no state, and P gets its pages back."""
+    from restow.broker.cli.handoff_ids import find_handoff
+    from restow.broker.cli.views import admin_json, admin_tables
+
+    with connection.client() as client:
+        tenant, whole = find_handoff(connection, client, handoff_id)
+    with connection.client_of(tenant) as client:
+        before = client.handoff(whole)
+        told = admin_json.handoff_json(before)
+        if told["state"] not in admin_json.ENDS:
+            sides = [told[side] or "nobody" for side in ("source_engine", "destination_engine")]
+            _agreed(
+                f"Handoff {whole} is {told['state']}, from {sides[0]} to {sides[1]}. It will "
+                f"end CANCELLED, and the request that waits for it computes its prompt anew or "
+                f"fails.",
+                yes,
+            )
+            client.release(whole)
+        value = admin_json.handoff_json(client.handoff(whole))
+    output.answer(value, admin_tables.show_handoff, lambda one: [one["handoff_id"]])
+
+
+@connects
+def drain(
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="ID",
+            help="Drain this engine alone: it takes part in nothing new, and finishes what it has.",
+        ),
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="Go on as before.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Until the reads under way have ended; of an engine: all that is open."
+        ),
+    ] = False,
     yes: YesOption = False,
     *,
     connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
-    """Give a handoff up: D is told that it has no state, and P gets its pages back."""
-    from restow.broker.cli.views import admin_json, admin_tables
+    """Have the broker grant nothing any more, as before it is stopped; or one engine go gently.
 
+    A broker that was started anew knows nothing of it.
+    """
+
+    if off and wait:
+        raise typer.BadParameter("--off goes on as before: there is nothing to wait for")
+    if connection.tenant is not None and engine is None:
+        raise typer.BadParameter("--tenant says whose --engine is meant: the broker is everybody's")
+    drains: Callable[[bool], int]
     with connection.client() as client:
-        before = client.handoff(handoff_id)
-        shown = admin_json.handoff_json(before)
-        if shown["state"] not in admin_json.ENDS:
-            sides = [shown[side] or "nobody" for side in ("source_engine", "destination_engine")]
-            _agreed(
-                f"Handoff {handoff_id} is {shown['state']}, from {sides[0]} to {sides[1]}. It will "
-                f"end CANCELLED, and the request that waits for it computes its prompt anew or "
-                f"fails.",
-                yes,
+        if engine is not None:
+            will = f"Engine {engine} will take part in nothing new until `--off`, and is to go."
+            drains = partial(client.drain_engine, engine)
+        else:
+            will = (
+                f"The broker {client.address} will grant no handoff until `restow drain --off` or "
+                f"its restart; those that wait do so until their leases or patience end."
             )
-            client.release(handoff_id)
-        value = admin_json.handoff_json(client.handoff(handoff_id))
-    answer(value, as_json, admin_tables.show_handoff)
+            drains = client.set_draining
+        if not off:
+            _agreed(will, yes)
+        left = drains(not off)
+        while wait and left:
+            time.sleep(POLL_S)
+            left = drains(True)
+    if engine is not None:
+        done = "takes part in handoffs again" if off else "takes part in nothing new any more"
+        value = {"engine": engine, "draining": not off, "open": left}
+        words = f"Engine {engine} {done}; {left} handoffs of its have not ended."
+    else:
+        done = "grants again" if off else "grants nothing any more"
+        value = {"draining": not off, "granted": left}
+        words = f"The broker {done}; {left} handoffs are granted and have not ended."
+    if as_json:
+        print_json(value)
+    else:
+        typer.echo(shown(words))
 
 
 @connects
-def drain(
-    off: Annotated[bool, typer.Option("--off", help="Grant again what waits.")] = False,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Until the reads under way have ended.")
-    ] = False,
+def forget(
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="Id of the engine.")],
     yes: YesOption = False,
     *,
-    connection: Connection,
+    connection: TenantConnection,
     as_json: JsonOption = False,
 ) -> None:
-    """Have the broker grant nothing any more, as before it is stopped; or, with --off, again."""
+    """Forget an engine that is gone, at once; one that is there is refused (ENGINE_CONNECTED)."""
 
-    if off and wait:
-        raise typer.BadParameter("--off grants again: there is nothing to wait for")
     with connection.client() as client:
-        if not off:
+        found = next((one for one in client.engines() if one.engine_id == engine), None)
+        if found is not None and found.open:
             _agreed(
-                f"The broker {client.address} will grant no handoff until `restow drain --off` or "
-                f"its restart; those that wait do so until their leases or patience end.",
+                f"Engine {engine} has {found.open} handoffs that have not ended: they will, with "
+                f"ENGINE_LOST.",
                 yes,
             )
-        granted = client.set_draining(not off)
-        while wait and granted:
-            time.sleep(POLL_S)
-            granted = client.set_draining(True)
+        ended = client.forget_engine(engine)
     if as_json:
-        print_json({"draining": not off, "granted": granted})
+        print_json({"engine": engine, "ended": ended})
     else:
-        done = "grants again" if off else "grants nothing any more"
-        typer.echo(f"The broker {done}; {granted} handoffs are granted and have not ended.")
+        typer.echo(shown(f"Engine {engine} is forgotten; {ended} handoffs ended with it."))
 
 
 @connects
@@ -93,7 +154,7 @@ def check(*, connection: Connection, as_json: JsonOption = False) -> None:
         typer.echo(f"All is well: {found.handoffs} handoffs, their engines, agents and quotas.")
     else:
         for words in found.findings:
-            typer.secho(words, fg="red")
+            typer.secho(shown(words), fg="red")
         typer.echo("It is a fault of Restow: keep this, and the broker's log.")
     if found.findings:
         raise typer.Exit(FOUND)

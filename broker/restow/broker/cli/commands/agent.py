@@ -8,14 +8,20 @@ from typing import Annotated
 import typer
 
 from restow.broker.cli.connection import Connection, connects
-from restow.broker.cli.options import LogFormatOption, set_up_log
+from restow.broker.cli.options import LogFormatOption
+from restow.broker.cli.settings_file import ConfigOption
 from restow.broker.errors import ExtraMissingError
 
 
 @connects
 def agent(
     socket: Annotated[
-        Path, typer.Option("--socket", help="Unix socket on which engines hand memory over.")
+        Path,
+        typer.Option(
+            "--socket",
+            envvar="RESTOW_SOCKET",
+            help="Unix socket on which engines hand memory over.",
+        ),
     ],
     *,
     connection: Connection,
@@ -38,6 +44,7 @@ def agent(
         ),
     ] = None,
     log_format: LogFormatOption = "console",
+    config: ConfigOption = None,
 ) -> None:
     """Run an agent as a daemon of this host until SIGTERM or SIGINT."""
     try:
@@ -49,6 +56,8 @@ def agent(
             module=error.name,
         ) from None
 
+    from restow.broker.stderr import logging_to_stderr
+
     credentials = connection.credentials()
-    set_up_log(log_format)
-    run_agent_daemon(connection.broker, socket, read_threads, host_reads, credentials)
+    with logging_to_stderr(log_format == "json"):
+        run_agent_daemon(connection.broker, socket, read_threads, host_reads, credentials)

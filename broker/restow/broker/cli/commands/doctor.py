@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from restow.broker.cli.completion import complete_pair
 from restow.broker.cli.connection import TenantConnection, connects
-from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import FOUND, print_json
+from restow.broker.cli.output import FOUND, Output, print_document
+from restow.broker.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +49,9 @@ def _of_broker(client: AdminClient, pairs: list[str]) -> Iterator[Finding]:
 
 def _show(finding: Finding) -> None:
     typer.secho(f"{finding.verdict:4}", fg=COLORS[finding.verdict], bold=True, nl=False)
-    typer.echo(f"  {finding.subject}: {finding.words}")
+    typer.echo(shown(f"  {finding.subject}: {finding.words}"))
     if finding.next_step:
-        typer.echo(f"      Next: {finding.next_step}")
+        typer.echo(shown(f"      Next: {finding.next_step}"))
 
 
 @connects
@@ -62,12 +63,13 @@ def doctor(
         list[str] | None,
         typer.Option(
             metavar="P:D",
+            autocompletion=complete_pair,
             help="Have D's agent read from P's, and say over which transport; all: every pair.",
         ),
     ] = None,
     *,
     connection: TenantConnection,
-    as_json: JsonOption = False,
+    output: Output,
 ) -> None:
     """Look for what is wrong: limits, versions, NIXL, certificates, broker, engines, transports.
 
@@ -76,6 +78,7 @@ def doctor(
     from dataclasses import asdict
     from itertools import chain
 
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.doctor.certificates import look_at_trust
     from restow.broker.doctor.finding import Verdict
     from restow.broker.doctor.host import look_at_host
@@ -83,6 +86,8 @@ def doctor(
 
     if here and pair:
         raise typer.BadParameter("--here asks no broker, and --pair does: leave one of them out")
+    if pair and connection.all_tenants:
+        raise typer.BadParameter("engines of a pair are of one tenant: name it with --tenant")
     credentials = connection.credentials()
     looked = chain(look_at_host(), look_at_packages(), look_at_trust(credentials))
     found = []
@@ -90,15 +95,18 @@ def doctor(
     def take(findings: Iterator[Finding]) -> None:
         for one in findings:
             found.append(one)
-            if not as_json:
+            if not output.document:
                 _show(one)
 
     take(looked)
     if not here and not any(one.subject == "trust" and one.verdict is Verdict.BAD for one in found):
         with connection.client() as client:
             take(_of_broker(client, pair or []))
+            say_hidden(client, output)
     unsound = any(one.verdict is Verdict.BAD for one in found)
-    if as_json:
-        print_json({"findings": [asdict(one) for one in found], "sound": not unsound})
+    if output.document:
+        print_document(
+            {"findings": [asdict(one) for one in found], "sound": not unsound}, output.document
+        )
     if unsound:
         raise typer.Exit(FOUND)

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from restow.broker.cli.completion import complete_engine, complete_handoff
 from restow.broker.cli.connection import Connection, TenantConnection, connects
-from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import answer
+from restow.broker.cli.output import Output
+from restow.broker.cli.watching import looks
+from restow.broker.printable import shown_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 StateOption = Annotated[
     Literal["WAITING", "READY", "STAGING", "READING", "DONE", "FAILED", "EXPIRED", "CANCELLED"]
     | None,
     typer.Option(case_sensitive=False, help="Only those in this state."),
+]
+HandoffArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID",
+        autocompletion=complete_handoff,
+        help="Id of the handoff, or a beginning of it that no other has.",
+    ),
+]
+EngineArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[ENGINE]",
+        autocompletion=complete_engine,
+        show_default=False,
+        help="Only engines whose ids begin so.",
+    ),
 ]
 MAX_LIMIT = 100_000
 MAX_LISTED = 10_000
@@ -26,69 +45,105 @@ WATCH_S = 1.0
 
 
 @connects
-def status(*, connection: Connection, as_json: JsonOption = False) -> None:
+def status(*, connection: Connection, output: Output) -> None:
     """Statistics of the whole broker; to an operator of one tenant, of that tenant."""
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.status_json(client.status(), client.address)
-    answer(value, as_json, admin_tables.show_status)
+    output.answer(value, admin_tables.show_status)
 
 
 @connects
-def engines(*, connection: TenantConnection, as_json: JsonOption = False) -> None:
+def tenants(*, connection: Connection, output: Output) -> None:
+    """The tenants that have engines or handoffs, and what they have."""
+    from restow.broker.cli.views import admin_json, admin_tables
+
+    with connection.client() as client:
+        value = admin_json.tenants_json(client.tenants().tenants)
+    output.answer(value, admin_tables.show_tenants, _names("tenants", "tenant"))
+
+
+@connects
+def engines(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
     """The registered engines: are all their agents connected, is a session open?"""
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
-        value = admin_json.engines_json(client.engines())
-    answer(value, as_json, admin_tables.show_engines)
+        found = [one for one in client.engines() if one.engine_id.startswith(engine)]
+        value = admin_json.engines_json(found)
+        show = partial(admin_tables.show_engines, tenants=connection.all_tenants)
+        output.answer(value, show, _names("engines", "engine_id"))
+        say_hidden(client, output)
 
 
 @connects
-def agents(*, connection: TenantConnection, as_json: JsonOption = False) -> None:
+def agents(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
     """The connected agents and the memory that they registered."""
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
-        value = admin_json.agents_json(client.agents())
-    answer(value, as_json, admin_tables.show_agents)
+        found = [one for one in client.agents() if one.engine_id.startswith(engine)]
+        value = admin_json.agents_json(found)
+        show = partial(admin_tables.show_agents, tenants=connection.all_tenants)
+        output.answer(value, show, _names("agents", "agent_name"))
+        say_hidden(client, output)
 
 
 @connects
-def costs(*, connection: Connection, as_json: JsonOption = False) -> None:
+def costs(*, connection: Connection, output: Output) -> None:
     """What reading and copying costs between hosts, by which ways of travelling are chosen."""
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.costs_json(client.costs())
-    answer(value, as_json, admin_tables.show_costs)
+    output.answer(value, admin_tables.show_costs)
 
 
 @connects
 def handoffs(
+    beginning: Annotated[
+        str,
+        typer.Argument(
+            metavar="[ID]",
+            autocompletion=complete_handoff,
+            show_default=False,
+            help="Only those whose ids begin so.",
+        ),
+    ] = "",
     state: StateOption = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show them anew every second, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Show them anew every second, until Ctrl-C.")
     ] = False,
     *,
     connection: TenantConnection,
-    as_json: JsonOption = False,
+    output: Output,
 ) -> None:
     """Handoffs, those under way first, then the newest ends."""
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import admin_json, admin_tables
+    from restow.broker.cli.views.live import live_handoffs
 
-    if watch and as_json:
-        raise typer.BadParameter("--json prints one document: leave --watch out")
+    if watch and (output.document or output.form == "name"):
+        raise typer.BadParameter("--watch shows tables: see `restow events --follow -o json`")
     with connection.client() as client:
-        value = admin_json.handoffs_json(client.handoffs(state, limit))
+
+        def look() -> Any:
+            return admin_json.handoffs_json(client.handoffs(state, limit, beginning))
+
+        value = look()
         if not watch:
-            answer(value, as_json, admin_tables.show_handoffs)
+            show = partial(admin_tables.show_handoffs, tenants=connection.all_tenants)
+            output.answer(value, show, _names("handoffs", "handoff_id"))
+            say_hidden(client, output)
             return
-        with _interruption() as interrupted, admin_tables.live_handoffs(value) as update:
-            while not interrupted.wait(WATCH_S):
-                update(admin_json.handoffs_json(client.handoffs(state, limit)))
+        say_hidden(client, output)
+        with live_handoffs(output.form == "wide", connection.all_tenants) as update:
+            for number in looks(WATCH_S):
+                update(shown_values(look() if number else value))
 
 
 @connects
@@ -96,37 +151,31 @@ def leases(
     limit: Annotated[int, typer.Option(min=1, max=MAX_LIMIT, help="At most so many.")] = 20,
     *,
     connection: TenantConnection,
-    as_json: JsonOption = False,
+    output: Output,
 ) -> None:
     """Whose pages P keeps, for how long still, and what they wait for; the shortest first."""
+    from restow.broker.cli.handoff_ids import say_hidden
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
         value = admin_json.leases_json(client.handoffs(limit=MAX_LISTED), limit)
-    answer(value, as_json, admin_tables.show_leases)
-
-
-@contextlib.contextmanager
-def _interruption() -> Iterator[threading.Event]:
-    """Yield what Ctrl-C sets. Raised amid a call of gRPC, KeyboardInterrupt can get lost."""
-    interrupted = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
+        show = partial(admin_tables.show_leases, tenants=connection.all_tenants)
+        output.answer(value, show, _names("leases", "handoff_id"))
+        say_hidden(client, output)
 
 
 @connects
-def handoff(
-    handoff_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the handoff.")],
-    *,
-    connection: TenantConnection,
-    as_json: JsonOption = False,
-) -> None:
+def handoff(handoff_id: HandoffArgument, *, connection: TenantConnection, output: Output) -> None:
     """One handoff and everything that happened to it."""
+    from restow.broker.cli.handoff_ids import find_handoff
     from restow.broker.cli.views import admin_json, admin_tables
 
     with connection.client() as client:
-        value = admin_json.handoff_json(client.handoff(handoff_id))
-    answer(value, as_json, admin_tables.show_handoff)
+        tenant, whole = find_handoff(connection, client, handoff_id)
+    with connection.client_of(tenant) as client:
+        value = admin_json.handoff_json(client.handoff(whole))
+    output.answer(value, admin_tables.show_handoff, lambda one: [one["handoff_id"]])
+
+
+def _names(of: str, name: str) -> Callable[[Any], Iterable[str]]:
+    return lambda value: (one[name] for one in value[of])

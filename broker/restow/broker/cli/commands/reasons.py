@@ -6,15 +6,24 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.options import JsonOption
-from restow.broker.cli.output import print_json
+from restow.broker.cli.completion import complete_reason
+from restow.broker.cli.connection import connects
+from restow.broker.cli.output import Output
 
 
+@connects
 def reasons(
     reason: Annotated[
-        str | None, typer.Argument(metavar="[REASON]", help="Only this one.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="[REASON]",
+            autocompletion=complete_reason,
+            help="Only this one.",
+            show_default=False,
+        ),
     ] = None,
-    as_json: JsonOption = False,
+    *,
+    output: Output,
 ) -> None:
     """What each reason of a failure or refusal means, and what to do next. Asks no broker."""
     from restow.broker.reasons import REASONS
@@ -26,9 +35,11 @@ def reasons(
             param_hint="REASON",
         )
     found = {name: advice for name, advice in REASONS.items() if wanted in (None, name)}
-    if as_json:
-        print_json({name: advice._asdict() for name, advice in found.items()})
-        return
-    for name, advice in sorted(found.items()):
+    value = {name: advice._asdict() for name, advice in found.items()}
+    output.answer(value, _show, sorted)
+
+
+def _show(value: dict[str, dict[str, str]], _: bool) -> None:
+    for name, advice in sorted(value.items()):
         typer.secho(name, bold=True)
-        typer.echo(f"  {advice.meaning}\n  Next: {advice.next_step}")
+        typer.echo(f"  {advice['meaning']}\n  Next: {advice['next_step']}")

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from restow.broker.cli.options import LogFormatOption, set_up_log
+from restow.broker.addresses import host_and_port
+from restow.broker.cli.options import LogFormatOption
 from restow.broker.errors import ExtraMissingError
 
 
@@ -43,12 +44,12 @@ def router(
             f"pip install 'restow[router]'",
             module=error.name,
         ) from None
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) >= 1 << 16:
-        raise typer.BadParameter(f"{listen} is no HOST:PORT", param_hint="--listen")
+    host, port = host_and_port(listen)
     for url in (*prefill, *decode):
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"{url} is no http:// or https:// URL", param_hint="URL")
-    set_up_log(log_format)
+    from restow.broker.stderr import logging_to_stderr
+
     settings = RouterSettings(prefill, decode, aside_s, max_body_bytes=max_body_mb << 20)
-    serve_router(settings, host.strip("[]"), int(port))
+    with logging_to_stderr(log_format == "json"):
+        serve_router(settings, host, port)

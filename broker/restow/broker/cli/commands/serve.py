@@ -9,10 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from restow.broker.cli.options import CostsOption, DigestModeName, LogFormatOption, set_up_log
+from restow.broker.cli.option_groups import in_groups
+from restow.broker.cli.options import CostsOption, DigestModeName, LogFormatOption
+from restow.broker.cli.settings_file import ConfigOption
 from restow.broker.strategy import Strategy
 
 
+@in_groups
 def serve(
     listen: Annotated[
         str | None,
@@ -32,6 +35,14 @@ def serve(
             "--status-page",
             help="With --http-listen: also a page for people (/), which names engines and "
             "handoffs of all tenants to whoever asks. Default: none.",
+        ),
+    ] = None,
+    http_hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="With --status-page: names under which browsers may ask for it. Default: that of "
+            "--http-listen; addresses and localhost always.",
         ),
     ] = None,
     otlp_endpoint: Annotated[
@@ -89,6 +100,13 @@ def serve(
             "read in quarantine. Default: 7."
         ),
     ] = None,
+    engine_idle_s: Annotated[
+        float | None,
+        typer.Option(
+            help="How long an engine is remembered that has no session, no agents and no handoff "
+            "under way. Default: 30."
+        ),
+    ] = None,
     drain_s: Annotated[
         float | None,
         typer.Option(help="How long SIGTERM waits for reads under way. Default: 10."),
@@ -102,6 +120,20 @@ def serve(
     max_queue: Annotated[
         int | None, typer.Option(help="Messages that may wait for one stream. Default: 100000.")
     ] = None,
+    max_connections: Annotated[
+        int | None,
+        typer.Option(
+            help="Connections at once: each engine and agent has one, and strangers may take "
+            "80 KiB with each. Default: 512 with TLS, else as many as there may be files."
+        ),
+    ] = None,
+    max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of ids, metadata, layouts, plans and waiting messages, together. "
+            "Default: 4294967296."
+        ),
+    ] = None,
     tenant_max_live: Annotated[
         int | None,
         typer.Option(help="Handoffs under way at once of one tenant. Default: those of all."),
@@ -112,6 +144,10 @@ def serve(
     ] = None,
     tenant_max_engines: Annotated[
         int | None, typer.Option(help="Engines of one tenant. Default: those of all.")
+    ] = None,
+    tenant_max_bytes: Annotated[
+        int | None,
+        typer.Option(help="Bytes kept for one tenant, as of --max-bytes. Default: those of all."),
     ] = None,
     tls_cert: Annotated[
         Path | None,
@@ -141,17 +177,24 @@ def serve(
         ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Speak plaintext on an address others can reach.")
+        bool,
+        typer.Option(
+            "--insecure",
+            envvar="RESTOW_INSECURE",
+            help="Speak plaintext on an address others can reach.",
+        ),
     ] = False,
     log_format: LogFormatOption = "console",
+    config: ConfigOption = None,
 ) -> None:
     """Run the broker until SIGTERM or SIGINT; reads under way end first.
 
-    What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...). Who may
-    say what with --client-ca and --tokens: docs/security.md.
+    What is not given is taken from the environment (RESTOW_LISTEN, RESTOW_LEASE_S, ...), and then
+    from --config. Who may say what with --client-ca and --tokens: docs/security.md.
     """
     given: dict[str, Any] = {name: one for name, one in locals().items() if one is not None}
-    del given["insecure"], given["log_format"]  # all others are settings
+    # All others are settings.
+    given = {k: v for k, v in given.items() if k not in ("insecure", "log_format", "config")}
 
     import uvloop
     from pydantic import ValidationError
@@ -160,6 +203,7 @@ def serve(
     from restow.broker.planner import CostModel
     from restow.broker.server.serve import serve_until_signalled
     from restow.broker.server.settings import BrokerSettings
+    from restow.broker.stderr import logging_to_stderr
 
     if costs is not None:
         given["costs"] = asdict(CostModel.of(read_object(costs)))
@@ -175,8 +219,8 @@ def serve(
             f"127.0.0.1, or add --insecure on a network that you trust",
             param_hint="--listen",
         )
-    set_up_log(log_format)
-    uvloop.run(serve_until_signalled(settings))
+    with logging_to_stderr(log_format == "json"):
+        uvloop.run(serve_until_signalled(settings))
 
 
 def is_loopback(listen: str) -> bool:

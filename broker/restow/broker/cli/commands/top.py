@@ -1,7 +1,8 @@
-"""``restow top`` shows what goes on in a broker, on the whole screen."""
+"""``restow top`` shows what goes on in a broker, on the whole screen or line by line."""
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from restow.broker.cli.connection import TenantConnection, connects
+from restow.broker.cli.watching import looks
+from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
     from restow.broker.cli.views.top_tables import Look
@@ -23,23 +26,55 @@ def top(
     every_s: Annotated[
         float, typer.Option("--every-s", min=0.2, help="Seconds between two looks.")
     ] = 1.0,
+    batch: Annotated[
+        bool,
+        typer.Option("--batch", "-b", help="Print one look after the other, as into a pipe."),
+    ] = False,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", "-n", min=1, help="With -b: end after so many looks."),
+    ] = None,
     *,
     connection: TenantConnection,
 ) -> None:
     """What goes on: live handoffs, bytes a second, the shortest lease, quarantine, slow peers."""
-    from restow.broker.cli.views.top_app import Top
-
     with connection.client() as client:
-        look_at(client)  # a broker that is not there is said before the screen is taken
-        Top(partial(look_at, client), every_s).run()
+        if batch or not sys.stdout.isatty():
+            from restow.broker.cli.views.top_text import put_top
+
+            before = None
+            for _ in looks(every_s, count):
+                now = look_at(client, connection.all_tenants)
+                put_top(before, now)
+                before = now
+            return
+        from restow.broker.cli.views.top_app import Top
+
+        look = partial(look_at, client, connection.all_tenants)
+        look()  # a broker that is not there is said before the screen is taken
+        Top(look, every_s).run()
 
 
-def look_at(client: AdminClient) -> Look:
-    """Ask the broker for all that is shown. Raises as the client."""
+def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
+    """Ask the broker for all that is shown. Raises as the client.
+
+    ``all_tenants``: names of engines have their tenants before them.
+    """
+    from restow.broker.cli.handoff_ids import hidden
     from restow.broker.cli.views import admin_json
     from restow.broker.cli.views.top_tables import Look
 
     status = admin_json.status_json(client.status(), client.address)
     engines = admin_json.engines_json(client.engines())["engines"]
     handoffs = admin_json.handoffs_json(client.handoffs(limit=LISTED))["handoffs"]
-    return Look(time.monotonic(), status, engines, handoffs)
+    if all_tenants:
+        for one in handoffs:
+            for side in ("source_engine", "destination_engine"):
+                one[side] = one[side] and f"{one['tenant']}/{one[side]}"
+    return Look(
+        time.monotonic(),
+        shown_values(status),
+        shown_values(engines),
+        shown_values(handoffs),
+        hidden(client),
+    )

@@ -27,15 +27,33 @@ def _values(message: Message, *names: str) -> dict[str, Any]:
     return {name: getattr(message, name) for name in names}
 
 
+def _ended(counts: Iterable[pb.StateCount]) -> dict[str, int]:
+    ended = {_state(one.state): one.count for one in counts}
+    return {state: ended.get(state, 0) for state in ENDS}
+
+
+def tenants_json(tenants: Iterable[pb.TenantInfo]) -> dict[str, Any]:
+    """Return what ``restow tenants --json`` prints."""
+    return {
+        "tenants": [
+            {
+                **_values(one, "tenant", "engines", "handoffs_live", "handoffs_quarantined"),
+                "handoffs_ended": _ended(one.ended),
+                "bytes_read": one.bytes_read,
+            }
+            for one in tenants
+        ]
+    }
+
+
 def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
     """Return what ``restow status --json`` prints."""
-    ended = {_state(one.state): one.count for one in status.ended}
     return {
         "broker": address,
         **_values(status, "version", "broker_epoch"),
         "uptime_s": round(status.uptime_s, 3),
         **_values(status, "engines", "agents", "plans", "handoffs_live", "handoffs_quarantined"),
-        "handoffs_ended": {state: ended.get(state, 0) for state in ENDS},
+        "handoffs_ended": _ended(status.ended),
         **_values(status, "bytes_read", "handoffs_checked", "digest_mismatches", "draining"),
     }
 
@@ -47,9 +65,10 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
             {
                 **_values(one, "engine_id", "incarnation"),
                 **_values(one, "model", "revision", "adapter", "quantisation", "layout_digest"),
-                **_values(one, "ranks", "agents", "session"),
+                **_values(one, "ranks", "agents", "session", "draining", "open", "version"),
                 "replaced": list(one.replaced),
                 "age_s": round(one.age_s, 3),
+                "tenant": one.tenant,
             }
             for one in engines
         ]
@@ -58,8 +77,8 @@ def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
 
 def agents_json(agents: Iterable[pb.AgentInfo]) -> dict[str, Any]:
     """Return what ``restow agents --json`` prints."""
-    shown = "engine_id", "rank", "agent_name", "regions", "region_bytes", "staging_bytes"
-    return {"agents": [_values(one, *shown) for one in agents]}
+    shown = "engine_id", "rank", "agent_name", "regions", "region_bytes", "staging_bytes", "tenant"
+    return {"agents": [_values(one, *shown, "version") for one in agents]}
 
 
 def handoffs_json(response: pb.ListHandoffsResponse) -> dict[str, Any]:
@@ -134,4 +153,6 @@ def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
         "transfer_s": round(info.transfer_s, 6) if info.HasField("transfer_s") else None,
         "strategies": list(info.strategies),
         "content": info.content,
+        "tenant": info.tenant,
+        "ended_ago_s": round(info.ended_ago_s, 3) if info.HasField("ended_ago_s") else None,
     }

@@ -2,57 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.cli.views.handoff_columns import HANDOFFS, LEASES, NUMBERS, handoff_row
-from restow.broker.draw.bytes_and_seconds import duration_text, size_text
+from restow.broker.cli.views.handoff_columns import (
+    HANDOFFS,
+    LEASES,
+    WIDE_HANDOFFS,
+    handoff_cells,
+)
+from restow.broker.cli.views.listing import Cell, colored, console, listing, put
+from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
 
 WIDE = 120
 SHORT = 12
 """Letters of a digest or a revision in a narrower terminal."""
-GAP = 2
-COLORS = {"DONE": "green", "FAILED": "red", "EXPIRED": "yellow", "CANCELLED": "yellow"}
+Values = dict[str, Any]
 
 
-def _console() -> Console:
-    return Console(highlight=False, markup=False)
-
-
-def _table(*columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-    for name in columns:
-        table.add_column(
-            name,
-            justify="right" if name in right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    return table
-
-
-def _state(state: str) -> Text:
-    return Text(state, style=COLORS.get(state, "cyan"))
-
-
-def _cells(columns: Sequence[str], row: Sequence[str]) -> list[str | Text]:
-    return [
-        _state(text) if name == "state" else text for name, text in zip(columns, row, strict=True)
-    ]
-
-
-def show_status(status: dict[str, Any]) -> None:
+def show_status(status: Values, wide: bool = False) -> None:
     """Print ``restow status``."""
     ended = "   ".join(f"{count} {state}" for state, count in status["handoffs_ended"].items())
-    table = _table("", "")
-    table.show_header = False
-    for name, value in (
+    rows: list[Sequence[str | Text]] = [
         ("broker", f"{status['broker']}, restow {status['version']}"),
         ("epoch", f"{status['broker_epoch']}, up {duration_text(status['uptime_s'])}"),
         ("engines", f"{status['engines']}, with {status['agents']} agents"),
@@ -68,165 +43,215 @@ def show_status(status: dict[str, Any]) -> None:
             "checked",
             f"{status['handoffs_checked']} by digests, {status['digest_mismatches']} differed",
         ),
-    ):
-        table.add_row(Text(name, style="bold"), value)
+    ]
     if status["draining"]:
-        table.add_row(Text("draining", style="bold red"), "nothing is granted: restow drain --off")
-    _console().print(table)
+        rows.append((Text("draining", "bold red"), "nothing is granted: restow drain --off"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    put(console(wide), table)
 
 
-def show_leases(value: dict[str, Any]) -> None:
-    """Print ``restow leases``: who holds pages for whom, and for how long still."""
-    console = _console()
-    if not value["leases"]:
-        console.print("No lease.")
+def show_tenants(value: Values, wide: bool = False) -> None:
+    """Print ``restow tenants``: what each has, and how its handoffs ended."""
+    if not value["tenants"]:
+        print("No tenant has engines or handoffs.")
         return
-    table = _table(*LEASES, right=NUMBERS)
-    waits_for = table.columns[LEASES.index("waits for")]
-    waits_for.no_wrap, waits_for.overflow = False, "fold"
-    for one in value["leases"]:
-        table.add_row(*_cells(LEASES, handoff_row(one, LEASES)))
-    console.print(table)
-    if value["left_out"]:
-        console.print(f"... and {value['left_out']} more: raise --limit")
+    ends = list(value["tenants"][0]["handoffs_ended"])
+    rows = [
+        [
+            one["tenant"],
+            *(str(one[name]) for name in ("engines", "handoffs_live", "handoffs_quarantined")),
+            *(str(one["handoffs_ended"][state]) for state in ends),
+            size_text(one["bytes_read"]),
+        ]
+        for one in value["tenants"]
+    ]
+    columns = ["tenant", "engines", "live", "quarantine", *ends, "read"]
+    _show(columns, rows, wide)
 
 
-def show_costs(costs: dict[str, Any]) -> None:
+def show_leases(value: Values, wide: bool = False, tenants: bool = False) -> None:
+    """Print ``restow leases``: who holds pages for whom, and for how long still."""
+    if not value["leases"]:
+        print("No lease.")
+        return
+    columns = (*_tenant(tenants), *LEASES)
+    rows = [handoff_cells(one, columns) for one in value["leases"]]
+    _show(columns, rows, wide, ids="handoff", words="waits for")
+    _say_left_out(value)
+
+
+def show_costs(costs: Values, wide: bool = False) -> None:
     """Print ``restow costs``: a line a pair of hosts, then what stands for all others."""
-    table = _table(
-        "from", "to", "a read", "GB/s", "a copy", "an element", "GB/s ", "a launch", "a stage"
-    )
+    columns = ["from", "to", "a read", "reads at", "a copy", "copies at"]
+    columns += ["an element", "a launch", "a stage"]
+    rows = []
     for one in costs["hosts"]:
+        hosts = [one["source_host"], one["destination_host"]]
         if one["costs"] is None:
-            table.add_row(one["source_host"], one["destination_host"], one["failure"] or "measured")
+            rows.append([*hosts, one["failure"] or "measured", *["-"] * 6])
         else:
-            table.add_row(one["source_host"], one["destination_host"], *_prices(one["costs"]))
-    table.add_row("all others" if costs["hosts"] else "all", "", *_prices(costs["otherwise"]))
-    _console().print(table)
+            rows.append([*hosts, *_prices(one["costs"])])
+    others = ["all others" if costs["hosts"] else "all", "-"]
+    rows.append([*others, *_prices(costs["otherwise"])])
+    _show(columns, rows, wide)
 
 
 def _prices(costs: dict[str, float]) -> list[str]:
     return [
         f"{costs['seconds_per_descriptor'] * 1e6:.2f} us",
-        f"{costs['read_bytes_per_second'] / 1e9:.1f}",
+        rate_text(costs["read_bytes_per_second"]),
         f"{costs['seconds_per_copy'] * 1e6:.2f} us",
+        rate_text(costs["copy_bytes_per_second"]),
         f"{costs['seconds_per_element'] * 1e9:.1f} ns",
-        f"{costs['copy_bytes_per_second'] / 1e9:.1f}",
         f"{costs['seconds_per_launch'] * 1e6:.0f} us",
         f"{costs['seconds_per_stage'] * 1e6:.0f} us",
     ]
 
 
-def show_engines(value: dict[str, Any]) -> None:
+def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> None:
     """Print ``restow engines``."""
-    console, engines = _console(), value["engines"]
+    engines = value["engines"]
     if not engines:
-        console.print("No engine is registered.")
+        print("No engine is registered.")
         return
-    table = _table("engine", "model", "revision", "agents", "session", "layout", "incarnation")
-    wide = console.width >= WIDE
+    to = console(wide)
+    letters = SHORT if to.width < WIDE else None
+    tenant = _tenant(tenants)
+    rows: list[list[Cell]] = []
     for one in engines:
         missing = one["agents"] < one["ranks"]
-        table.add_row(
-            one["engine_id"],
-            _with_weights(one),
-            one["revision"][: None if wide else SHORT] or Text("none", style="yellow"),
-            Text(f"{one['agents']} of {one['ranks']}", style="red" if missing else ""),
-            Text("open" if one["session"] else "none", style="" if one["session"] else "yellow"),
-            one["layout_digest"] if wide else one["layout_digest"][:SHORT],
-            one["incarnation"],
+        rows.append(
+            [
+                *(one[name] for name in tenant),
+                one["engine_id"],
+                Text(f"{one['agents']} of {one['ranks']}", style="red" if missing else ""),
+                _session(one),
+                _with_weights(one),
+                one["revision"][:letters] or Text("none", style="yellow"),
+                one["layout_digest"][:letters],
+                one["incarnation"],
+            ]
         )
-    console.print(table)
+    columns = [*tenant, "engine", "agents", "session", "model", "revision", "layout", "incarnation"]
+    put(to, listing(columns, rows, to.width))
     for one in engines:
         if one["replaced"]:
             words = (
                 f"{one['engine_id']}: this life replaced {', '.join(one['replaced'])} "
                 f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
             )
-            console.print(Text(words, style="yellow"), soft_wrap=True)
+            console(wide=True).print(Text(words, style="yellow"))
+    _say_versions((one["engine_id"], one["version"]) for one in engines)
 
 
-def _with_weights(engine: dict[str, Any]) -> str:
+def _say_versions(versions: Iterable[tuple[str, str]]) -> None:
+    """Print who runs what, if that is not one version: too long for a column at 80."""
+    by_version: dict[str, list[str]] = {}
+    for who, version in versions:
+        by_version.setdefault(version or "a version that they do not tell", []).append(who)
+    if len(by_version) > 1:
+        words = "; ".join(f"{', '.join(who)} of {one}" for one, who in sorted(by_version.items()))
+        console(wide=True).print(Text(f"Mixed versions: {words}", style="yellow"))
+
+
+def _session(engine: Values) -> Text:
+    if engine["draining"]:
+        return Text("draining", style="yellow")
+    return Text("open") if engine["session"] else Text("none", style="yellow")
+
+
+def _with_weights(engine: Values) -> str:
     """Return the model's name, and what is done to its weights."""
     return " ".join(filter(None, (engine["model"], engine["adapter"], engine["quantisation"])))
 
 
-def show_agents(value: dict[str, Any]) -> None:
+def show_agents(value: Values, wide: bool = False, tenants: bool = False) -> None:
     """Print ``restow agents``."""
-    console = _console()
     if not value["agents"]:
-        console.print("No agent is connected.")
+        print("No agent is connected.")
         return
-    numbers = ("regions", "memory", "staging")
-    table = _table("engine", "rank", "agent", *numbers, right=("rank", *numbers))
-    for one in value["agents"]:
-        table.add_row(
+    tenant = _tenant(tenants)
+    rows = [
+        [
+            *(one[name] for name in tenant),
             one["engine_id"],
             str(one["rank"]),
-            one["agent_name"],
-            str(one["regions"]),
             size_text(one["region_bytes"]),
             size_text(one["staging_bytes"]),
-        )
-    console.print(table)
+            str(one["regions"]),
+            one["agent_name"],
+        ]
+        for one in value["agents"]
+    ]
+    _show([*tenant, "engine", "rank", "memory", "staging", "regions", "agent"], rows, wide)
+    _say_versions((f"{one['engine_id']}.{one['rank']}", one["version"]) for one in value["agents"])
 
 
-def handoffs_table(value: dict[str, Any], width: int) -> RenderableType:
-    """Return the table of ``restow handoffs`` for a terminal of ``width`` columns."""
+def handoffs_table(
+    value: Values, to: Console, wide: bool = False, tenants: bool = False
+) -> RenderableType:
+    """Return the table of ``restow handoffs``."""
     if not value["handoffs"]:
         return Text("No handoff.")
-    columns = (*HANDOFFS, "detail") if width >= WIDE else HANDOFFS
-    rows = [handoff_row(one, columns) for one in value["handoffs"]]
-    # Ids may be long: what is left of the width is theirs, so that no column is pushed out.
-    others = sum(
-        max(len(name), *(len(row[index]) for row in rows)) + GAP
-        for index, name in enumerate(HANDOFFS)
-        if index
-    )
-    table = _table(*columns, right=NUMBERS)
-    table.columns[0].max_width = max(12, width - others - GAP)
-    for row in rows:
-        table.add_row(*_cells(columns, row))
+    columns = WIDE_HANDOFFS if wide else (*HANDOFFS, *(["detail"] if to.is_terminal else []))
+    columns = (*_tenant(tenants), *columns)
+    rows = [handoff_cells(one, columns) for one in value["handoffs"]]
+    table = listing(columns, rows, to.width, ids="handoff", words="detail", spare=True)
     if not value["left_out"]:
         return table
     return Group(table, Text(f"... and {value['left_out']} more: raise --limit", style="dim"))
 
 
-def show_handoffs(value: dict[str, Any]) -> None:
+def show_handoffs(value: Values, wide: bool = False, tenants: bool = False) -> None:
     """Print ``restow handoffs``."""
-    console = _console()
-    console.print(handoffs_table(value, console.width))
+    to = console(wide)
+    put(to, handoffs_table(value, to, wide, tenants))
 
 
-@contextlib.contextmanager
-def live_handoffs(value: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Show ``restow handoffs --watch``; the function given shows the next figures."""
-    console = _console()
-    with Live(handoffs_table(value, console.width), console=console, auto_refresh=False) as live:
-        yield lambda new: live.update(handoffs_table(new, console.width), refresh=True)
-
-
-def show_handoff(value: dict[str, Any]) -> None:
+def show_handoff(value: Values, wide: bool = False) -> None:
     """Print ``restow handoff ID``."""
-    console = _console()
-    head = Text.assemble((value["handoff_id"], "bold"), "  ", _state(value["state"]))
-    console.print(head, soft_wrap=True)
-    console.print(
+    to = console(wide)
+    whole = console(wide=True)
+    whole.print(Text.assemble((value["handoff_id"], "bold"), "  ", colored(value["state"])))
+    whole.print(
         f"from {value['source_engine'] or '-'} to {value['destination_engine'] or '-'}, "
         f"position {value['position_tokens'] or '-'}, {size_text(value['bytes'])} read, "
-        f"first heard of {duration_text(value['age_s'])} ago",
-        soft_wrap=True,
+        f"first heard of {duration_text(value['age_s'])} ago"
     )
-    console.print(f"content {value['content']}")
+    to.print(f"content {value['content']}")
     if value["waits_for"]:
-        console.print(Text(f"waits: {value['waits_for']}", style="yellow"))
+        to.print(Text(f"waits: {value['waits_for']}", style="yellow"))
     if value["reason"]:
-        console.print(Text(f"{value['reason']}: {value['detail']}", style="red"))
-        console.print(f"{value['meaning']}\nNext: {value['next_step']}", highlight=False)
-    console.print()
-    table = _table("ms", "event", "", right=("ms",))
-    table.columns[2].no_wrap = False
-    table.columns[2].overflow = "fold"
-    for entry in value["timeline"]:
-        table.add_row(f"{entry['at_ms']:.1f}", entry["event"], entry["detail"] or "")
-    console.print(table)
+        to.print(Text(f"{value['reason']}: {value['detail']}", style="red"))
+        to.print(f"{value['meaning']}\nNext: {value['next_step']}")
+    to.print()
+    rows = [
+        [f"{entry['at_ms']:.1f}", entry["event"], entry["detail"] or ""]
+        for entry in value["timeline"]
+    ]
+    put(to, listing(["ms", "event", ""], rows, to.width, words=""))
+
+
+def _show(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    wide: bool,
+    *,
+    ids: str = "",
+    words: str | None = None,
+) -> None:
+    to = console(wide)
+    put(to, listing(columns, rows, to.width, ids=ids, words=words))
+
+
+def _say_left_out(value: Values) -> None:
+    if value["left_out"]:
+        print(f"... and {value['left_out']} more: raise --limit")
+
+
+def _tenant(shown: bool) -> list[str]:
+    return ["tenant"] if shown else []

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.text import Text
+
+from restow.broker.cli.views.listing import Cell, colored
 from restow.broker.draw.bytes_and_seconds import duration_text, size_text
 
 Values = dict[str, Any]
@@ -15,6 +18,7 @@ def _lease(one: Values) -> str:
 
 
 COLUMNS: dict[str, Callable[[Values], str]] = {
+    "tenant": lambda one: one["tenant"],
     "handoff": lambda one: one["handoff_id"],
     "state": lambda one: one["state"],
     "from": lambda one: one["source_engine"] or "-",
@@ -23,19 +27,25 @@ COLUMNS: dict[str, Callable[[Values], str]] = {
     "read": lambda one: size_text(one["bytes"]),
     "age": lambda one: duration_text(one["age_s"]),
     "lease": _lease,
+    "by": lambda one: ", ".join(one["strategies"]) or "-",
     "waits for": lambda one: one["waits_for"] or "",
-    "reason": lambda one: one["reason"] or "",
-    "detail": lambda one: one["detail"] or "",
+    "reason": lambda one: one["reason"] or "-",
+    "detail": lambda one: one["detail"] or one["waits_for"] or "",
 }
-HANDOFFS = ("handoff", "state", "from", "to", "tokens", "read", "age", "reason")
-"""Of ``restow handoffs``; a wide terminal shows the detail too."""
-LEASES = ("handoff", "from", "lease", "state", "waits for")
-UNDER_WAY = ("handoff", "state", "from", "to", "tokens", "age", "lease", "waits for")
+HANDOFFS = ("handoff", "state", "reason", "from", "to", "age", "read", "tokens")
+"""Of ``restow handoffs``; a terminal that has room shows the detail too."""
+WIDE_HANDOFFS = (*HANDOFFS, "lease", "by", "detail")
+LEASES = ("handoff", "lease", "state", "from", "waits for")
+UNDER_WAY = ("handoff", "state", "age", "lease", "from", "to", "tokens", "waits for")
 """Of ``restow top``; a narrow screen leaves the last one out."""
-NUMBERS = ("tokens", "read", "age", "lease")
-"""Columns that stand to the right."""
 
 
 def handoff_row(one: Values, columns: Sequence[str]) -> list[str]:
     """Return the texts of some columns."""
     return [COLUMNS[name](one) for name in columns]
+
+
+def handoff_cells(one: Values, columns: Sequence[str]) -> list[Cell]:
+    """Return the same, states in their colors."""
+    texts = zip(columns, handoff_row(one, columns), strict=True)
+    return [colored(text) if name == "state" else Text(text) for name, text in texts]

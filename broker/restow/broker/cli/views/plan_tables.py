@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from restow.broker.draw.bytes_and_seconds import size_text
+from restow.broker.draw.bytes_and_seconds import rate_text, size_text
 from restow.broker.draw.explain import RankLines, by_way
 from restow.broker.draw.picture import Picture
 from restow.broker.layout import Layout, digest
@@ -21,15 +21,14 @@ from restow.broker.planner.estimate import Cost
 
 def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
     """Print a checked layout's numbers."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(
         f"ok: model {layout.model.identity}, {len(layout.model.fields)} fields, "
         f"{len(ranks)} ranks, digest {digest(layout)[:12]}",
         soft_wrap=True,
-        markup=False,
     )
     for scales, names in scaled_fields(layout.model).items():
-        console.print(f"scales of {', '.join(names)}: {scales}", soft_wrap=True, markup=False)
+        console.print(f"scales of {', '.join(names)}: {scales}", soft_wrap=True)
     columns = ["rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding"]
     rebuilding = any(rank.bytes_of_inputs or rank.bytes_of_weights for rank in ranks)
     table = _table(*columns, *(["mixer inputs", "weights"] if rebuilding else []))
@@ -48,7 +47,7 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
 
 def show_differences(found: Sequence[Difference], left: str, right: str) -> None:
     """Print in what two layouts differ."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not found:
         console.print("equal")
         return
@@ -63,12 +62,11 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Pict
 
     With a ``picture`` also every field, and what the picture says in words.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(
         f"{len(plan.source.ranks)} ranks to {len(plan.destination.ranks)}: "
         f"{size_text(plan.bytes_at(tokens))} at {tokens:,} tokens, {len(plan.moves):,} moves",
         soft_wrap=True,
-        markup=False,
     )
     table = _table("rank", "from", "state", "a token", "of these fields")
     for rank in ranks:
@@ -80,9 +78,9 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Pict
     console.print(table)
     _show_costs(console, ranks)
     if picture:
-        console.print(f"\nmodel {plan.source.model.identity}", markup=False)
+        console.print(f"\nmodel {plan.source.model.identity}")
         for panel in picture.panels:
-            console.print(f"\n{panel.title}", markup=False, style="bold")
+            console.print(f"\n{panel.title}", style="bold")
             for remark in panel.remarks:
                 console.print(Padding(Text(remark), (0, 0, 0, 2)))
         for rank in ranks:
@@ -117,19 +115,18 @@ def _numbers(cost: Cost) -> tuple[str, str, str, str]:
 
 def show_costs_used(costs: CostModel) -> None:
     """Print what times are expected by."""
-    Console(highlight=False).print(
+    Console(highlight=False, markup=False).print(
         f"\nexpected by these costs: {costs.seconds_per_descriptor * 1e6:.2f} us a read, "
-        f"{costs.read_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_copy * 1e6:.2f} us "
+        f"{rate_text(costs.read_bytes_per_second)}; {costs.seconds_per_copy * 1e6:.2f} us "
         f"a copy, {costs.seconds_per_element * 1e9:.1f} ns an element, "
-        f"{costs.copy_bytes_per_second / 1e9:.1f} GB/s; {costs.seconds_per_launch * 1e6:.0f} us a "
+        f"{rate_text(costs.copy_bytes_per_second)}; {costs.seconds_per_launch * 1e6:.0f} us a "
         f"launch, {costs.seconds_per_stage * 1e6:.0f} us a stage; "
         f"{costs.seconds_per_weight_byte * 1e9:.2f} ns a byte of weights",
-        markup=False,
     )
 
 
 def _show_fields(console: Console, rank: RankLines) -> None:
-    console.print(f"\nrank {rank.dst_rank}", markup=False)
+    console.print(f"\nrank {rank.dst_rank}")
     table = _table("field", "box", "from", "or", "pieces", "by")
     table.columns[0].no_wrap = True
     for line in rank.fields:

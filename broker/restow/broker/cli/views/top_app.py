@@ -11,8 +11,8 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
-from restow.broker.cli.views.admin_tables import COLORS
 from restow.broker.cli.views.handoff_columns import UNDER_WAY
+from restow.broker.cli.views.listing import colored, shortened
 from restow.broker.cli.views.top_tables import (
     PAIR_COLUMNS,
     Look,
@@ -22,7 +22,9 @@ from restow.broker.cli.views.top_tables import (
 )
 from restow.broker.errors import RestowError
 
-NO_BREAK = "\u00a0"
+GAP = "   "
+SCROLLBAR, PADDING = 2, 2
+"""Columns that a table takes beside its texts, and beside each of its columns."""
 NARROW = 120
 """Below so many columns, what a handoff waits for is left out, and the pairs show less."""
 
@@ -89,20 +91,26 @@ class Top(App[None]):
             self._before = now
 
     def _show(self, now: Look) -> None:
-        figures = Text()
+        figures, left = Text(), self.size.width - 2
         for name, value in headline(self._before, now):
-            if figures:
-                figures.append("   ")
             # Lines break between figures, and not within.
-            figures.append(f"{name} ".replace(" ", NO_BREAK), style="bold")
-            figures.append(value.replace(" ", NO_BREAK))
+            needed = len(GAP) + len(name) + 1 + len(value)
+            if figures:
+                figures.append("\n" if needed > left else GAP)
+            left = (self.size.width - 2 if needed > left else left) - needed
+            figures.append(f"{name} ", style="bold")
+            figures.append(value)
         self.query_one("#figures", Static).update(figures)
         shown = len(self._handoff_columns)
+        rows = [row[:shown] for row in handoff_rows(now)]
+        others = zip(*([self._handoff_columns[1:]] + [row[1:] for row in rows]), strict=True)
+        room = self.size.width - SCROLLBAR - PADDING * shown
+        room -= sum(max(map(len, column)) for column in others)
+        ids = shortened([row[0] for row in rows], room)
         _fill(
             self.query_one("#handoffs", DataTable),
-            [[row[0], Text(row[1], COLORS.get(row[1], "cyan")), *row[2:shown]]
-             for row in handoff_rows(now)],
-        )  # fmt: skip
+            [[name, colored(row[1]), *row[2:]] for name, row in zip(ids, rows, strict=True)],
+        )
         _fill(self.query_one("#pairs", DataTable), pair_rows(now))
 
 
@@ -111,7 +119,8 @@ def _fill(table: DataTable[str | Text], rows: Sequence[Sequence[str | Text]]) ->
     at, row = table.scroll_y, table.cursor_row
     table.clear()
     for cells in rows:
-        table.add_row(*cells)
+        # Textual reads markup in cells that are bare text: names may hold some.
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
     if row and row < len(rows):
         table.move_cursor(row=row, scroll=False)
     table.scroll_to(y=at, animate=False)

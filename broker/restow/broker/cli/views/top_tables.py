@@ -10,9 +10,9 @@ from typing import Any
 
 from restow.broker.cli.views.admin_json import ENDS
 from restow.broker.cli.views.handoff_columns import UNDER_WAY, handoff_row
-from restow.broker.draw.bytes_and_seconds import duration_text, size_text
+from restow.broker.draw.bytes_and_seconds import duration_text, rate_text
 
-PAIR_COLUMNS = ("from", "to", "done", "median", "slowest", "each second")
+PAIR_COLUMNS = ("from", "to", "reads at", "median", "slowest", "done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Look:
     engines: Sequence[dict[str, Any]]
     handoffs: Sequence[dict[str, Any]]
     """Those under way, and the latest ends."""
+    hidden: str = ""
+    """Words on tenants whose engines and handoffs are not among these; empty: none."""
 
     @property
     def live(self) -> list[dict[str, Any]]:
@@ -36,6 +38,7 @@ def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
     """Return names and values of the figures above the tables; rates are those since ``before``."""
     status = now.status
     ready = sum(one["session"] and one["agents"] == one["ranks"] for one in now.engines)
+    agents = sum(one["agents"] for one in now.engines)
     leases = [one["lease_s"] for one in now.live if one["lease_s"] is not None]
     ended = status["handoffs_ended"]
     rates = "-", "-"
@@ -43,10 +46,10 @@ def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
         passed_s = now.at_s - before.at_s
         count = sum(ended.values()) - sum(before.status["handoffs_ended"].values())
         read_bytes = status["bytes_read"] - before.status["bytes_read"]
-        rates = f"{count / passed_s:.1f}/s", f"{size_text(read_bytes / passed_s)}/s"
+        rates = f"{count / passed_s:.1f}/s", rate_text(read_bytes / passed_s)
     return [
         ("broker", f"{status['broker']}, up {duration_text(status['uptime_s'])}"),
-        ("engines", f"{ready} of {len(now.engines)} ready, {status['agents']} agents"),
+        ("engines", f"{ready} of {len(now.engines)} ready, {agents} agents"),
         ("live", str(status["handoffs_live"])),
         ("quarantine", str(status["handoffs_quarantined"])),
         ("shortest lease", duration_text(max(0.0, min(leases))) if leases else "-"),
@@ -54,6 +57,7 @@ def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
         ("read", rates[1]),
         ("ended", ", ".join(f"{count} {state}" for state, count in ended.items() if count) or "-"),
         *([("draining", "nothing is granted")] if status["draining"] else []),
+        *([("listed", now.hidden)] if now.hidden else []),
     ]
 
 
@@ -81,5 +85,5 @@ def pair_rows(look: Look) -> list[tuple[str, ...]]:
         seconds = [float(one["transfer_s"]) for one in ends]
         rate = sum(one["bytes"] for one in ends) / sum(seconds)
         lasted = duration_text(statistics.median(seconds)), duration_text(max(seconds))
-        rows.append((rate, (source, destination, str(len(ends)), *lasted, size_text(rate))))
+        rows.append((rate, (source, destination, rate_text(rate), *lasted, str(len(ends)))))
     return [row for _, row in sorted(rows)]

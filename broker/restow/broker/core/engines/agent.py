@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from sys import getsizeof
 
 from restow.broker.core.actions import AgentKey
 
 MAX_ADDRESS = 1 << 63
+AGENT_BYTES = 4096
+"""Of an agent beside its names, its metadata and its regions."""
+REGION_BYTES = 256
 
 
 def is_memory(address: int, size_bytes: int) -> bool:
@@ -45,12 +49,21 @@ class AgentRecord:
     """Empty: unknown."""
     host_memory: bytes = b""
     """What agents of its host read it by; theirs to understand."""
+    version: str = ""
+    """Of its software; empty: it did not say."""
     programs: set[str] = field(default_factory=set)
     peers: set[str] = field(default_factory=set)
     gone: bool = False
     """Its stream broke: what still arrives from it changes nothing."""
     gone_s: float = 0.0
     """When that was."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """About how many bytes are kept of it."""
+        names = getsizeof(self.agent_name) + getsizeof(self.host)
+        regions = sum(REGION_BYTES + getsizeof(memory.name) for memory in self.regions)
+        return AGENT_BYTES + names + len(self.nixl_metadata) + len(self.host_memory) + regions
 
     def is_back_as(self, other: AgentRecord) -> bool:
         """Whether ``other`` is the same agent on another stream, with the memory that it had."""

@@ -22,7 +22,8 @@ class Connections:
     def admit(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
         """Take an agent in, in place of an older one of its rank.
 
-        Raises `AgentUnknownError`, `AgentMismatchError` or `EngineReplacedError`.
+        Raises `AgentUnknownError`, `AgentMismatchError`, `EngineReplacedError`, and
+        `QuotaExceededError` or `DirectoryFullError` for its bytes.
         """
         engine.check_there()
         rank, name = agent.key.rank, (agent.tenant, agent.agent_name)
@@ -32,16 +33,21 @@ class Connections:
         if in_use or not 0 < len(agent.agent_name) <= MAX_ID_LENGTH:
             shown = repr(agent.agent_name[:64])
             wrong = f"agent_name {shown} is empty, too long or in use: take a new one"
-        elif len(agent.host) > MAX_ID_LENGTH:
-            wrong = f"host has more than {MAX_ID_LENGTH} characters"
+        elif not agent.agent_name.isprintable():
+            wrong = f"agent_name {agent.agent_name!r} is not printable"
+        elif len(agent.host) > MAX_ID_LENGTH or not agent.host.isprintable():
+            wrong = f"host {agent.host[:64]!r} is not printable, or longer than {MAX_ID_LENGTH}"
         elif agent.staging_bytes < 0:
             wrong = f"staging_bytes is {agent.staging_bytes}"
         engine_id = engine.key.engine_id
         if wrong:
             words = f"engine {engine_id}, rank {rank}: {wrong}"
             raise AgentMismatchError(words, engine=engine_id, rank=rank)
+        more_bytes = agent.kept_bytes - (old.kept_bytes if old is not None else 0)
+        engine.account.check(more_bytes)
         # A Hello that is refused must not cost the rank the agent that it has.
         engine.admit(agent)
+        engine.account.keep(more_bytes)
         actions: list[Action] = []
         if old is not None:
             connected = not old.gone
@@ -95,6 +101,7 @@ class Connections:
     def remove(self, engine: EngineRecord, agent: AgentRecord, now_s: float) -> list[Action]:
         """Take an agent out that is gone for good."""
         agent.gone = True
+        engine.account.let_go(agent.kept_bytes)
         engine.agents.pop(agent.key.rank, None)
         engine.away.pop(agent.key.rank, None)
         return self._lose(engine, agent, now_s)

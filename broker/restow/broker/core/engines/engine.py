@@ -7,10 +7,16 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from restow.broker.core.actions import EngineKey
+from restow.broker.core.engines.account import Account
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory, is_memory
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.engines.early_fences import EarlyFences
-from restow.broker.errors import AgentMismatchError, AgentUnknownError, EngineReplacedError
+from restow.broker.errors import (
+    AgentMismatchError,
+    AgentUnknownError,
+    EngineDrainingError,
+    EngineReplacedError,
+)
 from restow.broker.layout import Layout, RankLayout, Region
 from restow.broker.layout.span import volume
 
@@ -30,11 +36,15 @@ class EngineRecord(BlockLists):
     last_seen_s: float
     born_s: float
     """When this incarnation registered."""
+    account: Account
+    """Of its tenant."""
+    layout_bytes: int
+    """What is kept for the layout."""
+    early_fences: EarlyFences
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     """Those that are connected, by rank."""
     away: dict[int, AgentRecord] = field(default_factory=dict)
     """Those whose stream broke, and that may come back."""
-    early_fences: EarlyFences = field(default_factory=EarlyFences)
     admitted: int = 0
     """How often an agent was admitted: ids checked before need another look afterwards."""
     handoffs: set[int] = field(default_factory=set)
@@ -47,15 +57,26 @@ class EngineRecord(BlockLists):
     publishes: bool = False
     asks: bool = False
     """What it has done so far."""
+    drains_since_s: float = 0.0
+    """Since when it takes part in nothing new; 0: it does."""
     gone: bool = False
+    version: str = ""
+    """Of the software of its session; empty: it did not say."""
     former: tuple[str, ...] = ()
     """The latest incarnations before this one; those that had unregistered are none."""
 
     @classmethod
     def of(
-        cls, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
+        cls,
+        key: EngineKey,
+        incarnation: str,
+        layout: Layout,
+        layout_digest: str,
+        now_s: float,
+        account: Account,
+        layout_bytes: int = 0,
     ) -> EngineRecord:
-        """A record of a checked layout."""
+        """A record of a checked layout; ``account`` is that of the tenant."""
         block_tokens = {
             region.group: (region.page_tokens or 0) * region.pages_per_block
             for rank in layout.ranks
@@ -79,7 +100,19 @@ class EngineRecord(BlockLists):
         limits = dict.fromkeys(block_tokens, MAX_IDS)
         rules = (key, block_tokens, null_blocks, limits)
         sizes = (token_bytes, snapshot_bytes)
-        return cls(*rules, incarnation, layout, layout_digest, *sizes, now_s, now_s)
+        fences = EarlyFences(account)
+        return cls(
+            *rules,
+            incarnation,
+            layout,
+            layout_digest,
+            *sizes,
+            now_s,
+            now_s,
+            account,
+            layout_bytes,
+            fences,
+        )
 
     @property
     def ranks(self) -> int:
@@ -106,6 +139,10 @@ class EngineRecord(BlockLists):
         """The ranks whose agents have never said Hello here."""
         return {one.rank for one in self.layout.ranks} - self.heard_ranks
 
+    def is_life_of(self, other: EngineRecord | None) -> bool:
+        """Whether ``other`` is of the same life, which may have been forgotten meanwhile."""
+        return other is not None and (self.key, self.incarnation) == (other.key, other.incarnation)
+
     def state_bytes(self, held_tokens: int, position_tokens: int) -> int:
         """About how many bytes all ranks read of a state; windows may need fewer."""
         return self.snapshot_bytes + self.token_bytes * (position_tokens - held_tokens)
@@ -128,6 +165,22 @@ class EngineRecord(BlockLists):
                 f"engine {self.key.engine_id}, incarnation {self.incarnation} is gone from here: "
                 f"it was replaced or unregistered",
                 engine=self.key.engine_id,
+            )
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes part in nothing new."""
+        return self.drains_since_s > 0.0
+
+    def check_takes(self, handoff_id: str, began_s: float) -> None:
+        """Raise `EngineDrainingError` for a handoff that it must not begin to take part in."""
+        if self.draining and began_s > self.drains_since_s:
+            name = self.key.engine_id
+            raise EngineDrainingError(
+                f"engine {name} drains and takes nothing new, handoff {handoff_id} neither: send "
+                f"its prompt to another engine",
+                engine=name,
+                handoff=handoff_id,
             )
 
     def rank_layout(self, rank: int) -> RankLayout:

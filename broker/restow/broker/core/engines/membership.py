@@ -12,33 +12,41 @@ from restow.broker.core.actions import (
     SendUnfence,
     State,
 )
+from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH, Ledger
 from restow.broker.errors import (
     DirectoryFullError,
+    EngineConnectedError,
     EngineReplacedError,
     EngineUnknownError,
     RequestError,
     RestowError,
 )
-from restow.broker.layout import Layout
+from restow.broker.layout import Layout, Model
 from restow.broker.layout.values import ModelIdentity
 
 MAX_FORMER = 64
 """Earlier incarnations of an engine that are known to have been replaced."""
 SWEEP_S = 1.0
+NO_LAYOUT = Layout(Model("", ()), ())
+"""Of an engine that is gone: ended handoffs remember who had a side of them."""
 
 
 def check_names(key: EngineKey, incarnation: str) -> None:
     """Raise `RequestError` for what no engine can register as."""
-    longest = max(map(len, (*key, incarnation)))
-    if not key.engine_id or not incarnation or longest > MAX_ID_LENGTH:
-        raise RequestError(
-            f"engine_id and incarnation must have 1 to {MAX_ID_LENGTH} characters",
-            field="engine",
-        )
+    for what, name in (
+        ("tenant", key.tenant),
+        ("engine_id", key.engine_id),
+        ("incarnation", incarnation),
+    ):
+        if not 0 < len(name) <= MAX_ID_LENGTH or not name.isprintable():
+            raise RequestError(
+                f"{what} {name[:64]!r} must have 1 to {MAX_ID_LENGTH} printable characters",
+                field="engine",
+            )
 
 
 class Membership:
@@ -50,6 +58,8 @@ class Membership:
         self._ledger = ledger
         self._limits = ledger.limits
         self._connections = connections
+        self._layouts: dict[tuple[str, str], set[EngineKey]] = {}
+        """Which engines of a tenant have a layout: it is kept once."""
         self._sweep_at_s = 0.0
 
     def engine(self, key: EngineKey, incarnation: str) -> EngineRecord:
@@ -85,10 +95,18 @@ class Membership:
         return engine
 
     def register(
-        self, key: EngineKey, incarnation: str, layout: Layout, layout_digest: str, now_s: float
+        self,
+        key: EngineKey,
+        incarnation: str,
+        layout: Layout,
+        layout_digest: str,
+        now_s: float,
+        version: str = "",
+        layout_bytes: int = 0,
     ) -> list[Action]:
         """Take an engine with a checked layout in; another incarnation of it is replaced.
 
+        ``layout_bytes`` are kept for the layout, once for all engines of the tenant that have it.
         Raises `RequestError`, `QuotaExceededError`, `DirectoryFullError`, and `EngineReplacedError`
         for a life that was replaced already; then nothing changed.
         """
@@ -109,6 +127,10 @@ class Membership:
                 f"{known.incarnation}: every start needs an incarnation of its own",
                 engine=key.engine_id,
             )
+        account = self._ledger.tenants.account(key.tenant)
+        kept = self._layouts.get((key.tenant, layout_digest))
+        freed_bytes = 0 if known is None else self._freed_bytes(known)
+        account.check(ENGINE_BYTES + (0 if kept else layout_bytes) - freed_bytes)
         actions: list[Action] = []
         if known is not None:
             why = f"engine {key.engine_id} registered anew as incarnation {incarnation}"
@@ -121,18 +143,46 @@ class Membership:
                 raise DirectoryFullError(
                     f"the broker holds {len(self.engines)} engines, as many as it may"
                 )
-        engine = EngineRecord.of(key, incarnation, layout, layout_digest, now_s)
+        engine = EngineRecord.of(
+            key, incarnation, layout, layout_digest, now_s, account, layout_bytes
+        )
+        engine.version = version
         if known is not None:
             engine.former = (known.incarnation, *known.former)[:MAX_FORMER]
         self.engines[key] = engine
+        self._layouts.setdefault((key.tenant, layout_digest), set()).add(key)
+        account.keep(ENGINE_BYTES + (0 if kept else layout_bytes))
         self._ledger.tenants.add_engines(key.tenant, 1)
         return actions
+
+    def _freed_bytes(self, engine: EngineRecord) -> int:
+        """What is kept of an engine that no other of its tenant shares."""
+        alone = len(self._layouts[engine.key.tenant, engine.layout_digest]) == 1
+        return ENGINE_BYTES + (engine.layout_bytes if alone else 0)
 
     def unregister(self, engine: EngineRecord, now_s: float) -> list[Action]:
         """Take an engine out that wishes to leave."""
         name = engine.key.engine_id
         error = EngineUnknownError(f"engine {name} unregistered", engine=name)
         return self.remove_engine(engine, error, now_s)
+
+    def forget(self, engine: EngineRecord, now_s: float) -> list[Action]:
+        """Take an engine out that is gone, at once. Raises `EngineConnectedError` if it is not."""
+        name = engine.key.engine_id
+        if engine.has_session or engine.agents:
+            raise EngineConnectedError(
+                f"engine {name} is there ({len(engine.agents)} agents, session: "
+                f"{'open' if engine.has_session else 'none'}): `restow drain --engine {name}` has "
+                f"it take nothing new, and ending its processes takes it out",
+                engine=name,
+            )
+        error = EngineUnknownError(f"an operator had engine {name} forgotten", engine=name)
+        return self.remove_engine(engine, error, now_s)
+
+    def drain(self, engine: EngineRecord, draining: bool, now_s: float) -> None:
+        """Have an engine take part in nothing that begins from now on, or again in all."""
+        if engine.draining != draining:
+            engine.drains_since_s = now_s if draining else 0.0
 
     def remove_engine(self, engine: EngineRecord, error: RestowError, now_s: float) -> list[Action]:
         """Take an engine out: nothing of its handoffs can go on, and its streams end with it."""
@@ -152,6 +202,13 @@ class Membership:
             actions += self._connections.remove(engine, agent, now_s)
             actions.append(CloseAgent(agent.key, error))
         actions.append(CloseSession(engine.key, error))
+        engine.early_fences.forget()
+        engine.account.let_go(self._freed_bytes(engine))
+        sharing = self._layouts[engine.key.tenant, engine.layout_digest]
+        sharing.discard(engine.key)
+        if not sharing:
+            del self._layouts[engine.key.tenant, engine.layout_digest]
+        engine.layout = NO_LAYOUT
         self._ledger.tenants.add_engines(engine.key.tenant, -1)
         return actions
 

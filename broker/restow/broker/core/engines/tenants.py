@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from restow.broker.core.actions import State
+from restow.broker.core.engines.account import Account, Total
 from restow.broker.core.handoffs.digests import Checks
 from restow.broker.core.limits import Limits
 from restow.broker.errors import QuotaExceededError
@@ -37,10 +40,28 @@ class Tenants:
         """Nobody holds anything."""
         self.holdings: dict[str, Holdings] = {}
         self._limits = limits
+        self._total = Total(limits.max_bytes)
+        self._accounts: WeakValueDictionary[str, Account] = WeakValueDictionary()
 
     def of(self, tenant: str) -> Holdings:
         """What a tenant holds, to look at."""
         return self.holdings.get(tenant) or Holdings()
+
+    def account(self, tenant: str) -> Account:
+        """The bytes that are kept for a tenant: one account, as long as there are any.
+
+        Or as long as somebody holds it.
+        """
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = Account(tenant, self._limits.tenant_max_bytes, self._total)
+            self._accounts[tenant] = account
+        return account
+
+    @property
+    def keeping(self) -> Collection[str]:
+        """The tenants for which bytes are kept."""
+        return self._total.keeping.keys()
 
     def check_engine(self, tenant: str) -> None:
         """Raise `QuotaExceededError` if the tenant may not register another engine."""

@@ -58,6 +58,11 @@ class Demand(NamedTuple):
                 handoff=handoff_id,
             )
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its ids."""
+        return sum(map(len, self.blocks.values()))
+
     def without_blocks(self) -> Demand:
         """What is kept of it after the end."""
         return Demand({}, self.held_tokens, self.position_tokens, self.content)

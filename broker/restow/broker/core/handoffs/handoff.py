@@ -115,22 +115,25 @@ class Handoff:
     def publish(self, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
         """Take a chunk of P's, or a repetition of one.
 
-        Raises a `PagesError`, `HandoffOwnedError` or `HandoffConflictError`; then nothing changed.
+        Raises a `PagesError`, `HandoffOwnedError`, `HandoffConflictError`, and what `Account.keep`
+        raises; then nothing changed.
         """
         self.check_source(engine)
         publication = self.publication.with_chunk(self.handoff_id, engine, chunk)
+        engine.account.keep(publication.size_bytes - self.publication.size_bytes)
         self.source = engine
         if not self.publication.blocks:
             self.src_checked = engine.admitted
         self.publication = publication
         self.lease.renew(chunk.lease_s, now_s)
         self.trace_parent = self.trace_parent or chunk.trace_parent
-        self.timeline.note(now_s, "published", chunk.position_tokens if chunk.final else "a chunk")
+        at = chunk.position_tokens if chunk.final else "a chunk"
+        self.timeline.note_often(now_s, "published", at)
 
     def renew(self, lease_s: float, now_s: float) -> None:
         """P prolongs its lease."""
         self.lease.renew(lease_s, now_s)
-        self.timeline.note(now_s, "renewed", lease_s)
+        self.timeline.note_often(now_s, "renewed", lease_s)
 
     def fence(self, rank: int, now_s: float) -> None:
         """A rank of P has its part complete in memory."""
@@ -140,7 +143,8 @@ class Handoff:
     def ask(self, engine: EngineRecord, wish: Wish, now_s: float) -> bool:
         """Take D's demand; False if it is a repetition.
 
-        Raises a `PagesError`, `HandoffOwnedError` or `HandoffConflictError`; then nothing changed.
+        Raises a `PagesError`, `HandoffOwnedError`, `HandoffConflictError`, and what `Account.keep`
+        raises; then nothing changed.
         """
         self.check_destination(engine)
         demand = Demand.checked(self.handoff_id, engine, wish)
@@ -151,6 +155,7 @@ class Handoff:
             return False
         if self.publication.final:
             demand.check_content(self.handoff_id, self.publication)
+        engine.account.keep(demand.size_bytes)
         self.destination = engine
         self.demand, self.demand_number = demand, wish.demand
         self.lease.ask(wish.timeout_s, now_s)
@@ -211,6 +216,9 @@ class Handoff:
     def forget_blocks(self) -> None:
         """Keep of an ended handoff what its story needs."""
         self.asked = self.demand.key
+        for engine, said in ((self.source, self.publication), (self.destination, self.demand)):
+            if engine is not None:
+                engine.account.let_go(said.size_bytes)
         self.publication = self.publication.without_blocks()
         self.demand = self.demand.without_blocks()
         self.staged = {}
@@ -232,6 +240,8 @@ class Handoff:
 
     def forget_demand(self) -> None:
         """Be as if nobody had asked."""
+        if self.destination is not None:
+            self.destination.account.let_go(self.demand.size_bytes)
         self.destination = None
         self.demand, self.demand_number = NO_DEMAND, 0
         self.met_s = 0.0

@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 
 from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
+from restow.broker.core.engines.account import handoff_bytes
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
 from restow.broker.core.engines.tenants import Tenants
@@ -21,6 +22,17 @@ from restow.broker.core.numbering import Numbering
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
 
 MAX_ID_LENGTH = 256
+GIVEN_UP = frozenset({"CANCELLED", "DECLINED", "RELEASED"})
+"""Reasons of ends that somebody wanted."""
+
+
+def check_handoff_id(handoff_id: str) -> None:
+    """Raise `RequestError` for what no handoff can be called."""
+    if not 0 < len(handoff_id) <= MAX_ID_LENGTH or not handoff_id.isprintable():
+        raise RequestError(
+            f"handoff_id {handoff_id[:64]!r} must have 1 to {MAX_ID_LENGTH} printable characters",
+            field="handoff_id",
+        )
 
 
 class Ledger:
@@ -37,6 +49,8 @@ class Ledger:
         """Numbers of handoffs that are to be granted again, at the next tick."""
         self.fresh_ends: list[Handoff] | None = None
         """What ended since somebody looked; None: nobody looks."""
+        self.fresh_failures: list[tuple[Handoff, Failure]] | None = None
+        """What failed since somebody looked, ended by it or not; None: nobody looks."""
         self.bytes_read = 0
         self.checks = Checks()
         self.deadlines = Deadlines()
@@ -45,47 +59,65 @@ class Ledger:
         self.quarantine = Quarantine(self.tenants)
         self._numbering = Numbering(first_us)
 
+    def known(self, tenant: str, handoff_id: str) -> Handoff | None:
+        """The handoff of that id, live or ended; None if there is none."""
+        key = (tenant, handoff_id)
+        return self.live.get(key) or self.ended.get(key)
+
     def find(self, tenant: str, handoff_id: str) -> Handoff:
         """Look a handoff up, live or ended. Raises `HandoffUnknownError`."""
-        key = (tenant, handoff_id)
-        handoff = self.live.get(key) or self.ended.get(key)
+        handoff = self.known(tenant, handoff_id)
         if handoff is None:
             raise HandoffUnknownError(f"handoff {handoff_id} is not known here", handoff=handoff_id)
         return handoff
 
     def look_up(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
         """The handoff of that id in the engine's tenant, live or ended."""
-        key = (engine.key.tenant, handoff_id)
-        return self.live.get(key) or self.ended.get(key)
+        return self.known(engine.key.tenant, handoff_id)
 
-    def find_of(self, engine: EngineRecord, handoff_id: str) -> Handoff:
+    def hear(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff | None:
+        """The same, of which the engine says a word."""
+        handoff = self.look_up(engine, handoff_id)
+        if handoff is not None and handoff.ended:
+            self._take_back(handoff, engine, now_s)
+        return handoff
+
+    def _take_back(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> None:
+        """Give an ended handoff back to an engine that was forgotten and has registered again.
+
+        What was known of D's ranks is forgotten, too: each may write until its agent says Hello.
+        """
+        if handoff.source is not engine and engine.is_life_of(handoff.source):
+            handoff.source = engine
+        if handoff.destination is not engine and engine.is_life_of(handoff.destination):
+            handoff.destination = engine
+            self.quarantine.hold(handoff, engine, engine.unheard_ranks, now_s)
+
+    def find_of(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff:
         """The handoff, live or ended, that the engine has a side of.
 
         Raises `HandoffUnknownError`.
         """
-        handoff = self.look_up(engine, handoff_id)
+        handoff = self.hear(engine, handoff_id, now_s)
         if handoff is None or (engine is not handoff.source and engine is not handoff.destination):
             raise HandoffUnknownError(
                 f"engine {engine.key.engine_id} has no handoff {handoff_id}", handoff=handoff_id
             )
         return handoff
 
-    def make(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff:
+    def make(self, tenant: str, handoff_id: str, now_s: float) -> Handoff:
         """Begin a handoff of an id that is not known.
 
         Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
         """
-        if not 0 < len(handoff_id) <= MAX_ID_LENGTH:
-            raise RequestError(
-                f"handoff_id must have 1 to {MAX_ID_LENGTH} characters", field="handoff_id"
-            )
-        tenant = engine.key.tenant
+        check_handoff_id(handoff_id)
         self.tenants.check_handoff(tenant)
         if len(self.live) + len(self.quarantine) >= self.limits.max_live:
             raise DirectoryFullError(
                 f"the broker holds {self.limits.max_live} handoffs, as many as it may: try again "
                 f"later"
             )
+        self.tenants.account(tenant).keep(handoff_bytes(handoff_id))
         number = self._numbering.take(now_s)
         handoff = Handoff(number, tenant, handoff_id, now_s)
         self.live[tenant, handoff_id] = handoff
@@ -97,6 +129,7 @@ class Ledger:
         """Leave no trace of a handoff whose first call was refused."""
         del self.live[handoff.tenant, handoff.handoff_id]
         del self.by_number[handoff.number]
+        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         self.tenants.add_live(handoff.tenant, -1)
 
     def watch(self, handoff: Handoff) -> None:
@@ -167,6 +200,7 @@ class Ledger:
         self.statistics.refuse(failure.reason)
         name = destination.key.engine_id
         handoff.timeline.note_refused(now_s, name, failure.reason, failure.detail)
+        self._tell_failure(handoff, failure)
         told_d = TellEnded(
             destination.key,
             handoff.handoff_id,
@@ -232,9 +266,16 @@ class Ledger:
             if not self.quarantine.hold(handoff, destination, writing, now_s):
                 actions.append(told(handoff, destination, handoff.demand_number))
         handoff.forget_blocks()
+        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         if self.fresh_ends is not None:
             self.fresh_ends.append(handoff)
+        if failure is not None and failure.reason not in GIVEN_UP:
+            self._tell_failure(handoff, failure)
         return actions
+
+    def _tell_failure(self, handoff: Handoff, failure: Failure) -> None:
+        if self.fresh_failures is not None:
+            self.fresh_failures.append((handoff, failure))
 
 
 def _unfence(handoff: Handoff) -> list[Action]:

@@ -10,6 +10,9 @@ from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.events import Chunk
 from restow.broker.errors import HandoffConflictError, PageCountError, PagesError
 
+MAX_PUBLICATION_BYTES = 16 << 20
+"""Of the ids of all lists: an order that names them with D's must fit into one message."""
+
 
 class Publication(NamedTuple):
     """What P has published of a handoff so far."""
@@ -40,6 +43,13 @@ class Publication(NamedTuple):
             if first_block or group in merged or len(data) > MAX_LIST_BYTES:
                 data = _appended(merged.get(group, b""), handoff_id, group, first_block, data)
             merged[group] = data
+        size_bytes = sum(map(len, merged.values()))
+        if size_bytes > MAX_PUBLICATION_BYTES:
+            raise PageCountError(
+                f"handoff {handoff_id}: {size_bytes // ID_BYTES} blocks in all lists, at most "
+                f"{MAX_PUBLICATION_BYTES // ID_BYTES} are handed over at once",
+                handoff=handoff_id,
+            )
         said = Publication(merged, chunk.position_tokens, chunk.content, True)
         if self.final and (merged != self.blocks or (chunk.final and said != self)):
             raise HandoffConflictError(
@@ -60,6 +70,11 @@ class Publication(NamedTuple):
             if not any(data is given for _, _, given in chunk.blocks):
                 lists.check_distinct(group, data)  # over all of its chunks
         return said
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its ids."""
+        return sum(map(len, self.blocks.values()))
 
     def without_blocks(self) -> Publication:
         """What is kept of it after the end."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 MAX_ENTRIES = 256
+MAX_OFTEN = 8
+"""Entries of one kind that a side can make as often as it likes."""
+MAX_WORDS = 256
+"""Characters of why a word was refused."""
 
 
 class Timeline(list[tuple[float, str, object]]):
@@ -16,9 +20,16 @@ class Timeline(list[tuple[float, str, object]]):
         if len(self) > MAX_ENTRIES:
             del self[MAX_ENTRIES // 2]
 
+    def note_often(self, now_s: float, event: str, detail: object = "") -> None:
+        """Note what may happen again and again; of its kind the first and the latest are kept."""
+        known = [index for index, entry in enumerate(self) if entry[1] == event]
+        if len(known) >= MAX_OFTEN:
+            del self[known[1]]
+        self.note(now_s, event, detail)
+
     def note_refused(self, now_s: float, engine_id: str, reason: str, words: str) -> None:
         """Note that one side's word was refused, and why."""
-        self.note(now_s, "refused", (reason, engine_id, words))
+        self.note_often(now_s, "refused", (reason, engine_id, words[:MAX_WORDS]))
 
 
 def in_words(event: str, detail: object) -> str:

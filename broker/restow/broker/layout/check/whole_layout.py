@@ -28,12 +28,13 @@ from restow.broker.layout.values import IDENTITY_PARTS, Field, Kind, Layout
 def check_layout(layout: Layout) -> None:
     """Raise a typed `LayoutError` that names field, axis, ranks and range; else return.
 
-    Checked: names and shapes, strides (positive, inside the page, folding nothing), memory of
-    a page claimed once, ranks that agree on dtypes and pages, every element held by some rank,
-    overlaps only between equal boxes of different ranks; inputs kept whole, and projections that
-    fit the shards that they speak of.
+    Checked: names (printable) and shapes, strides (positive, inside the page, folding nothing),
+    memory of a page claimed once, ranks that agree on dtypes and pages, every element held by some
+    rank, overlaps only between equal boxes of different ranks; inputs kept whole, and projections
+    that fit the shards that they speak of.
     """
     _check_size(layout)
+    _check_names(layout)
     for field in (*layout.model.fields, *layout.model.inputs):
         _check_field(field)
     check_inputs(layout)
@@ -70,6 +71,20 @@ def check_counts(layout: Any) -> None:
             f"{fields} fields, {regions} regions and {shards} shards; at most {MAX_SHARDS} of each "
             f"are allowed"
         )
+
+
+def _check_names(layout: Layout) -> None:
+    """Whatever has a name is shown to people by it."""
+    model = layout.model
+    named = [(f"the model's {part}", getattr(model, part)) for part in ("name", *IDENTITY_PARTS)]
+    for field in (*model.fields, *model.inputs):
+        named += [("a field's name", field.name), ("a field's scales", field.scales)]
+        named += [("an axis", axis) for axis in field.axes]
+    for region in (region for rank in layout.ranks for region in rank.regions):
+        named += [("a region's name", region.name), ("a region's group", region.group)]
+    for what, name in named:
+        if not name.isprintable():
+            raise LayoutFormError(f"{what} {name[:MAX_WORD_LENGTH]!r} is not printable")
 
 
 def _check_size(layout: Layout) -> None:

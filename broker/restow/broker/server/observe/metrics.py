@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -23,6 +22,7 @@ from prometheus_client.utils import floatToGoString
 from restow.broker.core.actions import State
 from restow.broker.core.handoffs.statistics import BOUNDS_S, Durations, Phase
 from restow.broker.server.hub import Hub
+from restow.broker.versions import own_version
 
 LIVE_STATES = (State.WAITING, State.READY, State.STAGING, State.READING)
 
@@ -36,7 +36,7 @@ class DirectoryCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        yield InfoMetricFamily("restow_broker", "The broker.", {"version": version("restow")})
+        yield InfoMetricFamily("restow_broker", "The broker.", {"version": own_version()})
         yield from self._members()
         yield from self._handoffs()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
@@ -12,7 +11,9 @@ from restow.broker.core.actions import EngineKey, State
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.printable import shown_values
 from restow.broker.server.hub import Hub
+from restow.broker.versions import own_version
 
 MAX_ENGINES = 256
 MAX_COUNTED = 10_000
@@ -38,7 +39,7 @@ class Overview:
         """All that the page shows, as JSON would have it; names are what others said."""
         now_s = self._hub.now_s()
         if now_s >= self._until_s:
-            self._made, self._until_s = self._make(now_s), now_s + KEPT_S
+            self._made, self._until_s = shown_values(self._make(now_s)), now_s + KEPT_S
         return self._made
 
     def _make(self, now_s: float) -> Values:
@@ -47,7 +48,7 @@ class Overview:
         counted = list(islice(ledger.live.values(), MAX_COUNTED))
         by_state = ledger.statistics.by_state
         return {
-            "version": version("restow"),
+            "version": own_version(),
             "epoch": self._hub.epoch,
             "now_s": now_s,
             "uptime_s": now_s - self._hub.started_s,
@@ -81,6 +82,8 @@ def _engine(engine: EngineRecord) -> Values:
         "name": _name(engine.key),
         "model": engine.layout.model.name,
         "session": engine.has_session,
+        "publishes": engine.publishes,
+        "asks": engine.asks,
         "ranks": [
             {"rank": one.rank, "agent": one.rank in engine.agents} for one in engine.layout.ranks
         ],

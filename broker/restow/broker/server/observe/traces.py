@@ -12,7 +12,6 @@ import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from importlib.metadata import version
 from typing import Final
 
 from opentelemetry.context import Context
@@ -29,6 +28,7 @@ from restow.broker.core.actions import State
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.statistics import Phase, phases_of
 from restow.broker.server.hub import Hub
+from restow.broker.versions import own_version
 
 SEND_S: Final = 5
 """How long a collector may take for a batch."""
@@ -49,7 +49,7 @@ class Tracer:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)),
             resource=Resource.create(
-                {"service.name": "restow-broker", "service.version": version("restow")}
+                {"service.name": "restow-broker", "service.version": own_version()}
             ),
             shutdown_on_exit=False,
         )

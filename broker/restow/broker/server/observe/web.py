@@ -6,7 +6,8 @@ GET /readyz        the same, and 503 while it drains
 GET /              the status page, if it is wanted: unlike the others it tells names
 GET /status.json   what it shows
 
-It runs in threads of its own; what it shows is taken on the broker's loop.
+It has a loop and a thread of its own; what it shows is taken on the broker's loop, for all who wait
+for the same page at once.
 """
 
 from __future__ import annotations
@@ -17,23 +18,22 @@ import contextlib
 import hashlib
 import json
 import re
-import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import Future
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from restow.broker.errors import ListenError
+from restow.broker.addresses import host_and_port
+from restow.broker.rpc.status import cut
 from restow.broker.server.hub import Hub
+from restow.broker.server.observe.http import Answer, Request, http_server
 from restow.broker.server.observe.metrics import registry_of
 from restow.broker.server.observe.overview import Overview
+from restow.broker.server.observe.page_hosts import may_be_asked_as
 
 ANSWER_S = 5.0
 """For so long the loop may be busy before a request is told so."""
@@ -42,42 +42,61 @@ TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 PAGE = Path(__file__).with_name("status_page.html")
-Answer = tuple[HTTPStatus, str, bytes]
 
 
 class Pages:
     """What is served, each page by a function that runs on the broker's loop."""
 
-    def __init__(self, hub: Hub, status_page: bool) -> None:
-        """Show a hub. To be called on its loop."""
+    def __init__(self, hub: Hub, status_page: bool, named: frozenset[str] = frozenset()) -> None:
+        """Show a hub; its names only under those ``named``. To be called on its loop."""
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._registry = registry_of(hub)
         pages: tuple[Callable[[], Answer], ...] = (self._metrics, self._healthy, self._ready)
         self._pages = dict(zip(PATHS, pages, strict=True))
+        self._made: dict[str, Future[Answer]] = {}
+        """Pages that are asked for and not yet made."""
         page = PAGE.read_bytes() if status_page else b""
         self.policy = content_policy(page.decode())
+        self._named, self._with_names = named, frozenset[str]()
         if status_page:
             overview = Overview(hub)
+            self._with_names = frozenset({"/", "/status.json"})
             self._pages |= {
-                "/": lambda: (HTTPStatus.OK, HTML, page),
-                "/status.json": lambda: (HTTPStatus.OK, JSON, json.dumps(overview.look()).encode()),
+                "/": lambda: Answer(HTTPStatus.OK, HTML, page),
+                "/status.json": lambda: Answer(
+                    HTTPStatus.OK, JSON, json.dumps(overview.look()).encode()
+                ),
             }
 
-    def answer(self, method: str, path: str) -> Answer:
-        """From any thread."""
+    async def answer(self, method: str, path: str, host: str, peer: str = "") -> Answer:
+        """What ``peer`` gets, who asks for it as ``host``. On the HTTP server's loop."""
         page = self._pages.get(path)
         if page is None:
             return _said(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._pages)}")
+        if path in self._with_names and not may_be_asked_as(host, self._named):
+            self._loop.call_soon_threadsafe(self._tell_refused, path, host, peer)
+            words = "this name is not one of --http-hosts: ask by address, or as localhost"
+            return _said(HTTPStatus.MISDIRECTED_REQUEST, words)
         if method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
-        try:
-            return asyncio.run_coroutine_threadsafe(_made(page), self._loop).result(ANSWER_S)
-        except (FutureTimeoutError, RuntimeError):
+        made = self._made.get(path)
+        if made is None or made.done():
+            try:
+                made = asyncio.run_coroutine_threadsafe(_made(page), self._loop)
+            except RuntimeError:
+                return _said(HTTPStatus.SERVICE_UNAVAILABLE, "the broker has ended")
+            self._made[path] = made
+        done, _ = await asyncio.wait({asyncio.wrap_future(made)}, timeout=ANSWER_S)
+        if not done or made.cancelled():
             return _said(HTTPStatus.SERVICE_UNAVAILABLE, "the broker does not answer")
+        return made.result()
+
+    def _tell_refused(self, path: str, host: str, peer: str) -> None:
+        self._hub.said.warning("page refused", path=path, host=cut(host), peer=peer)
 
     def _metrics(self) -> Answer:
-        return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        return Answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry))
 
     def _healthy(self) -> Answer:
         return _said(HTTPStatus.OK, "ok")
@@ -104,67 +123,31 @@ async def _made(page: Callable[[], Answer]) -> Answer:
 
 
 def _said(status: HTTPStatus, words: str) -> Answer:
-    return status, TEXT, f"{words}\n".encode()
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        """As the base has it, but for a look into DNS, which may take long where there is none."""
-        TCPServer.server_bind(self)
-        host, self.server_port = self.server_address[:2]
-        self.server_name = str(host)
-        self.setup_environ()
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = 10.0
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Probes come every few seconds."""
+    return Answer(status, TEXT, f"{words}\n".encode())
 
 
 @contextlib.asynccontextmanager
-async def serving(listen: str, hub: Hub, status_page: bool = False) -> AsyncIterator[str]:
+async def serving(
+    listen: str, hub: Hub, status_page: bool = False, hosts: Collection[str] = ()
+) -> AsyncIterator[str]:
     """Serve inside the ``async with``, at ``HOST:PORT``; port 0 takes a free one. The address.
 
-    Raises `ListenError`.
+    The status page is for those that ask by an address, as localhost or as one of ``hosts``.
+
+    Raises `ListenError`, and `AddressInvalidError`.
     """
-    pages = Pages(hub, status_page)
+    host, _ = host_and_port(listen)
+    pages = Pages(hub, status_page, frozenset(one.lower() for one in (*hosts, host)))
+    headers = {
+        "Content-Security-Policy": pages.policy,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
 
-    def application(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        method, path = environ["REQUEST_METHOD"], environ.get("PATH_INFO", "")
-        status, media_type, body = pages.answer(method, path)
-        headers = [
-            ("Content-Type", media_type),
-            ("Content-Length", str(len(body))),
-            ("Content-Security-Policy", pages.policy),
-            ("X-Content-Type-Options", "nosniff"),
-            ("Referrer-Policy", "no-referrer"),
-        ]
-        start(f"{status.value} {status.phrase}", headers)
-        return [] if method == "HEAD" else [body]
+    async def application(request: Request) -> Answer:
+        asked_as = request.headers.get("host", "")
+        answer = await pages.answer(request.method, request.path, asked_as, request.peer)
+        return replace(answer, headers=headers)
 
-    host, _, port = listen.rpartition(":")
-    kind = _Server6 if host.startswith("[") else _Server
-    try:
-        server = make_server(host.strip("[]"), int(port), application, kind, _Handler)
-    except OSError as error:
-        raise ListenError(
-            f"can't show metrics on {listen}: is it in use, or not an address of this machine? "
-            f"({error})",
-            listen=listen,
-        ) from None
-    thread = threading.Thread(target=server.serve_forever, name="observe", daemon=True)
-    thread.start()
-    try:
-        yield f"{host}:{server.server_port}"
-    finally:
-        # It may wait for the loop, which this must not hold up.
-        await asyncio.to_thread(server.shutdown)
-        server.server_close()
+    async with http_server(listen, application) as address:
+        yield address

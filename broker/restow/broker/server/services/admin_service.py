@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
-from importlib.metadata import version
-from itertools import islice
-
-import structlog
+from itertools import islice, takewhile
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
-from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.timeline import in_words
 from restow.broker.errors import RequestError
+from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
-from restow.broker.server.callers import Context, scope_of, tenant_of
+from restow.broker.server.gate.callers import (
+    Context,
+    caller_of,
+    listed_tenant,
+    scope_of,
+    tenant_of,
+)
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
+from restow.broker.server.services.admin_messages import MAX_INT64, handoff_info, state_counts
 from restow.broker.trust.errors import ForbiddenError
+from restow.broker.versions import own_version
 from restow.v1 import admin_pb2 as pb
-from restow.v1 import admin_pb2_grpc, broker_pb2
+from restow.v1 import admin_pb2_grpc
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
 """As many as one answer has room for, whatever their names and words are."""
 MAX_FINDINGS = 1000
-MAX_INT64 = (1 << 63) - 1
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -35,7 +40,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def __init__(self, hub: Hub) -> None:
         """Show the hub's directory."""
         self._hub = hub
-        self._log = structlog.get_logger("restow.broker")
+        self._log = get_logger("restow.broker")
+
+    def _info(self, handoff: Handoff) -> pb.HandoffInfo:
+        return handoff_info(handoff, self._hub.directory.granting, self._hub.now_s())
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
@@ -44,7 +52,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub, directory, tenant = self._hub, self._hub.directory, scope_of(context)
         ledger, names = directory.ledger, directory.connections.names
         status = pb.GetStatusResponse(
-            version=version("restow"),
+            version=own_version(),
             broker_epoch=hub.epoch,
             uptime_s=hub.now_s() - hub.started_s,
         )
@@ -64,23 +72,45 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             status.handoffs_quarantined = held.quarantined
             ended, bytes_read = held.ended_counts, held.bytes_read
             checks = held.checks
-        for state, count in sorted(ended.items()):
-            status.ended.add(state=STATE_NUMBERS[state], count=count)
+        status.ended.extend(state_counts(ended))
         status.bytes_read = min(bytes_read, MAX_INT64)
         status.handoffs_checked = checks.checked
         status.digest_mismatches = checks.mismatches
         status.draining = directory.granting.draining
         return status
 
+    async def ListTenants(
+        self, request: pb.ListTenantsRequest, context: Context
+    ) -> pb.ListTenantsResponse:
+        """What each tenant has that the caller may hear of."""
+        own = scope_of(context)
+        tenants = self._hub.directory.ledger.tenants
+        held = sorted(tenants.holdings.items()) if own is None else [(own, tenants.of(own))]
+        return pb.ListTenantsResponse(
+            listed=listed_tenant(context) or "",
+            tenants=[
+                pb.TenantInfo(
+                    tenant=tenant,
+                    engines=one.engines,
+                    handoffs_live=one.live,
+                    handoffs_quarantined=one.quarantined,
+                    ended=state_counts(one.ended_counts),
+                    bytes_read=min(one.bytes_read, MAX_INT64),
+                )
+                for tenant, one in held
+            ],
+        )
+
     async def ListEngines(
         self, request: pb.ListEnginesRequest, context: Context
     ) -> pb.ListEnginesResponse:
-        """The engines of the caller's tenant."""
-        tenant = tenant_of(context)
+        """The engines of the tenants that are asked for."""
+        tenant = listed_tenant(context)
         engines, now_s = self._hub.directory.members.engines, self._hub.now_s()
         return pb.ListEnginesResponse(
             engines=[
                 pb.EngineInfo(
+                    tenant=key.tenant,
                     engine_id=key.engine_id,
                     incarnation=engine.incarnation,
                     model=engine.layout.model.name,
@@ -93,29 +123,34 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     session=engine.has_session,
                     replaced=engine.former,
                     age_s=now_s - engine.born_s,
+                    draining=engine.draining,
+                    open=len(engine.handoffs),
+                    version=engine.version,
                 )
                 for key, engine in sorted(engines.items())
-                if key.tenant == tenant
+                if tenant in (None, key.tenant)
             ]
         )
 
     async def ListAgents(
         self, request: pb.ListAgentsRequest, context: Context
     ) -> pb.ListAgentsResponse:
-        """The agents of the caller's tenant."""
-        tenant = tenant_of(context)
+        """The agents of the tenants that are asked for."""
+        tenant = listed_tenant(context)
         return pb.ListAgentsResponse(
             agents=[
                 pb.AgentInfo(
+                    tenant=key.tenant,
                     engine_id=key.engine_id,
                     rank=rank,
                     agent_name=agent.agent_name,
                     regions=len(agent.regions),
                     region_bytes=min(agent.region_bytes, MAX_INT64),
                     staging_bytes=agent.staging_bytes,
+                    version=agent.version,
                 )
                 for key, engine in sorted(self._hub.directory.members.engines.items())
-                if key.tenant == tenant
+                if tenant in (None, key.tenant)
                 for rank, agent in sorted(engine.agents.items())
             ]
         )
@@ -126,13 +161,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Handoffs, the live ones first, then the newest ends."""
         if request.limit < 0:
             raise RequestError(f"limit {request.limit} must not be negative", field="limit")
-        tenant = tenant_of(context)
+        tenant = listed_tenant(context)
         ledger = self._hub.directory.ledger
+        live, ended = reversed(ledger.live.values()), reversed(ledger.ended.values())
+        tables: tuple[Iterable[Handoff], ...] = live, ended
+        if request.ended_within_s > 0:
+            since_s = self._hub.now_s() - request.ended_within_s
+            tables = (takewhile(lambda one: one.ended_s >= since_s, ended),)
         found = [
             handoff
-            for table in (ledger.live, ledger.ended)
-            for handoff in reversed(table.values())
-            if handoff.tenant == tenant and request.state in (0, STATE_NUMBERS[handoff.state])
+            for table in tables
+            for handoff in table
+            if tenant in (None, handoff.tenant)
+            and request.state in (0, STATE_NUMBERS[handoff.state])
+            and handoff.handoff_id.startswith(request.beginning)
         ]
         limit = min(request.limit or DEFAULT_LIMIT, MAX_LIMIT)
         return pb.ListHandoffsResponse(
@@ -215,7 +257,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         if not handoff.ended:
-            self._log.info("released by an operator", handoff=handoff.handoff_id)
+            self._log.info(
+                "released by an operator",
+                tenant=handoff.tenant,
+                handoff=handoff.handoff_id,
+                identity=caller_of(context),
+            )
             hub.perform(hub.directory.release(handoff, hub.now_s()))
         return pb.ReleaseHandoffResponse(handoff=self._info(handoff))
 
@@ -225,37 +272,56 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Grant nothing any more, or again."""
         _check_all_tenants(context)
         hub = self._hub
-        self._log.info("draining set by an operator", draining=request.draining)
+        self._log.info(
+            "draining set by an operator",
+            draining=request.draining,
+            identity=caller_of(context),
+        )
         hub.perform(hub.directory.granting.drain(request.draining, hub.now_s()))
         return pb.SetDrainingResponse(granted=hub.directory.granted)
 
-    def _info(self, handoff: Handoff) -> pb.HandoffInfo:
-        failure, now_s = handoff.failure, self._hub.now_s()
-        state: broker_pb2.HandoffState.ValueType = STATE_NUMBERS[handoff.state]
-        info = pb.HandoffInfo(
-            handoff_id=handoff.handoff_id,
-            number=handoff.number,
-            state=state,
-            source_engine=handoff.source.key.engine_id if handoff.source else "",
-            destination_engine=handoff.destination.key.engine_id if handoff.destination else "",
-            position_tokens=handoff.publication.position_tokens,
-            bytes=handoff.bytes_read,
-            reason=failure.reason if failure else "",
-            detail=failure.detail if failure else "",
-            age_s=now_s - handoff.born_s,
-            strategies=handoff.strategies,
-            content=content_compared(handoff.publication, handoff.demand),
+    async def DrainEngine(
+        self, request: pb.DrainEngineRequest, context: Context
+    ) -> pb.DrainEngineResponse:
+        """Have an engine take nothing new any more, or again."""
+        members = self._hub.directory.members
+        engine = members.find(EngineKey(tenant_of(context), request.engine_id))
+        if engine.draining != request.draining:
+            self._log.info(
+                "engine's draining set by an operator",
+                tenant=engine.key.tenant,
+                engine=request.engine_id,
+                draining=request.draining,
+                identity=caller_of(context),
+            )
+        members.drain(engine, request.draining, self._hub.now_s())
+        return pb.DrainEngineResponse(open=len(engine.handoffs))
+
+    async def ForgetEngine(
+        self, request: pb.ForgetEngineRequest, context: Context
+    ) -> pb.ForgetEngineResponse:
+        """Take an engine out that is gone."""
+        hub, members = self._hub, self._hub.directory.members
+        engine = members.find(EngineKey(tenant_of(context), request.engine_id))
+        ended = len(engine.handoffs)
+        hub.perform(members.forget(engine, hub.now_s()))
+        self._log.info(
+            "engine forgotten by an operator",
+            tenant=engine.key.tenant,
+            engine=request.engine_id,
+            ended=ended,
+            identity=caller_of(context),
         )
-        if handoff.ended:
-            if handoff.granted_s:
-                info.transfer_s = handoff.ended_s - handoff.granted_s
-        else:
-            info.waits_for = self._hub.directory.granting.waits_for(handoff)
-            if handoff.lease.until_s:
-                info.lease_s = handoff.lease.until_s - now_s
-            if handoff.lease.patience_until_s:
-                info.patience_s = handoff.lease.patience_until_s - now_s
-        return info
+        return pb.ForgetEngineResponse(ended=ended)
+
+    async def AbandonHandoff(
+        self, request: pb.AbandonHandoffRequest, context: Context
+    ) -> pb.AbandonHandoffResponse:
+        """Give up what nobody has asked for."""
+        hub, tenant = self._hub, tenant_of(context)
+        hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
+        state = hub.directory.ledger.find(tenant, request.handoff_id).state
+        return pb.AbandonHandoffResponse(state=STATE_NUMBERS[state])
 
 
 def _check_all_tenants(context: Context) -> None:

@@ -7,23 +7,26 @@ from collections.abc import AsyncIterator
 from functools import partial
 from itertools import islice
 
-import structlog
-
 from restow.broker.core import actions as act
 from restow.broker.core.engines.agent import AgentRecord, RegionMemory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
 from restow.broker.errors import AgentReleaseError, RequestError, RestowError
 from restow.broker.planner import CopyCosts, ReadCosts
+from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
 from restow.broker.rpc.wire_program import PROGRAM_FORM
-from restow.broker.server.callers import Context, engine_key
+from restow.broker.server.gate.callers import Context, engine_key
 from restow.broker.server.hub import Hub
-from restow.broker.server.outbox import AgentOutbox, Outbox
+from restow.broker.server.log_lines import tell_agent
+from restow.broker.server.outbox import AGENT_FREE_BYTES, AgentOutbox, Outbox
+from restow.broker.server.services.checked_messages import failure_of, version_of
 from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
 
+CALL_COPIES = 2
+"""Of what an agent begins with, while it waits: as bytes, and as a message."""
 _MEMORY_KINDS = frozenset(pb.MemoryKind.values())
 
 
@@ -33,7 +36,6 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
     def __init__(self, hub: Hub) -> None:
         """Serve the hub's directory."""
         self._hub = hub
-        self._log = structlog.get_logger("restow.broker")
 
     async def Connect(
         self, requests: AsyncIterator[pb.ConnectRequest], context: Context
@@ -47,23 +49,34 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             raise RequestError("the first message of an agent must be Hello")
         hello = first.messages[0].hello
         key = engine_key(context, Role.AGENT, hello.engine.engine_id)
-        engine = await hub.expected.engine(key, hello.engine.incarnation)
+        account = hub.directory.ledger.tenants.account(key.tenant)
+        waiting_bytes = CALL_COPIES * first.ByteSize()
+        engine = await hub.expected.engine(key, hello.engine.incarnation, account, waiting_bytes)
         agent = self._admit(engine, hello)
+        rest = first.messages[1:]
+        del first, hello  # metadata may be large, and the stream lasts
         loop = asyncio.get_running_loop()
 
         def lose() -> None:
             """Take the agent out, once; a stream that nobody reads may end much later."""
             if hub.agents.get(agent.key) is outbox:
+                tell_agent(hub.said, "agent disconnected", agent.key, agent=agent.agent_name)
                 del hub.agents[agent.key]
             hub.perform(hub.directory.connections.break_off(engine, agent, hub.now_s()))
 
         outbox: AgentOutbox = Outbox(
-            pb.ConnectResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+            pb.ConnectResponse,
+            hub.max_queue,
+            on_full=lambda: loop.call_soon(lose),
+            account=account,
+            free_bytes=AGENT_FREE_BYTES,
         )
         hub.agents[agent.key] = outbox
+        more = {"agent": agent.agent_name, "host": agent.host}
+        tell_agent(hub.said, "agent connected", agent.key, **more)
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch
         hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
-        rest, hear = islice(first.messages, 1, None), partial(self._hear, engine, agent)
+        hear = partial(self._hear, engine, agent)
         reader = asyncio.create_task(hear_stream(rest, requests, outbox, hear, hub.now_s))
         try:
             while (batch := await outbox.take()) is not None:
@@ -73,6 +86,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         finally:
             reader.cancel()
             lose()
+            outbox.drop()
 
     def _admit(self, engine: EngineRecord, hello: pb.Hello) -> AgentRecord:
         if hello.program_form != PROGRAM_FORM:
@@ -106,6 +120,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
             hello.staging_bytes,
             hello.host,
             hello.host_memory,
+            version_of(hello.version),
         )
         hub.perform(hub.directory.connections.admit(engine, agent, hub.now_s()))
         return agent
@@ -123,16 +138,15 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
                 settled.handoff,
                 settled.bytes,
                 settled.elapsed_us,
-                settled.reason,
-                settled.detail,
+                *failure_of(settled.reason, settled.detail),
                 settled.compared,
             )
             actions = reports.settled(engine, agent, settlement, now_s)
         elif body == "staged":
             staged, failure = message.staged, None
             if staged.reason:
-                words = f"rank {rank}: {staged.detail}"
-                failure = Failure(act.State.FAILED, staged.reason, words)
+                reason, detail = failure_of(staged.reason, staged.detail)
+                failure = Failure(act.State.FAILED, reason, f"rank {rank}: {detail}")
             run = StagedRun(staged.address, staged.bytes, staged.digest)
             actions = reports.staged(
                 engine, agent, staged.handoff, staged.dst_rank, run, failure, now_s
@@ -151,12 +165,15 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         try:
             return self._hub.directory.reports.fence(engine, agent, handoff_id, now_s)
         except RestowError as error:
-            self._log.warning(
-                "fence refused",
+            self._hub.said.warning(
+                "word refused",
+                tenant=engine.key.tenant,
                 engine=engine.key.engine_id,
                 rank=agent.key.rank,
-                handoff=handoff_id[:64],
+                word="fence",
+                handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
                 reason=error.reason,
+                detail=error.message,
             )
             return [act.SendUnfence(agent.key, handoff_id)]
 
@@ -178,8 +195,7 @@ def probed_from_proto(message: pb.Probed) -> Probed:
         if message.HasField("reading")
         else None,
         message.elapsed_us,
-        message.reason,
-        message.detail,
-        message.transport,
-        message.method,
+        *failure_of(message.reason, message.detail),
+        cut(message.transport),
+        cut(message.method),
     )

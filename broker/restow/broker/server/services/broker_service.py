@@ -9,17 +9,27 @@ from functools import partial
 from restow.broker.core import actions as act
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
-from restow.broker.rpc.status import cut
-from restow.broker.server.callers import Context, engine_key
+from restow.broker.rpc.layout_bytes import bytes_as_values
+from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
+from restow.broker.server.gate.callers import Context, caller_of, engine_key
 from restow.broker.server.hub import Hub
+from restow.broker.server.log_lines import tell_engine, tell_registered
 from restow.broker.server.orders import STATE_NUMBERS
-from restow.broker.server.outbox import EngineOutbox, Outbox
+from restow.broker.server.outbox import ENGINE_FREE_BYTES, EngineOutbox, Outbox
 from restow.broker.server.services.checked_layouts import CheckedLayouts
-from restow.broker.server.services.checked_messages import chunk_of, lease_s_of, wish_of
+from restow.broker.server.services.checked_messages import (
+    chunk_of,
+    lease_s_of,
+    version_of,
+    wish_of,
+)
 from restow.broker.server.services.hearing import hear_stream
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
+
+CALL_COPIES = 2
+"""Of the message of a call that waits: as bytes, and as a message."""
 
 
 class BrokerService(broker_pb2_grpc.BrokerServicer):
@@ -35,15 +45,27 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     ) -> pb.RegisterEngineResponse:
         """Check a layout and take the engine in."""
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
+        version = version_of(request.version)
         # Large layouts take long to read and to check: not on the loop.
-        layout, layout_digest = await asyncio.to_thread(self._layouts.of, request.layout)
-        hub = self._hub
+        hub, members = self._hub, self._hub.directory.members
+        account = hub.directory.ledger.tenants.account(key.tenant)
+        size_bytes = await asyncio.to_thread(bytes_as_values, request.layout)
+        found = await asyncio.to_thread(self._layouts.find, request.layout)
+        if found is None:
+            # An engine that comes back needs no room for what is there.
+            with account.carrying(size_bytes):
+                found = await asyncio.to_thread(self._layouts.of, request.layout)
+        layout, layout_digest = found
+        before = members.engines.get(key)
+        incarnation, now_s = request.engine.incarnation, hub.now_s()
         hub.perform(
-            hub.directory.members.register(
-                key, request.engine.incarnation, layout, layout_digest, hub.now_s()
-            )
+            members.register(key, incarnation, layout, layout_digest, now_s, version, size_bytes)
         )
+        engine = members.engines[key]
+        if engine is not before:
+            tell_registered(hub.said, engine, caller_of(context))
         hub.expected.came(key)
+        hub.planner.expect(layout)
         return pb.RegisterEngineResponse(layout_digest=layout_digest, broker_epoch=hub.epoch)
 
     async def UnregisterEngine(
@@ -69,11 +91,16 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         def lose() -> None:
             """Close the session, once; a stream that nobody reads may end much later."""
             if hub.engines.get(engine.key) is outbox:
+                tell_engine(hub.said, "session closed", engine.key)
                 del hub.engines[engine.key]
                 hub.directory.members.session_closed(engine, hub.now_s())
 
         outbox: EngineOutbox = Outbox(
-            pb.SessionResponse, hub.max_queue, on_full=lambda: loop.call_soon(lose)
+            pb.SessionResponse,
+            hub.max_queue,
+            on_full=lambda: loop.call_soon(lose),
+            account=engine.account,
+            free_bytes=ENGINE_FREE_BYTES,
         )
         old = hub.engines.get(engine.key)
         if old is not None:
@@ -81,6 +108,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             old.close(SessionReplacedError(f"engine {name} opened another session", engine=name))
         hub.engines[engine.key] = outbox
         hub.directory.members.session_opened(engine)
+        tell_engine(hub.said, "session opened", engine.key)
         outbox.open().events.add().opened.broker_epoch = hub.epoch
         hear = partial(self._hear, engine, outbox)
         reader = asyncio.create_task(hear_stream(first.messages, requests, outbox, hear, hub.now_s))
@@ -92,6 +120,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         finally:
             reader.cancel()
             lose()
+            outbox.drop()
 
     def _hear(
         self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
@@ -103,10 +132,19 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 hub.perform(actions)
         except RestowError as error:
             body = message.WhichOneof("body")
-            handoff_id = getattr(message, body).handoff_id if body else ""
+            handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
             if body in ("publish", "request"):
                 hub.refuse(engine, handoff_id, error)
-            refused = outbox.open(len(handoff_id)).events.add().refused
+            hub.said.warning(
+                "word refused",
+                tenant=engine.key.tenant,
+                engine=engine.key.engine_id,
+                word=body,
+                handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
+                reason=error.reason,
+                detail=error.message,
+            )
+            refused = outbox.open(len(handoff_id.encode())).events.add().refused
             refused.message_id = message.message_id
             refused.handoff_id = handoff_id
             refused.status = error.status
@@ -137,12 +175,16 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
         if body == "cancel":
             cancel = message.cancel
-            return directory.cancel(engine, cancel.handoff_id, cancel.detail, now_s, cancel.demand)
+            detail = cut(cancel.detail)
+            return directory.cancel(engine, cancel.handoff_id, detail, now_s, cancel.demand)
         if body == "decline":
             decline = message.decline
             return directory.decline(
-                engine, decline.handoff_id, decline.detail, now_s, message.message_id
+                engine, decline.handoff_id, cut(decline.detail), now_s, message.message_id
             )
+        if body == "drain":
+            directory.members.drain(engine, True, now_s)
+            return []
         raise RequestError("a message without a body")
 
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
@@ -166,8 +208,13 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         engine = self._engine(request.engine, context)
         demand = request.demand
         number, end = hub.wait_for_end(engine.key, demand.handoff_id)
+        # The call's own message is there for as long as it waits.
+        waiting_bytes = CALL_COPIES * request.ByteSize()
+        carried = False
         try:
             try:
+                engine.account.carry(waiting_bytes)
+                carried = True
                 wish = wish_of(demand, number, hub.directory.limits)
                 hub.perform(hub.directory.request(engine, demand.handoff_id, wish, hub.now_s()))
             except RestowError as error:
@@ -175,6 +222,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 raise
             return pb.RequestResponse(ended=await end)
         finally:
+            engine.account.deliver(waiting_bytes * carried)
             end.cancel()
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
@@ -184,7 +232,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         cancel = request.cancellation
         hub.perform(
             hub.directory.cancel(
-                engine, cancel.handoff_id, cancel.detail, hub.now_s(), cancel.demand
+                engine, cancel.handoff_id, cut(cancel.detail), hub.now_s(), cancel.demand
             )
         )
         state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state
@@ -197,4 +245,6 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
 
     def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
         key = engine_key(context, Role.ENGINE, ref.engine_id)
-        return self._hub.directory.members.engine(key, ref.incarnation)
+        engine = self._hub.directory.members.engine(key, ref.incarnation)
+        engine.last_seen_s = self._hub.now_s()
+        return engine

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sized
 
 from restow.broker.core.events import Chunk, Wish
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RequestError
 from restow.broker.layout.limits import MAX_GROUPS
+from restow.broker.printable import is_word
+from restow.broker.rpc.status import cut
 from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
 
+_VERSION = re.compile(r"[0-9A-Za-z.+_-]{0,64}")
 MIN_CONTENT_BYTES, MAX_CONTENT_BYTES = 16, 64
 
 
@@ -22,6 +26,15 @@ def lease_s_of(lease_ms: int, limits: Limits) -> float:
             field="lease_ms",
         )
     return lease_ms / 1000 if lease_ms else limits.lease_s
+
+
+def version_of(text: str) -> str:
+    """The version of a peer's software. Raises `RequestError` for what can't be one."""
+    if not _VERSION.fullmatch(text):
+        raise RequestError(
+            "version must have letters, digits and .+-_ alone, 64 at most", field="version"
+        )
+    return text
 
 
 def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
@@ -74,6 +87,19 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         _content(demand.content),
         number,
     )
+
+
+def failure_of(reason: str, detail: str) -> tuple[str, str]:
+    """Why an agent could not do what it was told, in words that may be shown; "": it could.
+
+    >>> failure_of("READ_FAILED", "no\nroute")
+    ('READ_FAILED', 'no\\\\nroute')
+    >>> failure_of("read failed", "no route")
+    ('INTERNAL', "the agent gave 'read failed' as its reason: no route")
+    """
+    if reason and not is_word(reason):
+        reason, detail = "INTERNAL", f"the agent gave {reason[:64]!r} as its reason: {detail}"
+    return reason, cut(detail)
 
 
 def _content(content: bytes) -> bytes:

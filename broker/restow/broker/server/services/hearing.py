@@ -34,6 +34,7 @@ async def hear_stream(
             if outbox.closed:
                 return
             await hear_batch(request.messages, outbox, hear, now_s)
+            del request  # the next may be long in coming
     except RestowError as error:
         outbox.close(error)
     finally:

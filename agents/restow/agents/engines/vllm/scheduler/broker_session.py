@@ -22,7 +22,7 @@ def registered(
     incarnation: str,
     layout: Layout,
     settings: ConnectorSettings,
-    log: structlog.typing.FilteringBoundLogger,
+    log: structlog.stdlib.BoundLogger,
 ) -> BlockingSession:
     """Return a session, as soon as the broker answers.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
-import structlog
-
 from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
 from restow.agents.engines.vllm.model_revision import local_checkpoint
+from restow.broker.logs import get_logger
 
 MAX_ADAPTERS = 4096
 """Adapters whose word is kept."""
@@ -29,7 +28,7 @@ class LoraAdapters:
     def __init__(self) -> None:
         """Know none."""
         self._words: OrderedDict[tuple[int, str, str], str] = OrderedDict()
-        self._log = structlog.get_logger("restow.vllm")
+        self._log = get_logger("restow.vllm")
 
     def word(self, adapter: LoraRequest | None) -> str:
         """Return a fingerprint of the adapter's weights; "" without one.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import structlog
-
 from restow.agents.engines.common.decode import DecodeSide
 from restow.agents.engines.common.errors import BlocksError
 from restow.agents.engines.common.groups import Group, handoff_blocks
@@ -22,6 +20,7 @@ from restow.agents.engines.vllm.scheduler.tally import Tally
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.client import BlockingSession
+from restow.broker.logs import get_logger
 
 
 class SchedulerSide:
@@ -53,7 +52,7 @@ class SchedulerSide:
         """Requests whose parameters are no use, before vLLM has heard that."""
         self._step = WorkerStep()
         self.tally = Tally()
-        self._log = structlog.get_logger("restow.vllm").bind(engine=engine_id)
+        self._log = get_logger("restow.vllm").bind(engine=engine_id)
 
     # -- a request's way --------------------------------------------------------------------------
 

@@ -11,7 +11,10 @@ from restow.broker.trust.errors import ForbiddenError
 from restow.broker.trust.identity import Identity, Role
 
 DEFAULT_TENANT = "default"
+ALL_TENANTS = "*"
+"""What is named instead of one tenant, where a list is asked for."""
 TENANT_KEY = "restow-tenant"
+NOBODY_ASKED = "unknown: everyone is trusted"
 
 
 class KnownCall:
@@ -21,24 +24,45 @@ class KnownCall:
         """``identity`` makes the call that ``context`` is of."""
         self._context = context
         self.identity = identity
+        self._returned: list[Any] = []
 
     def invocation_metadata(self) -> Any:
         """What the caller sent beside the message."""
         return self._context.invocation_metadata()
+
+    async def read(self) -> Any:
+        """The next message of a stream, or `grpc.aio.EOF`."""
+        return self._returned.pop() if self._returned else await self._context.read()
+
+    def put_back(self, message: Any) -> None:
+        """Have `read` return a message again."""
+        self._returned.append(message)
 
 
 Context = grpc.aio.ServicerContext[Any, Any] | KnownCall
 """Of a broker that asks nobody who he is, or of one that does."""
 
 
+def listed_tenant(context: Context) -> str | None:
+    """The tenant that a list is asked for; None: all. Raises `ForbiddenError`."""
+    named = _named(context)
+    return None if scope_of(context) is None and named == [ALL_TENANTS] else tenant_of(context)
+
+
 def tenant_of(context: Context) -> str:
     """The tenant that a call speaks for.
 
-    Raises `ForbiddenError` if the caller is of one tenant and names another.
+    Raises `ForbiddenError` if the caller is of one tenant and names another, or all where one is
+    to be named.
     """
-    named = [str(v) for k, v in context.invocation_metadata() or () if k == TENANT_KEY]
+    named = _named(context)
     own = scope_of(context)
     if own is None:
+        if ALL_TENANTS in named:
+            raise ForbiddenError(
+                f"this can't be of all tenants: name one in metadata {TENANT_KEY}",
+                tenant=ALL_TENANTS,
+            )
         return named[0] if named else DEFAULT_TENANT
     for other in named:
         if other != own:
@@ -48,6 +72,15 @@ def tenant_of(context: Context) -> str:
                 tenant=own,
             )
     return own
+
+
+def _named(context: Context) -> list[str]:
+    return [str(v) for k, v in context.invocation_metadata() or () if k == TENANT_KEY]
+
+
+def caller_of(context: Context) -> str:
+    """Who makes a call, for the log."""
+    return str(context.identity) if isinstance(context, KnownCall) else NOBODY_ASKED
 
 
 def scope_of(context: Context) -> str | None:

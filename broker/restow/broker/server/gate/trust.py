@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 
-from restow.broker.server.guard import Identify, RawContext
+from restow.broker.logs import get_logger
+from restow.broker.server.gate.guard import Identify, RawContext
 from restow.broker.server.settings import BrokerSettings
 from restow.broker.trust.errors import TrustError, TrustSettingsError, UnauthenticatedError
 from restow.broker.trust.identity import Identity, IdentityInvalidError
 from restow.broker.trust.key_files import KeyPair, read_authorities, read_key_pair
+from restow.broker.trust.modes import READ_STEP, READABLE, is_readable_by_all
 from restow.broker.trust.reloaded import Reloaded
 from restow.broker.trust.spiffe import identity_of
 from restow.broker.trust.tokens import Tokens, read_tokens
 
 BEARER = "bearer "
+NAME_PROPERTY = "x509_common_name"
 URI_PROPERTY = "peer_uri"
 """URIs alone: among all alternative names of a certificate a DNS name may look like one."""
 
@@ -59,7 +61,7 @@ def trust_of(settings: BrokerSettings) -> Trust | None:
             "--client-ca and --tokens exclude one another: a client is known by its certificate "
             "or by its token, never by either"
         )
-    log = structlog.get_logger("restow.trust")
+    log = get_logger("restow.trust")
 
     def complain(error: TrustError) -> None:
         log.error("files keep their former content", reason=error.reason, detail=error.message)
@@ -90,9 +92,12 @@ def _credentials(
     certificate: Path, key: Path, client_ca: Path | None, complain: Callable[[TrustError], None]
 ) -> grpc.ServerCredentials:
     """Credentials that follow their files: each connection has what was good last."""
+    log = get_logger("restow.trust")
 
     def load() -> _Files:
         pair = read_key_pair(certificate, key)
+        if is_readable_by_all(key):
+            log.warning(READABLE, file=str(key), next=READ_STEP)
         return _Files(pair, None if client_ca is None else read_authorities(client_ca))
 
     paths = (certificate, key) if client_ca is None else (certificate, key, client_ca)
@@ -131,7 +136,9 @@ def by_certificate(context: RawContext) -> Identity:
             "the client's certificate names nobody: it needs a URI such as "
             "spiffe://DOMAIN/restow/tenant/TENANT/engine/ENGINE among its alternative names"
         )
-    return identity
+    names = context.auth_context().get(NAME_PROPERTY, ())
+    shown_by = b", ".join(names).decode("utf-8", "replace")
+    return replace(identity, shown_by=f"certificate {shown_by}")
 
 
 def by_token(context: RawContext, tokens: Tokens) -> Identity:

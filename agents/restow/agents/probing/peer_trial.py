@@ -1,0 +1,142 @@
+"""A peer's NIXL metadata is loaded in another process first: what is malformed ends only that one.
+
+NIXL and UCX take metadata at its word: one wrong number in it, and the process that loads it dies,
+or one that is a little different does. So its form is checked before. The other process is started
+once and stays; one that died is replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from restow.agents.errors import (
+    AgentClosedError,
+    MetadataRefusedError,
+    PeerLostError,
+    TransportFailedError,
+)
+from restow.agents.probing.metadata_form import malformed
+from restow.agents.reading.nixl_transport import NIXL_MODULE
+
+_PROGRAM = "restow.agents.probing.metadata_trial"
+
+
+class PeerTrial:
+    """Tries metadata on a thread and in a process of its own; holds no event loop up."""
+
+    def __init__(self, own_metadata: bytes, is_on: bool = True) -> None:
+        """Nothing is started: `begin` does that, or the first peer; if not ``is_on``, nobody.
+
+        ``own_metadata`` shows whether NIXL writes the form that is known here.
+        """
+        self._is_on = is_on
+        # Another release may write another one: then only loading tells.
+        self._knows_form = not malformed(own_metadata)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="restow-trial")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def begin(self) -> None:
+        """Start the process, without waiting for it."""
+        if self._is_on:
+            self._thread.submit(self._running)
+
+    async def load(self, peer: str, metadata: bytes) -> None:
+        """Return when the metadata could be loaded, and is the peer's.
+
+        Raises `MetadataRefusedError`, `PeerLostError`, `TransportFailedError` and
+        `AgentClosedError`.
+        """
+        if self._closed:
+            raise AgentClosedError("the agent is closed")
+        if self._is_on:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._load, peer, metadata)
+
+    async def close(self) -> None:
+        """End the process. May be repeated."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        if self._is_on:
+            await asyncio.to_thread(self._thread.shutdown)
+        self._end()
+
+    # -- on the thread ----------------------------------------------------------------------------
+
+    def _load(self, peer: str, metadata: bytes) -> None:
+        if self._knows_form and (fault := malformed(metadata)):
+            raise _refused(peer, fault)
+        try:
+            # What was loaded before may have harmed the process: a new one has the last word.
+            answer = self._ask(metadata) or self._ask(metadata)
+            if self._closed:
+                raise AgentClosedError("the agent was closed before a read")
+            name, failure = answer or ("", "")
+            if name != peer:  # what failed once spoils what is loaded next
+                self._end()
+                self._running()
+        except OSError as error:
+            raise TransportFailedError(
+                f"no process can be started to try metadata in: {error.strerror}"
+            ) from None
+        if answer is None:
+            raise _refused(peer, "ends the process that loads it")
+        if failure:
+            raise PeerLostError(f"agent {peer} can't be connected: {failure}", agent=peer)
+        if name != peer:
+            raise _refused(peer, f"is of agent {name}")
+
+    def _ask(self, metadata: bytes) -> tuple[str, str] | None:
+        """Whose the process says it is, and why it can't be loaded. None: it died of it.
+
+        Raises `OSError` if there is no process.
+        """
+        process = self._running()
+        if process is None or process.stdin is None or process.stdout is None:
+            return None
+        line = b""
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps({"size_bytes": len(metadata)}).encode() + b"\n")
+            process.stdin.write(metadata)
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if not line.endswith(b"\n"):
+            self._end()
+            return None
+        name, failure = json.loads(line)
+        return name, failure
+
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        """The process; None when there is to be none any more. Raises `OSError`."""
+        if self._process is None and not self._closed:
+            self._process = subprocess.Popen(  # noqa: S603 - an own module
+                [sys.executable, "-m", _PROGRAM, NIXL_MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "UCX_HANDLE_ERRORS": "none"},
+                process_group=0,  # a terminal's interrupt is for the engine
+            )
+        if self._closed:
+            self._end()
+        return self._process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _refused(peer: str, why: str) -> MetadataRefusedError:
+    return MetadataRefusedError(
+        f"the NIXL metadata of agent {peer} {why}: nothing is read from it; restart its engine",
+        agent=peer,
+    )

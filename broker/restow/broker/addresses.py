@@ -1,0 +1,81 @@
+"""Addresses as people write them: ``HOST:PORT``, ``[IPv6]:PORT``, ``unix:PATH``."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+
+from restow.broker.errors import AddressInvalidError
+
+DEFAULT_PORT = 7350
+MAX_PORT = 65535
+_SCHEME = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|xds|vsock):")
+"""gRPC's own, which it reads by itself."""
+
+
+def checked_target(address: str) -> str:
+    """What a client connects to, as it is. Raises `AddressInvalidError`.
+
+    >>> checked_target("broker.example:7350"), checked_target("unix:/run/broker.sock")
+    ('broker.example:7350', 'unix:/run/broker.sock')
+    """
+    if not _SCHEME.match(address) and host_and_port(address)[1] == 0:
+        raise _wrong(address, f"port 0 is for listening; ports are 1 to {MAX_PORT}")
+    return address
+
+
+def checked_listener(address: str) -> str:
+    """What a server listens on, as it is; port 0 takes a free one. Raises `AddressInvalidError`."""
+    return address if re.fullmatch(r"unix:.+", address) else checked_port(address)
+
+
+def checked_port(address: str) -> str:
+    """The same, and no ``unix:PATH``."""
+    host_and_port(address)
+    return address
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return both, an IPv6 address without its brackets. Raises `AddressInvalidError`.
+
+    >>> host_and_port("[::1]:0")
+    ('::1', 0)
+    """
+    if "://" in address:
+        host = address.partition("://")[2].partition("/")[0]
+        raise _wrong(address, "it is no URL", host)
+    host, colon, port = address.rpartition(":")
+    bare = _unbracketed(address)
+    if _is_ipv6(bare):
+        is_whole = not (_is_ipv6(host) and port.isdecimal())
+        form = f"[{bare}]" if is_whole else f"[{host}]:{port}"
+        raise _wrong(address, "an IPv6 address has brackets, and a port behind them", form)
+    if not colon:
+        raise _wrong(address, "it has no port", address)
+    if not (port.isascii() and port.isdecimal()) or int(port) > MAX_PORT:
+        raise _wrong(address, f"its port is no number of 0 to {MAX_PORT}", host)
+    inner = _unbracketed(host)
+    if not inner:
+        raise _wrong(address, "it has no host: 127.0.0.1 is this machine alone, 0.0.0.0 all of it")
+    if not _is_ipv6(inner) if inner != host else re.search(r"[\s/:\[\]]", host):
+        raise _wrong(address, "it names no host")
+    return inner, int(port)
+
+
+def _unbracketed(host: str) -> str:
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _is_ipv6(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).version == 6
+    return False
+
+
+def _wrong(address: str, why: str, host: str = "") -> AddressInvalidError:
+    has_port = re.fullmatch(r"(?:\[.+\]|[^:]+):\d+", host) is not None
+    form = host if has_port else f"{host or 'HOST'}:{DEFAULT_PORT}"
+    return AddressInvalidError(
+        f"{address!r} is no address: {why}; write {form}", address=address[:200]
+    )

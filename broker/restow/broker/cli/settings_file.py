@@ -1,0 +1,112 @@
+"""`ConfigOption` has a command take what nobody said otherwise from a file, and checks all names.
+
+An option goes before the environment, the environment before the file, the file before the default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from restow.broker.errors import SettingUnknownError
+
+PREFIX = "RESTOW_"
+COMMANDS = ("serve", "agent")
+"""Whose options the environment may name: broker, agents and clients may share one."""
+OF_CLIENTS = frozenset({"RESTOW_BROKER", "RESTOW_TOKEN_FILE", "RESTOW_TLS_CA", "RESTOW_PROXY"})
+OF_SCRIPTS = frozenset(
+    PREFIX + name
+    for name in (
+        *("BASE", "COMMIT", "COMPOSE", "CONTAINERS", "CONTAINERS_DIR", "CONTAINER_LOGS"),
+        *("FUZZ", "HISTORIES", "LAWS", "ONE_OF", "PROMETHEUS", "PROMETHEUS_PORT", "PYTHON"),
+        *("ROUTER_PORT", "SIMULATED", "TAG", "TEST_PROCESSES", "VENV", "VLLM_PYTHON"),
+        *("VLLM_VENV", "WHOLE_MODELS"),
+    )
+)
+"""What `./run`, tests and containers of this repository set for themselves."""
+_SERVICE_LINK = re.compile(
+    r"RESTOW_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_.+)?)?)"
+)
+"""What Kubernetes sets in every pod beside a Service that is called restow, or restow-something."""
+
+
+def _take(context: typer.Context, path: Path | None) -> Path | None:
+    """Check the environment's names, and read the file. Raises `SettingUnknownError`."""
+    if context.resilient_parsing:
+        return path
+    commands = getattr(context.find_root().command, "commands", {})
+    options = {name: _names(commands[name]) for name in COMMANDS if name in commands}
+    known = {PREFIX + one.upper() for names in options.values() for one in names} | OF_CLIENTS
+    refuse_unknown(os.environ, known)
+    if path is not None:
+        values = read_settings(path, _names(context.command) - {"config"})
+        context.default_map = {
+            name: value
+            for name, value in values.items()
+            if PREFIX + name.upper() not in os.environ  # which goes first
+        }
+    return path
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="RESTOW_CONFIG",
+        metavar="FILE",
+        is_eager=True,
+        callback=_take,
+        help="Take from this TOML file what is given neither here nor in the environment: options "
+        "by their names, as in `lease_s = 60`.",
+    ),
+]
+
+
+def refuse_unknown(environment: Iterable[str], known: set[str]) -> None:
+    """Raise `SettingUnknownError` for a variable that begins like ours, and is none."""
+    for name in sorted(environment):
+        if (
+            name.startswith(PREFIX)
+            and name not in known | OF_SCRIPTS
+            and not _SERVICE_LINK.fullmatch(name)
+        ):
+            raise _unknown(name, known, "in the environment")
+
+
+def read_settings(path: Path, known: set[str]) -> Mapping[str, Any]:
+    """Read what a file says of known options. Raises `SettingUnknownError`, or wrong usage."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise typer.BadParameter(f"{path} can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"{path} is no TOML: {error}") from None
+    for name, value in values.items():
+        if name not in known:
+            raise _unknown(name, known, f"in {path}")
+        if isinstance(value, dict | list):
+            raise typer.BadParameter(f"{path}: {name} has one value, as the option has")
+    return values
+
+
+def _names(command: Any) -> set[str]:
+    return {str(one.name) for one in command.params if one.name != "help"}
+
+
+def _unknown(name: str, known: Iterable[str], where: str) -> SettingUnknownError:
+    # What all names begin with makes none of them near.
+    bare = {one.removeprefix(PREFIX): one for one in sorted(known)}
+    near = get_close_matches(name.removeprefix(PREFIX), bare, 1)
+    words = (
+        f"is {bare[near[0]]} meant?"
+        if near
+        else "`restow serve --help` and `restow agent --help` name all that there are"
+    )
+    return SettingUnknownError(f"{name} {where} is no setting: {words}", name=name)

@@ -1,0 +1,27 @@
+"""`event_line` says an event in one line, of which nothing is ever cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from restow.broker.draw.bytes_and_seconds import duration_text, size_text
+
+
+def event_line(event: dict[str, Any], tenants: bool = False) -> str:
+    """Return the line, without its end; ``tenants``: names of engines and handoffs have theirs."""
+    of = f"{event['tenant']}/" if tenants else ""
+    if event["event"] == "engine":
+        session = "session open" if event["session"] else "no session"
+        words = (
+            f"engine {event['what']}, {event['agents']} of {event['ranks']} agents, {session}, "
+            f"life {event['incarnation']}"
+        )
+        return f"{event['at']}  ENGINE     {of}{event['engine_id']}  {words}"
+    words = f"from {event['source_engine'] or '-'} to {event['destination_engine'] or '-'}"
+    if event["bytes"]:
+        words += f", {size_text(event['bytes'])} read"
+    if event["transfer_s"] is not None:
+        words += f" in {duration_text(event['transfer_s'])}"
+    if event["reason"]:
+        words += f", {event['reason']}: {event['detail']}"
+    return f"{event['at']}  {event['state']:9}  {of}{event['handoff_id']}  {words}"

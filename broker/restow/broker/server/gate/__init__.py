@@ -1,0 +1,1 @@
+"""Who is let in to a broker, and how fast."""

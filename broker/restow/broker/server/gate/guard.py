@@ -1,0 +1,225 @@
+"""The guard: no call is read, and no handler reached, before it is known who calls and that he may.
+
+gRPC reads the message of a call with one request before it calls a handler. So each handler becomes
+one of streams here, of which nothing is read that was not asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from restow.broker.errors import QuotaExceededError, RequestError
+from restow.broker.rpc.status import rewrap
+from restow.broker.server.gate.callers import KnownCall
+from restow.broker.server.gate.first_messages import FirstMessages
+from restow.broker.trust.errors import ForbiddenError, UnauthenticatedError
+from restow.broker.trust.identity import Identity, Role
+
+RawContext = grpc.aio.ServicerContext[Any, Any]
+Identify = Callable[[RawContext], Identity]
+"""Who makes a call. Raises `UnauthenticatedError`."""
+
+REFUSALS = (UnauthenticatedError, ForbiddenError)
+HOLD_S = 0.05
+"""A client of grpc.aio is not told why its stream ended if that happens just as it writes."""
+MAX_HELD = 32
+MAX_WATCHING = 64
+"""Streams of strangers that watch the broker's health."""
+OPEN_SERVICES = frozenset({health.SERVICE_NAME})
+"""What everybody may call."""
+SERVICE_ROLES = {
+    "restow.v1.Broker": frozenset({Role.ENGINE}),
+    "restow.v1.AgentLink": frozenset({Role.AGENT}),
+    "restow.v1.Admin": frozenset({Role.OPERATOR}),
+    reflection.SERVICE_NAME: frozenset({Role.OPERATOR}),
+}
+METHOD_ROLES = {
+    # An engine or a router tells its own clients what became of a handoff.
+    "/restow.v1.Admin/GetHandoff": frozenset({Role.OPERATOR, Role.ENGINE, Role.ROUTER}),
+    "/restow.v1.Admin/AbandonHandoff": frozenset({Role.OPERATOR, Role.ROUTER}),
+}
+
+
+def roles_for(method: str) -> frozenset[Role]:
+    """The roles of which a caller needs one; none for what nobody may call.
+
+    >>> sorted(roles_for("/restow.v1.Admin/GetHandoff"))
+    [<Role.ENGINE: 'engine'>, <Role.OPERATOR: 'operator'>, <Role.ROUTER: 'router'>]
+    >>> roles_for("/something.Else/Method")
+    frozenset()
+    """
+    service = method.strip("/").rpartition("/")[0]
+    return METHOD_ROLES.get(method) or SERVICE_ROLES.get(service, frozenset())
+
+
+class GuardInterceptor(grpc.aio.ServerInterceptor):
+    """Stands before every handler. Stands behind the interceptor that translates errors."""
+
+    def __init__(
+        self, identify: Identify, admitted: Callable[[RawContext], None], tenant_max_calls: int
+    ) -> None:
+        """Know callers by ``identify``; ``admitted`` hears of each call that is let in."""
+        self._identify = identify
+        self._admitted = admitted
+        self._tenant_max_calls = tenant_max_calls
+        self._calls: Counter[str] = Counter()
+        """That are open, by tenant."""
+        self._first = FirstMessages()
+        self._held = self._watching = 0
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler: all, or what a stranger may call of it."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None:
+            return None
+        opened = method.strip("/").rpartition("/")[0] in OPEN_SERVICES
+        call = self._opened(handler) if opened else self._guarded(handler, method)
+        if call is None:
+            raise TypeError(f"{method} is of a kind that is not guarded: nobody may call it")
+        # What an open service's handler is given is made of bytes by it, or by its wrapper.
+        deserializer = None if opened else handler.request_deserializer
+        return grpc.stream_stream_rpc_method_handler(
+            call, deserializer, handler.response_serializer
+        )
+
+    def _guarded(self, handler: Any, method: str) -> Callable[..., Any] | None:
+        unary, streams = handler.unary_unary, handler.stream_stream
+        if unary is None and streams is None:
+            return None
+
+        async def call(requests: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
+            try:
+                known = self._admit(context, method)
+            except REFUSALS:
+                await self._hold()
+                raise
+            tenant = known.identity.tenant or ""
+            with self._counted(tenant):
+                first = await self._first.read(known.read, tenant)
+                if streams is not None:
+                    known.put_back(first)
+                    del first
+                    async for response in streams(requests, known):
+                        yield response
+                elif first is grpc.aio.EOF:
+                    raise RequestError(f"{method} was called without a message: send one")
+                else:
+                    yield await unary(first, known)
+
+        return call
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str) -> Iterator[None]:
+        """Count a call while it is open. Raises `QuotaExceededError`."""
+        if self._calls[tenant] >= self._tenant_max_calls:
+            raise QuotaExceededError(
+                f"tenant {tenant} has {self._calls[tenant]} calls open, as many as it may: wait "
+                f"until some have ended, or have the operator raise --max-connections",
+                tenant=tenant,
+                what="calls",
+                limit=self._tenant_max_calls,
+            )
+        self._calls[tenant] += 1
+        try:
+            yield
+        finally:
+            self._calls[tenant] -= 1
+            if not self._calls[tenant]:
+                del self._calls[tenant]
+
+    def _opened(self, handler: Any) -> Callable[..., Any] | None:
+        """Of health: to strangers, of whom nothing is read, the broker is one service."""
+        unary, watch = handler.unary_unary, handler.unary_stream
+        if unary is None and watch is None:
+            return None
+        parse = handler.request_deserializer or bytes
+
+        async def call(_: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
+            try:
+                identity = self._identify(context)
+                first = await self._first.read(context.read, identity.tenant or "")
+                data = b"" if first is grpc.aio.EOF else first
+            except UnauthenticatedError:
+                data = b""
+                if watch is not None and self._watching >= MAX_WATCHING:
+                    raise QuotaExceededError(
+                        f"{MAX_WATCHING} streams watch the broker's health: ask for it with Check",
+                        limit=MAX_WATCHING,
+                    ) from None
+            if unary is not None:
+                yield await unary(parse(data), context)
+                return
+            self._watching += 1
+            try:
+                await watch(parse(data), context)
+            finally:
+                self._watching -= 1
+
+        return call
+
+    async def _hold(self) -> None:
+        """Let a refused call's client finish what it is writing; of many, of a few."""
+        if self._held < MAX_HELD:
+            self._held += 1
+            try:
+                await asyncio.sleep(HOLD_S)
+            finally:
+                self._held -= 1
+
+    def _admit(self, context: RawContext, method: str) -> KnownCall:
+        identity = self._identify(context)
+        roles = roles_for(method)
+        if identity.roles.isdisjoint(roles):
+            raise ForbiddenError(
+                f"{method} is for {' or '.join(sorted(roles)) or 'nobody'}, and this identity "
+                f"is {' and '.join(sorted(identity.roles))}: take one with that role",
+                method=method,
+            )
+        self._admitted(context)
+        return KnownCall(context, identity)
+
+
+class OpenInterceptor(grpc.aio.ServerInterceptor):
+    """Stands in the guard's place where everybody is trusted."""
+
+    def __init__(self, admitted: Callable[[RawContext], None]) -> None:
+        """``admitted`` hears of each call."""
+        self._admitted = admitted
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wrap the handler, if it is of a kind that our services have."""
+        handler = await continuation(handler_call_details)
+
+        def unary(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(request: Any, context: RawContext) -> Any:
+                self._admitted(context)
+                return await behavior(request, context)
+
+            return call
+
+        def stream(behavior: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(requests: AsyncIterator[Any], context: RawContext) -> AsyncIterator[Any]:
+                self._admitted(context)
+                async for response in behavior(requests, context):
+                    yield response
+
+            return call
+
+        return None if handler is None else rewrap(handler, unary, stream) or handler

@@ -1,0 +1,211 @@
+"""Strangers' connections: those on which no call has been let in yet. Few are kept, whatever comes.
+
+gRPC accepts every connection and tells of none. So they are found among the process's open files,
+and those that are too many are shut down, which gRPC takes as the peer's own doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
+from urllib.parse import unquote
+
+import grpc
+
+from restow.broker.logs import get_logger
+
+LOOK_EVERY_S: Final = 0.1
+THOROUGHLY_EVERY_S: Final = 1.0
+TELL_EVERY_S: Final = 10.0
+PAUSE: Final = 20
+"""A look is followed by a pause that is at least as many times longer."""
+PAUSE_UNDER_ATTACK: Final = 4
+FILES: Final = "/proc/self/fd"
+
+Address = tuple[str, int]
+
+
+def address_of(peer: str) -> Address | None:
+    """The address in gRPC's name of a peer; None: it is none of TCP's.
+
+    >>> address_of("ipv4:127.0.0.1:50000"), address_of("ipv6:%5B::1%5D:1"), address_of("unix:")
+    (('127.0.0.1', 50000), ('::1', 1), None)
+    """
+    kind, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    return _plain(host.strip("[]"), int(port)) if kind in ("ipv4", "ipv6") else None
+
+
+def _plain(host: str, port: int) -> Address:
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return str(mapped or ip), port
+
+
+@dataclass(slots=True)
+class _Connection:
+    """An open file that has been looked at; ``address`` None: it is no client's connection."""
+
+    inode: int
+    address: Address | None
+    known: bool = False
+    """Whether a call on it was let in, or it has been shut down."""
+
+    @property
+    def origin(self) -> str:
+        """Whom it counts for: one host may have a whole network of IPv6 addresses."""
+        host = self.address[0] if self.address else ""
+        return str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
+
+
+class Strangers:
+    """Keeps strangers' connections to a port few, in a thread of its own."""
+
+    def __init__(self, connections: int, most: int) -> None:
+        """Of ``connections``, which gRPC does not let be more, let ``most`` be strangers'."""
+        self.ended = 0
+        """How many were ended."""
+        self._connections, self._most = connections, most
+        self._admitted: deque[str] = deque()
+        self._heard: set[Address | None] = set()
+        """Of whom calls were let in since the last thorough look."""
+        self._seen: dict[int, _Connection] = {}
+        """By file, the oldest first."""
+        self._files: list[str] = []
+        self._log = get_logger("restow.guard")
+
+    def admitted(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """A call was let in."""
+        self._admitted.append(context.peer())
+
+    def look(self, port: int, thoroughly: bool = True) -> None:
+        """Look at the open files, and end the connections to ``port`` that are too many.
+
+        Only ``thoroughly`` is it seen that a file of the same number is another one by now.
+        """
+        while self._admitted:
+            self._heard.add(address_of(self._admitted.popleft()))
+        files = os.listdir(FILES)
+        if thoroughly or files != self._files:
+            self._files = files
+            self._find({int(name) for name in files}, port, thoroughly)
+        strangers = []
+        for file, one in self._seen.items():
+            one.known = one.known or one.address in self._heard
+            if not one.known and one.address is not None:
+                strangers.append((file, one))
+        for file, one in _too_many(strangers, self._most):
+            _shut_down(file, one.inode)
+            one.known = True
+            self.ended += 1
+        if thoroughly:
+            self._heard.clear()
+
+    @contextlib.contextmanager
+    def kept_few(self, port: int) -> Iterator[None]:
+        """Look again and again inside of the ``with``, at connections that come to ``port``."""
+        ends = threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(port, ends), name="strangers", daemon=True
+        )
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join()
+
+    def _run(self, port: int, ends: threading.Event) -> None:
+        told, told_s, pause_s, thorough_s = 0, 0.0, LOOK_EVERY_S, 0.0
+        while not ends.wait(pause_s):
+            begun_s, ended, worked_s = time.monotonic(), self.ended, time.thread_time()
+            thoroughly = begun_s >= thorough_s
+            self.look(port, thoroughly)
+            took_s = time.thread_time() - worked_s
+            pause = PAUSE if self.ended == ended else PAUSE_UNDER_ATTACK
+            pause_s = max(LOOK_EVERY_S, pause * took_s)
+            if thoroughly:
+                thorough_s = begun_s + max(THOROUGHLY_EVERY_S, 2 * PAUSE * took_s)
+            count = sum(one.address is not None for one in self._seen.values())
+            if begun_s >= told_s and (self.ended > told or count >= self._connections):
+                self._log.warning(
+                    "many connections: raise --max-connections if they are engines' and agents'",
+                    open=count,
+                    most=self._connections,
+                    strangers_ended=self.ended - told,
+                )
+                told, told_s = self.ended, begun_s + TELL_EVERY_S
+
+    def _find(self, files: set[int], port: int, thoroughly: bool) -> None:
+        """Forget what is closed, and add what is new."""
+        for file in self._seen.keys() - files:
+            del self._seen[file]
+        for file in sorted(files if thoroughly else files - self._seen.keys()):
+            with contextlib.suppress(OSError):  # closed by now
+                inode = os.fstat(file).st_ino
+                seen = self._seen.get(file)
+                if seen is None or seen.inode != inode:
+                    self._seen.pop(file, None)
+                    self._seen[file] = _Connection(inode, _client_of(file, inode, port))
+
+
+def _too_many(strangers: list[tuple[int, _Connection]], most: int) -> list[tuple[int, _Connection]]:
+    """Those to end of ``strangers``, which begin with the oldest.
+
+    The newest of each origin stays, then the second newest of each, as long as there is room.
+    """
+    if len(strangers) <= most:
+        return []
+    counts: Counter[str] = Counter()
+    ranked = []
+    for one in reversed(strangers):
+        origin = one[1].origin
+        ranked.append((counts[origin], one))
+        counts[origin] += 1
+    ranked.sort(key=itemgetter(0))
+    return [one for _, one in ranked[most:]]
+
+
+@contextlib.contextmanager
+def _socket_of(file: int, inode: int) -> Iterator[socket.socket | None]:
+    """The socket behind an open file of somebody else's; None if it is another by now, or none."""
+    copy = os.dup(file)
+    try:
+        same = os.fstat(copy).st_ino == inode
+        held = socket.socket(fileno=copy) if same else None
+    except OSError:
+        os.close(copy)
+        yield None
+        return
+    try:
+        yield held
+    finally:
+        os.close(copy) if held is None else held.close()
+
+
+def _client_of(file: int, inode: int, port: int) -> Address | None:
+    """Whose connection to ``port`` a file is; None: it is no such thing."""
+    with _socket_of(file, inode) as held:
+        if held is None or held.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        try:
+            host, peer_port = held.getpeername()[:2]
+        except OSError:
+            return None
+        return _plain(host, peer_port) if held.getsockname()[1] == port else None
+
+
+def _shut_down(file: int, inode: int) -> None:
+    """End a connection, whose file stays gRPC's to close."""
+    with contextlib.suppress(OSError), _socket_of(file, inode) as held:
+        if held is not None:
+            held.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,191 @@
+"""Planning beside the broker's loop: small pairs in a thread, large ones in a process of their own.
+
+A thread that plans takes the interpreter from the loop for 5 ms at every turn, and for 150 ms where
+one step of numpy is large: a handoff of somebody else has dozens of turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+
+from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused
+from restow.broker.errors import PlanError, RestowError, TooManyPiecesError
+from restow.broker.layout import Layout
+from restow.broker.planner import CostModel, Strategy, check_exact, compile_programs, make_plan
+from restow.broker.rpc import wire
+from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES
+from restow.v1 import layout_pb2
+
+MAX_PROGRAM_BYTES = MAX_FROM_BROKER_BYTES - (8 << 20)
+"""Of its rows: one that no agent could be sent would end its stream again and again."""
+LARGE_SHARDS = 2000
+"""Of both sides together; fewer are planned in some 30 ms."""
+NICENESS = 10
+
+PlanPair = Callable[[Layout, Layout, Strategy, bool, CostModel | None], PairOutcome]
+
+
+def plan_pair(
+    source: Layout,
+    destination: Layout,
+    strategy: Strategy,
+    allow_narrowing: bool = False,
+    costs: CostModel | None = None,
+) -> PairOutcome:
+    """Plan between two layouts, or say why not."""
+    try:
+        plan = make_plan(source, destination)
+        if not allow_narrowing:
+            check_exact(plan)
+        programs = compile_programs(plan, strategy, costs)
+        for program in programs:
+            if program.size_bytes > MAX_PROGRAM_BYTES:
+                raise TooManyPiecesError(
+                    f"the program of D's rank {program.dst_rank} takes {program.size_bytes} bytes, "
+                    f"and at most {MAX_PROGRAM_BYTES} can be sent: lay the two layouts' pages out "
+                    f"more alike",
+                    rank=program.dst_rank,
+                )
+        return PairPlan.of(programs)
+    except RestowError as error:
+        return PairRefused(error)
+
+
+class Planner:
+    """Plans, for each tenant one pair after the other. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        """Start no process yet."""
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._process_turn = asyncio.Lock()
+        self._process = PlanningProcess()
+        self._starting: asyncio.Task[None] | None = None
+
+    def expect(self, layout: Layout) -> None:
+        """Have the process ready if an engine has a layout that it may be needed for."""
+        if self._starting is None and layout.encoded and 2 * _shards(layout) > LARGE_SHARDS:
+            self._starting = asyncio.create_task(asyncio.to_thread(self._process.start))
+
+    async def plan(
+        self,
+        tenant: str,
+        in_thread: PlanPair,
+        source: Layout,
+        destination: Layout,
+        strategy: Strategy,
+        allow_narrowing: bool,
+        costs: CostModel | None,
+    ) -> PairOutcome:
+        """Plan a pair of a tenant, a small one by ``in_thread``."""
+        how = (strategy, allow_narrowing, costs)
+        turn = self._turns[tenant]
+        try:
+            async with turn:
+                encoded = source.encoded and destination.encoded
+                if not encoded or _shards(source) + _shards(destination) <= LARGE_SHARDS:
+                    return await asyncio.to_thread(in_thread, source, destination, *how)
+                async with self._process_turn:
+                    work = self._process.plan
+                    return await asyncio.to_thread(work, source.encoded, destination.encoded, *how)
+        finally:
+            if not turn.locked():
+                self._turns.pop(tenant, None)
+
+    def close(self) -> None:
+        """End the process, whatever it is at."""
+        self._process.close()
+
+
+class PlanningProcess:
+    """The process; it is started when it is needed, and ends with this one. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Not started."""
+        self._lock = threading.Lock()
+        self._process: SpawnProcess | None = None
+        self._connection: Connection | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start it, unless it is there. Raises `PlanError` once it was closed."""
+        self._started()
+
+    def _started(self) -> Connection:
+        # Here, so that a broker that plans nothing large starts sooner.
+        from multiprocessing import get_context
+
+        with self._lock:
+            if self._closed:
+                raise PlanError("the broker stops: nothing is planned any more")
+            if self._connection is None:
+                spawn = get_context("spawn")
+                self._connection, theirs = spawn.Pipe()
+                self._process = spawn.Process(target=_work, args=(theirs,), daemon=True)
+                self._process.start()
+                theirs.close()
+            return self._connection
+
+    def plan(self, source: bytes, destination: bytes, *how: object) -> PairOutcome:
+        """Have it plan, and wait. One call at a time."""
+        try:
+            connection = self._started()
+            connection.send((source, destination, how))
+            said = connection.recv()
+            if isinstance(said, RestowError):
+                return PairRefused(said)
+            # One by one: each takes the interpreter from others as long as it is large.
+            return PairPlan.of([connection.recv() for _ in range(said)])
+        except PlanError as error:
+            return PairRefused(error)
+        except (EOFError, OSError) as error:
+            self._end()
+            return PairRefused(PlanError(f"the process that plans has ended: {error!r}"))
+
+    def close(self) -> None:
+        """End it for good."""
+        with self._lock:
+            self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+            connection, self._connection = self._connection, None
+        if process is not None:
+            process.kill()
+            process.join()
+        if connection is not None:
+            connection.close()
+
+
+def _work(connection: Connection) -> None:
+    """Plan what is asked for, until nobody asks any more."""
+    os.nice(NICENESS)
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            source, destination, how = connection.recv()
+            outcome = plan_pair(_decoded(source), _decoded(destination), *how)
+            del source, destination
+            if isinstance(outcome, PairRefused):
+                connection.send(outcome.error)
+                continue
+            programs = list(outcome.programs.values())
+            connection.send(len(programs))
+            for program in programs:
+                connection.send(program)
+            del outcome, programs
+
+
+def _decoded(data: bytes) -> Layout:
+    return wire.layout_from_proto(layout_pb2.Layout.FromString(data))
+
+
+def _shards(layout: Layout) -> int:
+    return sum(len(rank.shards) for rank in layout.ranks)

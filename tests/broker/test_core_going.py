@@ -1,0 +1,174 @@
+"""An engine goes gently, one that is gone is forgotten, and a router gives up what nobody wants."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.world import World, ends
+from restow.broker.core.actions import State
+from restow.broker.core.limits import Limits
+from restow.broker.errors import (
+    DirectoryFullError,
+    EngineConnectedError,
+    EngineDrainingError,
+    EngineUnknownError,
+)
+
+
+def test_an_engine_that_drains_finishes_what_waits_on_either_side() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, "held")
+    world.fence_all(p, "held")
+    world.publish(p, "begun", {}, final=False)
+    world.request(d, "awaited")
+    world.publish(p, "offered")
+    world.fence_all(p, "offered")
+    world.wait(1)
+    world.drain_engine(p)
+    world.drain_engine(d)
+    world.publish(p, "begun")
+    world.fence_all(p, "begun")
+    world.publish(p, "awaited")
+    world.fence_all(p, "awaited")
+    for name in ("held", "begun", "offered"):
+        world.request(d, name)
+    for name in ("held", "begun", "awaited", "offered"):
+        world.settle(d, world.find(name).number)
+    assert ends(p) == ends(d) == [("DONE", "")] * 4
+
+
+def test_an_engine_that_drains_takes_nothing_new() -> None:
+    world = World()
+    p, q, d = world.engine("p"), world.engine("q"), world.engine("d")
+    world.drain_engine(p)
+    world.wait(1)
+    with pytest.raises(EngineDrainingError, match="engine p drains and takes nothing new"):
+        world.publish(p, "new")
+    with pytest.raises(EngineDrainingError):
+        world.request(p, "new")
+    world.request(d, "asked later")
+    with pytest.raises(EngineDrainingError):
+        world.publish(p, "asked later")
+    world.publish(p, "lost on its way", repeated=True)
+    assert world.find("lost on its way").source is p.record
+    world.decline(p, "not wanted")
+    world.drain_engine(p, False)
+    world.publish(p, "new")
+    world.publish(q, "asked later")
+    assert not ends(q)
+
+
+def test_another_d_may_ask_for_what_a_d_that_drains_is_refused() -> None:
+    world = World()
+    p, d, e = world.engine("p"), world.engine("d"), world.engine("e")
+    world.drain_engine(d)
+    world.wait(1)
+    world.publish(p)
+    world.fence_all(p)
+    with pytest.raises(EngineDrainingError):
+        world.request(d)
+    world.request(e)
+    world.settle(e, world.find().number)
+    assert ends(p) == [("DONE", "")]
+
+
+def test_a_new_life_does_not_drain() -> None:
+    world = World()
+    world.drain_engine(world.engine("p"))
+    world.wait(1)
+    world.publish(world.engine("p"))
+    assert world.find().state is State.WAITING
+
+
+def test_an_engine_is_forgotten_when_told_and_not_while_it_is_there() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.fence_all(p)
+    with pytest.raises(EngineConnectedError, match="1 agents, session: none"):
+        world.forget(p)
+    world.disconnect(p, 0)
+    world.directory.members.session_opened(p.record)
+    with pytest.raises(EngineConnectedError, match="0 agents, session: open"):
+        world.forget(p)
+    world.directory.members.session_closed(p.record, world.now_s)
+    world.forget(p)
+    assert ends(p) == [("FAILED", "ENGINE_LOST")]
+    with pytest.raises(EngineUnknownError):
+        world.directory.members.find(p.record.key)
+    assert list(world.directory.members.engines) == [d.record.key]
+
+
+def test_pages_of_a_forgotten_d_are_not_its_own_before_its_ranks_are_heard_of() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    world.fence_all(p)
+    world.request(d)
+    world.disconnect(d, 0)
+    world.forget(d)
+    assert ends(p) == [("CANCELLED", "ENGINE_LOST")]
+    back = world.engine("d", life=d.record.incarnation, agents=False)
+    world.request(back, repeated=True)
+    assert ends(back) == []
+    world.connect(back, 0)
+    assert ends(back) == [("CANCELLED", "ENGINE_LOST")]
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_what_nobody_will_ask_for_is_given_up(fenced: bool) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p)
+    if fenced:
+        world.fence_all(p)
+    world.abandon()
+    assert ends(p) == [("CANCELLED", "ABANDONED")]
+    world.abandon()
+    world.request(d)
+    assert ends(d) == ends(p) == [("CANCELLED", "ABANDONED")]
+
+
+def test_what_is_given_up_before_p_publishes_is_free_when_it_does() -> None:
+    world = World()
+    p = world.engine("p")
+    world.abandon()
+    world.publish(p)
+    assert ends(p) == [("CANCELLED", "ABANDONED")]
+    assert not world.directory.ledger.live
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_what_somebody_has_asked_for_is_left_alone(published: bool) -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    if published:
+        world.publish(p)
+        world.fence_all(p)
+    world.request(d)
+    before = world.find().state
+    assert world.abandon() == []
+    assert world.find().state is before
+    assert not ends(p)
+    assert not ends(d)
+
+
+def test_giving_up_what_is_not_known_is_bounded_like_all_else() -> None:
+    world = World(limits=Limits(max_live=3, max_ended=2))
+    for number in range(50):
+        world.abandon(f"h{number}")
+    assert len(world.directory.ledger.ended) == 2
+    p = world.engine("p")
+    for number in range(3):
+        world.publish(p, f"live{number}")
+    with pytest.raises(DirectoryFullError):
+        world.abandon("more")
+
+
+def test_of_another_tenant_nothing_is_given_up() -> None:
+    world = World()
+    p = world.engine("p")
+    world.publish(p)
+    world.abandon(tenant="other")
+    assert not ends(p)

@@ -1,0 +1,87 @@
+"""A broker that is not reached: the cause is named, where gRPC only says that it failed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from broker.certificates import DOMAIN, Authority
+from broker.fakes import broker, model_layout
+from broker.guarded import guarded
+from restow.broker.client import (
+    AdminClient,
+    AsyncAdminClient,
+    BrokerUnreachableError,
+    Credentials,
+    EngineSession,
+)
+
+OPERATOR = f"{DOMAIN}/operator"
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+async def said(address: str, credentials: Credentials) -> set[str]:
+    """What each kind of client says at last, after all that gRPC says."""
+    with pytest.raises(BrokerUnreachableError) as session:
+        await EngineSession("e", "1", model_layout(), address, credentials).start(0.3)
+    async with AsyncAdminClient(address, 1, credentials=credentials) as client:
+        with pytest.raises(BrokerUnreachableError) as awaited:
+            await client.status()
+    with (
+        AdminClient(address, 1, credentials=credentials) as blocking,
+        pytest.raises(BrokerUnreachableError) as blocked,
+    ):
+        await asyncio.to_thread(blocking.status)
+    return {one.value.message.rpartition("). ")[2] for one in (session, awaited, blocked)}
+
+
+async def test_plaintext_against_tls(authority: Authority) -> None:
+    async with guarded(authority) as running:
+        [words] = await said(running.address, Credentials())
+    assert words.startswith("It speaks TLS, and was asked in plaintext")
+    assert "RESTOW_TLS_CA" in words
+
+
+async def test_tls_against_plaintext(authority: Authority) -> None:
+    async with broker() as running:
+        [words] = await said(running.address, Credentials(authority.path))
+    assert words.startswith("It speaks plaintext, and was asked with TLS")
+
+
+async def test_a_certificate_that_the_broker_does_not_know(
+    authority: Authority, tmp_path: Path
+) -> None:
+    stranger = Authority(tmp_path, "stranger")
+    async with guarded(authority) as running:
+        [words] = await said(running.address, stranger.client(OPERATOR, authority=authority.path))
+        assert words.startswith("It does not accept certificate ")
+        assert words.endswith("is it signed by what its --client-ca names?")
+        [words] = await said(running.address, Credentials(authority.path))
+        assert words.startswith("It wants to see a certificate of its clients")
+        [words] = await said(running.address, authority.client(OPERATOR, authority=stranger.path))
+        assert words.startswith("Its certificate is not accepted here: ")
+
+
+async def test_a_certificate_of_another_name(authority: Authority) -> None:
+    own = authority.issue(dns=("broker.example",))
+    files = {"tls_cert": own.certificate, "tls_key": own.key, "client_ca": authority.path}
+    async with broker("127.0.0.1:0", **files) as running:
+        [words] = await said(running.address, authority.client(OPERATOR))
+    assert "IP address mismatch" in words
+
+
+async def test_nobody(authority: Authority) -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+        for credentials in (Credentials(), authority.client(OPERATOR)):
+            assert await said(address, credentials) == {"Nothing listens there"}
+    [words] = await said("no.such.host.invalid:7350", Credentials())
+    assert words == "No address is known for the name no.such.host.invalid"

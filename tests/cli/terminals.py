@@ -1,0 +1,76 @@
+"""Commands in a pseudo terminal of some width, and into a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator, Mapping
+
+COMMAND = (sys.executable, "-m", "restow.broker.cli.main")
+STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+def environment(more: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """That of a user: no width and no colors are forced on a command."""
+    forced = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
+    return {name: value for name, value in more.items() if name not in forced}
+
+
+@contextlib.contextmanager
+def started(
+    *arguments: str, columns: int, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run a command on a terminal; yields it, and what its terminal can be read by."""
+    reader, writer = pty.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=writer,
+        stdout=writer,
+        stderr=writer,
+        env={**environment(), "TERM": "xterm-256color", **(env or {})},
+    )
+    os.close(writer)
+    try:
+        yield process, reader
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+
+
+def on_terminal(*arguments: str, columns: int, env: Mapping[str, str] | None = None) -> str:
+    """What a command that ends well shows on a terminal, without styles."""
+    with started(*arguments, columns=columns, env=env) as (process, reader):
+        shown = b""
+        while True:
+            try:
+                part = os.read(reader, 1 << 16)
+            except OSError:  # Linux says EIO when nobody has the other side open
+                break
+            if not part:
+                break
+            shown += part
+        assert process.wait(30) == 0, shown.decode()
+    return STYLES.sub("", shown.decode()).replace("\r\n", "\n")
+
+
+def piped(
+    *arguments: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a command prints into pipes."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**environment(), **(env or {})},
+    )

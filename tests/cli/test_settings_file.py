@@ -1,0 +1,152 @@
+"""A file and the environment say all that options say; what is misspelt is refused by name."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cli.broker_process import broker_process, run_restow
+from restow.broker.cli.main import app
+from restow.broker.cli.settings_file import COMMANDS, OF_CLIENTS, OF_SCRIPTS, PREFIX
+from restow.broker.server.settings import BrokerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUP: Any = typer.main.get_command(app)
+OPTIONS = {name: {one.name for one in GROUP.commands[name].params} - {"help"} for name in COMMANDS}
+KNOWN = {PREFIX + one.upper() for names in OPTIONS.values() for one in names} | OF_CLIENTS
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "restow.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def refused(*arguments: str, env: dict[str, str] | None = None) -> str:
+    outcome = run_restow(*arguments, env=env)
+    assert outcome.returncode in (1, 2), outcome
+    assert "Traceback" not in outcome.stderr
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", outcome.stderr).split())
+
+
+def test_a_broker_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(
+        tmp_path,
+        'log_format = "json"\ninsecure = true\nmax_live = 7\nlease_s = 600.5\nstrategy = "pack"\n'
+        "status_page = false\ntenant_max_live = 5\ngrant_s = 500\n",
+    )
+    monkeypatch.setenv("RESTOW_LEASE_S", "601")  # goes before the file's, and is too long
+    assert "lease_s: Input should be less than or equal to 600" in refused(
+        "serve", "--config", file, env={"RESTOW_LEASE_S": "601"}
+    )
+    monkeypatch.setenv("RESTOW_LEASE_S", "60")
+    with broker_process("--listen", "0.0.0.0:0", "--config", file) as address:
+        assert address.startswith("0.0.0.0:")
+    monkeypatch.setenv("RESTOW_CONFIG", file)
+    with broker_process("--listen", "0.0.0.0:0", "--lease-s", "5"):
+        pass
+
+
+def test_plaintext_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESTOW_INSECURE", "true")
+    monkeypatch.setenv("RESTOW_LOG_FORMAT", "json")
+    with broker_process("--listen", "0.0.0.0:0"):
+        pass
+
+
+def test_an_agent_of_a_file(tmp_path: Path) -> None:
+    file = written(tmp_path, f'socket = "{tmp_path}"\nread_threads = 0\n')
+    assert "read_threads" in refused("agent", "--config", file).replace("-", "_")
+    file = written(tmp_path, f'socket = "{tmp_path}"\nread_threads = 1\nhost_reads = false\n')
+    assert "is no socket" in refused("agent", "--config", file)
+    assert "is no socket" in refused("agent", env={"RESTOW_SOCKET": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "words"),
+    [
+        ("serve", "LEASE", "is RESTOW_LEASE_S meant?"),
+        ("serve", "TLS_CA_FILE", "is RESTOW_TLS_CA meant?"),
+        ("agent", "READ_THREAD", "is RESTOW_READ_THREADS meant?"),
+        ("agent", "FROBNICATE", "--help` name all"),
+    ],
+)
+def test_a_misspelt_variable(command: str, name: str, words: str) -> None:
+    said = refused(command, env={PREFIX + name: "5", "RESTOW_SOCKET": "/nowhere/x"})
+    assert said.startswith(f"error: SETTING_UNKNOWN: {PREFIX}{name} in the environment")
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lease-s = 5", "is lease_s meant?"),
+        ("max_livee = 5", "is max_live meant?"),
+        ("lease_s = [5]", "lease_s has one value"),
+        ("lease_s = 'long'", "--lease-s"),
+        ("lease_s =", "is no TOML"),
+        ("config = 'other'", "config in "),
+    ],
+)
+def test_a_file_that_says_nothing_sensible(tmp_path: Path, text: str, words: str) -> None:
+    assert words in refused("serve", "--config", written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there() -> None:
+    assert "can't be read: No such file" in refused("serve", "--config", "/nowhere/restow.toml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("serve", "--listen", "127.0.0.1:99999"), "write 127.0.0.1:7350"),
+        (("serve", "--listen", ":7350"), "0.0.0.0 all of it"),
+        (("serve", "--listen", "::1"), "write [::1]:7350"),
+        (("serve", "--listen", "127.0.0.1"), "write 127.0.0.1:7350"),
+        (("serve", "--http-listen", "127.0.0.1:99999"), "its port is no number of 0 to 65535"),
+        (
+            ("agent", "--socket", "/nowhere/agent.sock"),
+            "can't listen on socket /nowhere/agent.sock",
+        ),
+        (("agent", "--socket", f"/tmp/{'x' * 120}"), "room for 107 bytes"),  # noqa: S108
+        (("agent", "--socket", "s", "--broker", "broker.example"), "write broker.example:7350"),
+    ],
+)
+def test_where_nobody_can_listen(arguments: tuple[str, ...], words: str) -> None:
+    assert words in refused(*arguments)
+
+
+def test_services_of_kubernetes_are_no_settings(fail: Callable[..., Any]) -> None:
+    links = {
+        "RESTOW_SERVICE_HOST": "10.0.0.1",
+        "RESTOW_PORT": "tcp://10.0.0.1:7350",
+        "RESTOW_PORT_7350_TCP_ADDR": "10.0.0.1",
+        "RESTOW_BROKER_SERVICE_PORT_GRPC": "7350",
+        "RESTOW_SOCKET": "/nowhere/x",
+    }
+    assert "can't listen on socket" in refused("agent", env=links)
+
+
+def test_every_variable_of_this_repository_is_known() -> None:
+    """So that a broker that `run`, a test or a container starts is never refused for one."""
+    command = ["git", "grep", "-ohE", r"RESTOW_[A-Z][A-Z_]*[A-Z]", "--", ":!docs/*.md"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    links = {"RESTOW_SERVICE_HOST", "RESTOW_PORT", "RESTOW_PORT_7350_TCP_ADDR"}
+    links |= {"RESTOW_BROKER_SERVICE_PORT_GRPC", "RESTOW_TLS"}
+    assert set(done.stdout.split()) - KNOWN - OF_SCRIPTS - links == set()
+    assert set(done.stdout.split()) | {"RESTOW_" + "COMMIT"} >= OF_SCRIPTS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_all_options_have_a_variable(command: str) -> None:
+    """One that names it, or, of `restow serve`, a setting of its name."""
+    for one in GROUP.commands[command].params:
+        is_setting = command == "serve" and one.name in BrokerSettings.model_fields
+        variable = PREFIX + str(one.name).upper()
+        assert is_setting or one.name == "help" or one.envvar == variable, one.name
