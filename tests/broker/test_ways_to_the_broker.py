@@ -27,6 +27,7 @@ NAME = "broker.moving.example"
     [
         ("broker.example", "write broker.example:7350"),
         ("10.0.0.7", "write 10.0.0.7:7350"),
+        ("7351", "write 127.0.0.1:7351"),
         ("::1", "write [::1]:7350"),
         ("[::1]", "write [::1]:7350"),
         ("::1:7351", "write [::1]:7351"),
@@ -34,6 +35,7 @@ NAME = "broker.moving.example"
         ("http://broker.example:7351/", "write broker.example:7351"),
         ("https://broker.example", "write broker.example:7350"),
         ("127.0.0.1:99999", "write 127.0.0.1:7350"),
+        (f"127.0.0.1:{'9' * 5000}", "write 127.0.0.1:7350"),
         ("127.0.0.1:http", "write 127.0.0.1:7350"),
         ("127.0.0.1:", "write 127.0.0.1:7350"),
         (":7350", "it has no host"),

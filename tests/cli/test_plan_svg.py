@@ -23,7 +23,7 @@ from restow.broker.layout import Layout, check_layout
 from restow.broker.planner import make_plan
 
 SVG = "{http://www.w3.org/2000/svg}"
-HOSTILE = '<script>alert("&")</script>\x07\n\ud800\uffff' + "]]>" + "x" * 500
+HOSTILE = """<script>alert("&")</script>' onload='alert(1)' &#60;é]]>""" + "x" * 500
 MODELS = geometries()
 Settings = EngineSettings
 DS, NHD = ConvLayout.DS, KvOrder.NHD

@@ -14,6 +14,7 @@ from broker.certificates import DOMAIN, Authority
 from cli.broker_process import broker_process, run_restow
 from restow.broker.cli.main import app
 from restow.broker.client import BrokerCallError
+from restow.broker.errors import HandoffUnknownError
 from restow.broker.trust.identity import Identity, Right, Role
 from restow.broker.trust.tokens import read_tokens
 
@@ -48,8 +49,7 @@ def test_operators_over_tls_by_options_and_by_the_environment(authority: Authori
                 result = call(name, *given, env=env)
                 assert result.exit_code == 0, result.output
         result = call("handoff", "h", env=environment)
-        assert isinstance(result.exception, BrokerCallError)
-        assert result.exception.reason == "HANDOFF_UNKNOWN"
+        assert isinstance(result.exception, HandoffUnknownError)
         result = call("engines", "--tenant", "b", *options)
         assert isinstance(result.exception, BrokerCallError)
         assert result.exception.reason == "FORBIDDEN"

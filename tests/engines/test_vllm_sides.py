@@ -2,121 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 
 from engines.test_vllm_parameters import Request
+from engines.written_session import BLOCKS, PROMPT, Session, decode, nothing, prefill, side
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.common.unwritten import UnwrittenTokens
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.broker.client import BlockingDelivery, BlockingSession, BrokerCallError, HandoffEnded
-
-GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
-PROMPT = list(range(10))
-BLOCKS = ([1, 2, 3], [0, 0, 5])
-
-
-@dataclass
-class Session(BlockingSession):
-    """Writes down what is said; ends come when the test says so."""
-
-    said: list[tuple[Any, ...]] = field(default_factory=list)
-    ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
-    patience_ms: list[int] = field(default_factory=list)
-    traces: list[str] = field(default_factory=list)
-    contents: list[bytes] = field(default_factory=list)
-    asked: list[BlockingDelivery] = field(default_factory=list)
-    given_up: list[int] = field(default_factory=list)
-    """Which of those that were asked for."""
-
-    def publish(
-        self,
-        handoff_id: str,
-        blocks: Any,
-        position_tokens: int,
-        *,
-        final: bool = True,
-        first_blocks: Any = None,
-        lease_ms: int = 0,
-        hold_ms: int = 0,
-        trace_parent: str = "",
-        content: bytes = b"",
-    ) -> Future[HandoffEnded]:
-        self.traces.append(trace_parent)
-        if final:
-            self.contents.append(content)
-        self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
-        return self._end(handoff_id)
-
-    def request(
-        self,
-        handoff_id: str,
-        blocks: Any,
-        *,
-        held_tokens: int = 0,
-        position_tokens: int = 0,
-        timeout_ms: int = 0,
-        trace_parent: str = "",
-        content: bytes = b"",
-    ) -> BlockingDelivery:
-        self.contents.append(content)
-        self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
-        self.patience_ms.append(timeout_ms)
-        self.traces.append(trace_parent)
-        return self._delivery(handoff_id)
-
-    def cancel(self, handoff_id: str, detail: str = "") -> None:
-        self.said.append(("cancel", handoff_id))
-
-    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
-        self.said.append(("decline", handoff_id))
-        return self._delivery(handoff_id)
-
-    def end(self, handoff_id: str, state: str = "DONE", reason: str = "") -> None:
-        end = self.ends[handoff_id]
-        end.set_result(HandoffEnded(handoff_id, state, reason, "", 100, 7))
-        if isinstance(end, BlockingDelivery):
-            end.pages_free.set_result(None)
-
-    def take(self) -> list[tuple[Any, ...]]:
-        said, self.said = self.said, []
-        return said
-
-    def cancelled(self, number: int, handoff_id: str) -> None:
-        self.given_up.append(number)
-        self.said.append(("cancel", handoff_id))
-
-    def _end(self, handoff_id: str) -> Future[HandoffEnded]:
-        self.ends[handoff_id] = Future()
-        return self.ends[handoff_id]
-
-    def _delivery(self, handoff_id: str) -> BlockingDelivery:
-        number = len(self.asked)
-        delivery = BlockingDelivery(lambda: self.cancelled(number, handoff_id))
-        self.asked.append(delivery)
-        self.ends[handoff_id] = delivery
-        return delivery
-
-
-def side(session: Session, role: str = "kv_both") -> SchedulerSide:
-    return SchedulerSide("E", "life", role, GROUPS, 0, session, ConnectorSettings())
-
-
-def nothing() -> Iterator[tuple[str, int]]:
-    return iter(())
-
-
-def prefill() -> Request:
-    return Request(list(PROMPT), {"do_remote_decode": True, "handoff_id": "h"})
-
-
-def decode() -> Request:
-    return Request(list(PROMPT), {"do_remote_prefill": True, "handoff_id": "h"})
+from restow.broker.client import BrokerCallError
 
 
 def test_p_publishes_fences_and_holds_until_d_has_it() -> None:
@@ -350,66 +244,3 @@ def test_a_refused_request_that_is_aborted_leaves_nothing() -> None:
     one.new_request(request)
     one.finished(request, ([], []), computed=False)
     assert not one.decides("r")
-
-
-def test_a_prompt_that_many_answers_are_wanted_to_is_published_for_each() -> None:
-    session = Session()
-    p, request = side(session), prefill()
-    request.kv_transfer_params = {"do_remote_decode": True, "handoff_id": "h", "choices": 3}
-    ids = ["h", "h/choice1", "h/choice2"]
-    p.new_request(request)
-    assert session.take() == [("publish", one, {}, 0, False) for one in ids]
-    assert p.step(iter([("r", 9)])).fences == ids
-    request.num_computed_tokens = 9
-    given = p.finished(request, BLOCKS, computed=True)
-    assert given is not None
-    assert given["handoff_id"] == "h"
-    assert [said[1] for said in session.take()] == ids
-    session.end("h/choice1")
-    session.end("h", "FAILED", "PEER_LOST")
-    assert p.step(nothing()).sent == []
-    session.end("h/choice2")
-    assert p.step(nothing()).sent == ["r"], "its pages are free when the last one has them"
-    assert p.tally.take()["failures"] == {"prefill:PEER_LOST": 1}
-
-
-def test_a_prompt_that_is_given_up_is_given_up_for_all_its_answers() -> None:
-    session = Session()
-    p, request = side(session), prefill()
-    request.kv_transfer_params = {"do_remote_decode": True, "handoff_id": "h", "choices": 2}
-    p.new_request(request)
-    session.take()
-    p.finished(request, BLOCKS, computed=False)
-    assert session.take() == [("cancel", "h"), ("cancel", "h/choice1")]
-
-
-def test_answers_and_prompts_of_one_request_are_handoffs_of_their_own_on_both_sides() -> None:
-    names = {
-        "cmpl-x-0-0123abcd": "h",
-        "0_cmpl-x-0-0123abcd": "h",
-        "1_cmpl-x-0-0123abcd": "h/choice1",
-        "cmpl-x-2-0123abcd": "h/prompt2",
-        "3_cmpl-x-2-0123abcd": "h/prompt2/choice3",
-        "1_chatcmpl-x-2-0123abcd": "h/choice1",
-        "cmpl-x-1": "h/prompt1",
-    }
-    for request_id, handoff_id in names.items():
-        session = Session()
-        for role, request in (("kv_consumer", decode()), ("kv_producer", prefill())):
-            one, request.request_id = side(session, role), request_id
-            one.new_request(request)
-            one.allocated(request, BLOCKS, 9)
-        assert [said[1] for said in session.take()] == [handoff_id] * 2, request_id
-
-
-def test_two_requests_of_one_handoff_both_have_their_pages_again() -> None:
-    """The broker refuses the second one; vLLM must hear of both."""
-    session = Session()
-    p = side(session)
-    for name in ("a", "b"):
-        request = prefill()
-        request.request_id, request.num_computed_tokens = name, 9
-        p.new_request(request)
-        p.finished(request, BLOCKS, computed=True)
-        session.end("h")
-    assert sorted(p.step(nothing()).sent) == ["a", "b"]

@@ -44,6 +44,7 @@ INTERNAL = {
     "restow.broker.draw.page_map.Cell",
     "restow.broker.draw.page_map.Footprint",
     "restow.broker.draw.piece_counts.PieceCount",
+    "restow.broker.server.observe.http.Answer",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)
 GIVEN: dict[str, dict[str, Any]] = {"Right": {"engine": "x"}, "Scales": {"fingerprint": ""}}

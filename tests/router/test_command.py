@@ -6,9 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from restow.broker.cli.main import app
+from restow.broker.cli.main import main
 
 ENGINES = ("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2")
 
@@ -17,15 +16,18 @@ ENGINES = ("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2")
     ("options", "words"),
     [
         (("--prefill", "http://h:1"), "Missing option '--decode'"),
-        ((*ENGINES, "--listen", "8000"), "8000 is no HOST:PORT"),
-        ((*ENGINES, "--listen", "127.0.0.1:99999"), "127.0.0.1:99999 is no HOST:PORT"),
+        ((*ENGINES, "--listen", "8000"), "it has no host; write 127.0.0.1:8000"),
+        ((*ENGINES, "--listen", "127.0.0.1:99999"), "its port is no number of 0 to 65535"),
         ((*ENGINES, "--decode", "d:8100"), "d:8100 is no http:// or https:// URL"),
     ],
 )
-def test_what_is_wrong_usage(options: tuple[str, ...], words: str) -> None:
-    result = CliRunner().invoke(app, ["router", *options])
-    assert result.exit_code == 2
-    assert words in " ".join(result.output.replace("│", " ").split())
+def test_what_is_wrong_usage(
+    options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["router", *options])
+    assert ended.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_without_its_extra_it_says_what_to_install() -> None:

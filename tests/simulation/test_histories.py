@@ -26,7 +26,7 @@ def test_no_promise_is_broken() -> None:
     broken = [f"seed {seed}: {one.violation}" for seed, one in found.items() if one.violation]
     assert not broken, "./run simulate --seed N replays one"
     assert sum(one.ended["D DONE"] for one in found.values()) > 3 * HISTORIES
-    assert sum(len(one.faults) for one in found.values()) > 0.7 * HISTORIES
+    assert sum(len(one.faults) for one in found.values()) > HISTORIES
     # While every promise is kept, no page changes between the two digests.
     assert sum(one.checks.checked for one in found.values()) > HISTORIES / 4
     assert not any(one.checks.mismatches for one in found.values())

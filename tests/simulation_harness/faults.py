@@ -46,7 +46,7 @@ class Faults:
         for _ in range(self._rng.randint(0, 4)):
             fault = self._rng.choice(self.kinds)
             if self._rng.random() < 0.7:  # at a step, whatever the time is
-                self._triggers[self._rng.randint(20, 250)] = fault
+                self._triggers[self._rng.randint(20, 150)] = fault
             else:
                 self._loop.call_later(self._rng.uniform(0.0, within_s), self._do, fault)
 

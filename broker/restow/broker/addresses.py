@@ -52,8 +52,10 @@ def host_and_port(address: str) -> tuple[str, int]:
         form = f"[{bare}]" if is_whole else f"[{host}]:{port}"
         raise _wrong(address, "an IPv6 address has brackets, and a port behind them", form)
     if not colon:
+        if _is_port(port):
+            raise _wrong(address, "it has no host", f"127.0.0.1:{port}")
         raise _wrong(address, "it has no port", address)
-    if not (port.isascii() and port.isdecimal()) or int(port) > MAX_PORT:
+    if not _is_port(port):
         raise _wrong(address, f"its port is no number of 0 to {MAX_PORT}", host)
     inner = _unbracketed(host)
     if not inner:
@@ -65,6 +67,10 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 def _unbracketed(host: str) -> str:
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _is_port(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,5}", text) is not None and int(text) <= MAX_PORT
 
 
 def _is_ipv6(host: str) -> bool:

@@ -12,12 +12,11 @@ from typer.models import OptionInfo
 LISTENING, CALLERS, TRAVEL = "Where it is reached", "Who may call", "How states travel"
 TIMES, BOUNDS, TOLD = "How long", "How much", "What it tells"
 GROUPS = {
-    LISTENING: {"listen", "http_listen", "status_page"},
+    LISTENING: {"listen", "http_listen", "status_page", "http_hosts"},
     CALLERS: {"tls_cert", "tls_key", "client_ca", "tokens", "insecure"},
     TRAVEL: {"strategy", "allow_narrowing", "costs", "digests", "digest_every"},
     TOLD: {"log_format", "otlp_endpoint", "trace_ratio"},
 }
-WITHOUT_VARIABLE = {"insecure", "log_format"}
 OF_OTHER_FORM = {"costs": ", as JSON"}
 
 
@@ -50,7 +49,7 @@ def _grouped(parameter: inspect.Parameter) -> Any:
     kind, option = get_args(parameter.annotation)
     made: OptionInfo = copy.copy(option)
     made.rich_help_panel = group_of(parameter.name)
-    if parameter.name not in WITHOUT_VARIABLE:
+    if made.envvar is None:  # of those that have one the help says so by itself
         form = OF_OTHER_FORM.get(parameter.name, "")
         made.help = f"{made.help} \\[env var: RESTOW_{parameter.name.upper()}{form}]"
     return Annotated[kind, made]

@@ -1,0 +1,116 @@
+"""A scheduler's side, its requests, and a session that writes down what the side says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from engines.test_vllm_parameters import Request
+from restow.agents.engines.common.groups import Group
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded
+
+GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
+PROMPT = list(range(10))
+BLOCKS = ([1, 2, 3], [0, 0, 5])
+
+
+@dataclass
+class Session(BlockingSession):
+    """Writes down what is said; ends come when the test says so."""
+
+    said: list[tuple[Any, ...]] = field(default_factory=list)
+    ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
+    patience_ms: list[int] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
+    asked: list[BlockingDelivery] = field(default_factory=list)
+    given_up: list[int] = field(default_factory=list)
+    """Which of those that were asked for."""
+
+    def publish(
+        self,
+        handoff_id: str,
+        blocks: Any,
+        position_tokens: int,
+        *,
+        final: bool = True,
+        first_blocks: Any = None,
+        lease_ms: int = 0,
+        hold_ms: int = 0,
+        trace_parent: str = "",
+        content: bytes = b"",
+    ) -> Future[HandoffEnded]:
+        self.traces.append(trace_parent)
+        if final:
+            self.contents.append(content)
+        self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
+        return self._end(handoff_id)
+
+    def request(
+        self,
+        handoff_id: str,
+        blocks: Any,
+        *,
+        held_tokens: int = 0,
+        position_tokens: int = 0,
+        timeout_ms: int = 0,
+        trace_parent: str = "",
+        content: bytes = b"",
+    ) -> BlockingDelivery:
+        self.contents.append(content)
+        self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
+        self.patience_ms.append(timeout_ms)
+        self.traces.append(trace_parent)
+        return self._delivery(handoff_id)
+
+    def cancel(self, handoff_id: str, detail: str = "") -> None:
+        self.said.append(("cancel", handoff_id))
+
+    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
+        self.said.append(("decline", handoff_id))
+        return self._delivery(handoff_id)
+
+    def end(self, handoff_id: str, state: str = "DONE", reason: str = "") -> None:
+        end = self.ends[handoff_id]
+        end.set_result(HandoffEnded(handoff_id, state, reason, "", 100, 7))
+        if isinstance(end, BlockingDelivery):
+            end.pages_free.set_result(None)
+
+    def take(self) -> list[tuple[Any, ...]]:
+        said, self.said = self.said, []
+        return said
+
+    def cancelled(self, number: int, handoff_id: str) -> None:
+        self.given_up.append(number)
+        self.said.append(("cancel", handoff_id))
+
+    def _end(self, handoff_id: str) -> Future[HandoffEnded]:
+        self.ends[handoff_id] = Future()
+        return self.ends[handoff_id]
+
+    def _delivery(self, handoff_id: str) -> BlockingDelivery:
+        number = len(self.asked)
+        delivery = BlockingDelivery(lambda: self.cancelled(number, handoff_id))
+        self.asked.append(delivery)
+        self.ends[handoff_id] = delivery
+        return delivery
+
+
+def side(session: Session, role: str = "kv_both") -> SchedulerSide:
+    return SchedulerSide("E", "life", role, GROUPS, 0, session, ConnectorSettings())
+
+
+def nothing() -> Iterator[tuple[str, int]]:
+    return iter(())
+
+
+def prefill() -> Request:
+    return Request(list(PROMPT), {"do_remote_decode": True, "handoff_id": "h"})
+
+
+def decode() -> Request:
+    return Request(list(PROMPT), {"do_remote_prefill": True, "handoff_id": "h"})
