@@ -238,3 +238,15 @@ def test_a_broker_that_drains_plans_nothing_ahead() -> None:
     world.drain(False)
     settle_down(world)
     assert len(plans(world)) == 1
+
+
+def test_what_is_known_uses_up_none_of_the_bound() -> None:
+    world = World(limits=Limits(pairs_ahead=1))
+    for number in (2, 3):
+        world.engine(f"d{number}", number, sides="D")
+    p = world.engine("p", 1, sides="P")
+    settle_down(world)
+    assert len(plans(world)) == 1
+    world.connect(p, 0)
+    settle_down(world)
+    assert len(plans(world)) == 2
