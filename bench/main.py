@@ -24,6 +24,7 @@ class Suite(StrEnum):
     RESTARTS = "restarts"
     KILLED = "killed"
     OUTAGES = "outages"
+    FIRST = "first"
     CONTENT = "content"
     DIGESTS = "digests"
     VLLM = "vllm"
@@ -38,6 +39,7 @@ MODULES = {
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
     Suite.OUTAGES: ("outages", "run"),
+    Suite.FIRST: ("first", "run"),
     Suite.CONTENT: ("contents", "run"),
     Suite.DIGESTS: ("digests", "run"),
     Suite.VLLM: ("vllm_engines", "run"),

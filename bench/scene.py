@@ -177,7 +177,12 @@ async def scene(
         for index, side in enumerate("PD"):
             for kind, engines in kinds.items():
                 session = EngineSession(
-                    f"{side}{kind}{name}", name, engines.layouts[index], engines.broker
+                    f"{side}{kind}{name}",
+                    name,
+                    engines.layouts[index],
+                    engines.broker,
+                    publishes=side == "P",
+                    asks=side == "D",
                 )
                 made.sessions[side, kind] = await stack.enter_async_context(session)
             ranks = max(len(engines.layouts[index].ranks) for engines in kinds.values())

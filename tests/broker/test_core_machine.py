@@ -60,16 +60,17 @@ class BrokerMachine(RuleBasedStateMachine):
         staged=st.booleans(),
         digests=st.sampled_from(DIGESTS),
         sizes=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+        sides=st.lists(st.sampled_from(("", "P", "D", "PD")), min_size=4, max_size=4),
     )
-    def start(self, staged: bool, digests: Digests, sizes: list[int]) -> None:
+    def start(self, staged: bool, digests: Digests, sizes: list[int], sides: list[str]) -> None:
         self.world = World(staged=staged, limits=LIMITS, digests=digests)
         self.world.plans_at_once = False
         self.model = Model()
         self.sizes = dict(zip(ENGINES, sizes, strict=True))
         self.heard = 0
         self.numbers: dict[tuple[str, str], int] = {}
-        for name in ENGINES:
-            self.world.engine(name, self.sizes[name])
+        for name, said in zip(ENGINES, sides, strict=True):
+            self.world.engine(name, self.sizes[name], sides=said)
         self.look()
 
     def side(self, name: str) -> Side:
@@ -374,10 +375,11 @@ class BrokerMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        while world.asked_plans:
-            world.plan()
-            self.look()
-        world.wait(10_000)
+        for seconds in (0, 10_000):
+            world.wait(seconds)
+            while world.asked_plans:
+                world.plan()
+                self.look()
         self.look()
         for name in self.sizes:
             for rank in range(self.side(name).record.ranks):

@@ -119,15 +119,19 @@ class World:
         host: str = "",
         pages_per_block: int = 1,
         life: str = "",
+        sides: str = "",
+        shape: Layout | None = None,
     ) -> Side:
         """Register a life of an engine, a new one unless told, and connect all its agents."""
         self._lives += 1
         life = life or f"life{self._lives}"
         key = act.EngineKey(tenant, name)
-        shape = layout(ranks, pages_per_block)
+        known = shape or layout(ranks, pages_per_block)
+        digest = f"{known.model.name}{ranks}/{pages_per_block}"
+        said = ("P" in sides, "D" in sides)
         self.run(
             lambda now_s: self.directory.members.register(
-                key, life, shape, f"digest{ranks}/{pages_per_block}", now_s
+                key, life, known, digest, now_s, sides=said
             )
         )
         side = self.sides[key] = Side(self.directory.members.engines[key])
@@ -158,6 +162,7 @@ class World:
         self.connected.add(agent.key)
         side.agents[rank] = agent
         self.run(lambda now_s: self.directory.granting.resume(side.record, now_s))
+        self.directory.ahead.expect(side.record)
         return agent
 
     def disconnect(self, side: Side, rank: int) -> list[act.Action]:

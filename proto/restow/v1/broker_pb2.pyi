@@ -97,10 +97,18 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     ENGINE_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    PUBLISHES_FIELD_NUMBER: builtins.int
+    ASKS_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
     does not say, or is no software of Restow's.
     """
+    publishes: builtins.bool
+    """That it will publish: it is a P. With engines of its model that will ask, plans are made and
+    costs are measured before a handoff needs them. False: it does not say, and may publish all the same.
+    """
+    asks: builtins.bool
+    """That it will ask: it is a D. False: it does not say, and may ask all the same."""
     @property
     def engine(self) -> Global___EngineRef:
         """Who registers."""
@@ -115,9 +123,11 @@ class RegisterEngineRequest(google.protobuf.message.Message):
         engine: Global___EngineRef | None = ...,
         layout: restow.v1.layout_pb2.Layout | None = ...,
         version: builtins.str = ...,
+        publishes: builtins.bool = ...,
+        asks: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asks", b"asks", "engine", b"engine", "layout", b"layout", "publishes", b"publishes", "version", b"version"]) -> None: ...
 
 Global___RegisterEngineRequest: typing_extensions.TypeAlias = RegisterEngineRequest
 

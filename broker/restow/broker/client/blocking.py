@@ -125,10 +125,22 @@ class BlockingSession:
         broker: str | None = None,
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], None] | None = None,
+        *,
+        publishes: bool = False,
+        asks: bool = False,
     ) -> None:
         """Prepare, like `EngineSession`; ``on_lost`` is called in the session's thread."""
         self._name = f"restow-{engine_id}"
-        self._session = EngineSession(engine_id, incarnation, layout, broker, credentials, on_lost)
+        self._session = EngineSession(
+            engine_id,
+            incarnation,
+            layout,
+            broker,
+            credentials,
+            on_lost,
+            publishes=publishes,
+            asks=asks,
+        )
         self._thread: LoopThread | None = None
 
     def start(self, timeout_s: float = 10.0) -> None:

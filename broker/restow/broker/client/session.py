@@ -57,12 +57,17 @@ class EngineSession:
         broker: str | None = None,
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], None] | None = None,
+        *,
+        publishes: bool = False,
+        asks: bool = False,
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
         ``credentials`` None: those of the environment. Raises a `TrustError` of theirs, and
         `AddressInvalidError`. ``on_lost`` hears why the session has ended for good, if it was not
-        closed: it belongs to the loop.
+        closed: it belongs to the loop. An engine that says that it ``publishes`` (P), or ``asks``
+        (D), finds plans made and costs measured when its first handoff comes; it may do both,
+        whatever it says.
         """
         self.address = broker_address(broker)
         self._credentials = credentials or Credentials.of()
@@ -70,7 +75,11 @@ class EngineSession:
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
         self._registration = pb.RegisterEngineRequest(
-            engine=self.ref, layout=wire.layout_to_proto(layout), version=own_version()
+            engine=self.ref,
+            layout=wire.layout_to_proto(layout),
+            version=own_version(),
+            publishes=publishes,
+            asks=asks,
         )
         self._handoffs = OpenHandoffs(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()

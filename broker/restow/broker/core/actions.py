@@ -220,6 +220,8 @@ class MakePlan(NamedTuple):
     source: Layout
     destination: Layout
     costs: CostModel | None
+    ahead: bool = False
+    """Whether no handoff waits for it yet."""
 
 
 class CloseSession(NamedTuple):

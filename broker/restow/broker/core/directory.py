@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from restow.broker.core.actions import Action, State
+from restow.broker.core.ahead import Ahead
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
@@ -49,6 +50,7 @@ class Directory:
         self.probing = Probing(self.limits, measures, numbering)
         self.examining = Examining(self.limits, numbering)
         self.granting = Granting(self.ledger, self.probing, digests or Digests())
+        self.ahead = Ahead(self.ledger, self.members, self.granting, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
     @property
@@ -221,7 +223,8 @@ class Directory:
         actions += self.granting.tick(now_s)
         more, waiting = self.probing.tick(now_s)
         more += self.examining.tick(now_s)
-        return actions + more + self.granting.go_on(waiting, now_s) + self.members.sweep(now_s)
+        more += self.granting.measured(waiting, now_s) + self.members.sweep(now_s)
+        return actions + more + self.ahead.tick(now_s)
 
     def _late(self, handoff: Handoff, now_s: float) -> list[Action]:
         """A handoff has run out of time. That D's agents are missing is no fault of P's."""

@@ -13,8 +13,9 @@ from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.ledger import Ledger
+from restow.broker.core.handoffs.timeline import COSTS, PLAN
 from restow.broker.core.handoffs.waiting import waits_for
-from restow.broker.core.pair import PairOutcome, PairRefused, pair_bytes
+from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused, pair_bytes
 from restow.broker.core.probing import Probing
 from restow.broker.errors import RestowError
 
@@ -63,6 +64,9 @@ class Granting:
         """The planner answered. A plan that the tenant has no room for fails what waits for it."""
         waiting = self.planning.pop(pair, set())
         account = self._ledger.tenants.account(pair.tenant)
+        if not waiting:
+            self._keep_ahead(pair, outcome, account)
+            return []
         try:
             self._make_room(pair.tenant, account, pair_bytes(outcome))
             account.keep(pair_bytes(outcome))
@@ -79,6 +83,31 @@ class Granting:
         if len(self.pairs) > self._limits.max_pairs:
             own = [key for key in self.pairs if key.tenant == pair.tenant]
             self._forget(own[0] if len(own) > 1 else next(iter(self.pairs)))
+        for number in waiting if isinstance(outcome, PairPlan) else ():
+            if (handoff := self._ledger.by_number.get(number)) is not None:
+                handoff.timeline.note_waited(now_s, PLAN)
+        return self.go_on(waiting, now_s)
+
+    def _keep_ahead(self, pair: PairKey, outcome: PairOutcome, account: Account) -> None:
+        """Keep what no handoff waits for where there is ample room, and no refusal."""
+        size_bytes = pair_bytes(outcome)
+        if isinstance(outcome, PairRefused) or not account.has_ample(size_bytes):
+            return
+        if len(self.pairs) >= self._limits.max_pairs:
+            oldest = next((key for key in self.pairs if key.tenant == pair.tenant), None)
+            if oldest is None:
+                return
+            self._forget(oldest)
+        account.keep(size_bytes)
+        self.pairs[pair] = outcome
+
+    def measured(self, waiting: Iterable[int], now_s: float) -> list[Action]:
+        """Costs were measured, or could not be: handoffs that waited for them may go on."""
+        for number in waiting:
+            handoff = self._ledger.by_number.get(number)
+            if handoff is not None and handoff.source and handoff.destination:
+                failure = self._probing.failure(handoff.source, handoff.destination)
+                handoff.timeline.note_waited(now_s, COSTS, failure)
         return self.go_on(waiting, now_s)
 
     def _make_room(self, tenant: str, account: Account, size_bytes: int) -> None:
@@ -137,21 +166,31 @@ class Granting:
             self._ledger.watch(handoff)
         return actions
 
+    def key_of(self, source: EngineRecord, destination: EngineRecord) -> PairKey:
+        """By which two engines' plan is kept: another one when costs are known."""
+        hosts = self._probing.costs(source, destination)
+        return PairKey(source.key.tenant, source.layout_digest, destination.layout_digest, hosts)
+
+    def plan(
+        self, key: PairKey, source: EngineRecord, destination: EngineRecord, ahead: bool = False
+    ) -> list[Action]:
+        """Have two engines' plan made; ``ahead`` of the handoffs that will need it."""
+        self.planning[key] = set()
+        costs = None if key.hosts is None else self._probing.known[key.hosts].costs
+        return [MakePlan(key, source.layout, destination.layout, costs, ahead)]
+
     def _try_grant(self, handoff: Handoff, now_s: float) -> list[Action]:
         source, destination = handoff.source, handoff.destination
         if source is None or destination is None:
             return []
-        hosts = self._probing.costs(source, destination)
-        key = PairKey(handoff.tenant, source.layout_digest, destination.layout_digest, hosts)
+        key = self.key_of(source, destination)
         pair = self.pairs.get(key)
         if pair is None:
-            planning = self.planning.get(key)
-            if planning is None:
-                self.planning[key] = {handoff.number}
-                costs = None if hosts is None else self._probing.known[hosts].costs
-                return [MakePlan(key, source.layout, destination.layout, costs)]
-            planning.add(handoff.number)
-            return []
+            handoff.timeline.note_wait(now_s, PLAN)
+            actions = [] if key in self.planning else self.plan(key, source, destination)
+            self.planning[key].add(handoff.number)
+            return actions
+        self.pairs.move_to_end(key)
         if isinstance(pair, PairRefused):
             failure = Failure(State.FAILED, pair.error.reason, pair.error.message)
             return self._ledger.stop(handoff, failure, now_s)
@@ -163,6 +202,7 @@ class Granting:
             return []
         probes = self._probing.wait(handoff.number, source, destination, pair, now_s)
         if probes is not None:
+            handoff.timeline.note_wait(now_s, COSTS)
             return probes
         if self._digests.choose(handoff.number):
             pair = pair.with_digests()

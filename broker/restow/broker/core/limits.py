@@ -21,9 +21,11 @@ class Limits:
     same life may register again.
     What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not
     answer within ``probe_s`` is not waited for, and measured again after ``probe_again_s`` at the
-    earliest. What one tenant may hold of live handoffs, remembered ends and engines is bounded by
-    ``tenant_max_...`` as well; None: only by the bound of all tenants. ``max_bytes`` are those of
-    ids, metadata, layouts, plans and messages on their way; remembered ends are bounded by number.
+    earliest. For an engine that comes, plan and costs of ``pairs_ahead`` pairs with others of its
+    pool are found out before a request needs them. What one tenant may hold of live handoffs,
+    remembered ends and engines is bounded by ``tenant_max_...`` as well; None: only by the bound of
+    all tenants. ``max_bytes`` are those of ids, metadata, layouts, plans and messages on their way;
+    remembered ends are bounded by number.
     """
 
     lease_s: float = 30.0
@@ -49,5 +51,6 @@ class Limits:
     probe_bytes: int = 32 << 20
     probe_s: float = 2.0
     probe_again_s: float = 60.0
+    pairs_ahead: int = 16
     examine_bytes: int = 1 << 20
     examine_s: float = 40.0

@@ -45,8 +45,12 @@ class Probing:
         self._by_hosts: dict[HostPair, tuple[Probe, set[int]]] = {}
         """The measurement of a pair that is under way, and the handoffs that wait for it."""
 
+    def hosts(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
+        """The hosts between which costs of two engines are measured; those of their first ranks."""
+        return _hosts(source, destination) if self._enabled else None
+
     def costs(self, source: EngineRecord, destination: EngineRecord) -> HostPair | None:
-        """The hosts of two engines whose costs are known; those of their first ranks."""
+        """The hosts of two engines whose costs are known."""
         if not self.known:
             return None
         hosts = _hosts(source, destination)
@@ -62,7 +66,17 @@ class Probing:
         now_s: float,
     ) -> list[Action] | None:
         """Have a handoff wait until costs are known; None: there is nothing to wait for."""
-        hosts = _hosts(source, destination) if self._enabled else None
+        actions = self.measure(source, destination, plan, now_s)
+        hosts = self.hosts(source, destination)
+        if actions is not None and hosts is not None:
+            self._by_hosts[hosts][1].add(handoff)
+        return actions
+
+    def measure(
+        self, source: EngineRecord, destination: EngineRecord, plan: PairPlan, now_s: float
+    ) -> list[Action] | None:
+        """Have costs measured that are not known, unless that is under way; None: they are not."""
+        hosts = self.hosts(source, destination)
         if hosts is None:
             return None
         first, second = _first(source), _first(destination)
@@ -72,17 +86,21 @@ class Probing:
         known = self.known.get(hosts)
         if known is not None and (known.costs is not None or now_s < known.again_s):
             return None
-        running = self._by_hosts.get(hosts)
-        if running is not None:
-            running[1].add(handoff)
+        if hosts in self._by_hosts:
             return []
         size_bytes = min(self._limits.probe_bytes, first.staging_bytes, second.staging_bytes)
         if not size_bytes:
             return None
         until_s = now_s + self._limits.probe_s
         probe, actions = self._probes.begin(first, second, size_bytes, now_s, until_s)
-        self._by_hosts[hosts] = probe, {handoff}
+        self._by_hosts[hosts] = probe, set()
         return actions
+
+    def failure(self, source: EngineRecord, destination: EngineRecord) -> str:
+        """Why the costs of two engines could not be measured; nothing if they were."""
+        hosts = self.hosts(source, destination)
+        known = None if hosts is None else self.known.get(hosts)
+        return "" if known is None else known.failure
 
     def awaited_by(self, handoff: int) -> bool:
         """Whether a handoff waits for a measurement that is under way."""

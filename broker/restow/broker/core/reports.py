@@ -137,4 +137,4 @@ class Reports:
             return []
         actions, waiting = self._probing.answered(agent, answer, now_s)
         examined = self._examining.answered(agent, answer, now_s)
-        return examined + actions + self._granting.go_on(waiting, now_s)
+        return examined + actions + self._granting.measured(waiting, now_s)

@@ -252,6 +252,7 @@ class Hub:
             self.strategy,
             self.allow_narrowing,
             action.costs or self.costs,
+            ahead=action.ahead,
         )
         self.said.info(
             "planned",
@@ -259,6 +260,7 @@ class Hub:
             destination=action.pair.destination_digest[:12],
             milliseconds=round((self.now_s() - started_s) * 1000, 1),
             measured=action.costs is not None,
+            ahead=action.ahead,
             refused=outcome.error.reason if isinstance(outcome, PairRefused) else None,
         )
         return outcome

@@ -67,6 +67,7 @@ class Planner:
         self._process_turn = asyncio.Lock()
         self._process = PlanningProcess()
         self._starting: asyncio.Task[None] | None = None
+        self._ahead: PlanningProcess | None = None
 
     def expect(self, layout: Layout) -> None:
         """Have the process ready if an engine has a layout that it may be needed for."""
@@ -82,14 +83,23 @@ class Planner:
         strategy: Strategy,
         allow_narrowing: bool,
         costs: CostModel | None,
+        ahead: bool = False,
     ) -> PairOutcome:
-        """Plan a pair of a tenant, a small one by ``in_thread``."""
+        """Plan a pair of a tenant, a small one by ``in_thread``.
+
+        ``ahead`` of any handoff: one at a time, which has nothing that is asked for wait.
+        """
         how = (strategy, allow_narrowing, costs)
+        encoded = source.encoded and destination.encoded
+        small = not encoded or _shards(source) + _shards(destination) <= LARGE_SHARDS
+        if ahead:
+            if small:
+                return await asyncio.to_thread(in_thread, source, destination, *how)
+            return await asyncio.to_thread(self._plan_ahead, source, destination, *how)
         turn = self._turns[tenant]
         try:
             async with turn:
-                encoded = source.encoded and destination.encoded
-                if not encoded or _shards(source) + _shards(destination) <= LARGE_SHARDS:
+                if small:
                     return await asyncio.to_thread(in_thread, source, destination, *how)
                 async with self._process_turn:
                     work = self._process.plan
@@ -98,9 +108,19 @@ class Planner:
             if not turn.locked():
                 self._turns.pop(tenant, None)
 
+    def _plan_ahead(self, source: Layout, destination: Layout, *how: object) -> PairOutcome:
+        """Plan in a process that is there for this alone: the other one is for requests."""
+        process = self._ahead = PlanningProcess()
+        try:
+            return process.plan(source.encoded, destination.encoded, *how)
+        finally:
+            process.close()
+
     def close(self) -> None:
-        """End the process, whatever it is at."""
+        """End the processes, whatever they are at."""
         self._process.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 class PlanningProcess:

@@ -197,8 +197,15 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         ranks = sorted((one.layout for one in metadata.values()), key=lambda one: one.rank)
         revision = weights_revision(self._vllm_config, self._settings.model_revision)
         layout = Layout(replace(self._model, revision=revision).model(), tuple(ranks))
-        session = registered(self._engine_id, self._incarnation, layout, self._settings, self._log)
         transfer = self._vllm_config.kv_transfer_config
+        session = registered(
+            self._engine_id,
+            self._incarnation,
+            layout,
+            transfer.kv_role,
+            self._settings,
+            self._log,
+        )
         self._session = session
         self._scheduler = SchedulerSide(
             self._engine_id,

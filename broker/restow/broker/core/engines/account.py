@@ -86,6 +86,13 @@ class Account:
         finally:
             self.deliver(size_bytes)
 
+    def has_ample(self, size_bytes: int) -> bool:
+        """Whether half of what it may keep, and half of all tenants' bytes, is free even then."""
+        both = ((self.limit_bytes, self), (self.total.limit_bytes, self.total))
+        return all(
+            limit is None or 2 * (one.size_bytes + size_bytes) <= limit for limit, one in both
+        )
+
     def check(self, size_bytes: int) -> None:
         """Raise `QuotaExceededError` or `DirectoryFullError` if so many more are too many."""
         if size_bytes <= 0:

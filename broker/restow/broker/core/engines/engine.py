@@ -56,7 +56,7 @@ class EngineRecord(BlockLists):
     has_session: bool = False
     publishes: bool = False
     asks: bool = False
-    """What it has done so far."""
+    """What it has said that it will do, or has done."""
     drains_since_s: float = 0.0
     """Since when it takes part in nothing new; 0: it does."""
     gone: bool = False
@@ -123,6 +123,11 @@ class EngineRecord(BlockLists):
     def may_ask(self) -> bool:
         """Whether it is there, and no P alone, as far as anybody knows."""
         return (self.has_session or bool(self.agents)) and (self.asks or not self.publishes)
+
+    @property
+    def may_publish(self) -> bool:
+        """Whether it is no D alone, as far as anybody knows."""
+        return self.publishes or not self.asks
 
     @property
     def complete(self) -> bool:

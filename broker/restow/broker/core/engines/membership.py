@@ -31,8 +31,15 @@ from restow.broker.layout.values import ModelIdentity
 MAX_FORMER = 64
 """Earlier incarnations of an engine that are known to have been replaced."""
 SWEEP_S = 1.0
+Pool = tuple[str, ModelIdentity]
+"""A tenant, and the model of the engines that may hand over to each other."""
 NO_LAYOUT = Layout(Model("", ()), ())
 """Of an engine that is gone: ended handoffs remember who had a side of them."""
+
+
+def pool_of(engine: EngineRecord) -> Pool:
+    """The pool that an engine is of."""
+    return engine.key.tenant, engine.layout.model.identity
 
 
 def check_names(key: EngineKey, incarnation: str) -> None:
@@ -58,6 +65,7 @@ class Membership:
         self._ledger = ledger
         self._limits = ledger.limits
         self._connections = connections
+        self.pools: dict[Pool, dict[EngineKey, EngineRecord]] = {}
         self._layouts: dict[tuple[str, str], set[EngineKey]] = {}
         """Which engines of a tenant have a layout: it is kept once."""
         self._sweep_at_s = 0.0
@@ -103,10 +111,12 @@ class Membership:
         now_s: float,
         version: str = "",
         layout_bytes: int = 0,
+        sides: tuple[bool, bool] = (False, False),
     ) -> list[Action]:
         """Take an engine with a checked layout in; another incarnation of it is replaced.
 
         ``layout_bytes`` are kept for the layout, once for all engines of the tenant that have it.
+        ``sides``: whether it says that it will publish, and that it will ask.
         Raises `RequestError`, `QuotaExceededError`, `DirectoryFullError`, and `EngineReplacedError`
         for a life that was replaced already; then nothing changed.
         """
@@ -147,9 +157,11 @@ class Membership:
             key, incarnation, layout, layout_digest, now_s, account, layout_bytes
         )
         engine.version = version
+        engine.publishes, engine.asks = sides
         if known is not None:
             engine.former = (known.incarnation, *known.former)[:MAX_FORMER]
         self.engines[key] = engine
+        self.pools.setdefault(pool_of(engine), {})[key] = engine
         self._layouts.setdefault((key.tenant, layout_digest), set()).add(key)
         account.keep(ENGINE_BYTES + (0 if kept else layout_bytes))
         self._ledger.tenants.add_engines(key.tenant, 1)
@@ -190,6 +202,10 @@ class Membership:
             return []
         engine.gone = True
         del self.engines[engine.key]
+        pool = self.pools[pool_of(engine)]
+        del pool[engine.key]
+        if not pool:
+            del self.pools[pool_of(engine)]
         self._ledger.quarantine.forget(engine)
         self._ledger.flow.forget(engine.key)
         actions: list[Action] = []

@@ -5,6 +5,9 @@ from __future__ import annotations
 MAX_ENTRIES = 256
 MAX_OFTEN = 8
 """Entries of one kind that a side can make as often as it likes."""
+PLAN = ("waits for a plan", "planned")
+COSTS = ("waits for costs", "measured")
+"""Waits for what the broker finds out once for a pair: how they begin and end."""
 MAX_WORDS = 256
 """Characters of why a word was refused."""
 
@@ -27,6 +30,23 @@ class Timeline(list[tuple[float, str, object]]):
             del self[known[1]]
         self.note(now_s, event, detail)
 
+    def note_wait(self, now_s: float, wait: tuple[str, str]) -> None:
+        """Note that a wait begins, unless it has."""
+        if self._waits_since_s(wait) is None:
+            self.note(now_s, wait[0])
+
+    def note_waited(self, now_s: float, wait: tuple[str, str], failure: str = "") -> None:
+        """Note that a wait is over, if it had begun; for a ``failure``, or with what was wanted."""
+        since_s = self._waits_since_s(wait)
+        if since_s is not None:
+            self.note(now_s, wait[1], (now_s - since_s, failure))
+
+    def _waits_since_s(self, wait: tuple[str, str]) -> float | None:
+        for at_s, event, _ in reversed(self):
+            if event in wait:
+                return at_s if event == wait[0] else None
+        return None
+
     def note_refused(self, now_s: float, engine_id: str, reason: str, words: str) -> None:
         """Note that one side's word was refused, and why."""
         self.note_often(now_s, "refused", (reason, engine_id, words[:MAX_WORDS]))
@@ -43,6 +63,8 @@ def in_words(event: str, detail: object) -> str:
             return f"holding {held} tokens"
         case "granted", (float(seconds), tuple(strategies)):
             return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
+        case "planned" | "measured", (float(seconds), str(failure)):
+            return f"after {seconds:.3f} s" + (f", without success: {failure}" * bool(failure))
         case "staged", (int(src_rank), int(dst_rank)):
             return f"rank {src_rank} gathered for rank {dst_rank}"
         case "refused", (str(reason), str(engine), str(words)):

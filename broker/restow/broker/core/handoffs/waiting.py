@@ -25,7 +25,7 @@ def waits_for(handoff: Handoff) -> str:
             return f"engine {name}: no agent is connected for ranks {ranks}"
     if handoff.queued:
         return f"engine {destination.key.engine_id} reads the states of others first"
-    return "the plan for it is not made yet"
+    return "its plan is not made yet, or what reading costs is being measured"
 
 
 def why_late(handoff: Handoff, now_s: float) -> Failure:

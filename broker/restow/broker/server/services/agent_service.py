@@ -76,6 +76,7 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         tell_agent(hub.said, "agent connected", agent.key, **more)
         outbox.open().orders.add().welcome.broker_epoch = hub.epoch
         hub.perform(hub.directory.granting.resume(engine, hub.now_s()))
+        hub.directory.ahead.expect(engine)
         hear = partial(self._hear, engine, agent)
         reader = asyncio.create_task(hear_stream(rest, requests, outbox, hear, hub.now_s))
         try:

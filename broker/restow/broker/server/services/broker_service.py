@@ -58,8 +58,11 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         layout, layout_digest = found
         before = members.engines.get(key)
         incarnation, now_s = request.engine.incarnation, hub.now_s()
+        sides = (request.publishes, request.asks)
         hub.perform(
-            members.register(key, incarnation, layout, layout_digest, now_s, version, size_bytes)
+            members.register(
+                key, incarnation, layout, layout_digest, now_s, version, size_bytes, sides
+            )
         )
         engine = members.engines[key]
         if engine is not before:

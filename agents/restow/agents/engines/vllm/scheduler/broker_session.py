@@ -21,6 +21,7 @@ def registered(
     engine_id: str,
     incarnation: str,
     layout: Layout,
+    kv_role: str,
     settings: ConnectorSettings,
     log: structlog.stdlib.BoundLogger,
 ) -> BlockingSession:
@@ -39,7 +40,14 @@ def registered(
     while True:
         credentials = settings.credentials()
         session = BlockingSession(
-            engine_id, incarnation, layout, settings.broker or None, credentials, lost
+            engine_id,
+            incarnation,
+            layout,
+            settings.broker or None,
+            credentials,
+            lost,
+            publishes=kv_role in ("kv_producer", "kv_both"),
+            asks=kv_role in ("kv_consumer", "kv_both"),
         )
         left_s = began_s + settings.connect_timeout_s - time.monotonic()
         try:
