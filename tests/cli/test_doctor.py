@@ -19,11 +19,11 @@ from typer.testing import CliRunner, Result
 
 from broker.certificates import P_AND_D, Authority
 from broker.fakes import FakeAgent, broker, engine, pair, silent
-from broker.guarded import guarded
+from broker.guarded import guarded, operator
 from restow.broker.cli.main import app
 from restow.broker.client import Credentials
 from restow.broker.doctor.broker_view import all_pairs, judge_engine, judge_pair
-from restow.broker.doctor.certificates import DAY_S, judge_end, look_at_trust
+from restow.broker.doctor.certificates import DAY_S, judge_end, look_at_shown, look_at_trust
 from restow.broker.doctor.finding import Finding, Verdict
 from restow.broker.doctor.host import files, locked_memory, shared_memory
 from restow.broker.doctor.packages import judge_ucx, start_nixl
@@ -65,9 +65,9 @@ def verdicts(result: Result) -> dict[str, str]:
         (judge_ucx(["/a/nixl.libs/libucp-1.so.0"]), "ok"),
         (judge_ucx(["/usr/lib/libucp.so.0"]), "warn"),
         (judge_ucx(["/a/nixl.libs/libucp-1.so.0", "/usr/lib/libucp.so.0"]), "bad"),
-        (judge_end(Path("c"), 99.0, 100.0), "bad"),
-        (judge_end(Path("c"), 6 * DAY_S, 0.0), "warn"),
-        (judge_end(Path("c"), 8 * DAY_S, 0.0), "ok"),
+        (judge_end("c", 99.0, 100.0), "bad"),
+        (judge_end("c", 6 * DAY_S, 0.0), "warn"),
+        (judge_end("c", 8 * DAY_S, 0.0), "ok"),
         (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=1, session=True)), "bad"),
         (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2)), "warn"),
         (judge_engine(pb.EngineInfo(engine_id="e", ranks=2, agents=2, session=True)), "warn"),
@@ -171,6 +171,20 @@ def test_files_of_trust(authority: Authority, tmp_path: Path) -> None:
     assert judged(Credentials(authority.path, late.certificate, late.key)) == [Verdict.BAD]
     assert judged(Credentials(authority.path, one.certificate, late.key)) == [Verdict.BAD]
     assert judged(Credentials(tmp_path / "none")) == [Verdict.BAD]
+
+
+async def test_the_certificate_that_the_broker_shows(authority: Authority) -> None:
+    """Nobody else tells an operator: the broker goes on with streams that it has."""
+    async with guarded(authority) as running:
+        credentials = operator(authority, None)
+
+        def judged(who: Credentials) -> list[Finding]:
+            return list(look_at_shown(running.address, who))
+
+        [found] = await asyncio.to_thread(judged, credentials)
+        assert (found.verdict, found.subject) == (Verdict.WARN, "certificate of the broker")
+        assert await asyncio.to_thread(judged, Credentials()) == []
+    assert await asyncio.to_thread(judged, credentials) == []
 
 
 @pytest.mark.parametrize("name", ["tls_key", "token_file"])

@@ -29,7 +29,7 @@ from restow.broker.cli.commands.router import router
 from restow.broker.cli.commands.serve import serve
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
-from restow.broker.cli.output import asked_form, print_error
+from restow.broker.cli.output import asked_form, colors_unwanted, print_error
 from restow.broker.errors import RestowError
 
 app = typer.Typer(
@@ -66,12 +66,15 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Say it and end."),
     ] = False,
 ) -> None:
     """Move and re-stow the state of hybrid language models between engines."""
+    if colors_unwanted():
+        context.color = False
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

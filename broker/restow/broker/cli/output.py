@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -91,6 +92,11 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
+def colors_unwanted() -> bool:
+    """Whether the terminal's user has said so for all programs (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 def print_error(error: RestowError, form: Literal["json", "yaml"] | None) -> None:
     """Print an error as one line on stderr, or as a document on stdout."""
     if form:
@@ -98,5 +104,7 @@ def print_error(error: RestowError, form: Literal["json", "yaml"] | None) -> Non
         print_document({"error": {name: getattr(error, name) for name in fields}}, form)
         return
     line = " ".join(f"{error.reason}: {error.message}".split())
-    red, plain = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    red, plain = ("\x1b[31m", "\x1b[0m")
+    if colors_unwanted() or not sys.stderr.isatty():
+        red = plain = ""
     sys.stderr.write(f"{red}error{plain}: {line}\n")

@@ -1,11 +1,14 @@
-"""The client's files of trust: usable, and for how long."""
+"""The client's files of trust, and the broker's certificate: usable, and for how long."""
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from restow.broker.addresses import host_and_port
 from restow.broker.client.credentials import Credentials
 from restow.broker.doctor.finding import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
@@ -16,6 +19,8 @@ from restow.broker.trust.validity import authorities_end, end_of
 
 DAY_S = 86400.0
 SOON_S = 7 * DAY_S
+ANSWER_S = 5.0
+"""So long is waited for the broker to show its certificate."""
 
 
 def look_at_trust(credentials: Credentials) -> Iterator[Finding]:
@@ -42,12 +47,35 @@ def look_at_trust(credentials: Credentials) -> Iterator[Finding]:
             yield warn(f"secret {secret}", "every user of this host may read it", READ_STEP)
     for path, ends_s in _ends(credentials):
         if ends_s is not None:
-            yield judge_end(path, ends_s, time.time())
+            yield judge_end(str(path), ends_s, time.time())
 
 
-def judge_end(path: Path, ends_s: float, now_s: float) -> Finding:
+def look_at_shown(address: str, credentials: Credentials) -> Iterator[Finding]:
+    """Say how long the certificate is good that a broker shows; nothing if it shows none.
+
+    Why it shows none is found by those who ask the broker something.
+    """
+    if credentials.tls_ca is None:
+        return
+    try:
+        host, port = host_and_port(address)
+        context = ssl.create_default_context(cafile=credentials.tls_ca)
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection((host, port), ANSWER_S) as wire,
+            context.wrap_socket(wire, server_hostname=host) as secured,
+        ):
+            shown = secured.getpeercert()
+    except (RestowError, OSError):
+        return
+    if shown:
+        ends_s = ssl.cert_time_to_seconds(str(shown["notAfter"]))
+        yield judge_end("of the broker", ends_s, time.time())
+
+
+def judge_end(whose: str, ends_s: float, now_s: float) -> Finding:
     """A certificate that is good until ``ends_s``."""
-    subject = f"certificate {path}"
+    subject = f"certificate {whose}"
     if ends_s <= now_s:
         return bad(subject, "is not valid now", "issue a new one: it is read again by itself")
     days = (ends_s - now_s) / DAY_S

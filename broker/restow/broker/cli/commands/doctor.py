@@ -79,7 +79,8 @@ def doctor(
     from itertools import chain
 
     from restow.broker.cli.handoff_ids import say_hidden
-    from restow.broker.doctor.certificates import look_at_trust
+    from restow.broker.client.channel import broker_address
+    from restow.broker.doctor.certificates import look_at_shown, look_at_trust
     from restow.broker.doctor.finding import Verdict
     from restow.broker.doctor.host import look_at_host
     from restow.broker.doctor.packages import look_at_packages
@@ -100,6 +101,7 @@ def doctor(
 
     take(looked)
     if not here and not any(one.subject == "trust" and one.verdict is Verdict.BAD for one in found):
+        take(look_at_shown(broker_address(connection.broker), credentials))
         with connection.client() as client:
             take(_of_broker(client, pair or []))
             say_hidden(client, output)

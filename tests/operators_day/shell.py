@@ -1,0 +1,146 @@
+"""A shell in which an operator types, and what it printed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+_END = "end-of-this-command"
+_LONGEST_S = 60.0
+"""A command may take so long, and so long is looked for what one is to print."""
+_AGAIN_S = 0.5
+_LINES, _COLUMNS = 40, 100
+
+
+class UnexpectedOutputError(Exception):
+    """A command did not print what it should have, or not in time."""
+
+
+class Shell:
+    """One bash, with jobs in the background; remembers all that was typed and printed."""
+
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], ports: Mapping[int, int]
+    ) -> None:
+        """In ``folder``; ``ports`` says what stands for a port of the page."""
+        self.text = ""
+        self._ports, self._folder = dict(ports), folder.resolve()
+        tools = folder / "bin"
+        tools.mkdir()
+        python = f'exec "{sys.executable}" "$@"\n'
+        for name, words in (
+            ("restow", python.replace('"$@"', '-m restow.broker.cli.main "$@"')),
+            ("python", python),
+        ):
+            (tools / name).write_text(f"#!/bin/sh\n{words}")
+            (tools / name).chmod(0o755)
+        self._screen, terminal = pty.openpty()
+        termios.tcsetwinsize(terminal, (_LINES, _COLUMNS))
+        self._bash = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"],  # noqa: S607
+            cwd=folder,
+            env={
+                **environment,
+                "PATH": f"{tools}:{os.environ['PATH']}",
+                "TERM": "dumb",
+                "NO_COLOR": "1",
+            },
+            stdin=subprocess.PIPE,
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
+        os.close(terminal)
+
+    def __enter__(self) -> Shell:
+        """The shell itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it, and everything that works in its folder."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                if (process / "cwd").readlink() == self._folder:
+                    os.kill(int(process.name), signal.SIGKILL)
+        self._bash.wait()
+        os.close(self._screen)
+
+    def say(self, words: str) -> None:
+        """Put a paragraph between commands."""
+        self.text += f"\n{words.strip()}\n\n"
+
+    def run(self, command: str, *expected: str, rc: int | None = 0) -> str:
+        """Type a command, and return what it printed, which ``expected`` patterns all match.
+
+        Raises `UnexpectedOutputError`.
+        """
+        printed, status = self._run(command)
+        self._check(command, printed, expected)
+        if rc is not None and status != rc:
+            raise UnexpectedOutputError(f"{command!r} ended with {status}, not {rc}:\n{printed}")
+        self._tell(command, printed)
+        return printed
+
+    def see(self, command: str, *expected: str) -> str:
+        """Type a command until it prints what is expected, and tell of the last time alone."""
+        last = time.monotonic() + _LONGEST_S
+        while True:
+            printed, _ = self._run(command)
+            if all(re.search(one, printed, re.MULTILINE) for one in expected):
+                break
+            if time.monotonic() > last:
+                self._check(command, printed, expected)
+            select.select([], [], [], _AGAIN_S)
+        self._tell(command, printed)
+        return printed
+
+    def _run(self, command: str) -> tuple[str, int]:
+        stdin = self._bash.stdin
+        if stdin is None:
+            raise UnexpectedOutputError("the shell has no input")
+        for shown, number in self._ports.items():
+            command = re.sub(rf"\b{shown}\b", str(number), command)
+        stdin.write(f"{command}\nprintf '\\n{_END} %d\\n' $?\n".encode())
+        stdin.flush()
+        read, last = b"", time.monotonic() + _LONGEST_S
+        ending = re.compile(rf"\r\n{_END} (\d+)\r\n$".encode())
+        while not (found := ending.search(read)):
+            ready, _, _ = select.select([self._screen], [], [], max(0.0, last - time.monotonic()))
+            more = os.read(self._screen, 1 << 16) if ready else b""
+            if not more:
+                raise UnexpectedOutputError(f"{command!r} does not end: {read.decode()}")
+            read += more
+        return read[: found.start()].decode().replace("\r\n", "\n").strip("\n"), int(found[1])
+
+    def _check(self, command: str, printed: str, expected: tuple[str, ...]) -> None:
+        for one in expected:
+            if not re.search(one, printed, re.MULTILINE):
+                raise UnexpectedOutputError(f"{command!r} printed no {one!r}:\n{printed}")
+
+    def _tell(self, command: str, printed: str) -> None:
+        for shown, number in self._ports.items():
+            printed = re.sub(rf"\b{number}\b", str(shown), printed)
+        lines = [f"$ {command}", *(line.rstrip() for line in printed.splitlines())]
+        block = "\n".join(lines)
+        before = self.text.removesuffix("```\n")
+        self.text = (
+            f"{before}\n{block}\n```\n"
+            if before != self.text
+            else f"{self.text}```text\n{block}\n```\n"
+        )
