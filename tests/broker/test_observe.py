@@ -36,7 +36,6 @@ from restow.v1 import agent_link_pb2 as link
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "operators.md"
-ALERTS = ROOT / "docker" / "prometheus" / "alerts.yaml"
 DASHBOARD = ROOT / "docker" / "grafana" / "restow.json"
 Key = tuple[str, frozenset[tuple[str, str]]]
 
@@ -247,7 +246,7 @@ async def test_by_default_nothing_is_shown() -> None:
 
 
 async def test_the_page_lists_what_there_is(shown: RunningBroker) -> None:
-    """Names, kinds and labels; and alerts ask for nothing else."""
+    """Names, kinds and labels."""
     async with pair(shown.address, 1, 1) as both:
         await both.hand_over("one")
         _, body = await fetch(shown, "/metrics")
@@ -263,12 +262,6 @@ async def test_the_page_lists_what_there_is(shown: RunningBroker) -> None:
     assert {
         name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows
     } == there
-    alerts = await asyncio.to_thread(ALERTS.read_text)
-    asked = {
-        name for one in re.findall(r"expr: (.+)", alerts) for name in re.findall(r"restow_\w+", one)
-    }
-    assert asked
-    assert asked <= there.keys()
 
 
 async def test_the_dashboard_asks_for_what_there_is(shown: RunningBroker) -> None:

@@ -12,6 +12,27 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "restow.host" -}}
+{{- printf "%s.%s" (include "restow.fullname" .) .Release.Namespace -}}
+{{- end -}}
+
+{{- define "restow.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Helm reads all numbers of a file as floats, and would write 1e+06. */ -}}
+{{- define "restow.number" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) -}}
+{{- int64 . -}}
+{{- else -}}
+{{- toString . -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "restow.selector" -}}
 app.kubernetes.io/name: {{ include "restow.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -41,5 +62,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- if and (or .Values.tls.clientCaSecretName .Values.tokens.secretName) (not $tls) -}}
 {{- fail "certificates and tokens of clients need TLS: set tls.secretName" -}}
+{{- end -}}
+{{- if and .Values.operator.secretName (not $tls) -}}
+{{- fail "without TLS everybody is an operator: operator.secretName needs tls.secretName" -}}
+{{- end -}}
+{{- $drain_s := float64 (dig "drain_s" 10 .Values.settings) -}}
+{{- if lt (float64 .Values.terminationGracePeriodSeconds) (addf $drain_s 5.0) -}}
+{{- fail (printf "terminationGracePeriodSeconds (%v) must be at least 5 more than settings.drain_s (%v): else the broker is killed while it waits for the reads under way" .Values.terminationGracePeriodSeconds $drain_s) -}}
+{{- end -}}
+{{- if and .Values.settings.config (not .Values.extraVolumeMounts) -}}
+{{- fail "settings.config is a file: mount it by extraVolumes and extraVolumeMounts" -}}
 {{- end -}}
 {{- end -}}

@@ -1,0 +1,96 @@
+"""The alerts ask for metrics that a broker shows, say what to do, and fire when they should."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.fakes import broker, pair
+
+ROOT = Path(__file__).resolve().parents[2]
+ALERTS = ROOT / "docker" / "prometheus" / "alerts.yaml"
+PROMTOOL = shutil.which("promtool")
+WITH_TLS = {"restow_certificate_end_seconds"}
+"""Shown by a broker that has a certificate."""
+[GROUP] = yaml.safe_load(ALERTS.read_text())["groups"]
+RULES: dict[str, dict[str, Any]] = {one["alert"]: one for one in GROUP["rules"]}
+
+
+def selected(expression: str) -> dict[str, set[str]]:
+    """Metrics that an expression selects, and the labels that it selects them by."""
+    found: dict[str, set[str]] = {}
+
+    def visit(node: object) -> bool:
+        if isinstance(node, promql_parser.VectorSelector) and node.name:
+            labels = found.setdefault(node.name, set())
+            labels.update(one.name for one in node.matchers.matchers)
+        return True
+
+    promql_parser.walk(promql_parser.parse(expression), visit)
+    return found
+
+
+async def shown() -> dict[str, set[str]]:
+    """Metrics of a broker after a handoff, and their labels."""
+
+    def ask(address: str | None) -> str:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    async with broker(http_listen="127.0.0.1:0") as running, pair(running.address, 1, 1) as both:
+        await both.hand_over("one")
+        page = await asyncio.to_thread(ask, running.http_address)
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+async def test_alerts_ask_for_what_a_broker_shows() -> None:
+    there = await shown()
+    for name, rule in RULES.items():
+        asked = selected(rule["expr"])
+        assert asked, name
+        for metric, labels in asked.items():
+            assert metric in there or metric in WITH_TLS, f"{name} asks for {metric}"
+            assert labels <= there.get(metric, set()), f"{name}: {metric} has no {labels}"
+
+
+def test_an_expression_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="unclosed left parenthesis"):
+        selected("sum(rate(restow_engines[5m])")
+
+
+def test_who_is_woken_reads_what_it_is_and_what_to_do() -> None:
+    page = (ROOT / "docs" / "runbook.md").read_text()
+    headings = {one.lower() for one in re.findall(r"^### (\w+)$", page, re.MULTILINE)}
+    links = set()
+    for name, rule in RULES.items():
+        assert re.fullmatch(r"\d+[mh]", rule["for"]), name
+        assert rule["labels"]["severity"] in {"critical", "warning"}, name
+        assert rule["annotations"].keys() == {"summary", "runbook_url"}, name
+        file, _, heading = rule["annotations"]["runbook_url"].partition("#")
+        assert (file, heading) == ("docs/runbook.md", name.lower())
+        links.add(heading)
+    assert links == headings
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here (Debian: apt install prometheus)")
+def test_alerts_fire_when_they_should() -> None:
+    assert PROMTOOL is not None
+    for arguments in (["check", "rules", ALERTS], ["test", "rules", "alerts_test.yaml"]):
+        done = subprocess.run(
+            [PROMTOOL, *arguments], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
