@@ -7,7 +7,7 @@
 #
 # Uses the Docker engine that answers; where none does, and this is root on Debian, it installs one,
 # runs it on a socket and a data folder of its own, and removes them afterwards.
-#   RESTOW_BASE            base image to build on; else python:3.11-slim if it can be pulled; else
+#   RESTOW_BASE            base image to build on; else that of docker/Dockerfile if it can be pulled; else
 #                          Debian's own Python, made with debootstrap
 #   RESTOW_CONTAINERS_DIR  folder for the engine's data and the base; kept, so the next run is quick
 #   RESTOW_PYTHON          a Python that has the package and pytest; else .venv/bin/python
@@ -118,7 +118,8 @@ have_base() {
       skip "the base image $RESTOW_BASE can't be had"
     return
   fi
-  export RESTOW_BASE=python:3.11-slim
+  RESTOW_BASE=$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)
+  export RESTOW_BASE
   if docker image inspect "$RESTOW_BASE" >/dev/null 2>&1; then return; fi
   if quietly timeout 180 docker pull "$RESTOW_BASE"; then return; fi
   RESTOW_BASE=restow-base-debian:bookworm

@@ -14,7 +14,8 @@ TOOLS = ("ruff", "mypy", "buf", "python")
 
 def checksum() -> str:
     """As the script takes it, of what is to be installed."""
-    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
+    locks = (ROOT / "docker" / "locked" / f"{name}.txt" for name in ("setup", "cpu", "cuda"))
+    files = (ROOT / "pyproject.toml", ROOT / "docker" / "install", *locks)
     whole = b"".join(one.read_bytes() for one in files)
     return subprocess.run(["cksum"], input=whole, capture_output=True, check=True).stdout.decode()  # noqa: S607
 

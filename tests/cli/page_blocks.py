@@ -1,0 +1,85 @@
+"""What a page shows as code, block by block, and a shell that runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docker/README.md", *(f"docs/{one.name}" for one in ROOT.glob("docs/*.md")))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+WAIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block of a page."""
+
+    page: str
+    language: str
+    text: str
+
+    @property
+    def first_line(self) -> str:
+        """Its name in the page; imports that all examples begin with are none."""
+        lines = self.text.splitlines()
+        return next(one for one in lines if one and not one.startswith("import "))
+
+    @property
+    def printed(self) -> list[str]:
+        """What its comments say that it prints."""
+        return re.findall(r"print\(.*\)  # (.+)$", self.text, re.MULTILINE)
+
+
+def blocks(page: str) -> list[Block]:
+    """All of a page, in its order."""
+    return [Block(page, *one) for one in BLOCK.findall((ROOT / page).read_text())]
+
+
+class Shell:
+    """Runs blocks in a folder that is a checkout to them, with the commands of this interpreter."""
+
+    def __init__(self, folder: Path, broker: str) -> None:
+        """``folder`` is empty; what blocks write stays there."""
+        self._folder = folder / "checkout"
+        self._folder.mkdir()
+        (self._folder / "docs").symlink_to(ROOT / "docs")
+        programs = folder / "bin"
+        programs.mkdir()
+        restow = programs / "restow"
+        restow.write_text(f'#!/bin/sh\nexec {sys.executable} -m restow.broker.cli.main "$@"\n')
+        restow.chmod(0o755)
+        self._env = os.environ | {"RESTOW_BROKER": broker, "COLUMNS": "100"}
+        self._env["PATH"] = f"{programs}:{os.environ['PATH']}"
+
+    def run(self, block: Block, beside: str) -> tuple[str, list[str]]:
+        """What a block prints, and its commands that fail.
+
+        Meanwhile ``beside`` is said until it succeeds.
+        """
+        failed = self._folder.parent / "failed"
+        failed.write_text("")
+        text = f"trap 'echo \"$BASH_COMMAND\" >>{failed}' ERR\n{block.text}true\n"
+        process = subprocess.Popen(
+            [sys.executable, "-c", block.text]
+            if block.language == "python"
+            else ["bash", "-uo", "pipefail", "-c", text],
+            cwd=self._folder,
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while beside and process.poll() is None:
+            if subprocess.run(["bash", "-c", beside], env=self._env, check=False).returncode == 0:  # noqa: S607
+                break
+        try:
+            out, err = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+        assert process.returncode == 0, f"{block.page}: {block.first_line}\n{err}"
+        return out, failed.read_text().splitlines()
