@@ -74,7 +74,7 @@ def agents(seen: dict[str, Any]) -> int:
 
 async def test_by_default_no_name_is_told() -> None:
     async with broker(http_listen="127.0.0.1:0") as running:
-        for path in ("/", "/status.json"):
+        for path in ("/", "/status.json", "/handoff.json"):
             status, _, body = await fetch(running, path)
             assert status == 404
             assert "/metrics" in body
