@@ -230,8 +230,9 @@ async def test_the_page_answers_to_its_own_names_alone(shown: RunningBroker, lin
     named = ("status.example", "STATUS.example:9464", "b")
     strangers = ("evil.example", "evil.example:9464", "127.0.0.1.evil.example", "localhost.evil")
     odd = (None, "", "a@localhost", "localhost@evil", "[::1", "b,evil", "evil/localhost", "b:x")
-    for path in ("/", "/status.json"):
-        assert await asked(path, *own, *named) == {200}
+    for path in ("/", "/status.json", "/handoff.json"):
+        # Of no handoff there is nothing to tell.
+        assert await asked(path, *own, *named) == {404 if path == "/handoff.json" else 200}
         assert await asked(path, *strangers, *odd) == {421}
     # What tells no names is for everyone who reaches the port.
     for path in ("/metrics", "/healthz", "/readyz"):

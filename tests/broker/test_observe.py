@@ -281,6 +281,10 @@ async def test_the_dashboard_asks_for_what_there_is(shown: RunningBroker) -> Non
         "restow_handoff_phase_seconds_sum",
     }
     assert told <= asked
+    # Bytes in powers of 1024, as pages and commands tell them ("bytes" is such a unit in Grafana).
+    units = set(re.findall(r'"unit": "(\w+)"', json.dumps(board)))
+    assert not units & {"Bps", "KBs", "MBs", "GBs", "decbytes"}
+    assert {"bytes", "binBps"} <= units
     taken = [
         (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
         for panel in board["panels"]

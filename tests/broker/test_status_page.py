@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from email.message import Message
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 import pytest_asyncio
@@ -73,7 +74,7 @@ def agents(seen: dict[str, Any]) -> int:
 
 async def test_by_default_no_name_is_told() -> None:
     async with broker(http_listen="127.0.0.1:0") as running:
-        for path in ("/", "/status.json"):
+        for path in ("/", "/status.json", "/handoff.json"):
             status, _, body = await fetch(running, path)
             assert status == 404
             assert "/metrics" in body
@@ -140,6 +141,46 @@ async def test_who_has_worked_is_known_after_many_other_ends(
         }
 
 
+async def test_a_pair_is_known_after_many_other_ends(
+    shown: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overview, "MAX_ENDS", 2)
+    async with pair(shown.address, 1, 1) as both, engine(shown.address, "p2") as (seldom, agents_):
+        released = seldom.publish("its own", P_BLOCKS, POSITION)
+        await agents_[0].fence("its own")
+        assert (await both.d.request("its own", D_BLOCKS)).done
+        await released
+        for number in range(3):
+            await both.hand_over(f"another-{number}")
+        traffic = (await look(shown))["traffic"]
+    pairs = {(one["source"], one["destination"]): one for one in traffic["pairs"]}
+    assert {key: one["done"] for key, one in pairs.items()} == {("p2", "d"): 1, ("p", "d"): 3}
+    assert all(one["bytes"] > 0 and one["p99_s"] > 0 for one in pairs.values())
+    assert traffic["pairs_left_out"] == 0
+    assert sum(one["done"] for one in traffic["steps"]) == 4
+    assert len(traffic["steps"]) <= 90
+
+
+async def test_one_handoff_with_its_spans_and_its_timeline(shown: RunningBroker) -> None:
+    async with pair(shown.address, 1, 2) as both:
+        await both.hand_over("one/of these?")
+        both.p.publish("waits", P_BLOCKS, POSITION)
+        await look_until(shown, lambda now: now["live"] == 1)
+        asked = urlencode({"id": "one/of these?", "tenant": "default"})
+        status, headers, body = await fetch(shown, f"/handoff.json?{asked}")
+        assert (status, headers["Content-Type"]) == (200, "application/json")
+        one = json.loads(body)
+        assert (one["handoff_id"], one["state"]) == ("one/of these?", "DONE")
+        kinds = [(span["kind"], span["rank"]) for span in one["spans"]]
+        assert kinds == [("wait", None), ("grant", None), ("read", 0), ("read", 1)]
+        assert all(span["over"] for span in one["spans"])
+        assert one["timeline"][-1]["event"] == "ended"
+        _, _, body = await fetch(shown, "/handoff.json?id=waits")
+        assert [span["kind"] for span in json.loads(body)["spans"]] == ["wait"]
+        for query in ("", "?id=nobody", "?id=waits&tenant=another", "?" + "a=1&" * 20 + "id=waits"):
+            assert (await fetch(shown, f"/handoff.json{query}"))[0] in (400, 404)
+
+
 async def test_names_travel_as_they_are(shown: RunningBroker) -> None:
     """They are text there, and put into the page as text."""
     async with engine(shown.address, HOSTILE):
@@ -177,6 +218,7 @@ async def test_a_look_is_bounded(shown: RunningBroker, monkeypatch: pytest.Monke
     assert sum(one["count"] for one in found["pairs"]) == 4
     assert [one["handoff_id"] for one in found["handoffs"]] == ["live-0", "live-1", "live-2"]
     assert [one["handoff_id"] for one in found["ends"]] == ["done-2", "done-1"]
+    assert len(found["traffic"]["steps"]) <= 90
 
 
 async def test_many_who_look_cost_no_more(

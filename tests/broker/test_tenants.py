@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import urllib.request
+from typing import Any
+
 import pytest
 
 from broker.certificates import Authority
@@ -134,3 +139,48 @@ async def test_an_engine_that_leaves_is_not_taken_for_its_namesake(authority: Au
         await q.close()
         assert [key for key in running.hub.directory.members.engines if key.tenant == "a"] == own
         assert not agents[0].ended.is_set()
+
+
+async def test_traffic_is_that_of_the_own_tenant(authority: Authority) -> None:
+    """To operators of one tenant, and on the status page where one is chosen."""
+    async with (
+        guarded(authority, http_listen="127.0.0.1:0", status_page=True) as running,
+        pair(running.address, 1, 1, credentials=of_tenant(authority, "a")) as mine,
+        pair(running.address, 1, 1, credentials=of_tenant(authority, "b")) as others,
+    ):
+        await mine.hand_over("one")
+        for name in ("one", "two"):
+            await others.hand_over(name)
+        views = [operator(authority, tenant) for tenant in ("a", "b", "c", None)]
+        for view, count, tenants in zip(
+            views, (1, 2, 0, 3), (["a"], ["b"], [], ["a", "b"]), strict=True
+        ):
+            listed = {"tenant": "*"} if view is views[-1] else {}
+            told = await ask(
+                running.address, view, lambda client: client.status(traffic=True), **listed
+            )
+            assert sum(step.done for step in told.steps) == count
+            assert sorted(pair.tenant for pair in told.pairs) == tenants
+        assert not (await ask(running.address, views[0], AdminClient.status)).step_s
+
+        def page(query: str) -> dict[str, Any]:
+            url = f"http://{running.http_address}/{query}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found: dict[str, Any] = json.loads(answer.read())
+                return found
+
+        whole, theirs = [
+            await asyncio.to_thread(page, f"status.json{query}") for query in ("", "?tenant=b")
+        ]
+        assert whole["tenants"] == theirs["tenants"] == ["a", "b"]
+        assert {one["name"] for one in whole["engines"]} == {"a/p", "a/d", "b/p", "b/d"}
+        assert {one["name"] for one in theirs["engines"]} == {"b/p", "b/d"}
+        for seen, count in ((whole, 3), (theirs, 2)):
+            assert seen["ended"]["DONE"] == len(seen["ends"]) == count
+            assert sum(step["done"] for step in seen["traffic"]["steps"]) == count
+        assert [one["source"] for one in theirs["traffic"]["pairs"]] == ["b/p"]
+        one = await asyncio.to_thread(page, "handoff.json?tenant=b&id=two")
+        assert (one["source"], one["state"]) == ("b/p", "DONE")
+        for query in ("status.json?tenant=c", "handoff.json?tenant=a&id=two"):
+            with pytest.raises(OSError, match="404"):
+                await asyncio.to_thread(page, query)

@@ -200,6 +200,9 @@ def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
         "content",
         "tenant",
         "ended_ago_s",
+        "expected_bytes",
+        "reading_ranks",
+        "settled_ranks",
     ]
     assert (good["strategies"], waits["strategies"]) == (["slices"], [])
     assert 0 < good["transfer_s"] < 60

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from textual.widgets import DataTable, Static
 
 from broker.fakes import P_BLOCKS, POSITION, broker, pair
 from restow.broker.cli.views import admin_json
+from restow.broker.cli.views.gantt import gantt_lines
 from restow.broker.cli.views.top_app import Top
-from restow.broker.cli.views.top_tables import Look, handoff_rows, headline, pair_rows
+from restow.broker.cli.views.top_tables import Look, chosen, handoff_rows, headline, pair_rows
+from restow.broker.cli.views.trends import trend_lines
 from restow.broker.client.admin import AdminClient
 from restow.broker.client.errors import BrokerUnreachableError
 
@@ -32,6 +35,8 @@ def handoff(number: int, **more: Any) -> dict[str, Any]:
         "waits_for": "ranks [0, 1] of engine prefill-1 have not fenced it",
         "lease_s": 30.0 - number % 60 / 2,
         "transfer_s": None,
+        "tenant": "default",
+        "reading_ranks": None,
         **more,
     }
 
@@ -49,7 +54,28 @@ def done(number: int, source: str, size_bytes: int, transfer_s: float) -> dict[s
     )
 
 
-def look(at_s: float, handoffs: list[dict[str, Any]], ended: int = 0, **more: Any) -> Look:
+def ended_step(done: int, failed: int = 0, **more: Any) -> dict[str, Any]:
+    seconds = {"p50_s": 0.1, "p99_s": 0.5} if done else {"p50_s": None, "p99_s": None}
+    return {"done": done, "failed": failed, "cancelled": 0, "bytes": done << 20, **seconds, **more}
+
+
+def between(source: str, bytes_per_second: float | None, **more: Any) -> dict[str, Any]:
+    names = {"tenant": "t", "source_engine": source, "destination_engine": "decode-1"}
+    return {**ended_step(3), **names, "bytes_per_second": bytes_per_second, **more}
+
+
+def traffic(*pairs: dict[str, Any]) -> dict[str, Any]:
+    steps = [ended_step(number % 7, number // 80) for number in range(90)]
+    return {"step_s": 10.0, "steps": steps, "pairs": list(pairs), "pairs_left_out": 0}
+
+
+def look(
+    at_s: float,
+    handoffs: list[dict[str, Any]],
+    ended: int = 0,
+    pairs: Sequence[dict[str, Any]] = (),
+    **more: Any,
+) -> Look:
     status = {
         "broker": "127.0.0.1:7350",
         "broker_epoch": "first",
@@ -63,7 +89,7 @@ def look(at_s: float, handoffs: list[dict[str, Any]], ended: int = 0, **more: An
         **more,
     }
     engines = [{"session": True, "agents": agents, "ranks": 4} for agents in (4, 4, 3)]
-    return Look(at_s, status, engines, handoffs)
+    return Look(at_s, status, engines, handoffs, traffic=traffic(*pairs))
 
 
 def test_rates_are_those_between_two_looks_at_one_life() -> None:
@@ -80,24 +106,40 @@ def test_rates_are_those_between_two_looks_at_one_life() -> None:
 
 def test_the_oldest_come_first_and_the_shortest_lease_is_told() -> None:
     seen = look(1.0, [handoff(3), handoff(50), handoff(7), done(1, "prefill-1", 1, 1.0)])
-    assert [row[0] for row in handoff_rows(seen)] == [f"request-{n:04}" for n in (50, 7, 3)]
+    rows = handoff_rows(chosen(seen))
+    assert [row[0] for row in rows] == [f"request-{n:04}" for n in (50, 7, 3)]
     assert dict(headline(None, seen))["shortest lease"] == "5.0 s"
     assert dict(headline(None, look(1.0, [])))["shortest lease"] == "-"
 
 
 def test_the_slowest_pair_by_the_byte_comes_first() -> None:
-    seen = look(
-        1.0,
-        [
-            *(done(n, "fast", 100 << 20, 0.1) for n in range(3)),
-            *(done(n, "slow", 10 << 20, seconds) for n, seconds in enumerate((0.1, 0.5, 0.2))),
-            handoff(9),
-        ],
-    )
+    """Of the broker's own counts: which handoffs are listed does not matter."""
+    slow = between("slow", 37.5 * 2**20, failed=2, bytes=30 << 20)
+    seen = look(1.0, [handoff(9)], pairs=[between("fast", 1000.0 * 2**20), slow])
     assert pair_rows(seen) == [
-        ("slow", "decode-1", "37.5 MiB/s", "200 ms", "500 ms", "3"),
-        ("fast", "decode-1", "1000.0 MiB/s", "100 ms", "100 ms", "3"),
+        ("slow", "decode-1", "37.5 MiB/s", "100 ms", "500 ms", "3", "2", "30.0 MiB"),
+        ("fast", "decode-1", "1000.0 MiB/s", "100 ms", "500 ms", "3", "-", "3.0 MiB"),
     ]
+    assert [row[0] for row in pair_rows(seen, "FAST 1")] == ["fast"]
+    assert [row[0] for row in pair_rows(replace(seen, all_tenants=True))] == ["t/slow", "t/fast"]
+
+
+def test_rows_are_filtered_by_words_and_sorted_by_a_column() -> None:
+    seen = look(1.0, [handoff(3), handoff(50), handoff(7, state="READY"), handoff(8, lease_s=None)])
+    ids = [one["handoff_id"][-2:] for one in chosen(seen, order="lease")]
+    assert ids == ["50", "07", "03", "08"]
+    assert [one["handoff_id"][-2:] for one in chosen(seen, "ready PREFILL")] == ["07"]
+    assert not chosen(seen, "nobody")
+
+
+@pytest.mark.parametrize("width", [60, 78, 198])
+def test_bars_fit(width: int) -> None:
+    lines = trend_lines(traffic(), width)
+    assert max(map(len, lines)) <= width
+    whole = " ".join(lines)
+    for words in ("ended", "top 0.7/s", "read", "p50", "p99", "top 500 ms", "failed", "top 1"):
+        assert words in whole
+    assert trend_lines({"steps": []}, width) == []
 
 
 def shown(app: Top, name: str) -> list[list[str]]:
@@ -109,16 +151,16 @@ def shown(app: Top, name: str) -> list[list[str]]:
 @pytest.mark.parametrize("count", [0, 1, 500])
 async def test_every_size_and_number(size: tuple[int, int], count: int) -> None:
     named = [handoff(n, handoff_id=f"{n:04}-{'long' * 20}") for n in range(count)]
-    seen = look(1.0, named + [done(n, "fast", 9, 1) for n in range(5)])
+    seen = look(1.0, named, pairs=[between("fast", 9.0)])
     app = Top(lambda: seen, every_s=60.0)
     async with app.run_test(size=size) as pilot:
         await app.look()
         await pilot.pause()
         rows = shown(app, "handoffs")
-        names = [row[0] for row in handoff_rows(seen)]
+        names = [row[0] for row in handoff_rows(chosen(seen))]
         assert all(name.startswith(row[0]) for row, name in zip(rows, names, strict=True))
         assert len({row[0] for row in rows}) == count
-        assert all(len(row) == (8 if size[0] == 200 else 7) for row in rows)
+        assert all(len(row) == (9 if size[0] == 200 else 7) for row in rows)
         assert [row[0] for row in shown(app, "pairs")] == ["fast"]
         figures = str(app.query_one("#figures", Static).render())
         assert "2 of 3 ready" in figures
@@ -127,7 +169,8 @@ async def test_every_size_and_number(size: tuple[int, int], count: int) -> None:
         # No id is so long that the columns beside it leave the screen.
         assert app.query_one("#handoffs", DataTable).virtual_size.width <= size[0]
         # Everything is on the screen, under each other.
-        places = [app.query_one(f"#{name}").region for name in ("figures", "handoffs", "pairs")]
+        parts = ("figures", "trends", "handoffs", "pairs")
+        places = [app.query_one(f"#{name}").region for name in parts]
         assert all(one.width == size[0] and one.height > 0 for one in places)
         assert [one.y for one in places] == sorted(one.y for one in places)
         assert places[-1].bottom < size[1]
@@ -136,7 +179,7 @@ async def test_every_size_and_number(size: tuple[int, int], count: int) -> None:
 async def test_markup_in_a_name_is_text() -> None:
     name = "[@click=app.quit]p[/][bold"
     named = handoff(1, handoff_id=name), handoff(2, source_engine=name)
-    seen = look(1.0, [*named, done(3, name, 9, 1)])
+    seen = look(1.0, list(named), pairs=[between(name, 9.0)])
     app = Top(lambda: seen, every_s=60.0)
     async with app.run_test(size=(200, 50)) as pilot:
         await app.look()
@@ -161,6 +204,63 @@ async def test_a_reader_stays_where_it_is_while_figures_change() -> None:
         await app.look()
         await pilot.pause()
         assert (table.cursor_row, table.scroll_y) == before
+
+
+async def test_keys_filter_sort_and_open_one() -> None:
+    handoffs = [handoff(n, source_engine=f"prefill-{n % 3}") for n in range(9)]
+    asked: list[tuple[str, str]] = []
+
+    def one(tenant: str, handoff_id: str) -> dict[str, Any]:
+        asked.append((tenant, handoff_id))
+        span = {"source_rank": None, "bytes": 3 << 20, "over": True, "end_ms": 60.0}
+        spans = [
+            {**span, "kind": "wait", "rank": None, "bytes": None, "begin_ms": 0.0, "end_ms": 50.0},
+            {**span, "kind": "read", "rank": 0, "begin_ms": 50.0},
+        ]
+        more = {"content": "not named", "spans": spans, "timeline": [], "reason": None}
+        return {**handoffs[0], **more, "handoff_id": handoff_id}
+
+    app = Top(lambda: look(1.0, handoffs), every_s=60.0, one=one)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await app.look()
+        await pilot.press("/", *"prefill-2", "enter")
+        await pilot.pause()
+        assert [row[0][-1] for row in shown(app, "handoffs")] == ["8", "5", "2"]
+        await pilot.press("s")
+        await pilot.pause()
+        assert [row[0][-1] for row in shown(app, "handoffs")] == ["8", "5", "2"]
+        assert "sorted lease" in str(app.query_one("#figures", Static).render())
+        await pilot.press("down", "enter")
+        while not asked:
+            await pilot.pause(0.02)
+        await pilot.pause()
+        assert asked[0] == ("default", "request-0005")
+        await app.look()  # the tables below go on
+        await pilot.press("escape")
+        await pilot.pause()
+        await pilot.press("escape")
+        await pilot.pause()
+        assert len(shown(app, "handoffs")) == 9
+
+
+def test_a_gantt_chart_fits_and_has_each_rank() -> None:
+    base = {"source_rank": None, "bytes": None, "over": True}
+    staged = {**base, "kind": "stage", "source_rank": 0}
+    spans = [
+        {**base, "kind": "wait", "rank": None, "begin_ms": 0.0, "end_ms": 5000.0},
+        {**base, "kind": "grant", "rank": None, "begin_ms": 5000.0, "end_ms": 5001.0},
+        {**staged, "rank": 1, "begin_ms": 5001.0, "end_ms": 5010.0},
+        {**base, "kind": "read", "rank": 0, "begin_ms": 5001.0, "end_ms": 5021.0, "bytes": 3 << 20},
+        {**base, "kind": "read", "rank": 1, "begin_ms": 5010.0, "end_ms": 5021.0, "over": False},
+    ]
+    for width in (40, 80, 100):
+        lines = [line.plain for line in gantt_lines({"spans": spans, "bytes": 3 << 20}, width)]
+        assert max(map(len, lines)) <= max(width, 18 + 10 + 2 + 24)
+        assert lines[0] == "the whole, 5.0 s"
+        assert "from the grant on, 20 ms" in lines
+        assert any(line.startswith("stage P0 for D1") for line in lines)
+        assert any(line.endswith("20 ms, 3.0 MiB") and "\N{FULL BLOCK}" in line for line in lines)
+        assert any(line.endswith("11 ms so far") and "\N{MEDIUM SHADE}" in line for line in lines)
 
 
 async def test_of_a_broker_that_is_gone_the_last_is_shown() -> None:
@@ -210,6 +310,7 @@ async def test_beside_a_real_broker() -> None:
                     admin_json.status_json(client.status(), client.address),
                     admin_json.engines_json(client.engines())["engines"],
                     admin_json.handoffs_json(client.handoffs(limit=1000))["handoffs"],
+                    traffic=admin_json.traffic_json(client.status(traffic=True)),
                 )
 
             both.p.publish("waits", P_BLOCKS, POSITION)
@@ -221,4 +322,4 @@ async def test_beside_a_real_broker() -> None:
                 (row,) = shown(app, "handoffs")
                 assert [row[0], row[1], row[4]] == ["waits", "WAITING", "p"]
                 assert row[-1] == "ranks [0] of engine p have not fenced it"
-                assert [shown(app, "pairs")[0][at] for at in (0, 1, -1)] == ["p", "d", "1"]
+                assert [shown(app, "pairs")[0][at] for at in (0, 1, 5)] == ["p", "d", "1"]

@@ -13,6 +13,7 @@ import tempfile
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, silent
 from deployment.browser import Browser, found
@@ -24,13 +25,15 @@ from restow.broker.server.serve import RunningBroker
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 SIZES = ((80, 24), (200, 50))
 MANY = 500
+PATIENT: dict[str, Any] = {"lease_s": 600.0, "timeout_s": 600.0, "grant_s": 600.0}
+"""Nothing that is under way ends while pictures are taken."""
 Side = list[tuple[EngineSession, list[FakeAgent]]]
 
 
 async def shoot(running: RunningBroker, browser: Browser, count: int) -> None:
     """All pictures of what there is now."""
     url = f"http://{running.http_address}/"
-    height = 1000 if count > 1 else 560
+    height = 1500 if count > 1 else 900
     file = PICTURES / f"status-page-{count}.png"
     await asyncio.to_thread(browser.picture, url, file, 1280, height)
     for columns, lines in SIZES:
@@ -88,7 +91,7 @@ async def main() -> None:
         raise SystemExit("no browser: tests/deployment/install_browser.sh installs one")
     with tempfile.TemporaryDirectory() as profile:
         browser = Browser(path, Path(profile))
-        async with broker(http_listen="127.0.0.1:0", status_page=True) as running:
+        async with broker(http_listen="127.0.0.1:0", status_page=True, **PATIENT) as running:
             await shoot(running, browser, 0)
             async with AsyncExitStack() as stack:
                 p = await begin(stack, running.address, "prefill", (2, 2, 4))
@@ -104,6 +107,9 @@ async def main() -> None:
                 p[0][0].publish("chatcmpl-first", P_BLOCKS, POSITION)
                 await asyncio.sleep(0.5)
                 await shoot(running, browser, 1)
+                url = f"http://{running.http_address}/#handoff=done-2"
+                file = PICTURES / "status-page-handoff.png"
+                await asyncio.to_thread(browser.picture, url, file, 1000, 620)
                 await fill(p, d)
                 await d[1][1][1].drop()
                 await asyncio.sleep(0.5)

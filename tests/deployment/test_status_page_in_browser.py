@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 import pytest_asyncio
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, pair, silent
 from deployment.browser import Browser, found
+from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
+from restow.broker.server.observe.status_page import FOLDER
 from restow.broker.server.serve import RunningBroker
 
 CHROMIUM = found()
@@ -39,11 +43,11 @@ async def shown() -> AsyncIterator[RunningBroker]:
         yield running
 
 
-async def seen(running: RunningBroker, profile: Path) -> str:
+async def seen(running: RunningBroker, profile: Path, view: str = "") -> str:
     """The page after its script has asked the broker at least once."""
     assert CHROMIUM is not None
     browser = Browser(CHROMIUM, profile)
-    page = await asyncio.to_thread(browser.dom, f"http://{running.http_address}/")
+    page = await asyncio.to_thread(browser.dom, f"http://{running.http_address}/{view}")
     assert re.search(r'<span id="trouble" role="status"></span>', page), "something is wrong there"
     assert '<span class="soft" id="about">broker ' in page, "its script has not run"
     assert "<title>Restow</title>" in page
@@ -59,7 +63,7 @@ def figure(page: str, name: str) -> str:
 
 def rows(page: str, table: str) -> int:
     (body,) = re.findall(rf'<table id="{table}">.*?<tbody>(.*?)</tbody>', page, re.DOTALL)
-    return len(re.findall(r"<tr>", body))
+    return len(re.findall(r'<td class=""[^>]*><a ', body))
 
 
 async def test_nothing_yet(shown: RunningBroker, tmp_path: Path) -> None:
@@ -117,3 +121,81 @@ async def test_names_are_text(shown: RunningBroker, tmp_path: Path) -> None:
         page = await seen(shown, tmp_path)
     assert page.count("&lt;script&gt;document.title") >= 2
     assert len(re.findall(r"<script", page)) == 1
+
+
+async def test_what_ended_is_drawn_over_time_and_by_pairs(
+    shown: RunningBroker, tmp_path: Path
+) -> None:
+    async with pair(shown.address, 1, 1) as both:
+        for number in range(3):
+            await both.hand_over(f"done-{number}")
+        page = await seen(shown, tmp_path)
+    for name in ("ended", "bytes", "transfer", "failures"):
+        chart = re.search(rf'<figure id="chart-{name}">.*?</figure>', page, re.DOTALL)
+        assert chart is not None
+        assert re.search(r'role="img"[^>]*aria-label="[^"]+the last quarter of an hour', chart[0])
+        assert '<path class="' in chart[0]
+    (table,) = re.findall(r'<table id="pairs">(.*?)</table>', page, re.DOTALL)
+    assert '<th scope="row" title="p">p</th>' in table
+    assert re.search(r"<span>3 done, p99 [\d.]+ [mu]?s</span>", table)
+    assert "<b>" in table
+
+
+async def test_a_view_is_filtered_and_sorted_by_its_address(
+    shown: RunningBroker, tmp_path: Path
+) -> None:
+    async with pair(shown.address, 1, 1) as both:
+        for number in (2, 0, 1, 10):
+            await both.hand_over(f"done-{number}")
+        page = await seen(shown, tmp_path, "#filter=DONE+done-1&sort-ends=-handoff")
+    (body,) = re.findall(r'<table id="ends">.*?<tbody>(.*?)</tbody>', page, re.DOTALL)
+    assert re.findall(r"<a [^>]*>([^<]*)</a>", body) == ["done-10", "done-1"]
+    assert "2 of these 4 match" in page
+    assert len(re.findall(r'<th [^>]*aria-sort="descending"', page)) == 1
+
+
+async def test_one_handoff_as_a_gantt_chart(shown: RunningBroker, tmp_path: Path) -> None:
+    async with pair(shown.address, 1, 2) as both:
+        await both.hand_over(HOSTILE)
+        page = await seen(shown, tmp_path, f"#{urlencode({'handoff': HOSTILE})}")
+    (dialog,) = re.findall(r"<dialog .*?</dialog>", page, re.DOTALL)
+    assert ' open=""' in dialog
+    assert dialog.count("<svg") == 2
+    for words in ("wait", "grant", "read rank 0", "read rank 1"):
+        assert f">{words}</text>" in dialog
+    assert re.search(r'aria-label="[^"]*read rank 1 from', dialog)
+    assert '<td class="">ended</td>' in dialog
+    assert "<script" not in dialog
+    assert "&lt;script&gt;" in dialog
+
+
+def test_page_and_commands_tell_bytes_and_seconds_alike(tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    values = [0, 0.4, 0.5, 1, 900, 1023, 1023.4, 1023.5, 1024, 1075, 1280, 1331, 2**20 - 1, 2**20]
+    values += [
+        float(f"{base}e{power}") for power in range(-8, 19) for base in (1, 1.25, 2.45, 9.995)
+    ]
+    values += [unit * (k + 0.5) / 10 for unit in (1, 1024, 2**20, 2**30, 2**40) for k in range(40)]
+    values += [
+        59.94,
+        59.95,
+        59.96,
+        3599.4,
+        3599.5,
+        7199.6,
+        172_799.4,
+        172_799.5,
+        0.00994,
+        0.00995,
+        -1,
+    ]
+    script = (FOLDER / "units.js").read_text()
+    page = tmp_path / "units.html"
+    page.write_text(
+        f"<pre></pre><script>{script}document.querySelector('pre').textContent = JSON.stringify("
+        f"{json.dumps(values)}.map((v) => [size(v), rate(v), duration(v)]))</script>"
+    )
+    shown = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}")
+    found = json.loads(re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)[1])  # type: ignore[index]
+    for value, texts in zip(values, found, strict=True):
+        assert texts == [size_text(value), rate_text(value), duration_text(value)], value

@@ -25,9 +25,15 @@ class GetStatusRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    TRAFFIC_FIELD_NUMBER: builtins.int
+    traffic: builtins.bool
+    """Whether to tell of the traffic too, which is more: steps and pairs."""
     def __init__(
         self,
+        *,
+        traffic: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["traffic", b"traffic"]) -> None: ...
 
 Global___GetStatusRequest: typing_extensions.TypeAlias = GetStatusRequest
 
@@ -50,6 +56,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     HANDOFFS_CHECKED_FIELD_NUMBER: builtins.int
     DIGEST_MISMATCHES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    PAIRS_FIELD_NUMBER: builtins.int
+    PAIRS_LEFT_OUT_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of the software, with its commit."""
     broker_epoch: builtins.str
@@ -76,11 +86,25 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Those of them that failed because digests differed."""
     draining: builtins.bool
     """Whether nothing is granted, because the broker drains."""
+    step_s: builtins.float
+    """Seconds of each step. 0: no traffic was asked for, or this broker is too old to know it."""
+    pairs_left_out: builtins.int
+    """How many more pairs there were. 0: none."""
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
         """Handoffs that ended in this life, by state. Those of a tenant are forgotten when nothing of it
         is left: no engine, and no handoff that is remembered.
         """
+
+    @property
+    def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TrafficStep]:
+        """What ended in the last quarter of an hour, the oldest step first; the last one is not over. Fewer: this
+        broker has not run for so long.
+        """
+
+    @property
+    def pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PairTraffic]:
+        """What ended in that time between each two engines of the tenants whose engines are listed, most bytes first."""
 
     def __init__(
         self,
@@ -98,10 +122,95 @@ class GetStatusResponse(google.protobuf.message.Message):
         handoffs_checked: builtins.int = ...,
         digest_mismatches: builtins.int = ...,
         draining: builtins.bool = ...,
+        step_s: builtins.float = ...,
+        steps: collections.abc.Iterable[Global___TrafficStep] | None = ...,
+        pairs: collections.abc.Iterable[Global___PairTraffic] | None = ...,
+        pairs_left_out: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "digest_mismatches", b"digest_mismatches", "draining", b"draining", "ended", b"ended", "engines", b"engines", "handoffs_checked", b"handoffs_checked", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "plans", b"plans", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "broker_epoch", b"broker_epoch", "bytes_read", b"bytes_read", "digest_mismatches", b"digest_mismatches", "draining", b"draining", "ended", b"ended", "engines", b"engines", "handoffs_checked", b"handoffs_checked", "handoffs_live", b"handoffs_live", "handoffs_quarantined", b"handoffs_quarantined", "pairs", b"pairs", "pairs_left_out", b"pairs_left_out", "plans", b"plans", "step_s", b"step_s", "steps", b"steps", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
+
+@typing.final
+class TrafficStep(google.protobuf.message.Message):
+    """What ended in a step of time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
+    CANCELLED_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    P50_S_FIELD_NUMBER: builtins.int
+    P99_S_FIELD_NUMBER: builtins.int
+    done: builtins.int
+    """Handoffs that ended DONE."""
+    failed: builtins.int
+    """Those that ended FAILED or EXPIRED."""
+    cancelled: builtins.int
+    """Those that ended CANCELLED."""
+    bytes: builtins.int
+    """Bytes read, by those that failed too."""
+    p50_s: builtins.float
+    """Seconds from the grant to the end that half of DONE did not exceed, to within a tenth. Unset: none ended."""
+    p99_s: builtins.float
+    """The same of 99 in 100."""
+    def __init__(
+        self,
+        *,
+        done: builtins.int = ...,
+        failed: builtins.int = ...,
+        cancelled: builtins.int = ...,
+        bytes: builtins.int = ...,
+        p50_s: builtins.float | None = ...,
+        p99_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_p50_s", b"_p50_s", "_p99_s", b"_p99_s", "p50_s", b"p50_s", "p99_s", b"p99_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_p50_s", b"_p50_s", "_p99_s", b"_p99_s", "bytes", b"bytes", "cancelled", b"cancelled", "done", b"done", "failed", b"failed", "p50_s", b"p50_s", "p99_s", b"p99_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_p50_s", b"_p50_s"]) -> typing.Literal["p50_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_p99_s", b"_p99_s"]) -> typing.Literal["p99_s"] | None: ...
+
+Global___TrafficStep: typing_extensions.TypeAlias = TrafficStep
+
+@typing.final
+class PairTraffic(google.protobuf.message.Message):
+    """What ended between two engines."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    SOURCE_ENGINE_FIELD_NUMBER: builtins.int
+    DESTINATION_ENGINE_FIELD_NUMBER: builtins.int
+    TRAFFIC_FIELD_NUMBER: builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Whose they are."""
+    source_engine: builtins.str
+    """P."""
+    destination_engine: builtins.str
+    """D."""
+    bytes_per_second: builtins.float
+    """How fast one handoff was read: bytes a second from the grant to the end, of DONE together. Unset: none ended."""
+    @property
+    def traffic(self) -> Global___TrafficStep:
+        """What ended."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        source_engine: builtins.str = ...,
+        destination_engine: builtins.str = ...,
+        traffic: Global___TrafficStep | None = ...,
+        bytes_per_second: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_bytes_per_second", b"_bytes_per_second", "bytes_per_second", b"bytes_per_second", "traffic", b"traffic"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_bytes_per_second", b"_bytes_per_second", "bytes_per_second", b"bytes_per_second", "destination_engine", b"destination_engine", "source_engine", b"source_engine", "tenant", b"tenant", "traffic", b"traffic"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_bytes_per_second", b"_bytes_per_second"]) -> typing.Literal["bytes_per_second"] | None: ...
+
+Global___PairTraffic: typing_extensions.TypeAlias = PairTraffic
 
 @typing.final
 class StateCount(google.protobuf.message.Message):
@@ -473,6 +582,9 @@ class HandoffInfo(google.protobuf.message.Message):
     CONTENT_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     ENDED_AGO_S_FIELD_NUMBER: builtins.int
+    EXPECTED_BYTES_FIELD_NUMBER: builtins.int
+    READING_RANKS_FIELD_NUMBER: builtins.int
+    SETTLED_RANKS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -509,6 +621,12 @@ class HandoffInfo(google.protobuf.message.Message):
     """Whose it is."""
     ended_ago_s: builtins.float
     """Seconds since it ended. Unset: it has not."""
+    expected_bytes: builtins.int
+    """Of one that is granted and has not ended: about how many bytes all ranks of D will have read. 0: not known."""
+    reading_ranks: builtins.int
+    """How many ranks of D it is granted to. 0: it is not granted, or has ended."""
+    settled_ranks: builtins.int
+    """How many of them have reported that they have ended their part; `bytes` are what these read."""
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which its rows travel, each a word that `--strategy` takes (docs/layouts.md explains
@@ -536,9 +654,12 @@ class HandoffInfo(google.protobuf.message.Message):
         content: builtins.str = ...,
         tenant: builtins.str = ...,
         ended_ago_s: builtins.float | None = ...,
+        expected_bytes: builtins.int = ...,
+        reading_ranks: builtins.int = ...,
+        settled_ranks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "ended_ago_s", b"ended_ago_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reason", b"reason", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ended_ago_s", b"_ended_ago_s"]) -> typing.Literal["ended_ago_s"] | None: ...
     @typing.overload
@@ -985,6 +1106,7 @@ class GetHandoffResponse(google.protobuf.message.Message):
 
     HANDOFF_FIELD_NUMBER: builtins.int
     TIMELINE_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
     @property
     def handoff(self) -> Global___HandoffInfo:
         """The handoff."""
@@ -993,16 +1115,72 @@ class GetHandoffResponse(google.protobuf.message.Message):
     def timeline(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TimelineEntry]:
         """What happened, in order."""
 
+    @property
+    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TimelineSpan]:
+        """How its time was spent: its wait and its grant, then what is staged and read, by rank of D."""
+
     def __init__(
         self,
         *,
         handoff: Global___HandoffInfo | None = ...,
         timeline: collections.abc.Iterable[Global___TimelineEntry] | None = ...,
+        spans: collections.abc.Iterable[Global___TimelineSpan] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["handoff", b"handoff"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["handoff", b"handoff", "timeline", b"timeline"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["handoff", b"handoff", "spans", b"spans", "timeline", b"timeline"]) -> None: ...
 
 Global___GetHandoffResponse: typing_extensions.TypeAlias = GetHandoffResponse
+
+@typing.final
+class TimelineSpan(google.protobuf.message.Message):
+    """A part of a handoff's time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    BEGIN_MS_FIELD_NUMBER: builtins.int
+    END_MS_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    SOURCE_RANK_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    OVER_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """wait (P's state is not whole, or D has not asked), grant (both have spoken, and the read is not ordered), stage
+    (a rank of P gathers or hashes for one of D), read (a rank of D reads). More may come.
+    """
+    begin_ms: builtins.float
+    """Milliseconds since the broker first heard of the handoff."""
+    end_ms: builtins.float
+    """The same; of one that is not over, now."""
+    rank: builtins.int
+    """D's rank, of what is staged or read."""
+    source_rank: builtins.int
+    """P's rank, of what is staged."""
+    bytes: builtins.int
+    """What D's rank reported to have read. Unset: nothing yet, or it never did."""
+    over: builtins.bool
+    """Whether it is over."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        begin_ms: builtins.float = ...,
+        end_ms: builtins.float = ...,
+        rank: builtins.int | None = ...,
+        source_rank: builtins.int | None = ...,
+        bytes: builtins.int | None = ...,
+        over: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_bytes", b"_bytes", "_rank", b"_rank", "_source_rank", b"_source_rank", "bytes", b"bytes", "rank", b"rank", "source_rank", b"source_rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_bytes", b"_bytes", "_rank", b"_rank", "_source_rank", b"_source_rank", "begin_ms", b"begin_ms", "bytes", b"bytes", "end_ms", b"end_ms", "kind", b"kind", "over", b"over", "rank", b"rank", "source_rank", b"source_rank"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_bytes", b"_bytes"]) -> typing.Literal["bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_source_rank", b"_source_rank"]) -> typing.Literal["source_rank"] | None: ...
+
+Global___TimelineSpan: typing_extensions.TypeAlias = TimelineSpan
 
 @typing.final
 class TimelineEntry(google.protobuf.message.Message):

@@ -55,9 +55,9 @@ def _whole(response: Any) -> Any:
     return response
 
 
-def status() -> AdminCall[pb.GetStatusResponse]:
-    """Statistics of the whole broker."""
-    return AdminCall("GetStatus", pb.GetStatusRequest(), _whole)
+def status(traffic: bool = False) -> AdminCall[pb.GetStatusResponse]:
+    """Statistics of the whole broker; ``traffic``: with what ended in the last quarter hour."""
+    return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole)
 
 
 def tenants() -> AdminCall[pb.ListTenantsResponse]:

@@ -17,7 +17,8 @@ from restow.broker.core.events import Chunk, Failure, Wish
 from restow.broker.core.examining import Examining
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import Digests
-from restow.broker.core.handoffs.handoff import Handoff, told
+from restow.broker.core.handoffs.ends import told
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.handoffs.waiting import why_late
 from restow.broker.core.limits import Limits

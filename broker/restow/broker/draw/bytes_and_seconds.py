@@ -1,25 +1,31 @@
-"""Bytes and seconds in words."""
+"""Bytes and seconds in words: everywhere in powers of 1024, and rounded in one way.
+
+The status page has the same functions in `server/observe/page/units.js`; a test holds them equal.
+Halves are rounded up, as both languages can do alike; what is rounded up to a unit is told in it.
+"""
 
 from __future__ import annotations
 
+import math
+
 
 def size_text(size_bytes: float) -> str:
-    """Bytes as people read them.
+    """Return bytes as people read them.
 
-    >>> size_text(900), size_text(3 * 2**20)
-    ('900 B', '3.0 MiB')
+    >>> size_text(900), size_text(3 * 2**20), size_text(2**20 - 1)
+    ('900 B', '3.0 MiB', '1.0 MiB')
     """
-    if size_bytes < 1024:
-        return f"{size_bytes:.0f} B"
+    if size_bytes < 1023.5:
+        return f"{_rounded(size_bytes, 1):.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
         size_bytes /= 1024
-        if size_bytes < 1024:
-            return f"{size_bytes:.1f} {unit}"
-    return f"{size_bytes / 1024:.1f} TiB"
+        if size_bytes < 1023.95:
+            return f"{_rounded(size_bytes, 10):.1f} {unit}"
+    return f"{_rounded(size_bytes / 1024, 10):.1f} TiB"
 
 
 def rate_text(bytes_per_second: float) -> str:
-    """Bytes a second as people read them.
+    """Return bytes a second as people read them.
 
     >>> rate_text(6e9)
     '5.6 GiB/s'
@@ -28,16 +34,28 @@ def rate_text(bytes_per_second: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds as people read them.
+    """Return seconds as people read them.
 
-    >>> duration_text(0.0421), duration_text(75), duration_text(7300)
-    ('42 ms', '1 min 15 s', '2 h 1 min')
+    >>> duration_text(0.0042), duration_text(0.0421), duration_text(75), duration_text(7300)
+    ('4.2 ms', '42 ms', '1 min 15 s', '2 h 1 min')
+    >>> duration_text(0.0004), duration_text(0), duration_text(400_000)
+    ('400 us', '0 us', '4 d 15 h')
     """
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
+    if seconds < 0.0009995:
+        return f"{_rounded(max(0.0, seconds) * 1e6, 1):.0f} us"
+    if seconds < 0.00995:
+        return f"{_rounded(seconds * 1000, 10):.1f} ms"
+    if seconds < 0.9995:
+        return f"{_rounded(seconds * 1000, 1):.0f} ms"
+    if seconds < 59.95:
+        return f"{_rounded(seconds, 10):.1f} s"
+    whole = int(_rounded(seconds, 1))
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _rounded(value: float, parts: int) -> float:
+    return math.floor(value * parts + 0.5) / parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,7 +37,7 @@ def top(
     *,
     connection: TenantConnection,
 ) -> None:
-    """What goes on: live handoffs, bytes a second, the shortest lease, quarantine, slow peers."""
+    """What goes on: live handoffs, the last quarter of an hour, the shortest lease, slow pairs."""
     with connection.client() as client:
         if batch or not sys.stdout.isatty():
             from restow.broker.cli.views.top_text import put_top
@@ -52,7 +52,16 @@ def top(
 
         look = partial(look_at, client, connection.all_tenants)
         look()  # a broker that is not there is said before the screen is taken
-        Top(look, every_s).run()
+        Top(look, every_s, partial(one_handoff, connection)).run()
+
+
+def one_handoff(connection: TenantConnection, tenant: str, handoff_id: str) -> dict[str, Any]:
+    """Ask for one handoff with its timeline. Raises as the client."""
+    from restow.broker.cli.views import admin_json
+
+    with connection.client_of(tenant) as client:
+        found: dict[str, Any] = shown_values(admin_json.handoff_json(client.handoff(handoff_id)))
+    return found
 
 
 def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
@@ -64,7 +73,8 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
     from restow.broker.cli.views import admin_json
     from restow.broker.cli.views.top_tables import Look
 
-    status = admin_json.status_json(client.status(), client.address)
+    answer = client.status(traffic=True)
+    status = admin_json.status_json(answer, client.address)
     engines = admin_json.engines_json(client.engines())["engines"]
     handoffs = admin_json.handoffs_json(client.handoffs(limit=LISTED))["handoffs"]
     if all_tenants:
@@ -77,4 +87,6 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
         shown_values(engines),
         shown_values(handoffs),
         hidden(client),
+        shown_values(admin_json.traffic_json(answer)),
+        all_tenants,
     )

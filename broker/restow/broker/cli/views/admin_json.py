@@ -58,6 +58,32 @@ def status_json(status: pb.GetStatusResponse, address: str) -> dict[str, Any]:
     }
 
 
+def traffic_json(status: pb.GetStatusResponse) -> dict[str, Any]:
+    """Return what ended in the last quarter of an hour; of an older broker, nothing."""
+    return {
+        "step_s": status.step_s,
+        "steps": [_step_json(one) for one in status.steps],
+        "pairs": [
+            {
+                **_values(one, "tenant", "source_engine", "destination_engine"),
+                **_step_json(one.traffic),
+                "bytes_per_second": _if_set(one, "bytes_per_second"),
+            }
+            for one in status.pairs
+        ],
+        "pairs_left_out": status.pairs_left_out,
+    }
+
+
+def _step_json(step: pb.TrafficStep) -> dict[str, Any]:
+    counts = _values(step, "done", "failed", "cancelled", "bytes")
+    return {**counts, "p50_s": _if_set(step, "p50_s"), "p99_s": _if_set(step, "p99_s")}
+
+
+def _if_set(message: Message, name: str) -> Any:
+    return getattr(message, name) if message.HasField(name) else None
+
+
 def engines_json(engines: Iterable[pb.EngineInfo]) -> dict[str, Any]:
     """Return what ``restow engines --json`` prints."""
     return {
@@ -108,6 +134,16 @@ def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
             {"at_ms": round(one.at_ms, 3), "event": one.event, "detail": one.detail or None}
             for one in response.timeline
         ],
+        "spans": [
+            {
+                "kind": one.kind,
+                "begin_ms": round(one.begin_ms, 3),
+                "end_ms": round(one.end_ms, 3),
+                **{name: _if_set(one, name) for name in ("rank", "source_rank", "bytes")},
+                "over": one.over,
+            }
+            for one in response.spans
+        ],
     }
 
 
@@ -155,4 +191,7 @@ def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
         "content": info.content,
         "tenant": info.tenant,
         "ended_ago_s": round(info.ended_ago_s, 3) if info.HasField("ended_ago_s") else None,
+        "expected_bytes": info.expected_bytes or None,
+        "reading_ranks": info.reading_ranks or None,
+        "settled_ranks": info.settled_ranks if info.reading_ranks else None,
     }

@@ -9,16 +9,20 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from restow.broker.cli.views.gantt import gantt_lines
 from restow.broker.cli.views.handoff_columns import (
     HANDOFFS,
     LEASES,
     WIDE_HANDOFFS,
     handoff_cells,
+    progress_text,
 )
 from restow.broker.cli.views.listing import Cell, colored, console, listing, put
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
 
 WIDE = 120
+GANTT_WIDTH = 100
+"""Columns of a chart where a line has no end."""
 SHORT = 12
 """Letters of a digest or a revision in a narrower terminal."""
 Values = dict[str, Any]
@@ -215,25 +219,37 @@ def show_handoffs(value: Values, wide: bool = False, tenants: bool = False) -> N
 def show_handoff(value: Values, wide: bool = False) -> None:
     """Print ``restow handoff ID``."""
     to = console(wide)
-    whole = console(wide=True)
-    whole.print(Text.assemble((value["handoff_id"], "bold"), "  ", colored(value["state"])))
-    whole.print(
-        f"from {value['source_engine'] or '-'} to {value['destination_engine'] or '-'}, "
-        f"position {value['position_tokens'] or '-'}, {size_text(value['bytes'])} read, "
-        f"first heard of {duration_text(value['age_s'])} ago"
-    )
-    to.print(f"content {value['content']}")
+    first, second, *rest = handoff_lines(value, to.width)
+    console(wide=True).print(first)
+    console(wide=True).print(second)
+    put(to, *rest)
+
+
+def handoff_lines(value: Values, width: int) -> list[RenderableType]:
+    """Return one handoff: what it is of, how its time was spent, and what happened to it."""
+    lines: list[RenderableType] = [
+        Text.assemble((value["handoff_id"], "bold"), "  ", colored(value["state"])),
+        Text(
+            f"from {value['source_engine'] or '-'} to {value['destination_engine'] or '-'}, "
+            f"position {value['position_tokens'] or '-'}, {size_text(value['bytes'])} read, "
+            f"first heard of {duration_text(value['age_s'])} ago"
+        ),
+        Text(f"content {value['content']}"),
+    ]
+    if value["reading_ranks"]:
+        lines.append(Text(f"reads {progress_text(value)}"))
     if value["waits_for"]:
-        to.print(Text(f"waits: {value['waits_for']}", style="yellow"))
+        lines.append(Text(f"waits: {value['waits_for']}", style="yellow"))
     if value["reason"]:
-        to.print(Text(f"{value['reason']}: {value['detail']}", style="red"))
-        to.print(f"{value['meaning']}\nNext: {value['next_step']}")
-    to.print()
+        lines.append(Text(f"{value['reason']}: {value['detail']}", style="red"))
+        lines.append(Text(f"{value['meaning']}\nNext: {value['next_step']}"))
+    if len(value["spans"]) > 1:
+        lines += [Text(), *gantt_lines(value, min(width, GANTT_WIDTH))]
     rows = [
         [f"{entry['at_ms']:.1f}", entry["event"], entry["detail"] or ""]
         for entry in value["timeline"]
     ]
-    put(to, listing(["ms", "event", ""], rows, to.width, words=""))
+    return [*lines, Text(), listing(["ms", "event", ""], rows, width, words="")]
 
 
 def _show(

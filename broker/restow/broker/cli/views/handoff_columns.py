@@ -17,6 +17,16 @@ def _lease(one: Values) -> str:
     return "-" if one["lease_s"] is None else duration_text(max(0.0, one["lease_s"]))
 
 
+def progress_text(one: Values) -> str:
+    """Return how much of a granted handoff is read, by the ranks that have ended their part."""
+    if not one["reading_ranks"]:
+        return "-"
+    words = f"{size_text(one['bytes'])} of {size_text(one['expected_bytes'])}"
+    if one["reading_ranks"] == 1:
+        return words
+    return f"{words}, {one['settled_ranks']} of {one['reading_ranks']} ranks"
+
+
 COLUMNS: dict[str, Callable[[Values], str]] = {
     "tenant": lambda one: one["tenant"],
     "handoff": lambda one: one["handoff_id"],
@@ -25,6 +35,7 @@ COLUMNS: dict[str, Callable[[Values], str]] = {
     "to": lambda one: one["destination_engine"] or "-",
     "tokens": lambda one: str(one["position_tokens"] or "-"),
     "read": lambda one: size_text(one["bytes"]),
+    "progress": progress_text,
     "age": lambda one: duration_text(one["age_s"]),
     "lease": _lease,
     "by": lambda one: ", ".join(one["strategies"]) or "-",
@@ -36,8 +47,8 @@ HANDOFFS = ("handoff", "state", "reason", "from", "to", "age", "read", "tokens")
 """Of ``restow handoffs``; a terminal that has room shows the detail too."""
 WIDE_HANDOFFS = (*HANDOFFS, "lease", "by", "detail")
 LEASES = ("handoff", "lease", "state", "from", "waits for")
-UNDER_WAY = ("handoff", "state", "age", "lease", "from", "to", "tokens", "waits for")
-"""Of ``restow top``; a narrow screen leaves the last one out."""
+UNDER_WAY = ("handoff", "state", "age", "lease", "from", "to", "tokens", "progress", "waits for")
+"""Of ``restow top``; a narrow screen leaves the last two out."""
 
 
 def handoff_row(one: Values, columns: Sequence[str]) -> list[str]:

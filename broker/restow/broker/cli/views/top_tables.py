@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from restow.broker.cli.views.admin_json import ENDS
 from restow.broker.cli.views.handoff_columns import UNDER_WAY, handoff_row
-from restow.broker.draw.bytes_and_seconds import duration_text, rate_text
+from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
 
-PAIR_COLUMNS = ("from", "to", "reads at", "median", "slowest", "done")
+PAIR_COLUMNS = ("from", "to", "reads at", "p50", "p99", "done", "failed", "read")
+"""What ended in the last quarter of an hour."""
+NO_TRAFFIC: dict[str, Any] = {"step_s": 0.0, "steps": [], "pairs": [], "pairs_left_out": 0}
+SORTED_BY: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "lease": lambda one: math.inf if one["lease_s"] is None else one["lease_s"],
+    "state": lambda one: one["state"],
+    "from": lambda one: one["source_engine"] or "",
+    "to": lambda one: one["destination_engine"] or "",
+    "tokens": lambda one: -(one["position_tokens"] or 0),
+}
+"""Else the oldest come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,9 @@ class Look:
     """Those under way, and the latest ends."""
     hidden: str = ""
     """Words on tenants whose engines and handoffs are not among these; empty: none."""
+    traffic: dict[str, Any] = field(default_factory=lambda: NO_TRAFFIC)
+    all_tenants: bool = False
+    """Whether names of engines have their tenants before them."""
 
     @property
     def live(self) -> list[dict[str, Any]]:
@@ -66,24 +78,42 @@ def _same_life(before: Look, now: Look) -> bool:
     return same and now.at_s > before.at_s
 
 
-def handoff_rows(look: Look) -> list[tuple[str, ...]]:
-    """Return a row of `UNDER_WAY` for each that is under way, the oldest first."""
-    return [tuple(handoff_row(one, UNDER_WAY)) for one in look.live]
+def chosen(look: Look, words: str = "", order: str = "") -> list[dict[str, Any]]:
+    """Return those under way whose row has all ``words``, by a column, the oldest first."""
+    wanted = words.lower().split()
+    found = []
+    for one in look.live:
+        text = " ".join(handoff_row(one, UNDER_WAY)).lower()
+        if all(word in text for word in wanted):
+            found.append(one)
+    key = SORTED_BY.get(order)
+    return sorted(found, key=key) if key else found
 
 
-def pair_rows(look: Look) -> list[tuple[str, ...]]:
-    """Return a row of `PAIR_COLUMNS` for each two engines that handed over, the slowest first.
+def handoff_rows(handoffs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a row of `UNDER_WAY` for each."""
+    return [tuple(handoff_row(one, UNDER_WAY)) for one in handoffs]
 
-    The slowest by bytes a second. Transfers last from the grant to the last rank's report.
+
+def pair_rows(look: Look, words: str = "") -> list[tuple[str, ...]]:
+    """Return a row of `PAIR_COLUMNS` for each two engines that handed over lately.
+
+    The slowest by bytes a second come first; transfers last from the grant to the last rank's
+    report. It does not depend on which handoffs are listed.
     """
-    found: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for one in look.handoffs:
-        if one["state"] == "DONE" and one["transfer_s"]:
-            found[one["source_engine"], one["destination_engine"]].append(one)
-    rows = []
-    for (source, destination), ends in found.items():
-        seconds = [float(one["transfer_s"]) for one in ends]
-        rate = sum(one["bytes"] for one in ends) / sum(seconds)
-        lasted = duration_text(statistics.median(seconds)), duration_text(max(seconds))
-        rows.append((rate, (source, destination, rate_text(rate), *lasted, str(len(ends)))))
-    return [row for _, row in sorted(rows)]
+    wanted, found = words.lower().split(), []
+    for one in look.traffic["pairs"]:
+        names = [one["source_engine"], one["destination_engine"]]
+        if look.all_tenants:
+            names = [f"{one['tenant']}/{name}" for name in names]
+        if not all(word in " ".join(names).lower() for word in wanted):
+            continue
+        rate = one["bytes_per_second"]
+        lasted = [_known(one[name], duration_text) for name in ("p50_s", "p99_s")]
+        counts = str(one["done"]), str(one["failed"] or "-"), size_text(one["bytes"])
+        found.append((rate or 0.0, (*names, _known(rate, rate_text), *lasted, *counts)))
+    return [row for _, row in sorted(found)]
+
+
+def _known(value: float | None, words: Callable[[float], str]) -> str:
+    return "-" if value is None else words(value)

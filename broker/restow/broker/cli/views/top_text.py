@@ -12,10 +12,15 @@ from restow.broker.cli.views.listing import console, listing, put
 from restow.broker.cli.views.top_tables import (
     PAIR_COLUMNS,
     Look,
+    chosen,
     handoff_rows,
     headline,
     pair_rows,
 )
+from restow.broker.cli.views.trends import trend_lines
+
+TRENDS_WIDTH = 100
+"""Columns of bars where a line has no end."""
 
 
 def put_top(before: Look | None, now: Look) -> None:
@@ -25,10 +30,16 @@ def put_top(before: Look | None, now: Look) -> None:
     put(
         to,
         *(f"{name:{names}}  {value}" for name, value in figures),
-        *_table(UNDER_WAY, handoff_rows(now), to.width, ids="handoff", words="waits for"),
+        *_trends(now, min(to.width, TRENDS_WIDTH)),
+        *_table(UNDER_WAY, handoff_rows(chosen(now)), to.width, ids="handoff", words="waits for"),
         *_table(PAIR_COLUMNS, pair_rows(now), to.width),
         "",
     )
+
+
+def _trends(now: Look, width: int) -> list[RenderableType]:
+    lines = trend_lines(now.traffic, width)
+    return [Text(), Text("the last quarter of an hour", style="bold"), *lines] if lines else []
 
 
 def _table(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -11,6 +11,8 @@ from restow.broker.core.actions import State
 from restow.broker.core.engines.account import Account, Total
 from restow.broker.core.handoffs.digests import Checks
 from restow.broker.core.limits import Limits
+from restow.broker.core.traffic.tally import End
+from restow.broker.core.traffic.traffic import PairTally, Traffic
 from restow.broker.errors import QuotaExceededError
 
 
@@ -26,6 +28,7 @@ class Holdings:
     ended_counts: Counter[State] = field(default_factory=Counter)
     bytes_read: int = 0
     checks: Checks = field(default_factory=Checks)
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def empty(self) -> bool:
@@ -87,15 +90,27 @@ class Tenants:
         self._known(tenant).quarantined += count
         self._forget_if_empty(tenant)
 
-    def ended(self, tenant: str, handoff_id: str, state: State, bytes_read: int) -> str | None:
-        """A live handoff ended and is remembered; the id of one that is to be forgotten for it."""
+    def ended(
+        self, tenant: str, handoff_id: str, end: End, pair: tuple[str, str] | None, now_s: float
+    ) -> str | None:
+        """A live handoff ended and is remembered; the id of one that is to be forgotten for it.
+
+        ``pair``: ids of P and D, where both are known.
+        """
         held = self._known(tenant)
         held.live -= 1
         held.ended.append(handoff_id)
-        held.ended_counts[state] += 1
-        held.bytes_read += bytes_read
+        held.ended_counts[end.state] += 1
+        held.bytes_read += end.bytes_read
+        held.traffic.count(end, pair, now_s)
         bound = self._limits.tenant_max_ended
         return held.ended.popleft() if bound is not None and len(held.ended) > bound else None
+
+    def pairs(self, tenant: str | None, now_s: float) -> Iterator[PairTally]:
+        """What ended lately between each two engines of a tenant; None: of all tenants."""
+        names = self.holdings if tenant is None else self.holdings.keys() & {tenant}
+        for name in names:
+            yield from self.holdings[name].traffic.pairs(name, now_s)
 
     def forget_oldest(self, tenant: str) -> None:
         """The oldest ended handoff of a tenant is not remembered any more."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from restow.broker.core.actions import State, TellEnded
+from restow.broker.core.actions import State
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.handoffs.demand import NO_DEMAND, Demand
@@ -95,6 +95,11 @@ class Handoff:
         """Whether P's state is published and fenced on every rank."""
         source, whole = self.source, self.publication.final
         return whole and source is not None and len(self.fenced) >= source.ranks
+
+    @property
+    def transfer_s(self) -> float | None:
+        """From the grant to the end; None: it was not granted, or has not ended."""
+        return self.ended_s - self.granted_s if self.ended and self.granted_s else None
 
     def gathers_on(self, src_rank: int) -> bool:
         """Whether a rank of P has gathered or hashed for it, or was told to."""
@@ -276,23 +281,6 @@ class Handoff:
     def is_staged(self, pair: PairPlan, dst_rank: int) -> bool:
         """Whether all that a destination rank reads through staging is there."""
         return all((dst_rank, src_rank) in self.staged for src_rank in pair.staging[dst_rank])
-
-
-def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:
-    """How the handoff ended, for P; or for D, whose ``demand`` it ends."""
-    failure = handoff.failure
-    reason, detail = (failure.reason, failure.detail) if failure is not None else ("", "")
-    transfer_s = handoff.ended_s - handoff.granted_s if handoff.granted_s else 0.0
-    return TellEnded(
-        engine.key,
-        handoff.handoff_id,
-        handoff.state,
-        reason,
-        detail,
-        handoff.bytes_read,
-        int(transfer_s * 1e6),
-        demand,
-    )
 
 
 def _owned(

@@ -13,8 +13,9 @@ from restow.broker.core.engines.tenants import Tenants
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.deadlines import Deadlines
 from restow.broker.core.handoffs.digests import Checks
+from restow.broker.core.handoffs.ends import end_of, pair_ids, told
 from restow.broker.core.handoffs.grant import release_staging
-from restow.broker.core.handoffs.handoff import Handoff, told
+from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.quarantine import Quarantine
 from restow.broker.core.handoffs.statistics import Statistics
 from restow.broker.core.limits import Limits
@@ -248,13 +249,14 @@ class Ledger:
         del self.by_number[handoff.number]
         self.returned.discard(handoff.number)
         self.ended[key] = handoff
-        forgotten = self.tenants.ended(*key, handoff.state, handoff.bytes_read)
+        end = end_of(handoff)
+        forgotten = self.tenants.ended(*key, end, pair_ids(handoff), now_s)
         if forgotten is not None:
             del self.ended[handoff.tenant, forgotten]
         if len(self.ended) > self.limits.max_ended:
             (tenant, _), _ = self.ended.popitem(last=False)
             self.tenants.forget_oldest(tenant)
-        self.statistics.count(handoff)
+        self.statistics.count(handoff, end)
         self.bytes_read += handoff.bytes_read
         writing = handoff.unsettled | handoff.unheard
         source, destination = handoff.source, handoff.destination

@@ -9,6 +9,9 @@ from enum import StrEnum
 
 from restow.broker.core.actions import State
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.traffic.series import Series
+from restow.broker.core.traffic.tally import End
+from restow.broker.core.traffic.traffic import STEP_S
 from restow.broker.reasons import REASONS
 
 OTHER = "OTHER"
@@ -56,6 +59,7 @@ class Statistics:
         """Nothing has ended."""
         self.ends: Counter[tuple[State, str]] = Counter()
         self.phases = {phase: Durations() for phase in Phase}
+        self.series = Series(STEP_S)
         self.refused: Counter[str] = Counter()
         """Publications and demands that were refused, by reason."""
 
@@ -71,8 +75,9 @@ class Statistics:
         """Count a word that was refused; the handoff goes on, or had ended."""
         self.refused[_known(reason)] += 1
 
-    def count(self, handoff: Handoff) -> None:
+    def count(self, handoff: Handoff, end: End) -> None:
         """Count a handoff that has just ended."""
+        self.series.count(end, handoff.ended_s)
         reason = "" if handoff.failure is None else _known(handoff.failure.reason)
         self.ends[handoff.state, reason] += 1
         for phase, begin_s, end_s in phases_of(handoff):

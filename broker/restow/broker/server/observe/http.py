@@ -14,12 +14,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
+from urllib.parse import parse_qsl
 
 from restow.broker.addresses import host_and_port
 from restow.broker.errors import ListenError
 
 MAX_OPEN: Final = 64
 MAX_HEAD_BYTES: Final = 8 << 10
+MAX_FIELDS: Final = 8
+"""Of a query."""
 WHOLE_S: Final = 10.0
 """For so long a connection may take, from its first byte to its last."""
 
@@ -33,6 +36,8 @@ class Request:
     headers: Mapping[str, str]
     peer: str
     """The address of who asks."""
+    query: Mapping[str, str]
+    """What is asked for in detail; of a name that is given twice, the last value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,9 @@ def request_of(head: bytes, peer: str = "") -> Request | None:
     r"""The request whose head this is; None: it is none.
 
     >>> request_of(b"GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n")
-    Request(method='GET', path='/a', headers={'host': 'x'}, peer='')
+    Request(method='GET', path='/a', headers={'host': 'x'}, peer='', query={})
+    >>> request_of(b"GET /a?b=%2Fc&d HTTP/1.1").query
+    {'b': '/c'}
     """
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -60,7 +67,12 @@ def request_of(head: bytes, peer: str = "") -> Request | None:
         return None
     parted = [line.partition(":") for line in lines if line]
     headers = {name.strip().lower(): value.strip() for name, _, value in parted}
-    return Request(words[0], words[1].partition("?")[0], headers, peer)
+    path, _, query = words[1].partition("?")
+    try:
+        named = dict(parse_qsl(query, max_num_fields=MAX_FIELDS))
+    except ValueError:  # too many
+        return None
+    return Request(words[0], path, headers, peer, named)
 
 
 @contextlib.asynccontextmanager

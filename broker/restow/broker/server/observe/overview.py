@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -11,17 +11,26 @@ from restow.broker.core.actions import EngineKey, State
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.progress import progress_of
+from restow.broker.core.traffic.tally import Tally
+from restow.broker.core.traffic.traffic import busiest
 from restow.broker.printable import shown_values
 from restow.broker.server.hub import Hub
 from restow.broker.versions import own_version
 
 MAX_ENGINES = 256
 MAX_COUNTED = 10_000
-"""Of those under way, the oldest: a look must not hold the broker up."""
+"""Of those under way, the oldest, and of the ended, the latest: a look must not hold the broker up.
+"""
 MAX_LISTED = 100
 MAX_ENDS = 25
+MAX_PAIRS = 256
+"""Between which anything ended lately, those of most bytes."""
+MAX_TENANTS = 64
+MAX_VIEWS = 8
+"""Looks of different tenants that are kept at once."""
 KEPT_S = 0.5
-"""However many look, it is made no more often."""
+"""However many look at one thing, it is made no more often."""
 
 Values = dict[str, Any]
 
@@ -32,41 +41,108 @@ class Overview:
     def __init__(self, hub: Hub) -> None:
         """Nothing has been looked at."""
         self._hub = hub
-        self._made: Values = {}
-        self._until_s = 0.0
+        self._made: OrderedDict[str | None, tuple[float, Values]] = OrderedDict()
+        """By tenant: until when it is good, and what was seen."""
 
-    def look(self) -> Values:
-        """All that the page shows, as JSON would have it; names are what others said."""
+    def knows(self, tenant: str) -> bool:
+        """Whether anything is there of a tenant."""
+        return tenant in self._hub.directory.ledger.tenants.holdings
+
+    def look(self, tenant: str | None = None) -> Values:
+        """All that the page shows, as JSON would have it; names are what others said.
+
+        Of one ``tenant`` that it `knows`, or of all.
+        """
         now_s = self._hub.now_s()
-        if now_s >= self._until_s:
-            self._made, self._until_s = shown_values(self._make(now_s)), now_s + KEPT_S
-        return self._made
+        until_s, made = self._made.get(tenant, (0.0, {}))
+        if now_s >= until_s:
+            made = shown_values(self._make(tenant, now_s))
+            self._made[tenant] = (now_s + KEPT_S, made)
+            self._made.move_to_end(tenant)
+            if len(self._made) > MAX_VIEWS:
+                self._made.popitem(last=False)
+        return made
 
-    def _make(self, now_s: float) -> Values:
+    def _make(self, tenant: str | None, now_s: float) -> Values:
         directory = self._hub.directory
         ledger, engines = directory.ledger, directory.members.engines
-        counted = list(islice(ledger.live.values(), MAX_COUNTED))
-        by_state = ledger.statistics.by_state
+        holdings = ledger.tenants.holdings
+        names = list(islice(sorted(holdings), MAX_TENANTS))
+        mine = [one for one in engines.values() if tenant in (None, one.key.tenant)]
+        counted = _of(tenant, ledger.live.values())
         return {
             "version": own_version(),
             "epoch": self._hub.epoch,
             "now_s": now_s,
             "uptime_s": now_s - self._hub.started_s,
             "draining": directory.granting.draining,
-            "engines": [_engine(engine) for engine in islice(engines.values(), MAX_ENGINES)],
-            "engines_left_out": max(0, len(engines) - MAX_ENGINES),
-            "live": len(ledger.live),
-            "quarantined": len(ledger.quarantine),
-            "bytes_read": ledger.bytes_read,
-            "ended": {state.value: by_state[state] for state in State if state.ended},
+            "tenants": names,
+            "tenant": tenant,
+            "engines": [_engine(engine) for engine in mine[:MAX_ENGINES]],
+            "engines_left_out": max(0, len(mine) - MAX_ENGINES),
+            **self._counts(tenant),
+            "traffic": self._traffic(tenant, now_s),
             "pairs": _pairs(counted),
-            "handoffs": [
-                _under_way(directory.granting, one, now_s) for one in counted[:MAX_LISTED]
-            ],
+            "handoffs": [under_way(directory.granting, h, now_s) for h in counted[:MAX_LISTED]],
             "ends": [
-                _ended(one, now_s) for one in islice(reversed(ledger.ended.values()), MAX_ENDS)
+                ended(one, now_s) for one in _of(tenant, reversed(ledger.ended.values()), MAX_ENDS)
             ],
         }
+
+    def _counts(self, tenant: str | None) -> Values:
+        ledger = self._hub.directory.ledger
+        if tenant is None:
+            live, quarantined = len(ledger.live), len(ledger.quarantine)
+            by_state, bytes_read = ledger.statistics.by_state, ledger.bytes_read
+        else:
+            held = ledger.tenants.of(tenant)
+            live, quarantined = held.live, held.quarantined
+            by_state, bytes_read = held.ended_counts, held.bytes_read
+        return {
+            "live": live,
+            "quarantined": quarantined,
+            "bytes_read": bytes_read,
+            "ended": {state.value: by_state[state] for state in State if state.ended},
+        }
+
+    def _traffic(self, tenant: str | None, now_s: float) -> Values:
+        """What ended in the last quarter of an hour, in steps and by pairs."""
+        ledger = self._hub.directory.ledger
+        series = ledger.statistics.series
+        if tenant is not None:
+            series = ledger.tenants.of(tenant).traffic.series
+        pairs, left_out = busiest(ledger.tenants.pairs(tenant, now_s), MAX_PAIRS)
+        return {
+            "step_s": series.step_s,
+            "steps": [_tally(one) for one in series.latest(now_s, self._hub.started_s)],
+            "pairs": [
+                {
+                    "source": _name(EngineKey(one.tenant, one.source)),
+                    "destination": _name(EngineKey(one.tenant, one.destination)),
+                    "bytes_per_s": one.tally.bytes_per_s,
+                    **_tally(one.tally),
+                }
+                for one in pairs
+            ],
+            "pairs_left_out": left_out,
+        }
+
+
+def _of(tenant: str | None, handoffs: Iterable[Handoff], most: int | None = None) -> list[Handoff]:
+    """Those of a tenant among the first `MAX_COUNTED`; at most so many."""
+    some = islice(handoffs, MAX_COUNTED)
+    return list(islice((one for one in some if tenant in (None, one.tenant)), most))
+
+
+def _tally(tally: Tally) -> Values:
+    return {
+        "done": tally.done,
+        "failed": tally.failed,
+        "cancelled": tally.cancelled,
+        "bytes": tally.bytes_read,
+        "p50_s": tally.transfers.quantile(0.5),
+        "p99_s": tally.transfers.quantile(0.99),
+    }
 
 
 def _name(key: EngineKey) -> str:
@@ -92,9 +168,14 @@ def _engine(engine: EngineRecord) -> Values:
 
 def _pairs(handoffs: Iterable[Handoff]) -> list[Values]:
     """How many are under way between each two engines, by state; of either one may be unknown."""
-    counts = Counter((_side(h.source), _side(h.destination), h.state.value) for h in handoffs)
+    counts = Counter((h.source, h.destination, h.state) for h in handoffs)
     return [
-        {"source": source, "destination": destination, "state": state, "count": count}
+        {
+            "source": _side(source),
+            "destination": _side(destination),
+            "state": state.value,
+            "count": count,
+        }
         for (source, destination, state), count in counts.items()
     ]
 
@@ -102,30 +183,36 @@ def _pairs(handoffs: Iterable[Handoff]) -> list[Values]:
 def _handoff(handoff: Handoff) -> Values:
     return {
         "handoff_id": handoff.handoff_id,
+        "tenant": handoff.tenant,
         "state": handoff.state.value,
         "source": _side(handoff.source),
         "destination": _side(handoff.destination),
         "tokens": handoff.publication.position_tokens or None,
+        "bytes": handoff.bytes_read,
     }
 
 
-def _under_way(granting: Granting, handoff: Handoff, now_s: float) -> Values:
-    lease_s = handoff.lease.until_s - now_s if handoff.lease.until_s else None
+def under_way(granting: Granting, handoff: Handoff, now_s: float) -> Values:
+    """A handoff that has not ended."""
+    progress = progress_of(handoff)
     return {
         **_handoff(handoff),
         "age_s": now_s - handoff.born_s,
-        "lease_s": lease_s,
+        "lease_s": handoff.lease.until_s - now_s if handoff.lease.until_s else None,
         "waits_for": granting.waits_for(handoff),
+        "expected_bytes": progress.expected_bytes if progress else None,
+        "ranks": progress.ranks if progress else 0,
+        "settled_ranks": progress.settled_ranks if progress else 0,
     }
 
 
-def _ended(handoff: Handoff, now_s: float) -> Values:
+def ended(handoff: Handoff, now_s: float) -> Values:
+    """A handoff that has ended."""
     failure = handoff.failure
     return {
         **_handoff(handoff),
         "ago_s": now_s - handoff.ended_s,
-        "bytes": handoff.bytes_read,
-        "transfer_s": handoff.ended_s - handoff.granted_s if handoff.granted_s else None,
+        "transfer_s": handoff.transfer_s,
         "strategies": list(handoff.strategies),
         "reason": failure.reason if failure else "",
         "detail": failure.detail if failure else "",

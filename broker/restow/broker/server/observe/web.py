@@ -4,7 +4,8 @@ GET /metrics       Prometheus
 GET /healthz       200 while the broker's event loop answers
 GET /readyz        the same, and 503 while it drains
 GET /              the status page, if it is wanted: unlike the others it tells names
-GET /status.json   what it shows
+GET /status.json   what it shows; of one tenant with ?tenant=NAME
+GET /handoff.json  one handoff with its spans and its timeline: ?tenant=NAME&id=ID
 
 It has a loop and a thread of its own; what it shows is taken on the broker's loop, for all who wait
 for the same page at once.
@@ -18,11 +19,10 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from http import HTTPStatus
-from pathlib import Path
 
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -32,8 +32,10 @@ from restow.broker.rpc.status import cut
 from restow.broker.server.hub import Hub
 from restow.broker.server.observe.http import Answer, Request, http_server
 from restow.broker.server.observe.metrics import registry_of
-from restow.broker.server.observe.overview import Overview
+from restow.broker.server.observe.one_handoff import one_handoff
+from restow.broker.server.observe.overview import Overview, Values
 from restow.broker.server.observe.page_hosts import may_be_asked_as
+from restow.broker.server.observe.status_page import status_page_html
 
 ANSWER_S = 5.0
 """For so long the loop may be busy before a request is told so."""
@@ -41,7 +43,7 @@ PATHS = ("/metrics", "/healthz", "/readyz")
 TEXT = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
-PAGE = Path(__file__).with_name("status_page.html")
+Query = Mapping[str, str]
 
 
 class Pages:
@@ -52,26 +54,28 @@ class Pages:
         self._hub = hub
         self._loop = asyncio.get_running_loop()
         self._registry = registry_of(hub)
-        pages: tuple[Callable[[], Answer], ...] = (self._metrics, self._healthy, self._ready)
+        pages = (self._metrics, self._healthy, self._ready)
+        self._pages: dict[str, Callable[[Query], Answer]]
         self._pages = dict(zip(PATHS, pages, strict=True))
-        self._made: dict[str, Future[Answer]] = {}
+        self._made: dict[tuple[str, str, str], Future[Answer]] = {}
         """Pages that are asked for and not yet made."""
-        page = PAGE.read_bytes() if status_page else b""
-        self.policy = content_policy(page.decode())
+        page = status_page_html() if status_page else ""
+        self.policy = content_policy(page)
         self._named, self._with_names = named, frozenset[str]()
         if status_page:
             overview = Overview(hub)
-            self._with_names = frozenset({"/", "/status.json"})
+            self._with_names = frozenset({"/", "/status.json", "/handoff.json"})
             self._pages |= {
-                "/": lambda: Answer(HTTPStatus.OK, HTML, page),
-                "/status.json": lambda: Answer(
-                    HTTPStatus.OK, JSON, json.dumps(overview.look()).encode()
-                ),
+                "/": lambda _: Answer(HTTPStatus.OK, HTML, page.encode()),
+                "/status.json": lambda query: _json(_overview(overview, query)),
+                "/handoff.json": lambda query: _json(one_handoff(hub, query)),
             }
 
-    async def answer(self, method: str, path: str, host: str, peer: str = "") -> Answer:
+    async def answer(
+        self, method: str, path: str, host: str, peer: str = "", query: Query | None = None
+    ) -> Answer:
         """What ``peer`` gets, who asks for it as ``host``. On the HTTP server's loop."""
-        page = self._pages.get(path)
+        page, query = self._pages.get(path), query or {}
         if page is None:
             return _said(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._pages)}")
         if path in self._with_names and not may_be_asked_as(host, self._named):
@@ -80,13 +84,15 @@ class Pages:
             return _said(HTTPStatus.MISDIRECTED_REQUEST, words)
         if method not in ("GET", "HEAD"):
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
-        made = self._made.get(path)
-        if made is None or made.done():
+        key = (path, query.get("tenant", ""), query.get("id", ""))
+        made = self._made.get(key)
+        if made is None:
             try:
-                made = asyncio.run_coroutine_threadsafe(_made(page), self._loop)
+                made = asyncio.run_coroutine_threadsafe(_made(page, query), self._loop)
             except RuntimeError:
                 return _said(HTTPStatus.SERVICE_UNAVAILABLE, "the broker has ended")
-            self._made[path] = made
+            self._made[key] = made
+            made.add_done_callback(lambda _: self._made.pop(key, None))
         done, _ = await asyncio.wait({asyncio.wrap_future(made)}, timeout=ANSWER_S)
         if not done or made.cancelled():
             return _said(HTTPStatus.SERVICE_UNAVAILABLE, "the broker does not answer")
@@ -95,13 +101,13 @@ class Pages:
     def _tell_refused(self, path: str, host: str, peer: str) -> None:
         self._hub.said.warning("page refused", path=path, host=cut(host), peer=peer)
 
-    def _metrics(self) -> Answer:
+    def _metrics(self, _: Query) -> Answer:
         return Answer(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry))
 
-    def _healthy(self) -> Answer:
+    def _healthy(self, _: Query) -> Answer:
         return _said(HTTPStatus.OK, "ok")
 
-    def _ready(self) -> Answer:
+    def _ready(self, _: Query) -> Answer:
         if self._hub.directory.granting.draining:
             return _said(HTTPStatus.SERVICE_UNAVAILABLE, "draining")
         return _said(HTTPStatus.OK, "ok")
@@ -118,8 +124,19 @@ def content_policy(page: str) -> str:
     return "; ".join(["default-src 'none'", *own, *rest])
 
 
-async def _made(page: Callable[[], Answer]) -> Answer:
-    return page()
+async def _made(page: Callable[[Query], Answer], query: Query) -> Answer:
+    return page(query)
+
+
+def _overview(overview: Overview, query: Query) -> Values | None:
+    tenant = query.get("tenant")
+    return overview.look(tenant) if tenant is None or overview.knows(tenant) else None
+
+
+def _json(value: Values | None) -> Answer:
+    if value is None:
+        return _said(HTTPStatus.NOT_FOUND, "no such thing is known here, or not any more")
+    return Answer(HTTPStatus.OK, JSON, json.dumps(value).encode())
 
 
 def _said(status: HTTPStatus, words: str) -> Answer:
@@ -146,7 +163,9 @@ async def serving(
 
     async def application(request: Request) -> Answer:
         asked_as = request.headers.get("host", "")
-        answer = await pages.answer(request.method, request.path, asked_as, request.peer)
+        answer = await pages.answer(
+            request.method, request.path, asked_as, request.peer, request.query
+        )
         return replace(answer, headers=headers)
 
     async with http_server(listen, application) as address:

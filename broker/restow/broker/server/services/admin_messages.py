@@ -8,6 +8,10 @@ from restow.broker.core.actions import State
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.progress import progress_of
+from restow.broker.core.handoffs.spans import Span
+from restow.broker.core.traffic.tally import Tally
+from restow.broker.core.traffic.traffic import PairTally
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
@@ -44,12 +48,52 @@ def handoff_info(handoff: Handoff, granting: Granting, now_s: float) -> pb.Hando
     )
     if handoff.ended:
         info.ended_ago_s = now_s - handoff.ended_s
-        if handoff.granted_s:
-            info.transfer_s = handoff.ended_s - handoff.granted_s
+        if handoff.transfer_s is not None:
+            info.transfer_s = handoff.transfer_s
     else:
         info.waits_for = granting.waits_for(handoff)
         if handoff.lease.until_s:
             info.lease_s = handoff.lease.until_s - now_s
         if handoff.lease.patience_until_s:
             info.patience_s = handoff.lease.patience_until_s - now_s
+        if (progress := progress_of(handoff)) is not None:
+            info.expected_bytes = min(progress.expected_bytes, MAX_INT64)
+            info.reading_ranks = progress.ranks
+            info.settled_ranks = progress.settled_ranks
     return info
+
+
+def traffic_step(tally: Tally) -> pb.TrafficStep:
+    """What ended in a step of time, or between two engines."""
+    return pb.TrafficStep(
+        done=tally.done,
+        failed=tally.failed,
+        cancelled=tally.cancelled,
+        bytes=min(tally.bytes_read, MAX_INT64),
+        p50_s=tally.transfers.quantile(0.5),
+        p99_s=tally.transfers.quantile(0.99),
+    )
+
+
+def pair_traffic(pair: PairTally) -> pb.PairTraffic:
+    """What ended between two engines."""
+    return pb.PairTraffic(
+        tenant=pair.tenant,
+        source_engine=pair.source,
+        destination_engine=pair.destination,
+        traffic=traffic_step(pair.tally),
+        bytes_per_second=pair.tally.bytes_per_s,
+    )
+
+
+def timeline_span(span: Span, born_s: float) -> pb.TimelineSpan:
+    """A part of a handoff's time."""
+    return pb.TimelineSpan(
+        kind=span.kind,
+        begin_ms=(span.begin_s - born_s) * 1000,
+        end_ms=(span.end_s - born_s) * 1000,
+        rank=span.rank,
+        source_rank=span.src_rank,
+        bytes=None if span.bytes_read is None else min(max(span.bytes_read, 0), MAX_INT64),
+        over=span.over,
+    )

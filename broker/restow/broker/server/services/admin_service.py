@@ -9,7 +9,9 @@ from itertools import islice, takewhile
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.spans import spans_of
 from restow.broker.core.handoffs.timeline import in_words
+from restow.broker.core.traffic.traffic import busiest
 from restow.broker.errors import RequestError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
@@ -22,7 +24,14 @@ from restow.broker.server.gate.callers import (
 )
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
-from restow.broker.server.services.admin_messages import MAX_INT64, handoff_info, state_counts
+from restow.broker.server.services.admin_messages import (
+    MAX_INT64,
+    handoff_info,
+    pair_traffic,
+    state_counts,
+    timeline_span,
+    traffic_step,
+)
 from restow.broker.trust.errors import ForbiddenError
 from restow.broker.versions import own_version
 from restow.v1 import admin_pb2 as pb
@@ -32,6 +41,8 @@ DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
 """As many as one answer has room for, whatever their names and words are."""
 MAX_FINDINGS = 1000
+MAX_PAIRS = 1000
+"""Of engines; an answer has room for them, whatever their names are."""
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -77,7 +88,22 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         status.handoffs_checked = checks.checked
         status.digest_mismatches = checks.mismatches
         status.draining = directory.granting.draining
+        if request.traffic:
+            self._tell_traffic(status, tenant, listed_tenant(context))
         return status
+
+    def _tell_traffic(
+        self, status: pb.GetStatusResponse, tenant: str | None, listed: str | None
+    ) -> None:
+        """The series of one tenant or of all, and pairs of those whose engines are listed."""
+        hub, ledger, now_s = self._hub, self._hub.directory.ledger, self._hub.now_s()
+        series = ledger.statistics.series
+        if tenant is not None:
+            series = ledger.tenants.of(tenant).traffic.series
+        pairs, status.pairs_left_out = busiest(ledger.tenants.pairs(listed, now_s), MAX_PAIRS)
+        status.step_s = series.step_s
+        status.steps.extend(map(traffic_step, series.latest(now_s, hub.started_s)))
+        status.pairs.extend(map(pair_traffic, pairs))
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Context
@@ -196,6 +222,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     detail=in_words(event, detail),
                 )
                 for at_s, event, detail in handoff.timeline
+            ],
+            spans=[
+                timeline_span(span, handoff.born_s) for span in spans_of(handoff, self._hub.now_s())
             ],
         )
 

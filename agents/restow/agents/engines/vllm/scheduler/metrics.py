@@ -51,7 +51,7 @@ class RestowStats(KVConnectorStats):  # type: ignore[misc]
         waits = self.data["waits"]
         reduced: dict[str, int | float] = {
             "states received": len(transfers),
-            "MB": round(size_bytes / 1e6, 1),
+            "MiB": round(size_bytes / 2**20, 1),
             "mean transfer (ms)": round(1e3 * seconds / len(transfers), 2) if transfers else 0,
             "mean wait for P (ms)": round(1e3 * sum(waits) / len(waits), 2) if waits else 0,
             "external tokens": self.data["external_tokens"],

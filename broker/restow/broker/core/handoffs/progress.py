@@ -1,0 +1,32 @@
+"""How far a read is, by what agents report anyhow: each rank of D when it has ended its part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from restow.broker.core.handoffs.handoff import Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a granted handoff is."""
+
+    bytes_read: int
+    """By ranks that have settled."""
+    expected_bytes: int
+    """About what all ranks will have read."""
+    ranks: int
+    """That it is granted to."""
+    settled_ranks: int
+
+
+def progress_of(handoff: Handoff) -> Progress | None:
+    """How far a handoff is; None: it is not granted, or has ended."""
+    if handoff.pair is None or handoff.destination is None:
+        return None
+    ranks, position_tokens = len(handoff.pair.programs), handoff.publication.position_tokens
+    expected_bytes = handoff.destination.state_bytes(handoff.demand.held_tokens, position_tokens)
+    settled_ranks = ranks - len(handoff.unsettled)
+    return Progress(
+        handoff.bytes_read, max(expected_bytes, handoff.bytes_read), ranks, settled_ranks
+    )
