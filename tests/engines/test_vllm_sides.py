@@ -25,6 +25,7 @@ BLOCKS = ([1, 2, 3], [0, 0, 5])
 class Session(BlockingSession):
     """Writes down what is said; ends come when the test says so."""
 
+    is_open = True
     said: list[tuple[Any, ...]] = field(default_factory=list)
     ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
     patience_ms: list[int] = field(default_factory=list)
@@ -137,6 +138,7 @@ def test_p_publishes_fences_and_holds_until_d_has_it() -> None:
     session.end("h")
     assert p.step(nothing()).sent == ["r"]
     assert p.step(nothing()).sent == []
+    assert p.tally.take()["states_sent"] == 1
     assert p.tally.empty
 
 
@@ -245,10 +247,10 @@ def test_a_load_that_failed_is_reported_as_one() -> None:
     d, request = side(session), decode()
     d.new_request(request)
     d.allocated(request, BLOCKS, 9)
-    session.end("h", "EXPIRED", "TIMEOUT")
+    session.end("h", "EXPIRED", "NOT_PUBLISHED")
     assert d.step(nothing()).received == {"r": False}
     assert d.loadable_tokens(request, 0) == 0, "the prompt is computed here, if at all"
-    assert d.tally.take()["failures"] == {"decode:TIMEOUT": 1}
+    assert d.tally.take()["failures"] == {"decode:NOT_PUBLISHED": 1}
 
 
 def test_d_that_holds_all_already_frees_p_at_once() -> None:

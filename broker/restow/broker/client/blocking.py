@@ -131,6 +131,11 @@ class BlockingSession:
         self._session = EngineSession(engine_id, incarnation, layout, broker, credentials, on_lost)
         self._thread: LoopThread | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the broker knows the engine and hears it at the moment."""
+        return self._session.is_open
+
     def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 
