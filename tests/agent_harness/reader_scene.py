@@ -22,6 +22,8 @@ QUARANTINE_S = 10.0
 class FakeTransport:
     """Reads fly until `end` or `fail`; writing on is what a closed transport must not do."""
 
+    kind = "fake"
+
     def __init__(self) -> None:
         self.peers: list[str] = []
         self.added: list[str] = []

@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from agent_harness.fake_broker import FakeBroker
 from agent_harness.handover import hand_over, programs
 from agent_harness.processes import READY, Child, child, serve_until_over
+from agent_harness.shared_rank import CASE, RANK, SharedRank, attach
 from agent_harness.source_main import serve_source
 from agent_harness.waiting import WAIT_S, until
-from agent_harness.world import POISON, RankMemory, make_case
+from agent_harness.world import POISON
 from laws.strategies import SENDING
-from restow.agents import DaemonAgent, SharedMemory, SharedRegion
+from restow.agents import DaemonAgent, SharedRegion
 from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon, SocketInUseError
 from restow.agents.errors import DaemonUnreachableError
@@ -27,30 +27,6 @@ from restow.agents.memory.held_names import FOLDER
 from restow.broker.client.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError
 from restow.broker.planner import Strategy
-
-CASE = make_case("wide")
-RANK = 2
-
-
-class SharedRank:
-    """A rank of D whose memory others can map."""
-
-    def __init__(self) -> None:
-        layout = CASE.destination.ranks[RANK]
-        size_bytes = RankMemory(layout, CASE.dst_ids).size_bytes
-        self.shared = SharedMemory.create(size_bytes)
-        data = np.frombuffer(self.shared.buffer, np.uint8)
-        self.memory = RankMemory(layout, CASE.dst_ids, data)
-        self.regions = [
-            SharedRegion(
-                region.name,
-                self.shared.name,
-                self.memory.offsets[region.name],
-                self.memory.page_counts[region.name],
-                region.page_stride_bytes,
-            )
-            for region in layout.regions
-        ]
 
 
 @pytest.fixture
@@ -69,10 +45,6 @@ def serve_engine(pipe: Connection, socket: str, regions: list[SharedRegion]) -> 
     agent = DaemonAgent(socket, "D", "life-1", RANK, regions)
     agent.start()
     serve_until_over(pipe)
-
-
-def attach(socket: Path, regions: list[SharedRegion]) -> DaemonAgent:
-    return DaemonAgent(socket, "D", "life-1", RANK, regions)
 
 
 @contextlib.asynccontextmanager

@@ -31,6 +31,7 @@ def test_p_publishes_fences_and_holds_until_d_has_it() -> None:
     session.end("h")
     assert p.step(nothing()).sent == ["r"]
     assert p.step(nothing()).sent == []
+    assert p.tally.take()["states_sent"] == 1
     assert p.tally.empty
 
 
@@ -139,10 +140,10 @@ def test_a_load_that_failed_is_reported_as_one() -> None:
     d, request = side(session), decode()
     d.new_request(request)
     d.allocated(request, BLOCKS, 9)
-    session.end("h", "EXPIRED", "TIMEOUT")
+    session.end("h", "EXPIRED", "NOT_PUBLISHED")
     assert d.step(nothing()).received == {"r": False}
     assert d.loadable_tokens(request, 0) == 0, "the prompt is computed here, if at all"
-    assert d.tally.take()["failures"] == {"decode:TIMEOUT": 1}
+    assert d.tally.take()["failures"] == {"decode:NOT_PUBLISHED": 1}
 
 
 def test_d_that_holds_all_already_frees_p_at_once() -> None:

@@ -22,6 +22,7 @@ BLOCKS = ([1, 2, 3], [0, 0, 5])
 class Session(BlockingSession):
     """Writes down what is said; ends come when the test says so."""
 
+    is_open = True
     said: list[tuple[Any, ...]] = field(default_factory=list)
     ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
     patience_ms: list[int] = field(default_factory=list)

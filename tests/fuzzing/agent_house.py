@@ -115,6 +115,8 @@ class Fence:
 class CheckedTransport:
     """`restow.agents.reading.nixl_transport.NixlTransport`, by its verbs; reads nothing."""
 
+    kind = "nixl"
+
     def __init__(self, fence: Fence) -> None:
         self.name = "me"
         self._fence = fence

@@ -128,3 +128,33 @@ async def test_nothing_is_posted_after_the_deadline(scene: Scene) -> None:
             [Read("a", Descriptors(NOTHING, NOTHING, NOTHING), HOST, HOST)], 99.0
         )
     assert not scene.lanes[0].posted
+
+
+async def test_reads_are_counted_and_those_of_closed_lanes_stay(scene: Scene) -> None:
+    good = await scene.begin("b")
+    scene.lanes[0].ends["b"] = None
+    await good
+    broken = await scene.begin("a")
+    scene.lanes[0].ends["a"] = ReadFailedError("broke")
+    with pytest.raises(ReadFailedError):
+        await broken
+    counts = scene.reader.counts["fake"]
+    assert (counts.reads, counts.read_bytes, counts.errors) == (1, 1, 1)
+    assert (scene.reader.lanes, scene.reader.lanes_given_up) == (1, 0)
+
+    del scene.lanes[0].ends["a"]
+    stuck = await scene.begin("a")
+    scene.now_s = 101.1
+    await scene.settle()
+    scene.now_s += QUARANTINE_S + 0.1
+    with pytest.raises(ReadDeadlineError):
+        await stuck
+    assert (scene.reader.lanes, scene.reader.lanes_given_up) == (0, 1)
+    counts = scene.reader.counts["fake"]
+    assert (counts.reads, counts.read_bytes, counts.errors) == (1, 1, 2)
+    again = await scene.begin("b", deadline_s=1000.0)
+    scene.lanes[1].ends["b"] = None
+    await again
+    assert scene.reader.counts["fake"].reads == 2
+    scene.reader.close()
+    assert scene.reader.counts["fake"].reads == 2

@@ -60,6 +60,8 @@ class Flight:
 class SimulatedTransport:
     """`restow.agents.reading.nixl_transport.NixlTransport`, by its verbs."""
 
+    kind = "nixl"
+
     def __init__(self, fabric: Fabric, label: str) -> None:
         process = CURRENT.get()
         if process is None:

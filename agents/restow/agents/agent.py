@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from restow.agents.async_agent import AsyncAgent
+from restow.agents.figures import AgentFigures
 from restow.agents.link.threaded_agent import ThreadedAgent
 from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
@@ -53,6 +54,11 @@ class Agent(ThreadedAgent[AsyncAgent]):
         except BaseException:
             self.close()
             raise
+
+    @property
+    def figures(self) -> AgentFigures:
+        """What is in use at the moment, and what was read so far; nothing before `start`."""
+        return self._agent.figures if self._agent is not None else AgentFigures()
 
     @property
     def refusal(self) -> RestowError | None:

@@ -16,6 +16,7 @@ from restow.agents.errors import (
     TransportFailedError,
 )
 from restow.agents.execute.executor import Executor
+from restow.agents.figures import AgentFigures
 from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
 from restow.agents.link.fences import DeviceEvent, Fences
@@ -96,6 +97,21 @@ class AsyncAgent:
     def refusal(self) -> RestowError | None:
         """Why the broker does not know the agent, as far as it has said."""
         return self._link.refusal
+
+    @property
+    def figures(self) -> AgentFigures:
+        """What is in use at the moment, and what was read so far."""
+        gather, scatter = self._executor.staging
+        reader = self._reader
+        return AgentFigures(
+            1,
+            int(self._link.is_open),
+            gather,
+            scatter,
+            reader.lanes,
+            reader.lanes_given_up,
+            reader.counts,
+        )
 
     def begin(self) -> None:
         """Connect, without waiting: the engine may be registered later."""

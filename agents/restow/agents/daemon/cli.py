@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from restow.agents.daemon.metrics import showing
 from restow.agents.daemon.server import AgentDaemon
 from restow.agents.settings import AgentSettings
 from restow.broker.client.channel import broker_address, channel_options
@@ -24,10 +26,12 @@ def run_agent_daemon(
     read_threads: int | None = None,
     host_reads: bool | None = None,
     credentials: Credentials | None = None,
+    http_listen: str | None = None,
 ) -> None:
     """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
 
-    ``credentials`` None: those of the environment. Raises `AddressInvalidError`,
+    ``credentials`` None: those of the environment; ``http_listen``: where to show metrics, if
+    anywhere. Raises `AddressInvalidError`,
     `SocketInUseError`, `ListenError`, a `TrustError` for credentials that can't be used,
     `TransportFailedError` when the host's interfaces are gone.
     """
@@ -42,11 +46,15 @@ def run_agent_daemon(
         settings = replace(settings, read_threads=read_threads)
     if host_reads is not None:
         settings = replace(settings, host_reads=host_reads)
-    uvloop.run(_serve(broker, Path(socket_path), settings, credentials))
+    uvloop.run(_serve(broker, Path(socket_path), settings, credentials, http_listen))
 
 
 async def _serve(
-    broker: str | None, socket_path: Path, settings: AgentSettings, credentials: Credentials
+    broker: str | None,
+    socket_path: Path,
+    settings: AgentSettings,
+    credentials: Credentials,
+    http_listen: str | None,
 ) -> None:
     over = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -61,10 +69,19 @@ async def _serve(
     daemon = AgentDaemon(broker, socket_path, settings, credentials, lose)
     await daemon.start()
     try:
-        log.info(
-            "daemon ready", socket=str(socket_path), broker=broker_address(broker), pid=os.getpid()
-        )
-        await over.wait()
+        async with contextlib.AsyncExitStack() as stack:
+            shown = None
+            if http_listen is not None:
+                showing_there = showing(http_listen, lambda: daemon.figures)
+                shown = await stack.enter_async_context(showing_there)
+            log.info(
+                "daemon ready",
+                socket=str(socket_path),
+                broker=broker_address(broker),
+                http=shown,
+                pid=os.getpid(),
+            )
+            await over.wait()
     finally:
         await daemon.close()
     log.info("daemon ended")

@@ -13,6 +13,7 @@ import grpc
 
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError
+from restow.agents.figures import AgentFigures, past, together
 from restow.agents.memory.held_names import remove_left
 from restow.agents.memory.shared_regions import OpenedRegions
 from restow.agents.settings import AgentSettings
@@ -64,8 +65,16 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
         """A rank's stream has ended."""
+        self._agents: set[AsyncAgent] = set()
+        self._past = AgentFigures()
+        """Of agents that are gone."""
         self._sweeper: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
+
+    @property
+    def figures(self) -> AgentFigures:
+        """What all its agents have in use together, and what was read so far."""
+        return together([self._past, *(agent.figures for agent in self._agents)])
 
     async def start(self) -> None:
         """Listen.
@@ -140,6 +149,7 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 self._on_lost,
                 unfenced.put_nowait,
             )
+            self._agents.add(agent)
             try:
                 await agent.start(WELCOME_S)
                 _take(agent, first.messages[1:])
@@ -151,6 +161,8 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                 await over
             finally:
                 await agent.close()
+                self._agents.discard(agent)
+                self._past = together([self._past, past(agent.figures)])
         if self._stopping.is_set():
             raise AgentClosedError("the daemon ends")
 

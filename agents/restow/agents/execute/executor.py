@@ -24,7 +24,7 @@ from restow.agents.execute.staged_reads import StagedReads, joined_reads
 from restow.agents.link.orders import ExecuteOrder, Peer, ProbeOrder, StagedRun, StageOrder
 from restow.agents.memory.regions import MemoryPlace, RegionMemory, one_place, region_table
 from restow.agents.memory.staging import Staging
-from restow.agents.memory.staging_pool import StagingPool
+from restow.agents.memory.staging_pool import PoolFigures, StagingPool
 from restow.agents.probing.transport_name import TransportName
 from restow.agents.reading.lane import late
 from restow.agents.reading.reader import Reader
@@ -89,7 +89,13 @@ class Executor:
     @property
     def free_staging_bytes(self) -> tuple[int, int]:
         """Bytes free for gathering, and for scattering."""
-        return self._gathering.free_bytes, self._scatter_pool.free_bytes
+        gather, scatter = self.staging
+        return gather.size_bytes - gather.used_bytes, scatter.size_bytes - scatter.used_bytes
+
+    @property
+    def staging(self) -> tuple[PoolFigures, PoolFigures]:
+        """What of the pools is in use, for gathering and for scattering."""
+        return self._gathering.figures, self._scatter_pool.figures
 
     def load(self, program: Program) -> None:
         """Take a program; one that is invalid refuses the orders that name it."""

@@ -17,7 +17,7 @@ from restow.agents.execute.program_check import CheckedProgram
 from restow.agents.link.orders import StagedRun, StageOrder
 from restow.agents.memory.regions import MemoryPlace, one_place
 from restow.agents.memory.staging import Staging, staging_place
-from restow.agents.memory.staging_pool import Run, StagingPool
+from restow.agents.memory.staging_pool import PoolFigures, Run, StagingPool
 from restow.agents.probing.costs import check_room, measure_copying
 from restow.broker.errors import RestowError
 from restow.broker.planner import CopyCosts
@@ -49,9 +49,9 @@ class Gathering:
         self._held: dict[int, dict[int, StagedRun]] = {}
 
     @property
-    def free_bytes(self) -> int:
-        """Bytes of the pool in no run."""
-        return self._pool.free_bytes
+    def figures(self) -> PoolFigures:
+        """What of the pool is in use."""
+        return self._pool.figures
 
     async def stage(
         self, order: StageOrder, programs: Sequence[CheckedProgram]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from restow.agents.errors import StagingExhaustedError
@@ -23,6 +24,25 @@ class Run:
     def stop_bytes(self) -> int:
         """One past the last byte."""
         return self.offset_bytes + self.length_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """How much of a pool is in use, and how many wait for room in it."""
+
+    size_bytes: int = 0
+    used_bytes: int = 0
+    waiting: int = 0
+
+    @classmethod
+    def together(cls, figures: Iterable[PoolFigures]) -> PoolFigures:
+        """The figures of several pools."""
+        several = tuple(figures)
+        return cls(
+            sum(one.size_bytes for one in several),
+            sum(one.used_bytes for one in several),
+            sum(one.waiting for one in several),
+        )
 
 
 class StagingAllocator:
@@ -83,6 +103,12 @@ class StagingPool:
     def waiting(self) -> int:
         """How many wait."""
         return len(self._line)
+
+    @property
+    def figures(self) -> PoolFigures:
+        """What is in use."""
+        size_bytes = self._allocator.size_bytes
+        return PoolFigures(size_bytes, size_bytes - self.free_bytes, self.waiting)
 
     async def acquire(self, length_bytes: int) -> Run:
         """A run of at least that length, when it is free and all who came before are served.

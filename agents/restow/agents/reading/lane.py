@@ -14,6 +14,7 @@ from restow.agents.errors import (
     ReadFailedError,
     ReadNotBegunError,
 )
+from restow.agents.reading.read_counts import no_reads
 from restow.agents.reading.transport import Flight, Known, Read, Transport
 
 
@@ -38,6 +39,8 @@ class Lane:
         """Peers whose connection broke: to be prepared anew."""
         self._leaving: set[str] = set()
         """Peers to forget as soon as no read of theirs may still write."""
+        self.counts = no_reads(transports)
+        """What became of its reads. Changed under the lock."""
 
     @property
     def busy(self) -> bool:
@@ -68,9 +71,12 @@ class Lane:
             transport = self._prepared(read, known)
             try:
                 flight = transport.post(read, check)
-            except PeerLostError:
-                self._broken.add((transport, read.peer))
+            except AgentError as error:
+                self.counts[transport.kind].errors += 1
+                if isinstance(error, PeerLostError):
+                    self._broken.add((transport, read.peer))
                 raise
+            flight.size_bytes = read.descriptors.size_bytes
             self._flying[flight] = transport
             return flight
 
@@ -84,6 +90,7 @@ class Lane:
             try:
                 transport.prepare(read.peer, known)
             except PeerLostError:
+                self.counts[transport.kind].errors += 1
                 self._broken.add(broken)
                 raise
             if transport.takes(read):
@@ -107,12 +114,17 @@ class Lane:
         try:
             if transport is None:
                 return True
-            if not self.closed.is_set() and not transport.poll(flight):
-                return False
+            if not self.closed.is_set():
+                if not transport.poll(flight):
+                    return False
+                counts = self.counts[transport.kind]
+                counts.reads += 1
+                counts.read_bytes += flight.size_bytes
             self._drop(flight)
             return True
         except AgentError:
             if transport is not None:
+                self.counts[transport.kind].errors += 1
                 self._broken.add((transport, flight.peer))
             self._drop(flight)
             raise
@@ -149,7 +161,8 @@ class Lane:
         with self._lock:
             if self.closed.is_set():
                 return
-            for flight in list(self._flying):
+            for flight, transport in list(self._flying.items()):
+                self.counts[transport.kind].errors += 1
                 self._drop(flight)
             for transport in self._transports:
                 transport.close()

@@ -19,6 +19,7 @@ from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import PeerLostError, ReadFailedError, TransportFailedError
 from restow.agents.memory.device import bind_thread
 from restow.agents.memory.regions import MemoryKind, MemoryPlace
+from restow.agents.reading.read_counts import NIXL
 from restow.agents.reading.transport import Flight, Known, Read
 from restow.agents.reading.ucx_tls import ucx_settings
 
@@ -56,6 +57,8 @@ _FAILURES = (
 
 class NixlTransport:
     """One NIXL agent over UCX: a `Transport` that takes whatever comes."""
+
+    kind = NIXL
 
     def __init__(self, label: str) -> None:
         """Set NIXL up. Raises `TransportFailedError`."""

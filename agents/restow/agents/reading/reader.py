@@ -29,6 +29,7 @@ from restow.agents.errors import (
 )
 from restow.agents.reading.host_memory import HostMemory
 from restow.agents.reading.lane import Lane, late
+from restow.agents.reading.read_counts import NIXL, CountsByKind, add_all, no_reads
 from restow.agents.reading.transport import Flight, Known, Read, Transport
 from restow.broker.logs import get_logger
 
@@ -78,6 +79,9 @@ class Reader:
         """None: the last one was retired."""
         self._retired: list[Lane] = []
         """They wait for their last reads."""
+        self.lanes_given_up = 0
+        self._past = no_reads()
+        """Of lanes that are closed."""
         self._closed = False
         self._log = get_logger("restow.agent")
 
@@ -119,6 +123,19 @@ class Reader:
         if failure is not None:
             raise failure
 
+    @property
+    def lanes(self) -> int:
+        """How many are open."""
+        return len(self._lanes())
+
+    @property
+    def counts(self) -> CountsByKind:
+        """What became of all reads so far, by kind of transport."""
+        found = no_reads()
+        for counts in (self._past, *(lane.counts for lane in self._lanes())):
+            add_all(found, counts)
+        return found
+
     def progress(self) -> None:
         """Let connections be made and broken while nothing is read."""
         if self._lane is not None:
@@ -129,6 +146,7 @@ class Reader:
         self._closed = True
         for lane in self._lanes():
             lane.close()
+            add_all(self._past, lane.counts)
         self._threads.shutdown()
         self._lane = None
         self._retired.clear()
@@ -143,12 +161,14 @@ class Reader:
             self._log.warning("reads do not end: their lane is given up", peers=sorted(peers))
             self._lane = None
             self._retired.append(lane)
+            self.lanes_given_up += 1
 
     def _leave(self, lane: Lane) -> None:
         lane.readers -= 1
         if lane in self._retired and not lane.readers:
             self._retired.remove(lane)
             lane.close()
+            add_all(self._past, lane.counts)
 
     # -- reads ------------------------------------------------------------------------------------
 
@@ -213,7 +233,11 @@ class Reader:
             raise ReadNotBegunError(f"agent {peer} was being tried until the grant ended")
         if self._trials.get(peer) is trial:
             del self._trials[peer]
-        trial.result()
+        try:
+            trial.result()
+        except AgentError:
+            self._past[NIXL].errors += 1
+            raise
         if self._known.get(peer) is known:
             self._passed[peer] = known
 

@@ -26,6 +26,7 @@ from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import OrderInvalidError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import MemoryKind
 from restow.agents.reading.host_memory import HostMemory, HostRanges
+from restow.agents.reading.read_counts import PROCESS_VM_READV
 from restow.agents.reading.spreading import Spreading
 from restow.agents.reading.transport import Flight, Known, Read
 
@@ -138,6 +139,8 @@ class HostPeer:
 
 class SameHost:
     """A `Transport` for many pieces of host memory of processes on this host."""
+
+    kind = PROCESS_VM_READV
 
     def __init__(self, own: HostRanges, threads: int = 1) -> None:
         """``own`` is what may be read into; ``threads`` share a long read."""

@@ -30,6 +30,8 @@ class Flight:
     peer: str
     handle: Any
     done: bool
+    size_bytes: int = 0
+    """The lane's, to count."""
 
 
 class Known(NamedTuple):
@@ -43,6 +45,9 @@ class Known(NamedTuple):
 
 class Transport(Protocol):
     """Used by one thread at a time. A failed read has ended; a read that flies may still write."""
+
+    kind: str
+    """What reads are counted under."""
 
     def prepare(self, peer: str, known: Known) -> None:
         """Make a peer readable; one that is stays as it is.

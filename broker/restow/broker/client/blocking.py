@@ -143,6 +143,11 @@ class BlockingSession:
         )
         self._thread: LoopThread | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the broker knows the engine and hears it at the moment."""
+        return self._session.is_open
+
     def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 

@@ -106,6 +106,11 @@ class EngineSession:
         """Unregister and close."""
         await self.close()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the broker knows the engine and hears it at the moment. Any thread may ask."""
+        return self._opened.is_set()
+
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream.
 

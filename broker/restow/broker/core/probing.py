@@ -15,6 +15,7 @@ from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Probed
 from restow.broker.core.handoffs.handoff import MAX_REASON
+from restow.broker.core.handoffs.statistics import Durations
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
 from restow.broker.core.pair import PairPlan
@@ -41,6 +42,8 @@ class Probing:
         self.known: OrderedDict[HostPair, HostCosts] = OrderedDict()
         self._limits = limits
         self._enabled = enabled
+        self.measuring = Durations()
+        """How long measurements took, failed ones too."""
         self._probes = Probes(numbering)
         self._by_hosts: dict[HostPair, tuple[Probe, set[int]]] = {}
         """The measurement of a pair that is under way, and the handoffs that wait for it."""
@@ -122,6 +125,7 @@ class Probing:
         """Keep the costs, or that there are none; the handoffs that waited for them."""
         hosts = next(one for one, (probe, _) in self._by_hosts.items() if probe is end.probe)
         _, waiting = self._by_hosts.pop(hosts)
+        self.measuring.add(now_s - end.probe.begun_s)
         outcome = _outcome(end)
         outcome.again_s = now_s + self._limits.probe_again_s
         self.known[hosts] = outcome

@@ -14,6 +14,7 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.statistics import Durations
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.errors import PlanError, RestowError
@@ -73,6 +74,10 @@ class Hub:
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members, self.said)
         self.planner = Planner()
+        self.planning = Durations()
+        """How long plans took, with their turns."""
+        self.loop_lag = Durations()
+        """How late the clock's ticks were."""
         self._drained = asyncio.Event()
         self._watcher: Callable[[Handoff], None] | None = None
         self._tasks: set[asyncio.Task[PairOutcome]] = set()
@@ -141,8 +146,10 @@ class Hub:
     async def run_clock(self) -> None:
         """Tell the directory the time, for as long as the broker lives."""
         while True:
+            due_s = self.now_s() + TICK_S
             await asyncio.sleep(TICK_S)
             now_s = self.now_s()
+            self.loop_lag.add(max(now_s - due_s, 0.0))
             self.perform(self.directory.tick(now_s))
             self.said.tick(now_s)
 
@@ -254,11 +261,13 @@ class Hub:
             action.costs or self.costs,
             ahead=action.ahead,
         )
+        took_s = self.now_s() - started_s
+        self.planning.add(took_s)
         self.said.info(
             "planned",
             source=action.pair.source_digest[:12],
             destination=action.pair.destination_digest[:12],
-            milliseconds=round((self.now_s() - started_s) * 1000, 1),
+            milliseconds=round(took_s * 1000, 1),
             measured=action.costs is not None,
             ahead=action.ahead,
             refused=outcome.error.reason if isinstance(outcome, PairRefused) else None,

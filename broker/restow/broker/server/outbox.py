@@ -57,9 +57,9 @@ class Outbox(Generic[Batch]):
         self._account, self._free_bytes = account, free_bytes
         self._carried_bytes = self._carried_in_taken = self._carried_in_last = 0
         self._on_full = on_full
-        self._full: deque[tuple[Batch, int, int]] = deque()
-        """Each with its bytes, and what the account carries for it."""
-        self._bytes_in_full = 0
+        self._full: deque[tuple[Batch, int, int, int]] = deque()
+        """Each with its messages, its bytes, and what the account carries for it."""
+        self._in_full = self._bytes_in_full = 0
         self._last = make()
         self._in_last = 0
         self._bytes_in_last = 0
@@ -81,7 +81,8 @@ class Outbox(Generic[Batch]):
             if len(self._full) >= self._max_full or self._bytes_in_full > MAX_QUEUE_BYTES:
                 self._overflow()
             else:
-                self._full.append((self._last, full_bytes, self._carried_in_last))
+                self._full.append((self._last, self._in_last, full_bytes, self._carried_in_last))
+                self._in_full += self._in_last
             self._start()
             self._bytes_in_last = size_bytes
         if self._closed or not self._carry(MESSAGE_BYTES + COPIES * size_bytes):
@@ -119,7 +120,7 @@ class Outbox(Generic[Batch]):
 
     def _clear(self) -> None:
         self._full.clear()
-        self._bytes_in_full = 0
+        self._in_full = self._bytes_in_full = 0
         self._start()
         self._deliver(self._carried_bytes - self._carried_in_taken)
 
@@ -145,6 +146,11 @@ class Outbox(Generic[Batch]):
         """Whether the stream ends, though whoever reads it may not have heard of it yet."""
         return self._closed
 
+    @property
+    def waiting(self) -> int:
+        """How many messages have not been taken."""
+        return self._in_full + self._in_last
+
     async def take(self) -> Batch | None:
         """Wait for a batch; None when closed. Raises the error of `close`.
 
@@ -154,7 +160,8 @@ class Outbox(Generic[Batch]):
         self._carried_in_taken = 0
         while True:
             if self._full:
-                batch, full_bytes, self._carried_in_taken = self._full.popleft()
+                batch, in_full, full_bytes, self._carried_in_taken = self._full.popleft()
+                self._in_full -= in_full
                 self._bytes_in_full -= full_bytes
                 return batch
             if self._in_last:

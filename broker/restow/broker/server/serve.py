@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from restow.broker.errors import ExtraMissingError, ListenError
+from restow.broker.errors import ExtraMissingError, ListenError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor
 from restow.broker.rpc.pings import SERVER_PINGS
@@ -112,11 +112,12 @@ def interceptors_of(
     log: BoundedLog,
     admitted: Callable[[RawContext], None],
     tenant_max_calls: int = 0,
+    refused: Callable[[RestowError], None] = lambda _: None,
 ) -> list[grpc.aio.ServerInterceptor]:
     """What stands before every handler, the outermost first.
 
-    ``admitted`` hears of each call that is let in; of calls that nobody need say who makes, there
-    may be any number.
+    ``admitted`` hears of each call that is let in, ``refused`` why one is not or ends with an
+    error; of calls that nobody need say who makes, there may be any number.
     """
     identify = None if trust is None else trust.identify
     gate: grpc.aio.ServerInterceptor = (
@@ -124,8 +125,8 @@ def interceptors_of(
         if identify is None
         else GuardInterceptor(identify, admitted, tenant_max_calls)
     )
-    refused = RefusedCallsInterceptor(identify, log)
-    return [ErrorInterceptor(), refused, gate, ParsingInterceptor()]
+    refusals = RefusedCallsInterceptor(identify, log, refused)
+    return [ErrorInterceptor(), refusals, gate, ParsingInterceptor()]
 
 
 @contextlib.asynccontextmanager
@@ -151,7 +152,11 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     strangers = Strangers(connections, connections // 4 if trust else connections * 3 // 4)
     server = grpc.aio.server(
         interceptors=interceptors_of(
-            trust, hub.said, strangers.admitted, CALLS_FOR_CONNECTION * connections
+            trust,
+            hub.said,
+            strangers.admitted,
+            CALLS_FOR_CONNECTION * connections,
+            hub.directory.ledger.statistics.refuse_call,
         ),
         options=(
             *SERVER_OPTIONS,
@@ -196,6 +201,7 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
                         hub,
                         settings.status_page,
                         [one.strip() for one in settings.http_hosts.split(",") if one.strip()],
+                        trust.certificate_end_s if trust is not None else lambda: None,
                     )
                 )
             if settings.otlp_endpoint is not None:

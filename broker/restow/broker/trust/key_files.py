@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from restow.broker.trust.errors import KeyFileError
@@ -18,6 +18,8 @@ class KeyPair:
 
     certificate: bytes
     key: bytes = field(repr=False)
+    end_s: float | None = None
+    """Until when the certificate is good, in seconds since 1970; None: it can't be told."""
 
 
 def read_key_pair(certificate: Path, key: Path) -> KeyPair:
@@ -41,8 +43,7 @@ def read_key_pair(certificate: Path, key: Path) -> KeyPair:
             certificate=certificate,
             key=key,
         )
-    end_of(certificate, key)
-    return pair
+    return replace(pair, end_s=end_of(certificate, key))
 
 
 def read_authorities(path: Path) -> bytes:

@@ -24,6 +24,8 @@ class PrefillSide:
     """By request: tokens of its prompt, which is not yet computed."""
     _held: dict[str, int] = field(default_factory=dict)
     """By request that is finished: of how many handoffs D may still read its pages."""
+    _held_blocks: dict[str, int] = field(default_factory=dict)
+    """By such a request: how many blocks it has."""
 
     def begin(
         self,
@@ -67,6 +69,7 @@ class PrefillSide:
         """The prompt is computed. Its pages are held until `sent` names it."""
         handoff_ids = self._pop(request_id)
         self._held[request_id] = len(handoff_ids)
+        self._held_blocks[request_id] = sum(len(ids) for ids in blocks.values())
         for handoff_id in handoff_ids:
             future = self.session.publish(
                 handoff_id,
@@ -83,13 +86,18 @@ class PrefillSide:
         for handoff_id in self._pop(request_id):
             self.session.cancel(handoff_id, why)
 
+    @property
+    def held_blocks(self) -> int:
+        """How many blocks are held for D, of all groups."""
+        return sum(self._held_blocks.values())
+
     def sent(self) -> tuple[list[HandoffEnd], list[str]]:
         """What has ended since the last call, and the requests whose pages are free by that."""
         ended, free = list(self._ends.take()), []
         for end in ended:
             self._held[end.request_id] -= 1
             if not self._held[end.request_id]:
-                del self._held[end.request_id]
+                del self._held[end.request_id], self._held_blocks[end.request_id]
                 free.append(end.request_id)
             if end.failed:
                 end.warn("a state was not handed over")

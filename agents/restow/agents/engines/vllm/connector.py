@@ -254,10 +254,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return answer is not None, answer
 
     def get_kv_connector_stats(self) -> RestowStats | None:
-        """Return what the scheduler's side has counted; workers have nothing to add."""
-        if self._scheduler is None or self._scheduler.tally.empty:
-            return None
-        return RestowStats(data=self._scheduler.tally.take())
+        """Return what this side has counted: the scheduler's handoffs, or a worker's reads."""
+        side = self._worker or self._scheduler
+        data = None if side is None else side.counted()
+        return None if data is None else RestowStats(data=data)
 
     def shutdown(self) -> None:
         """Leave the broker."""

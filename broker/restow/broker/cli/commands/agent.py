@@ -43,6 +43,14 @@ def agent(
             "system call instead of one by one through NIXL. Default: unless UCX_TLS forbids it.",
         ),
     ] = None,
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RESTOW_HTTP_LISTEN",
+            help="HOST:PORT where to show metrics (/metrics) and whether it is alive (/healthz), "
+            "over plain HTTP, to whoever asks. Default: nowhere.",
+        ),
+    ] = None,
     log_format: LogFormatOption = "console",
     config: ConfigOption = None,
 ) -> None:
@@ -60,4 +68,6 @@ def agent(
 
     credentials = connection.credentials()
     with logging_to_stderr(log_format == "json"):
-        run_agent_daemon(connection.broker, socket, read_threads, host_reads, credentials)
+        run_agent_daemon(
+            connection.broker, socket, read_threads, host_reads, credentials, http_listen
+        )

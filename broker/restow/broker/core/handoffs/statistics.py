@@ -12,10 +12,13 @@ from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.traffic.series import Series
 from restow.broker.core.traffic.tally import End
 from restow.broker.core.traffic.traffic import STEP_S
+from restow.broker.errors import QuotaExceededError, RestowError
 from restow.broker.reasons import REASONS
 
 OTHER = "OTHER"
 """In place of a reason that is not in the book: agents and engines of other versions give them."""
+QUOTAS = ("engines", "handoffs", "bytes", "calls")
+"""What a tenant may have so much of, as a `QuotaExceededError` names it."""
 BOUNDS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0),
@@ -53,7 +56,7 @@ class Durations:
 
 
 class Statistics:
-    """What a broker counts of ended handoffs, beside what it counts for each tenant."""
+    """What a broker counts of ended handoffs and of refusals, beside what each tenant's are."""
 
     def __init__(self) -> None:
         """Nothing has ended."""
@@ -61,7 +64,11 @@ class Statistics:
         self.phases = {phase: Durations() for phase in Phase}
         self.series = Series(STEP_S)
         self.refused: Counter[str] = Counter()
-        """Publications and demands that were refused, by reason."""
+        """Words of engines and agents that were refused, by reason."""
+        self.refused_calls: Counter[str] = Counter()
+        """Calls and streams that were refused or ended with an error, by reason."""
+        self.over_quota: Counter[str] = Counter()
+        """Words and calls that were refused for a quota, by what there is too much of."""
 
     @property
     def by_state(self) -> Counter[State]:
@@ -74,6 +81,17 @@ class Statistics:
     def refuse(self, reason: str) -> None:
         """Count a word that was refused; the handoff goes on, or had ended."""
         self.refused[_known(reason)] += 1
+
+    def refuse_call(self, error: RestowError) -> None:
+        """Count a call that was refused, or a stream that an error ends."""
+        self.refused_calls[_known(error.reason)] += 1
+        self.count_quota(error)
+
+    def count_quota(self, error: RestowError) -> None:
+        """Count what is refused for a quota, if that is why."""
+        if isinstance(error, QuotaExceededError):
+            what = error.subject.get("what", "")
+            self.over_quota[what if what in QUOTAS else OTHER] += 1
 
     def count(self, handoff: Handoff, end: End) -> None:
         """Count a handoff that has just ended."""

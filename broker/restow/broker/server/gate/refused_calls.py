@@ -1,4 +1,4 @@
-"""Every call that is refused is logged once: who made it, what it was, and why not."""
+"""Every call that is refused is counted and logged once: who made it, what it was, why not."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from restow.broker.trust.errors import UnauthenticatedError
 class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
     """Stands before the guard, and behind the interceptor that translates errors."""
 
-    def __init__(self, identify: Identify | None, log: BoundedLog) -> None:
-        """Know callers by ``identify``; None: nobody asks who they are."""
+    def __init__(
+        self,
+        identify: Identify | None,
+        log: BoundedLog,
+        count: Callable[[RestowError], None],
+    ) -> None:
+        """Know callers by ``identify``; None: nobody asks who they are. ``count`` hears each."""
         self._identify = identify
         self._log = log
+        self._count = count
 
     async def intercept_service(
         self,
@@ -56,6 +62,7 @@ class RefusedCallsInterceptor(grpc.aio.ServerInterceptor):
         return None if handler is None else rewrap(handler, unary, stream) or handler
 
     def _tell(self, method: str, context: RawContext, error: RestowError) -> None:
+        self._count(error)
         if self._identify is None:
             identity, tenant = NOBODY_ASKED, tenant_of(context)
         else:

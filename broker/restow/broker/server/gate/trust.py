@@ -32,6 +32,9 @@ class Trust:
 
     credentials: grpc.ServerCredentials
     identify: Identify
+    certificate_end_s: Callable[[], float | None]
+    """Until when the own certificate is good that new connections are shown, in seconds since 1970;
+    None: it can't be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,19 @@ def trust_of(settings: BrokerSettings) -> Trust | None:
     def complain(error: TrustError) -> None:
         log.error("files keep their former content", reason=error.reason, detail=error.message)
 
-    credentials = _credentials(certificate, key, settings.client_ca, complain)
+    files = _files(certificate, key, settings.client_ca, complain)
+    credentials = _credentials(files, settings.client_ca is not None)
+
+    def certificate_end_s() -> float | None:
+        return files.current().pair.end_s
+
     if settings.tokens is None:
-        return Trust(credentials, by_certificate)
+        return Trust(credentials, by_certificate, certificate_end_s)
     path = settings.tokens
     tokens = Reloaded((path,), lambda: read_tokens(path), complain)
-    return Trust(credentials, lambda context: by_token(context, tokens.current()))
+    return Trust(
+        credentials, lambda context: by_token(context, tokens.current()), certificate_end_s
+    )
 
 
 def _check_plaintext(settings: BrokerSettings) -> None:
@@ -88,10 +98,9 @@ def _check_plaintext(settings: BrokerSettings) -> None:
         )
 
 
-def _credentials(
+def _files(
     certificate: Path, key: Path, client_ca: Path | None, complain: Callable[[TrustError], None]
-) -> grpc.ServerCredentials:
-    """Credentials that follow their files: each connection has what was good last."""
+) -> Reloaded[_Files]:
     log = get_logger("restow.trust")
 
     def load() -> _Files:
@@ -101,7 +110,11 @@ def _credentials(
         return _Files(pair, None if client_ca is None else read_authorities(client_ca))
 
     paths = (certificate, key) if client_ca is None else (certificate, key, client_ca)
-    files = Reloaded(paths, load, complain)
+    return Reloaded(paths, load, complain)
+
+
+def _credentials(files: Reloaded[_Files], asks_clients: bool) -> grpc.ServerCredentials:
+    """Credentials that follow their files: each connection has what was good last."""
     shown = files.current()
 
     def fetch() -> Any:
@@ -114,7 +127,7 @@ def _credentials(
         return _configuration(now)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(shown), fetch, require_client_authentication=client_ca is not None
+        _configuration(shown), fetch, require_client_authentication=asks_clients
     )
 
 

@@ -1,12 +1,13 @@
 """Prometheus metrics, read from the directory when they are asked for.
 
-No label is what somebody else said: states, phases and reasons of the book are all there are.
+No label is what somebody else said: states, phases, quotas and reasons of the book are all there
+are.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -20,7 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from restow.broker.core.actions import State
-from restow.broker.core.handoffs.statistics import BOUNDS_S, Durations, Phase
+from restow.broker.core.handoffs.statistics import BOUNDS_S, QUOTAS, Durations, Phase
 from restow.broker.server.hub import Hub
 from restow.broker.versions import own_version
 
@@ -30,15 +31,18 @@ LIVE_STATES = (State.WAITING, State.READY, State.STAGING, State.READING)
 class DirectoryCollector(Collector):
     """Of a hub's directory. Belongs to the hub's event loop."""
 
-    def __init__(self, hub: Hub) -> None:
-        """Show what the hub holds at each time."""
+    def __init__(self, hub: Hub, certificate_end_s: Callable[[], float | None]) -> None:
+        """Show what the hub holds at each time, and until when its certificate is good."""
         self._hub = hub
+        self._certificate_end_s = certificate_end_s
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
         yield InfoMetricFamily("restow_broker", "The broker.", {"version": own_version()})
         yield from self._members()
         yield from self._handoffs()
+        yield from self._refusals()
+        yield from self._work()
 
     def _members(self) -> Iterator[Metric]:
         directory = self._hub.directory
@@ -50,13 +54,26 @@ class DirectoryCollector(Collector):
             "Registered engines with a session and the agents of all ranks.",
             sum(engine.has_session and engine.complete for engine in engines),
         )
-        yield _gauge("agents", "Connected agents.", len(directory.connections.names))
+        yield _gauge("sessions", "Open sessions.", sum(engine.has_session for engine in engines))
+        yield _gauge("agents", "Connected agents.", sum(len(one.agents) for one in engines))
+        yield _gauge(
+            "agents_away",
+            "Agents whose stream broke, and that may come back.",
+            sum(len(one.away) for one in engines),
+        )
         yield _gauge("plans", "Plans kept, one for each pair of layouts.", len(granting.pairs))
         yield _gauge(
             "draining",
             "1 while the broker waits for the reads under way before it ends.",
             granting.draining,
         )
+        end = GaugeMetricFamily(
+            "restow_certificate_end_seconds",
+            "Unix time at which the broker's own certificate ends; not there without one.",
+        )
+        if (end_s := self._certificate_end_s()) is not None:
+            end.add_metric([], end_s)
+        yield end
 
     def _handoffs(self) -> Iterator[Metric]:
         ledger = self._hub.directory.ledger
@@ -83,15 +100,6 @@ class DirectoryCollector(Collector):
         ):
             ends.add_metric([state, reason], count)
         yield ends
-        refused = CounterMetricFamily(
-            "restow_refused",
-            "Publications and demands that were refused, by reason.",
-            labels=["reason"],
-        )
-        # Always there, so that a rate is known from the first one on.
-        for reason, count in sorted({"HANDOFF_CONFLICT": 0, **ledger.statistics.refused}.items()):
-            refused.add_metric([reason], count)
-        yield refused
         phases = HistogramMetricFamily(
             "restow_handoff_phase_seconds",
             "How long parts of ended handoffs took: wait (until P's state was whole and D had "
@@ -117,9 +125,62 @@ class DirectoryCollector(Collector):
             ledger.checks.mismatches,
         )
 
+    def _refusals(self) -> Iterator[Metric]:
+        statistics = self._hub.directory.ledger.statistics
+        # Always there, so that a rate is known from the first one on.
+        yield _counts(
+            "refused",
+            "Words of engines and agents that were refused, by reason: the handoff goes on "
+            "without them, or had ended.",
+            "reason",
+            {"HANDOFF_CONFLICT": 0, **statistics.refused},
+        )
+        yield _counts(
+            "calls_refused",
+            "Calls that were refused, and streams that an error ended, by reason.",
+            "reason",
+            {"UNAUTHENTICATED": 0, "FORBIDDEN": 0, **statistics.refused_calls},
+        )
+        yield _counts(
+            "quota_refusals",
+            "Words and calls that were refused for a tenant's quota, by what it has too much of.",
+            "quota",
+            {**dict.fromkeys(QUOTAS, 0), **statistics.over_quota},
+        )
+
+    def _work(self) -> Iterator[Metric]:
+        hub = self._hub
+        queued = GaugeMetricFamily(
+            "restow_queued_messages",
+            "Messages that wait for streams to take them.",
+            labels=["stream"],
+        )
+        queued.add_metric(["engine"], sum(one.waiting for one in hub.engines.values()))
+        queued.add_metric(["agent"], sum(one.waiting for one in hub.agents.values()))
+        yield queued
+        for name, words, durations in (
+            ("loop_lag", "How late the event loop came to the clock's ticks.", hub.loop_lag),
+            ("planning", "How long plans took, with the wait for their turn.", hub.planning),
+            (
+                "measuring",
+                "How long agents measured between two hosts, failed measurements too.",
+                hub.directory.probing.measuring,
+            ),
+        ):
+            family = HistogramMetricFamily(f"restow_{name}_seconds", words)
+            family.add_metric([], _buckets(durations), durations.total_s)
+            yield family
+
 
 def _gauge(name: str, words: str, value: float) -> Metric:
     return GaugeMetricFamily(f"restow_{name}", words, value)
+
+
+def _counts(name: str, words: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"restow_{name}", words, labels=[label])
+    for value, count in sorted(counts.items()):
+        family.add_metric([value], count)
+    return family
 
 
 def _buckets(durations: Durations) -> list[tuple[str, float]]:
@@ -132,9 +193,9 @@ def _buckets(durations: Durations) -> list[tuple[str, float]]:
     return found
 
 
-def registry_of(hub: Hub) -> CollectorRegistry:
+def registry_of(hub: Hub, certificate_end_s: Callable[[], float | None]) -> CollectorRegistry:
     """The hub's metrics, and those of the broker's process."""
     registry = CollectorRegistry()
-    registry.register(DirectoryCollector(hub))
+    registry.register(DirectoryCollector(hub, certificate_end_s))
     ProcessCollector(registry=registry)
     return registry

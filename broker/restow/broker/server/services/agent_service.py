@@ -166,6 +166,9 @@ class AgentLinkService(agent_link_pb2_grpc.AgentLinkServicer):
         try:
             return self._hub.directory.reports.fence(engine, agent, handoff_id, now_s)
         except RestowError as error:
+            statistics = self._hub.directory.ledger.statistics
+            statistics.refuse(error.reason)
+            statistics.count_quota(error)
             self._hub.said.warning(
                 "word refused",
                 tenant=engine.key.tenant,

@@ -136,8 +136,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         except RestowError as error:
             body = message.WhichOneof("body")
             handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
+            statistics = hub.directory.ledger.statistics
+            statistics.count_quota(error)
             if body in ("publish", "request"):
                 hub.refuse(engine, handoff_id, error)
+            else:
+                statistics.refuse(error.reason)
             hub.said.warning(
                 "word refused",
                 tenant=engine.key.tenant,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
-from restow.agents.engines.vllm.scheduler.tally import Tally
+from restow.agents.engines.vllm.interval import both, is_nothing, nothing
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _BYTES = tuple(float(2**power) for power in range(14, 38, 2))
@@ -22,26 +21,17 @@ _BYTES = tuple(float(2**power) for power in range(14, 38, 2))
 
 @dataclass
 class RestowStats(KVConnectorStats):  # type: ignore[misc]
-    """Holds what `Tally.take` gives, as vLLM wants it."""
+    """Holds what `Tally.take` and `AgentTally.take` give, as vLLM wants it."""
 
     data: dict[str, Any] = field(default_factory=dict)
 
     def reset(self) -> None:
         """Forget all."""
-        self.data = Tally().take()
+        self.data = nothing()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        """Add another interval's."""
-        mine: dict[str, Any] = self.data
-        theirs: dict[str, Any] = other.data
-        return RestowStats(
-            data={
-                "transfers": [*mine["transfers"], *theirs["transfers"]],
-                "failures": dict(Counter(mine["failures"]) + Counter(theirs["failures"])),
-                "waits": [*mine["waits"], *theirs["waits"]],
-                "external_tokens": mine["external_tokens"] + theirs["external_tokens"],
-            }
-        )
+        """Add another side's, or another interval's."""
+        return RestowStats(data=both(self.data, other.data))
 
     def reduce(self) -> dict[str, int | float]:
         """Return the figures of one line of the log."""
@@ -55,14 +45,20 @@ class RestowStats(KVConnectorStats):  # type: ignore[misc]
             "mean transfer (ms)": round(1e3 * seconds / len(transfers), 2) if transfers else 0,
             "mean wait for P (ms)": round(1e3 * sum(waits) / len(waits), 2) if waits else 0,
             "external tokens": self.data["external_tokens"],
+            "states sent": self.data["states_sent"],
         }
+        for name, value in self.data["present"].items():
+            reduced[name.replace("_", " ")] = value
+        for kind, (_, _, errors) in self.data["reads"].items():
+            if errors:
+                reduced[f"{kind} errors"] = errors
         for reason, count in sorted(self.data["failures"].items()):
             reduced[reason] = count
         return reduced
 
     def is_empty(self) -> bool:
         """Whether nothing has happened."""
-        return not (self.data["transfers"] or self.data["failures"])
+        return is_nothing(self.data)
 
 
 class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
@@ -96,17 +92,55 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             "From D's wish to the grant: P's prefill and queue.",
             _SECONDS,
         )
-        tokens = self._counter_cls(
-            name="vllm:restow_external_tokens",
-            documentation="Prompt tokens that another engine computed.",
-            labelnames=labelnames,
+
+        def counter(name: str, text: str, *labels: str) -> Any:
+            names = [*labelnames, *labels]
+            return self._counter_cls(name=name, documentation=text, labelnames=names)
+
+        def gauge(name: str, text: str, *labels: str) -> Any:
+            return self._gauge_cls(
+                name=name,
+                documentation=text,
+                labelnames=[*labelnames, *labels],
+                multiprocess_mode="mostrecent",
+            )
+
+        self._tokens = counter(
+            "vllm:restow_external_tokens", "Prompt tokens that another engine computed."
         )
-        self._tokens = {engine: tokens.labels(*values) for engine, values in self._labels.items()}
-        self._failures = self._counter_cls(
-            name="vllm:restow_failures",
-            documentation="Handoffs that ended without a state in place, by side and reason.",
-            labelnames=[*labelnames, "side", "reason"],
+        self._sent = counter("vllm:restow_states_sent", "States that another engine has read.")
+        self._failures = counter(
+            "vllm:restow_failures",
+            "Handoffs that ended without a state in place, by side and reason.",
+            "side",
+            "reason",
         )
+        self._present = {
+            "held_blocks": gauge(
+                "vllm:restow_held_blocks",
+                "Blocks that are kept until another engine has read them.",
+            ),
+            "registered": gauge(
+                "vllm:restow_registered", "1 while a session with the broker is open."
+            ),
+        }
+        self._reads = [
+            counter(f"vllm:restow_{name}", text, "transport")
+            for name, text in (
+                ("reads", "Reads of agents that ended well."),
+                ("read_bytes", "Bytes of these."),
+                ("read_errors", "Reads of agents that failed, and connections for them."),
+            )
+        ]
+        self._lanes_given_up = counter(
+            "vllm:restow_lanes_given_up", "Lanes of agents whose reads did not end."
+        )
+        self._staging = gauge(
+            "vllm:restow_staging_used_bytes", "Staging in use, of the rank with the most.", "pool"
+        )
+        for values in self._labels.values():
+            for always in (self._tokens, self._sent, self._lanes_given_up):
+                always.labels(*values)
 
     def observe(self, transfer_stats_data: Mapping[str, Any], engine_idx: int = 0) -> None:
         """Record an interval's."""
@@ -115,7 +149,20 @@ class RestowPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             self._seconds[engine_idx].observe(seconds)
         for seconds in transfer_stats_data["waits"]:
             self._waits[engine_idx].observe(seconds)
-        self._tokens[engine_idx].inc(transfer_stats_data["external_tokens"])
+        labels = self._labels[engine_idx]
         for name, count in transfer_stats_data["failures"].items():
             side, _, reason = name.partition(":")
-            self._failures.labels(*self._labels[engine_idx], side, reason).inc(count)
+            self._failures.labels(*labels, side, reason).inc(count)
+        for counter, name in (
+            (self._tokens, "external_tokens"),
+            (self._sent, "states_sent"),
+            (self._lanes_given_up, "lanes_given_up"),
+        ):
+            counter.labels(*labels).inc(transfer_stats_data[name])
+        for name, value in transfer_stats_data["present"].items():
+            self._present[name].labels(*labels).set(value)
+        for kind, counts in transfer_stats_data["reads"].items():
+            for counter, count in zip(self._reads, counts, strict=True):
+                counter.labels(*labels, kind).inc(count)
+        for pool, size_bytes in transfer_stats_data["staging_used_bytes"].items():
+            self._staging.labels(*labels, pool).set(size_bytes)

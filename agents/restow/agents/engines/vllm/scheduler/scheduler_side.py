@@ -44,6 +44,7 @@ class SchedulerSide:
         self._groups = tuple(groups)
         self._recurrent = any(group.is_state for group in groups)
         self._backoff = backoff_tokens(self._recurrent, lookahead_tokens)
+        self._session = session
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
         self._adapters = LoraAdapters()
@@ -152,6 +153,14 @@ class SchedulerSide:
 
     def _content(self, request: Request, position: int) -> bytes:
         return content(request, position, self._adapters.word(request.lora_request))
+
+    def counted(self) -> dict[str, Any] | None:
+        """Return what became of handoffs since the last call; None: nothing has changed."""
+        self.tally.present = {
+            "held_blocks": self._prefill.held_blocks,
+            "registered": int(self._session.is_open),
+        }
+        return None if self.tally.empty else self.tally.take()
 
     # -- a step -----------------------------------------------------------------------------------
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from restow.agents import Agent
 from restow.agents.engines.common.unwritten import UnwrittenTokens
 from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.agents.engines.vllm.worker.agent_tally import AgentTally
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, RankRegions
 from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.agents.settings import AgentSettings
@@ -32,6 +34,7 @@ class WorkerSide:
         self._caches: dict[str, list[LayerCache]] = {}
         for cache in caches:
             self._caches.setdefault(cache.group, []).append(cache)
+        self._tally = AgentTally()
         self._on_device = any(cache.tensor.is_cuda for cache in caches)
         self._agent = Agent(
             settings.broker or None,
@@ -60,6 +63,10 @@ class WorkerSide:
             event.record()
         for handoff_id in step.fences:
             self._agent.fence(handoff_id, event)
+
+    def counted(self) -> dict[str, Any] | None:
+        """Return what the agent has read since the last call; None: nothing."""
+        return self._tally.take(self._agent.figures)
 
     def close(self) -> None:
         """End all reads, and give the memory back. May be repeated."""
