@@ -17,10 +17,10 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | r
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 8
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(8))
 def test_an_example_prints_what_it_says(number: int) -> None:
     expected = re.findall(r"print\(.*\)  # (.+)$", EXAMPLES[number], re.MULTILINE)
     with broker_process() as address:
