@@ -43,7 +43,7 @@ class Engine:
         """Allocate; the session and the agents are started later."""
         life = uuid.uuid4().hex
         layout = Layout(MODEL, tuple(rank_layout(rank, HEADS // tp) for rank in range(tp)))
-        self.session = BlockingSession(name, life, layout, broker)
+        self.session = BlockingSession(name, life, layout, broker, block_counts={"state": BLOCKS})
         self.memory = [np.zeros((BLOCKS, HEADS // tp), np.float32) for _ in range(tp)]
         self.agents = [
             Agent(

@@ -42,7 +42,7 @@ class Notes:
         return self.publish_this(pb.Publication(handoff_id=name, final=final, lease_ms=3000))
 
     def publish_this(self, publication: pb.Publication) -> asyncio.Future[HandoffEnded]:
-        return self.open.publish(publication, hold_ms=7000)
+        return self.open.publish(pb.EngineMessage(publish=publication), hold_ms=7000)
 
     def late(self, connected: bool = False) -> list[tuple[str, int]]:
         """What is cancelled by now because the broker has not ended it in time."""

@@ -36,8 +36,7 @@ async def die(session: EngineSession) -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    await session._channel.close()
-    session._stub = None
+    await session._registration.close(take_back=False)
 
 
 async def test_a_killed_engine_is_forgotten_and_one_with_a_session_is_not() -> None:

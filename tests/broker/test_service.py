@@ -21,6 +21,7 @@ from broker.fakes import (
 )
 from restow.broker.client import AdminClient, BlockingSession, BrokerCallError
 from restow.broker.client.channel import open_channel
+from restow.broker.client.errors import SessionClosedError
 from restow.broker.planner import Strategy
 from restow.broker.rpc import wire
 from restow.broker.server.serve import SERVICES
@@ -116,7 +117,7 @@ async def test_a_blocking_session_from_a_thread() -> None:
                 session.cancel("never", "changed its mind")
                 state = lost.result(10).state
                 pending = session.request("pending", D_BLOCKS)
-            with pytest.raises(RuntimeError):
+            with pytest.raises(SessionClosedError):
                 session.request("late", D_BLOCKS)
             return state, pending.result(0).reason
 

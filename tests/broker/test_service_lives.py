@@ -159,14 +159,14 @@ def renewals(running: RunningBroker, name: str) -> int:
 async def test_a_life_that_is_overtaken_while_it_starts_hears_why() -> None:
     async with broker() as running:
         older, newer = (EngineSession("p", life, model_layout(), running.address) for life in "12")
-        register = older._register
+        register = older._registration.say
 
         async def overtaken(timeout_s: float) -> None:
             await register(timeout_s)
             await newer.start()
 
         with (
-            patch.object(older, "_register", overtaken),
+            patch.object(older._registration, "say", overtaken),
             pytest.raises(BrokerCallError) as caught,
         ):
             await older.start()

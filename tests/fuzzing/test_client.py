@@ -162,8 +162,10 @@ async def _live(broker: HostileBroker) -> None:
         session.decline("other"),
     ]
     with (
-        patch("restow.broker.client.session.broker_pb2_grpc.BrokerStub", lambda channel: broker),
-        patch("restow.broker.client.session.RenewedChannel.connects", return_value=True),
+        patch(
+            "restow.broker.client.registration.broker_pb2_grpc.BrokerStub", lambda channel: broker
+        ),
+        patch("restow.broker.client.registration.RenewedChannel.connects", return_value=True),
     ):
         await session.start()
         runner: Any = session._runner

@@ -35,7 +35,7 @@ def known(both: Pair) -> Known:
         {"handoff_id": ["h", "x"], "final": [True, False]},
         {
             "restow.v1.EngineRef": refs[:1],
-            "restow.v1.Layout": [both.p._registration.layout],
+            "restow.v1.Layout": [both.p._registration.message.layout],
         },
     )
 

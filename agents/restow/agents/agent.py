@@ -16,10 +16,11 @@ STAGING_BYTES = AgentSettings().staging_bytes
 
 
 class Agent(ThreadedAgent[AsyncAgent]):
-    """Serves one rank of an engine from a background thread. Its methods suit any thread.
+    """Serves one rank of an engine from a background thread. A context.
 
-    ``regions`` are those of the rank's layout, in its order. The memory belongs to the engine and
-    must stay until `close` has returned.
+    Its methods suit any thread. An engine with an event loop of its own has `AsyncAgent`, which
+    wakes no other thread. The memory belongs to the engine and must stay until `close` has
+    returned.
     """
 
     def __init__(
@@ -34,10 +35,14 @@ class Agent(ThreadedAgent[AsyncAgent]):
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], object] = lambda _: None,
     ) -> None:
-        """Prepare; `start` or ``with`` connects. ``broker`` None: RESTOW_BROKER or the default.
+        """Prepare; `start` or ``with`` connects.
 
-        ``credentials`` None: those of the environment, RESTOW_TLS_CA and so on. ``on_lost`` hears,
-        on the agent's own thread, why the memory can be read no more as long as this process lives.
+        ``broker`` is HOST:PORT, or as gRPC writes addresses; None: RESTOW_BROKER or the default.
+        ``engine_id`` and ``incarnation`` are those of the engine's session, ``rank`` and
+        ``regions`` those of the rank in its layout, the regions in its order. ``settings`` say how
+        it works; None: as `AgentSettings` has it, but for ``staging_bytes``. ``credentials`` None:
+        those of the environment, RESTOW_TLS_CA and so on. ``on_lost`` hears, on the agent's own
+        thread, why the memory can be read no more as long as this process lives.
         """
         settings = settings or AgentSettings(staging_bytes=staging_bytes)
         given = (broker, engine_id, incarnation, rank, tuple(regions), settings, credentials)
@@ -46,7 +51,8 @@ class Agent(ThreadedAgent[AsyncAgent]):
     def begin(self) -> None:
         """Register the memory and connect, without waiting: the engine may be registered later.
 
-        `refusal` says if the broker wants none of it. Raises `TransportFailedError`.
+        `refusal` says if the broker wants none of it. Raises `TransportFailedError` and
+        `CudaUnavailableError`.
         """
         try:
             thread, agent = self._opened()
@@ -62,5 +68,5 @@ class Agent(ThreadedAgent[AsyncAgent]):
 
     @property
     def refusal(self) -> RestowError | None:
-        """Why the broker does not know the agent, as far as it has said."""
+        """Why the broker does not know the agent, as far as it has said. None: it does."""
         return self._agent.refusal if self._agent is not None else None

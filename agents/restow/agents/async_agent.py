@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from restow.agents.copying.copier import Copier
-from restow.agents.errors import (
-    AgentBusyError,
-    AgentError,
-    OrderInvalidError,
-    TransportFailedError,
-)
+from restow.agents.errors import TransportFailedError
 from restow.agents.execute.executor import Executor
 from restow.agents.figures import AgentFigures
 from restow.agents.link import orders
 from restow.agents.link.agent_link import Link
 from restow.agents.link.fences import DeviceEvent, Fences
+from restow.agents.link.order_tasks import OrderTasks
 from restow.agents.memory.regions import RegionMemory
+from restow.agents.order_desk import OrderDesk
 from restow.agents.probing.peer_trial import PeerTrial
 from restow.agents.reading.host_memory import host_name
 from restow.agents.reading.reader import Reader
@@ -33,16 +26,18 @@ from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire_program
-from restow.broker.rpc.status import cut
 from restow.broker.versions import own_version
 from restow.v1 import agent_link_pb2 as pb
-from restow.v1 import broker_pb2, program_pb2
-
-MAX_ORDERS = 4096
+from restow.v1 import broker_pb2
 
 
 class AsyncAgent:
-    """Serves one rank of an engine: its memory can be read, and it reads. One event loop."""
+    """Serves one rank of an engine on its own event loop: peers read its memory, and it reads.
+
+    All methods belong to one loop, best run by uvloop. Unlike with `Agent` no other thread has to
+    wake up for a handoff, but what the engine does on the loop meanwhile holds it up. The memory
+    belongs to the engine and must stay until `close` has returned.
+    """
 
     def __init__(
         self,
@@ -56,8 +51,12 @@ class AsyncAgent:
         on_lost: Callable[[RestowError], object] = lambda _: None,
         on_unfenced: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Set NIXL up and register the memory; ``credentials`` None: those of the environment.
+        """Set NIXL up and register the memory; `start` or `begin` connects.
 
+        ``broker`` is HOST:PORT, or as gRPC writes addresses; None: RESTOW_BROKER or the default.
+        ``engine_id`` and ``incarnation`` are those of the engine's session, ``rank`` and
+        ``regions`` those of the rank in its layout, the regions in its order. ``settings`` say how
+        it works; None: as `AgentSettings` has it. ``credentials`` None: those of the environment.
         ``on_lost`` hears on the event loop why the memory can be read no more, as long as this
         process lives; ``on_unfenced`` of each handoff whose fence is of no use any more.
 
@@ -83,10 +82,18 @@ class AsyncAgent:
             rank, self._regions, memory.gather, memory.scatter, self._reader, self._copier
         )
         self._link = link
-        self._tasks: dict[tuple[str, int, int], asyncio.Task[None]] = {}
-        self._fences = Fences(self._say_fence)
         self._ticker = Ticker(self._progress)
+        self._fences = Fences(self._say_fence)
+        self._tasks = OrderTasks(rank)
         self._log = get_logger("restow.agent").bind(engine=engine_id, rank=rank)
+        self._desk = OrderDesk(
+            self._executor,
+            self._tasks,
+            self._send,
+            self._ticker.expect_work,
+            self._unfence,
+            self._log,
+        )
 
     @property
     def name(self) -> str:
@@ -95,7 +102,7 @@ class AsyncAgent:
 
     @property
     def refusal(self) -> RestowError | None:
-        """Why the broker does not know the agent, as far as it has said."""
+        """Why the broker does not know the agent, as far as it has said. None: it does."""
         return self._link.refusal
 
     @property
@@ -114,14 +121,23 @@ class AsyncAgent:
         )
 
     def begin(self) -> None:
-        """Connect, without waiting: the engine may be registered later."""
+        """Connect, without waiting: the engine may be registered later.
+
+        `refusal` says if the broker wants none of it.
+        """
         OWN_PROCESS.check()
         self._ticker.start()
         self._trial.begin()
         self._link.begin()
 
     async def start(self, timeout_s: float = 30.0) -> None:
-        """Wait until the broker knows the agent. Raises like `KeptStream.start`."""
+        """Connect, and wait ``timeout_s`` until the broker knows the agent.
+
+        Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
+        if nobody answers, `NoWelcomeError` if the engine is not registered by then, a `TrustError`
+        for credentials that can't be used, and `MessageTooLargeError` for more regions than can
+        be told.
+        """
         OWN_PROCESS.check()
         self._ticker.start()
         self._trial.begin()
@@ -129,9 +145,11 @@ class AsyncAgent:
         self._log.info("agent is served", agent=self.name)
 
     def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
-        """The rank's part of a handoff is complete in memory, once ``event`` has come to pass.
+        """Say that the rank's part of handoff ``handoff_id`` is complete in memory.
 
-        Said again to a broker that forgot it, until the handoff has ended.
+        ``event`` is what the engine recorded after its last write to the pages: a thread waits for
+        it, while this returns at once. None: it is complete now. It is said again to a broker that
+        forgot it, until the handoff has ended. Raises `MessageTooLargeError`.
         """
         OWN_PROCESS.check()
         self._fences.fence(handoff_id, event)
@@ -143,7 +161,7 @@ class AsyncAgent:
         self._memory.wipe_mark()
         await self._link.close()
         self._reader.close()
-        await self._drain("stage", "hold", "measure", "execute")
+        await self._tasks.drain("stage", "hold", "measure", "execute")
         self._copier.close()
         await self._trial.close()
         self._ticker.stop()
@@ -152,8 +170,11 @@ class AsyncAgent:
     # -- what the link hears ----------------------------------------------------------------------
 
     async def hello(self) -> pb.Hello:
-        """Introduce the agent, when nothing of an earlier stream reads or gathers any more."""
-        await self._drain("stage", "hold")
+        """Introduce the agent, when nothing of an earlier stream reads or gathers any more.
+
+        The agent's link calls it.
+        """
+        await self._tasks.drain("stage", "hold")
         self._executor.reset()
         return pb.Hello(
             engine=self._engine,
@@ -169,149 +190,29 @@ class AsyncAgent:
         )
 
     def welcomed(self, broker_epoch: str) -> None:
-        """Say the fences of handoffs that have not ended again."""
+        """Say the fences of handoffs that have not ended again, to broker ``broker_epoch``.
+
+        The agent's link calls it.
+        """
         self._log.info("welcomed", broker_epoch=broker_epoch)
         self._fences.say_again()
 
     def take(self, order: pb.AgentOrder) -> None:
-        """Do what the broker says."""
-        body = order.WhichOneof("body")
-        try:
-            if body == "program":
-                self._load(order.program)
-            elif body == "peer":
-                self._executor.add_peer(orders.peer_from_proto(order.peer))
-            elif body == "forget":
-                self._executor.forget_peer(order.forget.agent_name)
-            elif body == "stage":
-                stage = order.stage
-                first = stage.parts[0].dst_rank if stage.parts else 0
-                self._begin(("stage", stage.handoff, first), self._stage(stage))
-            elif body == "execute":
-                execute = order.execute
-                self._begin(("execute", execute.handoff, 0), self._execute(execute))
-            elif body == "unstage":
-                self._unstage(order.unstage.handoff)
-            elif body == "probe":
-                probe = order.probe
-                kind = "measure" if probe.agent_name else "hold"
-                self._begin((kind, probe.number, 0), self._probe(probe))
-            elif body == "unprobe":
-                self._unprobe(order.unprobe.number)
-            elif body == "unfence":
-                self._fences.forget(order.unfence.handoff_id)
-                self._on_unfenced(order.unfence.handoff_id)
-            else:
-                raise OrderInvalidError(f"an order without a known body: {body}")
-        except RestowError as error:
-            # Orders that need what could not be taken are refused when they come.
-            self._log.error("order refused", order=body, reason=error.reason, detail=error.message)
+        """Do what the broker says in ``order``. The agent's link calls it."""
+        self._desk.take(order)
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _load(self, message: program_pb2.Program) -> None:
-        try:
-            program = wire_program.program_from_proto(message)
-        except RestowError as error:
-            self._executor.refuse(message.program_id, error)
-            raise
-        self._executor.load(program)
+    def _send(self, message: pb.AgentMessage) -> None:
+        self._link.send(message)
+
+    def _unfence(self, handoff_id: str) -> None:
+        self._fences.forget(handoff_id)
+        self._on_unfenced(handoff_id)
 
     def _say_fence(self, handoff_id: str) -> None:
         self._ticker.expect_work()
-        self._link.send(pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id)))
-
-    def _begin(self, key: tuple[str, int, int], work: Coroutine[Any, Any, None]) -> None:
-        """Work on an order beside the others; one that is being worked on changes nothing."""
-        if key in self._tasks:
-            work.close()
-            return
-        task = self._tasks[key] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._tasks.pop(key, None))
-
-    async def _stage(self, message: pb.Stage) -> None:
-        self._ticker.expect_work()
-        try:
-            self._check_load()
-            runs = await self._executor.stage(orders.stage_from_proto(message))
-            answers = [orders.staged_to_proto(message.handoff, run) for run in runs]
-        except RestowError as error:
-            answers = [
-                pb.Staged(handoff=message.handoff, dst_rank=dst_rank)
-                for dst_rank in dict.fromkeys(part.dst_rank for part in message.parts)
-            ]
-            for answer in answers:
-                self._refuse(answer, error, message.handoff)
-        for answer in answers:
-            self._link.send(pb.AgentMessage(staged=answer))
-
-    async def _execute(self, message: pb.Execute) -> None:
-        settled = pb.Settled(handoff=message.handoff)
-        began_s = time.monotonic()
-        try:
-            self._check_load()
-            report = await self._executor.execute(orders.execute_from_proto(message))
-            settled.bytes, settled.compared = report.bytes_read, report.compared
-        except RestowError as error:
-            self._refuse(settled, error, message.handoff)
-        settled.elapsed_us = int((time.monotonic() - began_s) * 1e6)
-        self._link.send(pb.AgentMessage(settled=settled))
-
-    async def _probe(self, message: pb.Probe) -> None:
-        began_s = time.monotonic()
-        probed = pb.Probed(number=message.number)
-        self._ticker.expect_work()
-        try:
-            self._check_load()
-            order = orders.probe_from_proto(message)
-            if order.name_transport:
-                probed.transport, probed.method = await self._executor.name_transport(order)
-            elif order.agent_name:
-                copying, reading = await self._executor.measure(order)
-                probed.reading.CopyFrom(pb.ReadCosts(**asdict(reading)))
-                probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
-            else:
-                probed.address, probed.bytes, copying = await self._executor.hold(order)
-                probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
-        except RestowError as error:
-            self._refuse(probed, error, message.number)
-        probed.elapsed_us = int((time.monotonic() - began_s) * 1e6)
-        self._link.send(pb.AgentMessage(probed=probed))
-
-    def _unprobe(self, number: int) -> None:
-        # A measurement that reads ends by itself: what it lands in must not be given away before.
-        self._cancel("hold", number=number)
-        self._executor.let_go(number)
-
-    def _check_load(self) -> None:
-        if len(self._tasks) > MAX_ORDERS:
-            raise AgentBusyError(f"rank {self._rank} works on {MAX_ORDERS} orders already")
-
-    def _refuse(
-        self, answer: pb.Staged | pb.Settled | pb.Probed, error: RestowError, handoff: int
-    ) -> None:
-        answer.reason, answer.detail = error.reason, cut(error.message)
-        if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
-            self._log.info("measuring failed", reason=error.reason, detail=error.message)
-            return
-        log = self._log.warning if isinstance(error, AgentError) else self._log.error
-        log("order failed", handoff=handoff, reason=error.reason, detail=error.message)
-
-    def _unstage(self, handoff: int) -> None:
-        self._cancel("stage", number=handoff)
-        self._executor.unstage(handoff)
-
-    def _cancel(self, *kinds: str, number: int | None = None) -> None:
-        """Cancel the work on these kinds of orders, of all handoffs and probes or of one."""
-        for (kind, of, _), task in list(self._tasks.items()):
-            if kind in kinds and number in (None, of):
-                task.cancel()
-
-    async def _drain(self, *kinds: str) -> None:
-        """Cancel the work on these kinds of orders, and wait for all."""
-        self._cancel(*kinds)
-        if self._tasks:
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._send(pb.AgentMessage(fenced=pb.Fenced(handoff_id=handoff_id)))
 
     def _progress(self) -> None:
         try:

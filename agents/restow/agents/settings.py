@@ -18,7 +18,7 @@ def _host_reads() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent works."""
+    """Says how an agent works."""
 
     staging_bytes: int = 64 << 20
     """Size of the pool for gathering, and of the one for scattering. 0: neither can be done."""

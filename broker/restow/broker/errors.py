@@ -109,7 +109,7 @@ class PagesError(RestowError, status="INVALID_ARGUMENT", reason="PAGES_INVALID")
 
 
 class PageRangeError(PagesError, status="OUT_OF_RANGE", reason="PAGE_OUT_OF_RANGE"):
-    """A page id outside of the registered memory."""
+    """A block or page id that is none of the engine's: negative, too large, or no whole number."""
 
 
 class PageCountError(PagesError, reason="PAGE_COUNT"):

@@ -68,11 +68,10 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
 
 
 class DaemonAgent(ThreadedAgent[DaemonLink]):
-    """Has a daemon serve one rank whose memory is shared. Its methods suit any thread.
+    """Has a daemon serve one rank whose memory is shared. A context.
 
-    ``regions`` are those of the rank's layout, in its order. The engine owns the shared memory (for
-    a GPU: the allocations, `CudaRegion.of`), and keeps its size; when the daemon starts anew, the
-    rank is attached again.
+    Its methods suit any thread. The engine owns the shared memory (for a GPU: the allocations,
+    `CudaRegion.of`), and keeps its size; when the daemon starts anew, the rank is attached again.
     """
 
     def __init__(
@@ -83,7 +82,12 @@ class DaemonAgent(ThreadedAgent[DaemonLink]):
         rank: int,
         regions: Sequence[SharedRegion | CudaRegion],
     ) -> None:
-        """Prepare; `start` or ``with`` attaches."""
+        """Prepare; `start` or ``with`` attaches.
+
+        ``socket`` is the path on which `restow agent` listens. ``engine_id`` and ``incarnation``
+        are those of the engine's session, ``rank`` and ``regions`` those of the rank in its
+        layout, the regions in its order.
+        """
         self._socket = Path(socket)
         attach = pb.Attach(
             engine=broker_pb2.EngineRef(engine_id=engine_id, incarnation=incarnation),
@@ -93,7 +97,7 @@ class DaemonAgent(ThreadedAgent[DaemonLink]):
         super().__init__(rank, lambda: DaemonLink(self._socket, attach))
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Attach, and wait until the broker knows the rank's agent.
+        """Attach, and wait ``timeout_s`` until the broker knows the rank's agent.
 
         Raises `DaemonUnreachableError`, and `BrokerCallError` with the reason of the daemon or the
         broker if one of them refuses.

@@ -96,7 +96,7 @@ async def showing(listen: str, figures: Callable[[], AgentFigures]) -> AsyncIter
     pages = Pages("agent", {"/metrics": metrics_page(registry), "/healthz": healthy_page})
 
     async def application(request: Request) -> Answer:
-        return await pages.answer(request.method, request.path)
+        return await pages.answer(request)
 
     async with http_server(listen, application) as address:
         yield address

@@ -18,7 +18,7 @@ def check_fence(handoff_id: str) -> None:
 
 
 class DeviceEvent(Protocol):
-    """A `torch.cuda.Event`, as far as a fence needs it."""
+    """Stands for a `torch.cuda.Event`, as far as a fence needs it."""
 
     def synchronize(self) -> object:
         """Wait until the work before the event is done. Raises `RuntimeError` if that failed."""

@@ -46,12 +46,13 @@ class ThreadedAgent(Generic[OnLoop]):
         return self._agent.name if self._agent is not None else ""
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Register the memory, connect, and wait until the broker knows the agent.
+        """Register the memory, connect, and wait ``timeout_s`` until the broker knows the agent.
 
         Raises `BrokerCallError` with the broker's reason if it refuses, `BrokerUnreachableError`
-        if nobody answers within ``timeout_s``, `TransportFailedError` if NIXL does not work here, a
-        `TrustError` for credentials that can't be used; like all methods `ForkedError` in a process
-        that was forked after the first agent, session or client.
+        if nobody answers, `NoWelcomeError` if the engine is not registered by then,
+        `TransportFailedError` if NIXL does not work here, a `TrustError` for credentials that
+        can't be used; like all methods `ForkedError` in a process that was forked after the first
+        agent, session or client.
         """
         try:
             thread, agent = self._opened()
@@ -61,11 +62,13 @@ class ThreadedAgent(Generic[OnLoop]):
             raise
 
     def fence(self, handoff_id: str, event: DeviceEvent | None = None) -> None:
-        """Say that the rank's part of a handoff is complete in memory.
+        """Say that the rank's part of handoff ``handoff_id`` is complete in memory.
 
-        ``event`` is what the engine recorded after its last write to the pages: the agent waits
-        for it, while this returns at once. Raises `AgentClosedError` before `start` and after
-        `close`, and as `check_fence`.
+        ``event`` is what the engine recorded after its last write to the pages (a
+        `torch.cuda.Event`, or what has its ``synchronize``): the agent waits for it, while this
+        returns at once. None: it is complete now. If the work before the event failed, nothing is
+        said, and the handoff ends by its time limit. Raises `AgentClosedError` before `start` and
+        after `close`, and `MessageTooLargeError` for an id that can't be sent.
         """
         check_fence(handoff_id)
         thread, agent = self._thread, self._agent

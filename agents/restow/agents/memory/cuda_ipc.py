@@ -33,24 +33,27 @@ class CudaHandle:
 
 @dataclass(frozen=True, slots=True)
 class CudaRegion:
-    """The memory of one region inside an allocation of a device, page 0 at ``offset_bytes``.
-
-    ``private``: as of `RegionMemory`.
-    """
+    """Says where a region is inside an allocation of a device. `of` makes it."""
 
     name: str
+    """That of the region in the rank's layout."""
     handle: CudaHandle
+    """The allocation, as the driver shares it."""
     offset_bytes: int
+    """Where page 0 begins in it."""
     page_count: int
+    """How many pages it has."""
     page_stride_bytes: int
+    """From one page to the next."""
     private: bool = False
+    """Read by no peer and written by no handoff."""
 
     @classmethod
     def of(cls, region: RegionMemory, driver: CudaDriver | None = None) -> CudaRegion:
-        """Export a region of this process; its memory must outlive everybody who opens it.
+        """Export a ``region`` of this process, whose memory must outlive everybody who opens it.
 
-        Raises `CudaUnavailableError`, and `RegionInvalidError` if the region is no device memory or
-        the driver does not share it.
+        ``driver`` None: that of this host. Raises `CudaUnavailableError`, and `RegionInvalidError`
+        if the region is no device memory or the driver does not share it.
         """
         if region.kind is not MemoryKind.CUDA:
             raise RegionInvalidError(
@@ -70,7 +73,10 @@ class CudaRegion:
         return shared
 
     def memory(self, opened: OpenedAllocation) -> RegionMemory:
-        """The region here. Raises `RegionInvalidError` if it leaves the allocation."""
+        """Return the region here, where its allocation is ``opened``.
+
+        Raises `RegionInvalidError` if it leaves the allocation.
+        """
         self._check(opened.size_bytes)
         return RegionMemory(
             self.name,

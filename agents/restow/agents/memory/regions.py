@@ -19,10 +19,12 @@ MAX_ADDRESS = 1 << 63
 
 
 class MemoryKind(StrEnum):
-    """What memory is attached to."""
+    """Says what memory is attached to."""
 
     HOST = "host"
+    """The processor: what a pointer of the process reaches."""
     CUDA = "cuda"
+    """A device, whose index is given beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,25 @@ def are_at(places: Sequence[MemoryPlace], place: MemoryPlace) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class RegionMemory(Worded):
-    """The memory of one region: page ``i`` is at ``base_address + i * page_stride_bytes``.
+    """Says where a region is: page ``i`` is at ``base_address + i * page_stride_bytes``.
 
-    One that is ``private`` is read by no peer and written by no handoff: the constant regions of a
-    layout are. Raises `RegionInvalidError` for an address, count or stride that is not positive.
+    Raises `RegionInvalidError` for an address, count or stride that is not positive.
     """
 
     name: str
+    """That of the region in the rank's layout."""
     base_address: int
+    """Where page 0 begins, in this process or on the device."""
     page_count: int
+    """How many pages it has: block ids are below this over the layout's ``pages_per_block``."""
     page_stride_bytes: int
+    """From one page to the next; at least as the layout has it."""
     kind: MemoryKind = MemoryKind.HOST
+    """What the memory is attached to."""
     device_id: int = 0
+    """Index of the CUDA device. 0 for host memory."""
     private: bool = False
+    """Read by no peer and written by no handoff: the constant regions of a layout are."""
 
     def __post_init__(self) -> None:
         """Check."""

@@ -15,7 +15,7 @@ from restow.agents.memory.regions import RegionMemory, address_of, check_inside
 
 
 class SharedMemory:
-    """A POSIX shared-memory object, mapped. The one who created it removes its name on `close`.
+    """Maps a POSIX shared-memory object. The one who created it removes its name on `close`.
 
     Unlike `multiprocessing.shared_memory`, attaching leaves the object to its owner: no resource
     tracker removes it when an attached process ends. What a killed owner leaves, and nobody has
@@ -23,19 +23,22 @@ class SharedMemory:
     """
 
     def __init__(self, name: str, size_bytes: int, mapping: mmap.mmap, owned: bool) -> None:
-        """Use `create` or `attach`."""
+        """Take a ``mapping`` over: use `create`, whose object is ``owned``, or `attach`."""
         self.name = name
+        """By which other processes attach it."""
         self.size_bytes = size_bytes
+        """Its length."""
         self.address = address_of(mapping)
+        """Where it begins in this process."""
         self._mapping = mapping
         self._owned = owned
 
     @classmethod
     def create(cls, size_bytes: int, name: str | None = None) -> SharedMemory:
-        """A new object of zeroes, readable by this user only; without a name it gets a random one.
+        """Make an object of ``size_bytes`` zeroes, readable by this user only.
 
-        One of a given name stays when its owner is killed. Raises `RegionInvalidError` if the name
-        exists or the size is not positive.
+        Without a ``name`` it gets a random one; one of a given name stays when its owner is
+        killed. Raises `RegionInvalidError` if the name exists or the size is not positive.
         """
         wanted, name = name, name or held_names.new_name()
         if size_bytes < 1:
@@ -63,7 +66,10 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, name: str) -> SharedMemory:
-        """Map another's object, whole. Raises `RegionInvalidError` if there is none."""
+        """Map the object ``name`` of another process, whole.
+
+        Raises `RegionInvalidError` if there is none.
+        """
         try:
             fd = os.open(_path(name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
@@ -113,20 +119,26 @@ class SharedMemory:
 
 @dataclass(frozen=True, slots=True)
 class SharedRegion:
-    """The memory of one region inside a shared-memory object, page 0 at ``offset_bytes``.
-
-    ``private``: as of `RegionMemory`.
-    """
+    """Says where a region is inside a shared-memory object. The rest is as of `RegionMemory`."""
 
     name: str
+    """That of the region in the rank's layout."""
     shared_memory: str
+    """The name of the object."""
     offset_bytes: int
+    """Where page 0 begins in it."""
     page_count: int
+    """How many pages it has."""
     page_stride_bytes: int
+    """From one page to the next."""
     private: bool = False
+    """Read by no peer and written by no handoff."""
 
     def memory(self, shared: SharedMemory) -> RegionMemory:
-        """The region in this process. Raises `RegionInvalidError` if it leaves the object."""
+        """Return the region in this process, where the object is mapped as ``shared``.
+
+        Raises `RegionInvalidError` if it leaves the object.
+        """
         length_bytes = self.page_count * self.page_stride_bytes
         check_inside(
             self.name,

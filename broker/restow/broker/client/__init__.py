@@ -9,7 +9,9 @@ from restow.broker.client.errors import (
     BrokerCallError,
     BrokerUnreachableError,
     ForkedError,
+    NoWelcomeError,
     PagesNotFreeError,
+    SessionClosedError,
 )
 from restow.broker.client.session import EngineSession
 
@@ -25,6 +27,8 @@ __all__ = [
     "EngineSession",
     "ForkedError",
     "HandoffEnded",
+    "NoWelcomeError",
     "PagesNotFreeError",
+    "SessionClosedError",
     "content_of",
 ]

@@ -35,11 +35,13 @@ class _Admin:
         tenant: str | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """Connect lazily; ``tenant`` None is that of the identity, or the broker's default one.
+        """Prepare; the first call connects.
 
-        ``credentials`` None: those of the environment. Raises a `TrustError` of theirs,
-        and `AddressInvalidError`; like every call `ForkedError`, in a process that was forked
-        after the first client, session or agent.
+        ``broker`` is HOST:PORT, or as gRPC writes addresses; None: RESTOW_BROKER or the default.
+        ``timeout_s`` is how long each call may take. ``tenant`` None is that of the identity, or
+        the broker's default one. ``credentials`` None: those of the environment. Raises a
+        `TrustError` of theirs, and `AddressInvalidError`; like every call `ForkedError`, in a
+        process that was forked after the first client, session or agent.
         """
         OWN_PROCESS.check()
         self.address = broker_address(broker)
@@ -95,10 +97,11 @@ def _awaited(
 
 
 class AdminClient(_Admin):
-    """Blocking calls of `restow.v1.Admin`; `admin_calls` says what each does.
+    """Makes calls of `restow.v1.Admin`: the operator's view of a broker. A context.
 
-    Each is tried again while the broker is away, for a moment. Raises
-    `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`.
+    Each call waits for its answer, and is tried again while the broker is away, for a moment. It
+    raises `BrokerCallError` with the broker's refusal, or `BrokerUnreachableError`. Of answers
+    that are messages docs/api.md says what their fields mean.
     """
 
     _grpc: ClassVar = grpc
@@ -133,7 +136,7 @@ class AdminClient(_Admin):
 
 
 class AsyncAdminClient(_Admin):
-    """`AdminClient` with ``await``, on one event loop."""
+    """Makes the calls of `AdminClient` with ``await``, on one event loop. A context."""
 
     _grpc: ClassVar = grpc.aio
 

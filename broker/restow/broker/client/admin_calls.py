@@ -56,31 +56,36 @@ def _whole(response: Any) -> Any:
 
 
 def status(traffic: bool = False) -> AdminCall[pb.GetStatusResponse]:
-    """Statistics of the whole broker; ``traffic``: with what ended in the last quarter hour."""
+    """Return counts of the whole broker: engines, agents, handoffs and how they ended.
+
+    ``traffic``: with what ended in the last quarter of an hour.
+    """
     return AdminCall("GetStatus", pb.GetStatusRequest(traffic=traffic), _whole)
 
 
 def tenants() -> AdminCall[pb.ListTenantsResponse]:
-    """The tenants that have engines or handoffs."""
+    """Return the tenants that have engines or handoffs, with what each holds."""
     return AdminCall("ListTenants", pb.ListTenantsRequest(), _whole)
 
 
 def engines() -> AdminCall[list[pb.EngineInfo]]:
-    """The registered engines."""
+    """Return the registered engines, by id."""
     return AdminCall("ListEngines", pb.ListEnginesRequest(), lambda found: list(found.engines))
 
 
 def agents() -> AdminCall[list[pb.AgentInfo]]:
-    """The connected agents."""
+    """Return the connected agents, by engine and rank."""
     return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
 
 
 def handoffs(
     state: str | None = None, limit: int = 0, beginning: str = "", ended_within_s: float = 0.0
 ) -> AdminCall[pb.ListHandoffsResponse]:
-    """Handoffs: of one state, whose ids begin so, that ended lately, where that is given.
+    """Return handoffs, the newest first.
 
-    Raises `ValueError` for an unknown state.
+    Only those in ``state`` (a word as "READY"), whose ids have this ``beginning``, and that ended
+    within the last ``ended_within_s`` seconds, where that is given; ``limit`` at most, 0: as many
+    as the broker tells at once. Raises `ValueError` for an unknown state.
     """
     request = pb.ListHandoffsRequest(
         state=broker_pb2.HandoffState.Value(f"HANDOFF_STATE_{state or 'UNSPECIFIED'}"),
@@ -92,51 +97,72 @@ def handoffs(
 
 
 def handoff(handoff_id: str) -> AdminCall[pb.GetHandoffResponse]:
-    """One handoff with its timeline."""
+    """Return one handoff, ``handoff_id``, with its timeline.
+
+    The timeline's entries are when it was published, fenced, requested, granted, staged, settled
+    and ended, as far as that has come, in seconds of the broker's clock. Raises `BrokerCallError`,
+    HANDOFF_UNKNOWN.
+    """
     return AdminCall("GetHandoff", pb.GetHandoffRequest(handoff_id=handoff_id), _whole)
 
 
 def costs() -> AdminCall[pb.ListCostsResponse]:
-    """What reading and copying costs, by pair of hosts."""
+    """Return what reading and copying costs, by pair of hosts, as agents measured it."""
     return AdminCall("ListCosts", pb.ListCostsRequest(), _whole)
 
 
 def probe_pair(source: str, destination: str) -> AdminCall[pb.ProbePairResponse]:
-    """How an agent of one engine reads from one of another's."""
+    """Have an agent of engine ``destination`` read from one of ``source``, and return how it did.
+
+    No engine's pages are touched. It may take 45 s, whatever the client's ``timeout_s``. Raises
+    `BrokerCallError`, PAIR_NOT_READY.
+    """
     request = pb.ProbePairRequest(source_engine=source, destination_engine=destination)
     return AdminCall("ProbePair", request, _whole, PROBE_S)
 
 
 def audit() -> AdminCall[pb.AuditBrokerResponse]:
-    """Everything that must not be, of all tenants."""
+    """Return everything that must not be, of all tenants. None is what a sound broker says."""
     return AdminCall("AuditBroker", pb.AuditBrokerRequest(), _whole)
 
 
 def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
-    """Give a handoff up."""
+    """Give handoff ``handoff_id`` up, whoever waits for it, and return how it ended."""
     request = pb.ReleaseHandoffRequest(handoff_id=handoff_id)
     return AdminCall("ReleaseHandoff", request, lambda found: found.handoff)
 
 
 def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
-    """Have an engine take nothing new, or again. How many handoffs of its have not ended."""
+    """Have engine ``engine_id`` take nothing new; with ``draining`` False: again.
+
+    Returns how many handoffs of its have not ended. Raises `BrokerCallError`, ENGINE_UNKNOWN.
+    """
     request = pb.DrainEngineRequest(engine_id=engine_id, draining=draining)
     return AdminCall("DrainEngine", request, lambda found: found.open)
 
 
 def forget_engine(engine_id: str) -> AdminCall[int]:
-    """Forget an engine that is gone. How many handoffs ended with it."""
+    """Forget engine ``engine_id``, which is gone, and return how many handoffs ended with it.
+
+    Raises `BrokerCallError`, ENGINE_CONNECTED or ENGINE_UNKNOWN.
+    """
     request = pb.ForgetEngineRequest(engine_id=engine_id)
     return AdminCall("ForgetEngine", request, lambda found: found.ended)
 
 
 def abandon(handoff_id: str) -> AdminCall[str]:
-    """Give up what nobody has asked for: how it ended, or the state that it is left in."""
+    """Give handoff ``handoff_id`` up if no D has asked for it.
+
+    Returns the word for how it ended ("CANCELLED"), or for the state in which it was left alone.
+    """
     request = pb.AbandonHandoffRequest(handoff_id=handoff_id)
     return AdminCall("AbandonHandoff", request, lambda found: state_name(found.state))
 
 
 def set_draining(draining: bool) -> AdminCall[int]:
-    """Grant nothing any more, or again. How many are granted and not ended."""
+    """Have the broker grant nothing any more; with ``draining`` False: again.
+
+    Returns how many handoffs are granted and have not ended.
+    """
     request = pb.SetDrainingRequest(draining=draining)
     return AdminCall("SetDraining", request, lambda found: found.granted)

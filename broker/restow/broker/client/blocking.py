@@ -3,44 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
-from functools import wraps
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Self, TypeVar
 
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.engine_words import EngineWords
+from restow.broker.client.errors import SessionClosedError
 from restow.broker.client.loop_thread import LoopThread
 from restow.broker.client.session import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
+from restow.v1 import broker_pb2 as pb
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class BlockingDelivery(Future[HandoffEnded]):
-    """`Delivery` for threads. ``cancel`` gives the demand up: ``result`` then raises
-    `CancelledError`, and the pages are D's again when `pages_free` is done without an error.
+    """Tells threads how a demand ends, as `Delivery` does on a loop.
+
+    ``result(timeout)`` waits for the `HandoffEnded`. ``cancel`` gives the demand up: ``result``
+    then raises `CancelledError`, and the pages are D's again when `pages_free` is done without an
+    error.
     """
 
     def __init__(self, give_up: Callable[[], object]) -> None:
-        """``give_up`` is called when it is cancelled, on the caller's thread."""
+        """Call ``give_up`` when it is cancelled, on the caller's thread. Sessions make it."""
         super().__init__()
         self.pages_free: Future[None] = Future()
+        """Done when no rank writes to D's pages any more; raises `PagesNotFreeError` if a closed
+        session can't say."""
         self._give_up = give_up
         self.set_running_or_notify_cancel()
 
     def cancel(self) -> bool:
-        """Give the demand up. False: it has ended."""
+        """Give the demand up, and return True; False: it has ended."""
         if self.done():
             return False
         self._give_up()
         return True
 
 
-def _closed() -> RuntimeError:
-    return RuntimeError("the session is not started, or closed")
+def _closed() -> SessionClosedError:
+    return SessionClosedError("the session is not started, or closed")
 
 
 def _copy(source: asyncio.Future[T], target: Future[T]) -> None:
@@ -55,67 +61,13 @@ def _copy(source: asyncio.Future[T], target: Future[T]) -> None:
         target.set_exception(error)
 
 
-def _said(
-    say: Callable[Concatenate[EngineSession, P], asyncio.Future[HandoffEnded]],
-) -> Callable[Concatenate[BlockingSession, P], Future[HandoffEnded]]:
-    """The session's word, said on its loop."""
+class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
+    """Does what `EngineSession` does without ``await``, on a thread of its own. A context.
 
-    @wraps(say)
-    def call(self: BlockingSession, /, *words: P.args, **more: P.kwargs) -> Future[HandoffEnded]:
-        thread, future = self._open_thread(), Future[HandoffEnded]()
-
-        def begin() -> None:
-            # In one step, so that words of one thread reach the session in their order.
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                said = say(self._session, *words, **more)
-            except RestowError as error:
-                future.set_exception(error)
-            else:
-                said.add_done_callback(lambda end: _copy(end, future))
-
-        thread.call_soon(begin)
-        return future
-
-    return call
-
-
-def _asked(
-    ask: Callable[Concatenate[EngineSession, P], Delivery],
-) -> Callable[Concatenate[BlockingSession, P], BlockingDelivery]:
-    """The same of a word whose end is a delivery."""
-
-    @wraps(ask)
-    def call(self: BlockingSession, /, *words: P.args, **more: P.kwargs) -> BlockingDelivery:
-        thread = self._open_thread()
-        asked: list[Delivery] = []
-
-        def give_up() -> None:
-            for one in asked:
-                one.cancel()
-
-        delivery = BlockingDelivery(lambda: thread.call_soon(give_up))
-
-        def begin() -> None:
-            try:
-                one = ask(self._session, *words, **more)
-            except RestowError as error:
-                delivery.set_exception(error)
-                delivery.pages_free.set_result(None)
-                return
-            asked.append(one)
-            one.add_done_callback(lambda ended: _copy(ended, delivery))
-            one.pages_free.add_done_callback(lambda freed: _copy(freed, delivery.pages_free))
-
-        thread.call_soon(begin)
-        return delivery
-
-    return call
-
-
-class BlockingSession:
-    """`EngineSession` without ``await``: futures are `concurrent.futures.Future`."""
+    Its methods suit any thread; futures are `concurrent.futures.Future`. Words of one thread reach
+    the broker in their order. All but `start` and `close` raise `SessionClosedError` in a session
+    that is not started or is closed, `cancel` alone does nothing then.
+    """
 
     def __init__(
         self,
@@ -125,11 +77,13 @@ class BlockingSession:
         broker: str | None = None,
         credentials: Credentials | None = None,
         on_lost: Callable[[RestowError], None] | None = None,
+        block_counts: Mapping[str, int] | None = None,
         *,
         publishes: bool = False,
         asks: bool = False,
     ) -> None:
         """Prepare, like `EngineSession`; ``on_lost`` is called in the session's thread."""
+        super().__init__(block_counts)
         self._name = f"restow-{engine_id}"
         self._session = EngineSession(
             engine_id,
@@ -149,7 +103,7 @@ class BlockingSession:
         return self._session.is_open
 
     def start(self, timeout_s: float = 10.0) -> None:
-        """Register the layout and open the stream.
+        """Register the layout and open the stream, within ``timeout_s``.
 
         Raises like `EngineSession.start`; then the session is closed.
         """
@@ -161,7 +115,7 @@ class BlockingSession:
             raise
 
     def close(self) -> None:
-        """Unregister and end the thread; futures that are pending end as CANCELLED."""
+        """Unregister and end the thread, as `EngineSession.close`. May be repeated."""
         thread, self._thread = self._thread, None
         if thread is not None:
             try:
@@ -178,18 +132,55 @@ class BlockingSession:
         """Unregister and close."""
         self.close()
 
-    publish = _said(EngineSession.publish)
-    request = _asked(EngineSession.request)
-    decline = _asked(EngineSession.decline)
-
     def cancel(self, handoff_id: str, detail: str = "") -> None:
-        """Give a handoff up."""
+        """Give handoff ``handoff_id`` up, as `EngineSession.cancel`; ``detail`` says why."""
         if self._thread is not None:
             self._thread.call_soon(self._session.cancel, handoff_id, detail)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take part in nothing new, and wait for what is open to end, as `EngineSession.drain`."""
+        """Take part in nothing new, and wait ``timeout_s`` for what is open to end.
+
+        Returns as `EngineSession.drain`.
+        """
         return self._open_thread().run(self._session.drain(timeout_s))
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _publish(self, message: pb.EngineMessage, hold_ms: int) -> Future[HandoffEnded]:
+        future = Future[HandoffEnded]()
+
+        def begin() -> None:
+            # In one step, so that words of one thread reach the session in their order.
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                said = self._session._publish(message, hold_ms)
+            except RestowError as error:
+                future.set_exception(error)
+            else:
+                said.add_done_callback(lambda end: _copy(end, future))
+
+        self._open_thread().call_soon(begin)
+        return future
+
+    def _ask(self, handoff_id: str, message: pb.EngineMessage) -> BlockingDelivery:
+        thread = self._open_thread()
+        asked: list[Delivery] = []
+
+        def give_up() -> None:
+            for one in asked:
+                one.cancel()
+
+        delivery = BlockingDelivery(lambda: thread.call_soon(give_up))
+
+        def begin() -> None:
+            one = self._session._ask(handoff_id, message)
+            asked.append(one)
+            one.add_done_callback(lambda ended: _copy(ended, delivery))
+            one.pages_free.add_done_callback(lambda freed: _copy(freed, delivery.pages_free))
+
+        thread.call_soon(begin)
+        return delivery
 
     def _open_thread(self) -> LoopThread:
         if self._thread is None:

@@ -25,8 +25,9 @@ def content_of(
 ) -> bytes:
     """Return the 32 bytes that name the state after the first ``position_tokens`` tokens.
 
-    The SHA-256 of a text in which nothing else reads the same: the form's name; the adapter and the
-    salt, each with its length; then the ids as little-endian uint32. ``attachments`` are what else
+    The SHA-256 of a text in which nothing else reads the same: the form's name; the ``adapter`` and
+    the ``salt``, each with its length; then ``token_ids`` as little-endian uint32, all of the
+    prompt's or as many at least as the position says. ``attachments`` are what else
     the prompt is computed from (images, embeddings) by the token at which each begins, and a hash
     of it: each stands before that token, behind an id that no token has. Those that begin at the
     position or later are no part of the state.

@@ -22,13 +22,18 @@ from restow.broker.trust.tokens import read_secret
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Names of files. None at all: plaintext, which only a broker without TLS understands."""
+    """Names the files by which a client shows who it is, and by what it knows the broker.
+
+    None at all: plaintext, which only a broker without TLS understands. Raises
+    `TokenOverPlaintextError` or `TrustSettingsError` for files that make no sense together.
+    """
 
     tls_ca: Path | None = None
     """Authorities that the broker's certificate is checked against; given: TLS is spoken."""
     tls_cert: Path | None = None
     """The client's certificate, for a broker with --client-ca."""
     tls_key: Path | None = None
+    """The key of that certificate; both are given or neither."""
     token_file: Path | None = None
     """The client's token, for a broker with --tokens. Read again for every call."""
 
@@ -60,9 +65,11 @@ class Credentials:
         tls_key: str | Path | None = None,
         token_file: str | Path | None = None,
     ) -> Credentials:
-        """What is given, each that is not from RESTOW_TLS_CA, ..., RESTOW_TOKEN_FILE.
+        """Return credentials of what is given; each that is not comes from the environment.
 
-        Raises `TokenOverPlaintextError` or `TrustSettingsError`.
+        ``tls_ca`` from RESTOW_TLS_CA, ``tls_cert`` from RESTOW_TLS_CERT, ``tls_key`` from
+        RESTOW_TLS_KEY, ``token_file`` from RESTOW_TOKEN_FILE. Raises `TokenOverPlaintextError` or
+        `TrustSettingsError`.
         """
         given = (tls_ca, tls_cert, tls_key, token_file)
         names = [field.name for field in fields(cls)]
@@ -78,11 +85,11 @@ class Credentials:
         return self.tls_ca is not None
 
     def stamp(self) -> Stamp:
-        """What changes when certificates are renewed: connections have to be opened anew then."""
+        """Return what changes when certificates are renewed: then channels are opened anew."""
         return stamp_of([one for one in (self.tls_ca, self.tls_cert, self.tls_key) if one])
 
     def for_channel(self) -> grpc.ChannelCredentials:
-        """What a secure channel is opened with.
+        """Return what a secure channel of gRPC's is opened with.
 
         Raises `KeyFileError`, `TokenFileError`, and `TrustSettingsError` unless `secure`.
         """

@@ -20,18 +20,24 @@ def state_name(state: pb.HandoffState.ValueType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HandoffEnded:
-    """How a handoff ended. D may use its pages only if ``done``; P's pages are free either way."""
+    """Says how a handoff ended. D may use its pages only if ``done``; P's are free either way."""
 
     handoff_id: str
+    """As the router gave it to both sides."""
     state: str
+    """DONE, FAILED, EXPIRED or CANCELLED."""
     reason: str
+    """Why, as a stable upper-case word (docs/runbook.md has all). Empty: DONE."""
     detail: str
+    """The reason in words. Empty: DONE."""
     bytes: int
+    """How many D's ranks read."""
     transfer_us: int
+    """Microseconds from the grant to the last rank's report. 0: never granted."""
 
     @classmethod
     def of(cls, ended: pb.Ended) -> HandoffEnded:
-        """As the broker told it."""
+        """Take over what the broker told by ``ended``."""
         told = (ended.handoff_id, state_name(ended.state), ended.reason, ended.detail)
         return cls(*told, ended.bytes, ended.transfer_us)
 
@@ -50,39 +56,47 @@ class HandoffFuture(asyncio.Future[HandoffEnded]):
         self.add_done_callback(_looked_at)
 
     def tell(self, ended: HandoffEnded) -> None:
-        """Tell how it ended, unless that was told or nobody waits."""
+        """Tell that it ``ended``, unless that was told or nobody waits. The session calls it."""
         if not self.done():
             self.set_result(ended)
 
     def fail(self, error: Exception) -> None:
-        """Tell why there is no end."""
+        """Tell by an ``error`` why there is no end. The session calls it."""
         if not self.done():
             self.set_exception(error)
 
 
 class Delivery(HandoffFuture):
-    """How a demand ends; await it. Giving it up gives the demand up, and its pages come later.
+    """Tells how a demand ends: await it. Giving it up gives the demand up; its pages come later.
 
     So ``asyncio.wait_for(session.request(...), 0.1)`` cancels the demand. The pages are D's again
     when `pages_free` is done without an error, and not before: until then a rank may write to them.
     """
 
     def __init__(self, give_up: Callable[[Delivery], None]) -> None:
-        """``give_up`` is called with it once, if it is cancelled."""
+        """Call ``give_up`` with it once, if it is cancelled. Sessions make it."""
         super().__init__()
         self._give_up = give_up
         self.pages_free: asyncio.Future[None] = self.get_loop().create_future()
+        """Done when no rank writes to D's pages any more; raises `PagesNotFreeError` if a closed
+        session can't say."""
         self.pages_free.add_done_callback(_looked_at)
 
     def cancel(self, msg: object = None) -> bool:
-        """Give the demand up; its pages are not free yet."""
+        """Give the demand up, and return True; False: it has ended. Its pages are not free yet.
+
+        ``msg`` goes with the `CancelledError`, as asyncio has it.
+        """
         cancelled = super().cancel(msg)
         if cancelled:
             self._give_up(self)
         return cancelled
 
     def free(self, error: Exception | None = None) -> None:
-        """Tell that no rank writes to the pages any more; or, with an error, that none can say."""
+        """Tell that no rank writes to the pages any more; or, by ``error``, that nobody can say.
+
+        The session calls it.
+        """
         if self.pages_free.done():
             return
         if error is None:

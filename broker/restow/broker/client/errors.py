@@ -52,6 +52,12 @@ class PagesNotFreeError(RestowError, status="FAILED_PRECONDITION", reason="PAGES
         )
 
 
+class SessionClosedError(
+    RestowError, RuntimeError, status="FAILED_PRECONDITION", reason="SESSION_CLOSED"
+):
+    """A word said in a `BlockingSession` that was not started, or was closed."""
+
+
 class NoWelcomeError(RestowError, status="DEADLINE_EXCEEDED", reason="NO_WELCOME"):
     """The other side is there and has not let us in: it may wait for another one to come first."""
 

@@ -6,14 +6,13 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 
 from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
 from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
+from restow.broker.client.said import OpenHandoff, Said
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.logs import get_logger
-from restow.broker.rpc.sizes import check_size
 from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
 
@@ -33,55 +32,6 @@ MAX_PUBLISHED = 1 << 16
 """Ids of ended publications that are remembered."""
 
 
-@dataclass(slots=True, eq=False)
-class _Said:
-    """One message and what its caller waits for."""
-
-    message: pb.EngineMessage
-    end: HandoffFuture
-    """A `Delivery`, if D said it."""
-    sent: bool
-    """Whether it may have been sent."""
-    patient_until_s: float
-    """When D, or P's last lease, waits no longer."""
-    cancellation: pb.EngineMessage | None = None
-    """Of this demand, if it was given up."""
-
-    def finish(self, ended: HandoffEnded) -> None:
-        """No rank is at work on it any more."""
-        self.end.tell(ended)
-        if isinstance(self.end, Delivery):
-            self.end.free()
-
-    def fail(self, error: Exception, free: bool = False) -> None:
-        """It has no end: it was refused (``free``: nothing came of it), or nobody can say."""
-        self.end.fail(error)
-        if isinstance(self.end, Delivery):
-            self.end.free(None if free else error)
-
-    def begin_again(self, now_s: float) -> None:
-        """Mark a message that is said on another stream."""
-        if not self.sent:
-            self.sent = True
-        elif self.message.HasField("request"):
-            self.message.request.repeated = True
-            left_s = self.patient_until_s - now_s
-            self.message.request.timeout_ms = max(1, int(left_s * 1000))
-        elif self.message.HasField("publish"):
-            self.message.publish.repeated = True
-
-
-@dataclass(slots=True)
-class _Handoff:
-    """One that has not ended."""
-
-    said: list[_Said] = field(default_factory=list)
-    cancellation: pb.EngineMessage | None = None
-    lease_ms: int = 0
-    renew_at_s: float = 0.0
-    hold_until_s: float = 0.0
-
-
 class OpenHandoffs:
     """Those of a session. Belongs to one event loop."""
 
@@ -92,7 +42,7 @@ class OpenHandoffs:
     ) -> None:
         """Start empty. ``send`` says a message on the stream; False: none is open."""
         self._send = send
-        self._open: dict[str, _Handoff] = {}
+        self._open: dict[str, OpenHandoff] = {}
         self._emptied = asyncio.Event()
         self._published: OrderedDict[str, None] = OrderedDict()
         """Ids whose publication has ended: none is used twice, as a fence may be left of it."""
@@ -101,14 +51,14 @@ class OpenHandoffs:
         self._clock = clock
         self._log = get_logger("restow.client")
 
-    def publish(self, publication: pb.Publication, hold_ms: int) -> HandoffFuture:
+    def publish(self, message: pb.EngineMessage, hold_ms: int) -> HandoffFuture:
         """Say that a state is published.
 
         Renews the lease for ``hold_ms``. Raises `HandoffConflictError` for an id that this session
         published before, and that has ended; or that it has published whole, as another state:
-        whoever fences that next would fence the first, which may not be computed yet. And
-        `MessageTooLargeError`.
+        whoever fences that next would fence the first, which may not be computed yet.
         """
+        publication = message.publish
         handoff_id = publication.handoff_id
         if handoff_id in self._published or self._is_another(handoff_id, publication):
             raise HandoffConflictError(
@@ -118,7 +68,7 @@ class OpenHandoffs:
         end = HandoffFuture()
         lease_ms, now_s = publication.lease_ms, self._clock()
         until_s = now_s + (hold_ms + lease_ms) / 1000
-        if self._say(handoff_id, pb.EngineMessage(publish=publication), end, until_s):
+        if self._say(handoff_id, message, end, until_s):
             known = self._open[handoff_id]
             known.lease_ms = lease_ms
             known.renew_at_s = now_s + lease_ms / 1000 / RENEWALS_PER_LEASE
@@ -131,7 +81,7 @@ class OpenHandoffs:
         return bool(whole) and not any(_is_same(publication, one) for one in whole)
 
     def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
-        """Say a demand or a decline. Raises `MessageTooLargeError`."""
+        """Say a demand or a decline."""
         delivery = Delivery(partial(self._give_up, handoff_id))
         timeout_s = message.request.timeout_ms / 1000 or DEFAULT_TIMEOUT_S
         self._say(handoff_id, message, delivery, self._clock() + timeout_s)
@@ -140,12 +90,11 @@ class OpenHandoffs:
     def _say(
         self, handoff_id: str, message: pb.EngineMessage, end: HandoffFuture, patient_until_s: float
     ) -> bool:
-        check_size(f"what is said of handoff {cut(handoff_id, 64)}", message.ByteSize())
-        said = _Said(message, end, False, patient_until_s)
+        said = Said(message, end, False, patient_until_s)
         if self._closed is not None:
             said.fail(self._closed, free=True)
             return False
-        self._open.setdefault(handoff_id, _Handoff()).said.append(said)
+        self._open.setdefault(handoff_id, OpenHandoff()).said.append(said)
         self._emptied.clear()
         said.sent = self._send_numbered(message)
         return True
@@ -176,10 +125,10 @@ class OpenHandoffs:
         message.message_id = self._last_message
         return self._send(message)
 
-    def _said_of(self, handoff_id: str) -> list[_Said]:
+    def _said_of(self, handoff_id: str) -> list[Said]:
         return self._open[handoff_id].said if handoff_id in self._open else []
 
-    def _drop(self, handoff_id: str, said: _Said) -> None:
+    def _drop(self, handoff_id: str, said: Said) -> None:
         left = self._said_of(handoff_id)
         left.remove(said)
         if not left:

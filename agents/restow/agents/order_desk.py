@@ -1,0 +1,149 @@
+"""`OrderDesk` takes the broker's orders, has them done, and answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import structlog
+
+from restow.agents.errors import AgentError, OrderInvalidError
+from restow.agents.execute.executor import Executor
+from restow.agents.link import orders
+from restow.agents.link.order_tasks import OrderTasks
+from restow.broker.errors import RestowError
+from restow.broker.rpc import wire_program
+from restow.broker.rpc.status import cut
+from restow.v1 import agent_link_pb2 as pb
+from restow.v1 import program_pb2
+
+
+class OrderDesk:
+    """Between an agent's link and its executor. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        tasks: OrderTasks,
+        send: Callable[[pb.AgentMessage], None],
+        expect_work: Callable[[], None],
+        unfence: Callable[[str], None],
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        """Answers go to ``send``; ``unfence`` is told of handoffs that have ended."""
+        self._executor = executor
+        self._tasks = tasks
+        self._send = send
+        self._expect_work = expect_work
+        self._unfence = unfence
+        self._log = log
+
+    def take(self, order: pb.AgentOrder) -> None:
+        """Do what the broker says."""
+        body = order.WhichOneof("body")
+        try:
+            if body == "program":
+                self._load(order.program)
+            elif body == "peer":
+                self._executor.add_peer(orders.peer_from_proto(order.peer))
+            elif body == "forget":
+                self._executor.forget_peer(order.forget.agent_name)
+            elif body == "stage":
+                stage = order.stage
+                first = stage.parts[0].dst_rank if stage.parts else 0
+                self._tasks.begin(("stage", stage.handoff, first), self._stage(stage))
+            elif body == "execute":
+                execute = order.execute
+                self._tasks.begin(("execute", execute.handoff, 0), self._execute(execute))
+            elif body == "unstage":
+                self._unstage(order.unstage.handoff)
+            elif body == "probe":
+                probe = order.probe
+                kind = "measure" if probe.agent_name else "hold"
+                self._tasks.begin((kind, probe.number, 0), self._probe(probe))
+            elif body == "unprobe":
+                self._unprobe(order.unprobe.number)
+            elif body == "unfence":
+                self._unfence(order.unfence.handoff_id)
+            else:
+                raise OrderInvalidError(f"an order without a known body: {body}")
+        except RestowError as error:
+            # Orders that need what could not be taken are refused when they come.
+            self._log.error("order refused", order=body, reason=error.reason, detail=error.message)
+
+    def _load(self, message: program_pb2.Program) -> None:
+        try:
+            program = wire_program.program_from_proto(message)
+        except RestowError as error:
+            self._executor.refuse(message.program_id, error)
+            raise
+        self._executor.load(program)
+
+    async def _stage(self, message: pb.Stage) -> None:
+        self._expect_work()
+        try:
+            self._tasks.check_load()
+            runs = await self._executor.stage(orders.stage_from_proto(message))
+            answers = [orders.staged_to_proto(message.handoff, run) for run in runs]
+        except RestowError as error:
+            answers = [
+                pb.Staged(handoff=message.handoff, dst_rank=dst_rank)
+                for dst_rank in dict.fromkeys(part.dst_rank for part in message.parts)
+            ]
+            for answer in answers:
+                self._refuse(answer, error, message.handoff)
+        for answer in answers:
+            self._send(pb.AgentMessage(staged=answer))
+
+    async def _execute(self, message: pb.Execute) -> None:
+        settled = pb.Settled(handoff=message.handoff)
+        began_s = time.monotonic()
+        try:
+            self._tasks.check_load()
+            report = await self._executor.execute(orders.execute_from_proto(message))
+            settled.bytes, settled.compared = report.bytes_read, report.compared
+        except RestowError as error:
+            self._refuse(settled, error, message.handoff)
+        settled.elapsed_us = int((time.monotonic() - began_s) * 1e6)
+        self._send(pb.AgentMessage(settled=settled))
+
+    async def _probe(self, message: pb.Probe) -> None:
+        began_s = time.monotonic()
+        probed = pb.Probed(number=message.number)
+        self._expect_work()
+        try:
+            self._tasks.check_load()
+            order = orders.probe_from_proto(message)
+            if order.name_transport:
+                probed.transport, probed.method = await self._executor.name_transport(order)
+            elif order.agent_name:
+                copying, reading = await self._executor.measure(order)
+                probed.reading.CopyFrom(pb.ReadCosts(**asdict(reading)))
+                probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
+            else:
+                probed.address, probed.bytes, copying = await self._executor.hold(order)
+                probed.copying.CopyFrom(pb.CopyCosts(**asdict(copying)))
+        except RestowError as error:
+            self._refuse(probed, error, message.number)
+        probed.elapsed_us = int((time.monotonic() - began_s) * 1e6)
+        self._send(pb.AgentMessage(probed=probed))
+
+    def _unprobe(self, number: int) -> None:
+        # A measurement that reads ends by itself: what it lands in must not be given away before.
+        self._tasks.cancel("hold", number=number)
+        self._executor.let_go(number)
+
+    def _refuse(
+        self, answer: pb.Staged | pb.Settled | pb.Probed, error: RestowError, handoff: int
+    ) -> None:
+        answer.reason, answer.detail = error.reason, cut(error.message)
+        if isinstance(answer, pb.Probed):  # costs nobody anything: a peer may leave meanwhile
+            self._log.info("measuring failed", reason=error.reason, detail=error.message)
+            return
+        log = self._log.warning if isinstance(error, AgentError) else self._log.error
+        log("order failed", handoff=handoff, reason=error.reason, detail=error.message)
+
+    def _unstage(self, handoff: int) -> None:
+        self._tasks.cancel("stage", number=handoff)
+        self._executor.unstage(handoff)

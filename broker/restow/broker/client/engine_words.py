@@ -1,0 +1,189 @@
+"""What an engine says of a handoff: the same words on an event loop and from threads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from restow.broker.client.own_process import OWN_PROCESS
+from restow.broker.errors import PageRangeError
+from restow.broker.layout.rows import Int64s
+from restow.broker.rpc import wire
+from restow.broker.rpc.sizes import check_size
+from restow.broker.rpc.status import cut
+from restow.v1 import broker_pb2 as pb
+
+Blocks = Mapping[str, Iterable[int]]
+Published = TypeVar("Published")
+Asked = TypeVar("Asked")
+ALL_IDS = 1 << 31
+"""Ids travel as int32."""
+
+
+class EngineWords(ABC, Generic[Published, Asked]):
+    """What sessions have in common: messages are made, and checked, before they are said."""
+
+    def __init__(self, block_counts: Mapping[str, int] | None) -> None:
+        """Take ids of a group up to its count, of any other group up to int32."""
+        self._block_counts = dict(block_counts or {})
+
+    def publish(
+        self,
+        handoff_id: str,
+        blocks: Blocks,
+        position_tokens: int,
+        *,
+        final: bool = True,
+        first_blocks: Mapping[str, int] | None = None,
+        lease_ms: int = 30_000,
+        hold_ms: int = 300_000,
+        trace_parent: str = "",
+        content: bytes = b"",
+    ) -> Published:
+        """Publish blocks of ``handoff_id``; the future tells when P's pages are free again.
+
+        ``blocks`` has for each group of the layout the ids of its blocks: those that hold the
+        tokens from 0 on, in their order, or the one that holds the snapshot. ``position_tokens``
+        is how many tokens the state has absorbed: N-1 of a prompt of N where the model is
+        recurrent.
+
+        A long prompt may be published in chunks, of which only the last is ``final``:
+        ``first_blocks`` says for a group which place in its whole list the first id given here has
+        (left out: 0). ``position_tokens`` and ``content`` count in the last chunk alone. Every
+        chunk has a future, and all of one handoff end together.
+
+        ``lease_ms`` is for how long P's pages are promised at a time, 0: as the broker has it. The
+        session renews the lease for ``hold_ms``, then lets it run out: a D that never asks costs
+        P's pages no longer than both together. ``trace_parent`` is the W3C trace context of the
+        request, for a broker that traces. ``content`` names the state's content (`content_of`): a
+        D that asks for another is refused. Empty: not named.
+
+        Raises `PageRangeError` for an id that is none of the engine's, `PagesError` for a list
+        longer than a message carries, and `MessageTooLargeError` for lists that are together (say
+        them in chunks): nothing was sent then. `HandoffConflictError`, for an id that this session
+        has published before, is raised at once on an event loop, and by the future for threads.
+        The future raises `BrokerCallError` if the broker refuses this message; futures of other
+        calls for the handoff wait on.
+        """
+        firsts = first_blocks or {}
+        publication = pb.Publication(
+            handoff_id=handoff_id,
+            blocks=self._lists(handoff_id, blocks, firsts),
+            position_tokens=position_tokens,
+            final=final,
+            lease_ms=lease_ms,
+            trace_parent=trace_parent,
+            content=content,
+        )
+        return self._publish(_checked(handoff_id, pb.EngineMessage(publish=publication)), hold_ms)
+
+    def request(
+        self,
+        handoff_id: str,
+        blocks: Blocks,
+        *,
+        held_tokens: int = 0,
+        position_tokens: int = 0,
+        timeout_ms: int = 30_000,
+        trace_parent: str = "",
+        content: bytes = b"",
+    ) -> Asked:
+        """Ask for the state of ``handoff_id``; the delivery tells how it ended.
+
+        ``blocks`` are D's own, by group, as in `publish`. Of the first ``held_tokens`` tokens D
+        holds the KV already (of a prefix that it has cached, say): it is not moved, and blocks are
+        named from token 0 on all the same. Snapshots move always.
+
+        It fails if the state stands elsewhere than at ``position_tokens``; 0: anywhere. ``content``
+        names what D wants the state of, up to that position; P's must be the same, if P names any.
+        ``timeout_ms`` is D's patience, publication included; 0: 30 s. A broker that can't be
+        reached is waited for no longer. Cancelling the delivery cancels the demand. The blocks are
+        D's again when its `pages_free` is done, however the delivery ended.
+
+        Raises `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
+        nothing was sent then. The delivery raises `BrokerCallError` if the broker refuses.
+        """
+        demand = pb.Demand(
+            handoff_id=handoff_id,
+            blocks=self._lists(handoff_id, blocks, {}),
+            held_tokens=held_tokens,
+            position_tokens=position_tokens,
+            timeout_ms=timeout_ms,
+            trace_parent=trace_parent,
+            content=content,
+        )
+        return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(request=demand)))
+
+    def decline(self, handoff_id: str, detail: str = "") -> Asked:
+        """Go on without the state of ``handoff_id``: P's pages are free at once.
+
+        P need not have published it. ``detail`` says why, to P and to operators. The delivery tells
+        when the broker knows, by the reason DECLINED. Raises `MessageTooLargeError`.
+        """
+        declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail))
+        return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
+
+    @abstractmethod
+    def _publish(self, message: pb.EngineMessage, hold_ms: int) -> Published:
+        """Say a publication."""
+
+    @abstractmethod
+    def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Asked:
+        """Say a demand or a decline."""
+
+    def _lists(
+        self, handoff_id: str, blocks: Blocks, firsts: Mapping[str, int]
+    ) -> list[pb.BlockList]:
+        OWN_PROCESS.check()
+        lists = []
+        for group, ids in blocks.items():
+            limit = self._block_counts.get(group, ALL_IDS)
+            checked = checked_ids(handoff_id, group, ids, limit)
+            lists.append(wire.block_list(group, checked, firsts.get(group, 0)))
+        return lists
+
+
+def checked_ids(handoff_id: str, group: str, ids: object, limit: int) -> Int64s:
+    """The ids as an array. Raises `PageRangeError` if one is no whole number of [0, ``limit``)."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise _wrong(handoff_id, group, ids, limit)
+    listed = np.atleast_1d(ids) if isinstance(ids, np.ndarray) else list(ids)
+    try:
+        array = np.asarray(listed)
+    except ValueError:  # lists of unequal length among them
+        array = np.empty((), np.object_)
+    if array.shape == (0,):
+        return np.empty(0, np.int64)
+    whole = array.dtype.kind in "iu" and array.ndim == 1
+    if not whole or not 0 <= array.min() <= array.max() < limit:
+        wrong = (one for one in listed if not _is_id(one, limit))
+        raise _wrong(handoff_id, group, next(wrong, ids), limit)
+    return array.astype(np.int64, copy=False)
+
+
+def _is_id(one: object, limit: int) -> bool:
+    return (
+        isinstance(one, int | np.integer)
+        and not isinstance(one, bool | np.bool_)
+        and 0 <= int(one) < limit
+    )
+
+
+def _wrong(handoff_id: str, group: str, one: object, limit: int) -> PageRangeError:
+    shown = cut(repr(one.item() if isinstance(one, np.generic) else one), 64)
+    return PageRangeError(
+        f"handoff {cut(handoff_id, 64)}, group {group}: block id {shown} is none of [0, {limit})",
+        handoff=cut(handoff_id, 64),
+        group=group,
+        page=shown,
+        range=f"[0, {limit})",
+    )
+
+
+def _checked(handoff_id: str, message: pb.EngineMessage) -> pb.EngineMessage:
+    OWN_PROCESS.check()
+    check_size(f"what is said of handoff {cut(handoff_id, 64)}", message.ByteSize())
+    return message

@@ -1,0 +1,100 @@
+"""An engine's registration with the broker, which a broker that starts again must be told anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc
+
+from restow.broker.client.backoff import Backoff
+from restow.broker.client.channel import RenewedChannel
+from restow.broker.client.credentials import Credentials
+from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.errors import RestowError
+from restow.broker.layout import Layout
+from restow.broker.logs import get_logger
+from restow.broker.rpc import wire
+from restow.broker.rpc.sizes import check_size
+from restow.broker.trust.errors import TrustError
+from restow.broker.versions import own_version
+from restow.v1 import broker_pb2 as pb
+from restow.v1 import broker_pb2_grpc
+
+REGISTER_S = 20.0
+UNREGISTER_TIMEOUT_S = 1.0
+_REFUSED_CALLERS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+
+
+class Registration:
+    """One life of an engine, and the channel on which it speaks. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials,
+        engine: pb.EngineRef,
+        layout: Layout,
+        *,
+        publishes: bool,
+        asks: bool,
+    ) -> None:
+        """Prepare."""
+        self.message = pb.RegisterEngineRequest(
+            engine=engine,
+            layout=wire.layout_to_proto(layout),
+            version=own_version(),
+            publishes=publishes,
+            asks=asks,
+        )
+        self.layout_digest = ""
+        """As the broker has it. Empty: it was never told."""
+        self.stub: broker_pb2_grpc.BrokerAsyncStub | None = None
+        """Of the present channel."""
+        self._address, self._credentials = address, credentials
+        self._channel = RenewedChannel(address, credentials)
+        self._log = get_logger("restow.client").bind(engine=engine.engine_id)
+
+    async def say(self, timeout_s: float) -> None:
+        """Register. Raises the broker's refusal, and `MessageTooLargeError`."""
+        check_size("the layout", self.message.ByteSize())
+        stub = self.stub = broker_pb2_grpc.BrokerStub(await self._channel.channel())
+        try:
+            response = await stub.RegisterEngine(self.message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self.typed(error) from None
+        self.layout_digest = response.layout_digest
+
+    async def say_again(self, backoff: Backoff) -> None:
+        """Register as soon as the broker is there. Raises its refusal, if that is for good."""
+        while True:
+            await asyncio.sleep(backoff.wait_s())
+            try:
+                while not await self._channel.connects():
+                    pass
+                await self.say(REGISTER_S)
+                return
+            except BrokerUnreachableError:
+                continue
+            except RestowError as error:
+                if not _may_be_mended(error):
+                    raise
+                self._log.warning("not let in", reason=error.reason, detail=error.message)
+
+    def typed(self, error: grpc.aio.AioRpcError) -> RestowError:
+        """What a call that failed stands for."""
+        return from_rpc_error(error, self._address, self._credentials.secure)
+
+    async def close(self, take_back: bool = True) -> None:
+        """Unregister, if it was registered and is to be taken back, and close the channel."""
+        stub, self.stub = self.stub, None
+        if take_back and stub is not None and self.layout_digest:
+            request = pb.UnregisterEngineRequest(engine=self.message.engine)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
+        await self._channel.close()
+
+
+def _may_be_mended(error: RestowError) -> bool:
+    """Whether somebody may still renew what the engine was let in with before."""
+    return isinstance(error, TrustError) or error.status in _REFUSED_CALLERS

@@ -1,0 +1,57 @@
+"""What an engine has said of one handoff that has not ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
+from restow.v1 import broker_pb2 as pb
+
+
+@dataclass(slots=True, eq=False)
+class Said:
+    """One message and what its caller waits for."""
+
+    message: pb.EngineMessage
+    end: HandoffFuture
+    """A `Delivery`, if D said it."""
+    sent: bool
+    """Whether it may have been sent."""
+    patient_until_s: float
+    """When D, or P's last lease, waits no longer."""
+    cancellation: pb.EngineMessage | None = None
+    """Of this demand, if it was given up."""
+
+    def finish(self, ended: HandoffEnded) -> None:
+        """No rank is at work on it any more."""
+        self.end.tell(ended)
+        if isinstance(self.end, Delivery):
+            self.end.free()
+
+    def fail(self, error: Exception, free: bool = False) -> None:
+        """It has no end: it was refused (``free``: nothing came of it), or nobody can say."""
+        self.end.fail(error)
+        if isinstance(self.end, Delivery):
+            self.end.free(None if free else error)
+
+    def begin_again(self, now_s: float) -> None:
+        """Mark a message that is said on another stream."""
+        if not self.sent:
+            self.sent = True
+        elif self.message.HasField("request"):
+            self.message.request.repeated = True
+            left_s = self.patient_until_s - now_s
+            self.message.request.timeout_ms = max(1, int(left_s * 1000))
+        elif self.message.HasField("publish"):
+            self.message.publish.repeated = True
+
+
+@dataclass(slots=True)
+class OpenHandoff:
+    """All that was said of one, and P's lease."""
+
+    said: list[Said] = field(default_factory=list)
+    cancellation: pb.EngineMessage | None = None
+    lease_ms: int = 0
+    renew_at_s: float = 0.0
+    hold_until_s: float = 0.0
