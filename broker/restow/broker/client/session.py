@@ -16,7 +16,7 @@ from restow.broker.client.channel import RenewedChannel, broker_address
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.delivery import Delivery, HandoffEnded
 from restow.broker.client.diagnosis import explained_soon
-from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.client.errors import MAY_PASS, BrokerUnreachableError, from_rpc_error
 from restow.broker.client.open_handoffs import OpenHandoffs
 from restow.broker.client.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
@@ -38,7 +38,7 @@ LOOK_EVERY_S = 0.25
 CLOSE_S = 1.0
 """How long a session that is closed waits for the ends of its demands."""
 UNREGISTER_TIMEOUT_S = 1.0
-_REFUSED_CALLERS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+_MENDED = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 Blocks = Mapping[str, Iterable[int]]
 
@@ -383,5 +383,7 @@ class EngineSession:
 
 
 def _may_be_mended(error: RestowError) -> bool:
-    """Whether somebody may still renew what the engine was let in with before."""
-    return isinstance(error, TrustError) or error.status in _REFUSED_CALLERS
+    """Whether time or somebody may undo what an engine is refused for that was let in before."""
+    # gRPC's own refusal of too large a message has its status as its reason.
+    too_large = error.reason == "RESOURCE_EXHAUSTED"
+    return isinstance(error, TrustError) or (error.status in _MENDED and not too_large)
