@@ -8,7 +8,7 @@ from unittest.mock import patch
 import grpc
 import pytest
 
-from agent_harness.waiting import until
+from agent_harness.waiting import WAIT_S, until
 from broker.fakes import (
     D_BLOCKS,
     P_BLOCKS,
@@ -26,6 +26,7 @@ from restow.broker.client import (
     EngineSession,
 )
 from restow.broker.client.errors import from_rpc_error
+from restow.broker.core.actions import EngineKey
 from restow.broker.errors import ListenError, RestowError
 from restow.broker.server.serve import RunningBroker
 from restow.v1 import broker_pb2 as pb
@@ -172,3 +173,21 @@ async def test_a_life_that_is_overtaken_while_it_starts_hears_why() -> None:
             await older.start()
         assert caught.value.reason == "ENGINE_REPLACED"
         await newer.close()
+
+
+async def test_a_session_comes_back_when_there_is_room_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is refused for lack of room is tried again, by an engine that was let in before."""
+    layout, key, other = model_layout(1), EngineKey("default", "p"), EngineKey("default", "other")
+    async with broker(tenant_max_engines=1) as running:
+        hub, members = running.hub, running.hub.directory.members
+        async with EngineSession("p", "1", layout, running.address) as session:
+            hub.perform(members.unregister(members.engines[key], hub.now_s()))
+            hub.perform(members.register(other, "1", layout, "digest", hub.now_s()))
+            tries = called(members, "register", monkeypatch, failed=True)
+            for _ in range(2):  # of which there is one only if the first was not for good
+                await asyncio.wait_for(tries.get(), WAIT_S)
+            hub.perform(members.unregister(members.engines[other], hub.now_s()))
+            await until(lambda: key in hub.engines)
+            assert (await session.request("h", D_BLOCKS, timeout_ms=1)).reason == "NOT_PUBLISHED"

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from fuzzing.messages import message_type
-from restow.broker.rpc.status import ERROR_DOMAIN
+from restow.broker.rpc.status import ERROR_DOMAIN, REASON_KEY
 from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.hub import Hub
 from restow.broker.server.serve import SERVER_OPTIONS, SERVICES, add_services, interceptors_of
@@ -95,6 +95,8 @@ def read_refusal(code: grpc.StatusCode, details: str, trailing: Any) -> Answer:
         raise Violation(f"a refusal in two versions: {rich} and {code.name} {details[:80]!r}")
     if info.domain != ERROR_DOMAIN or not REASON.fullmatch(info.reason):
         raise Violation(f"{info.reason!r} of {info.domain!r} is no reason")
+    if (plain := dict(trailing).get(REASON_KEY)) != info.reason:
+        raise Violation(f"metadata says {plain!r}, the status {info.reason!r}")
     if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.OK):
         raise Violation(f"{code.name} {info.reason}: {details}")
     return Answer(info.reason, code.name, details)

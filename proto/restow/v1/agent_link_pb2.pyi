@@ -122,14 +122,16 @@ class Hello(google.protobuf.message.Message):
     rank: builtins.int
     """The rank."""
     agent_name: builtins.str
-    """NIXL name of the agent, new in every incarnation."""
+    """NIXL name of the agent, new in every incarnation: 1 to 256 characters."""
     nixl_metadata: builtins.bytes
-    """NIXL metadata, opaque to the broker; given only to agents that read from this one."""
+    """NIXL metadata, opaque to the broker; given only to agents that read from this one. Bounded by the
+    16 MiB of the message that it is in.
+    """
     staging_bytes: builtins.int
     """Bytes of the staging pool. 0: the agent can neither gather nor scatter."""
     host: builtins.str
-    """The host it runs on: what reading costs is measured once for each pair of hosts. Empty: unknown,
-    nothing is measured.
+    """The host it runs on, at most 256 characters: what reading costs is measured once for each pair of
+    hosts. Empty: unknown, nothing is measured.
     """
     host_memory: builtins.bytes
     """How processes of its host read its memory themselves: an encoded HostMemory, which the broker
@@ -202,7 +204,9 @@ Global___HostMemory: typing_extensions.TypeAlias = HostMemory
 @typing.final
 class Fenced(google.protobuf.message.Message):
     """The rank's part of a handoff is complete in memory. It names the handoff by its id alone: an
-    engine that has two states under one id never fences one while the other is published.
+    engine that has two states under one id never fences one while the other is published. It may come
+    before the publication, and is kept for as long as a lease that names no length; an engine may have
+    65536 such handoffs.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -47,8 +47,20 @@ class AgentLinkServicer(object):
     """
 
     def Connect(self, request_iterator, context):
-        """An agent's one long-lived stream; the first batch begins with Hello. When the stream breaks,
-        the agent's handoffs in progress fail, and the agent connects and says Hello again.
+        """An agent's one long-lived stream; the first batch begins with Hello, and Welcome is the broker's
+        first order. An agent that comes before its engine is kept waiting for 60 s, then ENGINE_UNKNOWN.
+
+        When it breaks. No order of an earlier stream counts any more, nor its programs, peers and numbers:
+        they are sent again. Give back what was gathered. Let reads end, or give them up so that none of
+        their bytes lands any more, and say Hello only then: the broker takes it for the proof of that. Pause
+        as Broker.Session says; after ENGINE_UNKNOWN for 0.25 s. After Welcome say every fence again that no
+        Unfence has answered. The broker waits 10 s for the agent, which comes back with the same agent_name
+        and memory: what it read or gathered is then ordered anew. Later, or under another name, what was in
+        its memory counts as lost: AGENT_LOST.
+
+        What is tried again. As on Broker.Session, and AGENT_REPLACED. Final are ENGINE_REPLACED, and before
+        the first Welcome every refusal with a restow-reason but UNAVAILABLE, DEADLINE_EXCEEDED,
+        RESOURCE_EXHAUSTED and ENGINE_UNKNOWN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

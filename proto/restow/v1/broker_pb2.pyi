@@ -242,7 +242,9 @@ class Publication(google.protobuf.message.Message):
     final: builtins.bool
     """Whether this chunk is the last one. The handoff is ready when every rank has fenced as well."""
     lease_ms: builtins.int
-    """How long P leaves the pages alone, counted from the broker's receipt. 0: the broker's default."""
+    """How long P leaves the pages alone, counted from the broker's receipt. 0: the broker's default. At
+    most 600000.
+    """
     trace_parent: builtins.str
     """W3C trace context of the request that this is for ("00-..."). Empty, or not of that form: none."""
     content: builtins.bytes
@@ -294,7 +296,9 @@ class Demand(google.protobuf.message.Message):
     held_tokens: builtins.int
     """Leading tokens that D holds already; their KV is not moved. Snapshots move always. 0: none."""
     timeout_ms: builtins.int
-    """How long D waits, publication included, counted from the broker's receipt. 0: the default."""
+    """How long D waits, publication included, counted from the broker's receipt. 0: the default. At most
+    600000.
+    """
     position_tokens: builtins.int
     """Tokens that the state must stand at, or the handoff fails: what D goes on from. 0: any."""
     repeated: builtins.bool
@@ -340,7 +344,9 @@ class Renewal(google.protobuf.message.Message):
     handoff_id: builtins.str
     """The handoff's id."""
     lease_ms: builtins.int
-    """New length of the lease from the broker's receipt. 0: the broker's default."""
+    """New length of the lease from the broker's receipt: it never ends earlier than it would have. 0: the
+    broker's default. At most 600000.
+    """
     def __init__(
         self,
         *,
@@ -487,7 +493,7 @@ class SessionRequest(google.protobuf.message.Message):
 
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EngineMessage]:
-        """The messages, in order. Empty: only to open the session."""
+        """The messages, in order. Empty: only to open the session. At most 16 MiB in all."""
 
     def __init__(
         self,

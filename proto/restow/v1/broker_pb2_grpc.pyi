@@ -123,13 +123,32 @@ _BrokerCancelType = typing_extensions.TypeVar(
 
 class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType]):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
-    ErrorInfo whose reason is stable; on the session stream, a refused message comes back as Refused
-    with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
-    broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
-    may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
-    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
-    any script; no control characters, line ends, or marks that turn text or take no room.
-    Details are free text, of which 1 KiB is kept, with escapes (\\x1b) for what is not printable.
+    ErrorInfo whose reason is stable; trailing metadata "restow-reason" has that reason as plain text.
+    A status without it is gRPC's own: nobody of Restow's has refused anything. On the session stream, a
+    refused message comes back as Refused with the same reason. Ids of handoffs are scoped by tenant:
+    that of the caller's identity; on a broker that asks nobody who he is, that of metadata
+    "restow-tenant", default "default". Every call may be refused with UNAUTHENTICATED, and with
+    FORBIDDEN for an engine that the caller is not.
+
+    Ids and names. Ids of engines, incarnations and handoffs, and tenants, have 1 to 256 characters. Ids
+    and names are printable: letters, digits, signs and spaces of any script; no control characters, line
+    ends, or marks that turn text or take no room. Details are free text, of which 1 KiB is kept and of
+    an end 512 characters, with escapes (\\x1b) for what is not printable. The reason of a failure that
+    an agent names has at most 64 characters.
+
+    Sizes. A message to the broker has at most 16 MiB. One from it has at most 64 MiB, which a client has
+    to allow (gRPC's own limit is 4 MiB). Batches of several messages should have at most 2 MiB. More
+    than 8 KiB of metadata may be refused.
+
+    Time. Leases and patience are at most 600 s; where no lease is named, 30 s, and no patience, 30 s,
+    unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s (--grant-s), which end 0.1 s before P's
+    lease and not after D's patience. Where less than 0.05 s is left for that the handoff ends EXPIRED,
+    LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT. Where callers are known, the first message of a call must come
+    whole within 10 s: FIRST_MESSAGE_LATE.
+
+    Numbers. A broker takes 100000 handoffs (--max-live) and 10000 engines: DIRECTORY_FULL. An operator
+    may allow a tenant fewer: QUOTA_EXCEEDED. Who lets more than 100000 messages (--max-queue) or 256 MiB
+    pile up unread loses his stream: QUEUE_FULL.
     """
 
     @typing.overload
@@ -199,7 +218,48 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     """Takes an engine out; its handoffs end as FAILED (P's) or CANCELLED (D's)."""
 
     Session: _BrokerSessionType
-    """An engine's one long-lived stream. Messages come in batches both ways: write what is queued."""
+    """An engine's one long-lived stream. Messages come in batches both ways: write what is queued.
+
+    Its beginning. RegisterEngine comes before it. The first batch names the engine; SessionOpened is
+    the broker's first event. Messages are heard in their order. A second session of the same
+    incarnation ends the first one, SESSION_REPLACED.
+
+    Ends. A publication (all of its chunks), a demand and a decline have one end each: Ended, or Refused
+    with the message_id. What is cancelled ends as well, and a cancellation, a renewal and a drain have
+    no end of their own. An end that nobody waits for was told before: it means nothing.
+
+    When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker
+    that was started anew, which another broker_epoch tells, knows nothing at all. So after each break,
+    and each end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for
+    twice as long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where
+    a stream has held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the
+    stream, and wait for SessionOpened. (4) Say all that has no end once more, in the order in which it
+    was said first and with the same message_id: every chunk of a publication, with repeated; a demand,
+    with repeated and with what is left of its timeout_ms; declines; cancellations. A demand that was
+    given up is not said again, its cancellation is. Drain comes last. New messages come behind. No
+    repetition does anything twice. Renewals are not repeated: a repeated publication renews its lease.
+    Agents say their fences again by themselves.
+
+    Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
+    is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked
+    first, then goes on without the state. Its pages stay taken until the end comes, or until 30 s after
+    that deadline, when no agent can be at work on them any more; where the demand was never written,
+    they are free at once. P's pages stay as they are until the end comes, or until 30 s after its last
+    lease. A connection that is dead says nothing: send HTTP/2 pings every 3 s, also when idle, and give
+    it up where none is answered for 5 s; both sides know of it within 9 s. A lease that is to outlive
+    that has 12 s or more.
+
+    What is tried again. After UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, after every status
+    without a restow-reason (but that a message is too large), and after whatever ended the stream: as
+    above, for ever. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before as well:
+    credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
+    process has the engine's id. Every other refusal of RegisterEngine is final too.
+
+    Refused. The message has changed nothing, and is not said again: with another handoff_id where the
+    reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
+    pages that it names are free; those of a demand that was repeated only as if no end had come, since
+    ranks may be at work on it for a broker before this one.
+    """
 
     Publish: _BrokerPublishType
     """Publish outside of a session; the end is learnt by GetHandoff. For tools and tests."""
@@ -239,13 +299,32 @@ BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
 
 class BrokerServicer(metaclass=abc.ABCMeta):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
-    ErrorInfo whose reason is stable; on the session stream, a refused message comes back as Refused
-    with the same reason. Ids of handoffs are scoped by tenant: that of the caller's identity; on a
-    broker that asks nobody who he is, that of metadata "restow-tenant", default "default". Every call
-    may be refused with UNAUTHENTICATED, and with FORBIDDEN for an engine that the caller is not.
-    Ids have at most 256 characters. Ids and names are printable: letters, digits, signs and spaces of
-    any script; no control characters, line ends, or marks that turn text or take no room.
-    Details are free text, of which 1 KiB is kept, with escapes (\\x1b) for what is not printable.
+    ErrorInfo whose reason is stable; trailing metadata "restow-reason" has that reason as plain text.
+    A status without it is gRPC's own: nobody of Restow's has refused anything. On the session stream, a
+    refused message comes back as Refused with the same reason. Ids of handoffs are scoped by tenant:
+    that of the caller's identity; on a broker that asks nobody who he is, that of metadata
+    "restow-tenant", default "default". Every call may be refused with UNAUTHENTICATED, and with
+    FORBIDDEN for an engine that the caller is not.
+
+    Ids and names. Ids of engines, incarnations and handoffs, and tenants, have 1 to 256 characters. Ids
+    and names are printable: letters, digits, signs and spaces of any script; no control characters, line
+    ends, or marks that turn text or take no room. Details are free text, of which 1 KiB is kept and of
+    an end 512 characters, with escapes (\\x1b) for what is not printable. The reason of a failure that
+    an agent names has at most 64 characters.
+
+    Sizes. A message to the broker has at most 16 MiB. One from it has at most 64 MiB, which a client has
+    to allow (gRPC's own limit is 4 MiB). Batches of several messages should have at most 2 MiB. More
+    than 8 KiB of metadata may be refused.
+
+    Time. Leases and patience are at most 600 s; where no lease is named, 30 s, and no patience, 30 s,
+    unless the operator sets --lease-s or --timeout-s. D's ranks may read for at most 10 s (--grant-s), which end 0.1 s before P's
+    lease and not after D's patience. Where less than 0.05 s is left for that the handoff ends EXPIRED,
+    LEASE_TOO_SHORT or TIMEOUT_TOO_SHORT. Where callers are known, the first message of a call must come
+    whole within 10 s: FIRST_MESSAGE_LATE.
+
+    Numbers. A broker takes 100000 handoffs (--max-live) and 10000 engines: DIRECTORY_FULL. An operator
+    may allow a tenant fewer: QUOTA_EXCEEDED. Who lets more than 100000 messages (--max-queue) or 256 MiB
+    pile up unread loses his stream: QUEUE_FULL.
     """
 
     @abc.abstractmethod
@@ -274,7 +353,48 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[restow.v1.broker_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[restow.v1.broker_pb2.SessionResponse], collections.abc.AsyncIterator[restow.v1.broker_pb2.SessionResponse]]:
-        """An engine's one long-lived stream. Messages come in batches both ways: write what is queued."""
+        """An engine's one long-lived stream. Messages come in batches both ways: write what is queued.
+
+        Its beginning. RegisterEngine comes before it. The first batch names the engine; SessionOpened is
+        the broker's first event. Messages are heard in their order. A second session of the same
+        incarnation ends the first one, SESSION_REPLACED.
+
+        Ends. A publication (all of its chunks), a demand and a decline have one end each: Ended, or Refused
+        with the message_id. What is cancelled ends as well, and a cancellation, a renewal and a drain have
+        no end of their own. An end that nobody waits for was told before: it means nothing.
+
+        When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker
+        that was started anew, which another broker_epoch tells, knows nothing at all. So after each break,
+        and each end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for
+        twice as long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where
+        a stream has held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the
+        stream, and wait for SessionOpened. (4) Say all that has no end once more, in the order in which it
+        was said first and with the same message_id: every chunk of a publication, with repeated; a demand,
+        with repeated and with what is left of its timeout_ms; declines; cancellations. A demand that was
+        given up is not said again, its cancellation is. Drain comes last. New messages come behind. No
+        repetition does anything twice. Renewals are not repeated: a repeated publication renews its lease.
+        Agents say their fences again by themselves.
+
+        Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
+        is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked
+        first, then goes on without the state. Its pages stay taken until the end comes, or until 30 s after
+        that deadline, when no agent can be at work on them any more; where the demand was never written,
+        they are free at once. P's pages stay as they are until the end comes, or until 30 s after its last
+        lease. A connection that is dead says nothing: send HTTP/2 pings every 3 s, also when idle, and give
+        it up where none is answered for 5 s; both sides know of it within 9 s. A lease that is to outlive
+        that has 12 s or more.
+
+        What is tried again. After UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, after every status
+        without a restow-reason (but that a message is too large), and after whatever ended the stream: as
+        above, for ever. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before as well:
+        credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
+        process has the engine's id. Every other refusal of RegisterEngine is final too.
+
+        Refused. The message has changed nothing, and is not said again: with another handoff_id where the
+        reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
+        pages that it names are free; those of a demand that was repeated only as if no end had come, since
+        ranks may be at work on it for a broker before this one.
+        """
 
     @abc.abstractmethod
     def Publish(

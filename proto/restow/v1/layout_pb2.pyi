@@ -96,7 +96,9 @@ class Field(google.protobuf.message.Message):
     """
     @property
     def axes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names of its axes; the token axis of a per-token field is left out. May be empty (a scalar)."""
+        """Names of its axes, at most 16; the token axis of a per-token field is left out. May be empty (a
+        scalar).
+        """
 
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -130,7 +132,8 @@ class Model(google.protobuf.message.Message):
     QUANTISATION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the model. Both sides of a handoff must give the same, of this and of the three parts of
-    its identity below; empty is a value like any other, and differs from all that are not.
+    its identity below, of at most 256 characters each; empty is a value like any other, and differs
+    from all that are not.
     """
     revision: builtins.str
     """Which weights it has: any text that is equal exactly when they are. Empty: nobody has said."""
@@ -183,11 +186,11 @@ class Region(google.protobuf.message.Message):
     projections and nothing else, and is read by no peer.
     """
     page_stride_bytes: builtins.int
-    """Bytes from one page to the next. Zero is refused."""
+    """Bytes from one page to the next. Zero is refused, and more than 64 GiB."""
     page_tokens: builtins.int
     """Tokens in a page. 0: the pages hold snapshots."""
     pages_per_block: builtins.int
-    """Pages in a block, the unit that the engine's ids count. 0 means 1."""
+    """Pages in a block, the unit that the engine's ids count. 0 means 1. At most 1048576."""
     null_block: builtins.int
     """The id that stands in lists where a request has no block, and may stand there more than once; the
     same in all regions of a group. Nothing is ever read from it or written to it. Unset: there is none.
@@ -418,7 +421,9 @@ Global___RankLayout: typing_extensions.TypeAlias = RankLayout
 
 @typing.final
 class Layout(google.protobuf.message.Message):
-    """Every shard of every rank of an engine. Holds no address, so replicas of an engine are equal."""
+    """Every shard of every rank of an engine. Holds no address, so replicas of an engine are equal. It has
+    at most 1024 ranks, 262144 fields, regions and shards each, and 1024 groups.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -15,7 +15,12 @@ from restow.broker.client.backoff import Backoff
 from restow.broker.client.channel import CONNECT_S, RenewedChannel
 from restow.broker.client.credentials import Credentials
 from restow.broker.client.diagnosis import explained_soon
-from restow.broker.client.errors import NoWelcomeError, from_rpc_error, unreachable
+from restow.broker.client.errors import (
+    MAY_PASS,
+    NoWelcomeError,
+    from_rpc_error,
+    unreachable,
+)
 from restow.broker.errors import MessageTooLargeError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.sizes import Sized, check_size, take_batch
@@ -23,7 +28,6 @@ from restow.broker.trust.errors import TrustError
 
 MAX_BATCH = 1024
 UNKNOWN_PAUSE_S = 0.25
-_MAY_PASS = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"})
 
 Message = TypeVar("Message", bound=Sized)
 Request = TypeVar("Request", bound=Sized)
@@ -173,7 +177,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         """Whether trying again is of no use. An engine may still be registered, for example."""
         if refusal.reason in ("ENGINE_REPLACED", "ENGINE_UNKNOWN"):
             return refusal.reason == "ENGINE_REPLACED"
-        return not (self._was_open or refusal.status in _MAY_PASS)
+        return not (self._was_open or refusal.status in MAY_PASS)
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
         opening = await self.opening()

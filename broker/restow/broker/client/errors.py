@@ -11,6 +11,9 @@ from restow.broker.client.proxies import way_note
 from restow.broker.errors import RestowError
 from restow.broker.printable import shown
 
+MAY_PASS = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+"""Statuses of refusals that another try may not meet."""
+
 
 class BrokerCallError(RestowError):
     """The broker refused a call or a message: its status, reason and subject."""

@@ -10,7 +10,7 @@ import grpc
 from restow.broker.client.backoff import Backoff
 from restow.broker.client.channel import RenewedChannel
 from restow.broker.client.credentials import Credentials
-from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.client.errors import MAY_PASS, BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
@@ -23,7 +23,7 @@ from restow.v1 import broker_pb2_grpc
 
 REGISTER_S = 20.0
 UNREGISTER_TIMEOUT_S = 1.0
-_REFUSED_CALLERS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+_MENDED = frozenset({*MAY_PASS, "UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 
 class Registration:
@@ -96,5 +96,7 @@ class Registration:
 
 
 def _may_be_mended(error: RestowError) -> bool:
-    """Whether somebody may still renew what the engine was let in with before."""
-    return isinstance(error, TrustError) or error.status in _REFUSED_CALLERS
+    """Whether time or somebody may undo what an engine is refused for that was let in before."""
+    # gRPC's own refusal of too large a message has its status as its reason.
+    too_large = error.reason == "RESOURCE_EXHAUSTED"
+    return isinstance(error, TrustError) or (error.status in _MENDED and not too_large)

@@ -11,9 +11,11 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from restow.broker.errors import RestowError
-from restow.broker.printable import shown
+from restow.broker.printable import is_word, shown
 
 ERROR_DOMAIN = "restow"
+REASON_KEY = "restow-reason"
+"""Trailing metadata with the reason alone, for clients that decode no `ErrorInfo`."""
 
 MAX_MESSAGE_BYTES = 1024
 MAX_SUBJECT_BYTES = 256
@@ -50,7 +52,10 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: RestowError)
     was raised in: call it outside of ``except``, where no message is at hand any more.
     """
     status = rpc_status.to_status(to_rpc_status(error))
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    # A daemon passes on what a broker said, which need not be what metadata may carry.
+    reason = error.reason if is_word(error.reason) else RestowError.reason
+    trailing = (*(status.trailing_metadata or ()), (REASON_KEY, reason))
+    await context.abort(status.code, status.details, trailing)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

@@ -62,6 +62,8 @@ CALLS_FOR_CONNECTION = 8
 """Of a tenant there may be so many times more calls than there may be connections of all."""
 TLS_CONNECTIONS = 512
 """Strangers may have 80 KiB kept for each."""
+MAX_METADATA_BYTES = 8 << 10
+"""Of a call, where it is not known who makes it."""
 
 STOP_GRACE_S = 2.0
 
@@ -96,7 +98,7 @@ def strangers_options(connections: int) -> tuple[tuple[str, int], ...]:
         # again.
         ("grpc.server.max_pending_requests", max(64, connections // 8)),
         ("grpc.server.max_pending_requests_hard_limit", max(128, connections // 4)),
-        ("grpc.absolute_max_metadata_size", 8 << 10),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
     )
 
 

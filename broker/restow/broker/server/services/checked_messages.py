@@ -14,7 +14,8 @@ from restow.broker.rpc.status import cut
 from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
 
-_VERSION = re.compile(r"[0-9A-Za-z.+_-]{0,64}")
+MAX_VERSION_LENGTH = 64
+_VERSION = re.compile(rf"[0-9A-Za-z.+_-]{{0,{MAX_VERSION_LENGTH}}}")
 MIN_CONTENT_BYTES, MAX_CONTENT_BYTES = 16, 64
 
 
@@ -32,7 +33,8 @@ def version_of(text: str) -> str:
     """The version of a peer's software. Raises `RequestError` for what can't be one."""
     if not _VERSION.fullmatch(text):
         raise RequestError(
-            "version must have letters, digits and .+-_ alone, 64 at most", field="version"
+            f"version must have letters, digits and .+-_ alone, {MAX_VERSION_LENGTH} at most",
+            field="version",
         )
     return text
 

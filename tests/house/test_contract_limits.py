@@ -1,0 +1,113 @@
+"""The numbers that the contract's comments name are those that the code goes by."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from restow.broker.block_ids import MAX_BLOCKS
+from restow.broker.client import backoff, open_handoffs
+from restow.broker.client.errors import MAY_PASS
+from restow.broker.core.engines.early_fences import MAX_FENCES
+from restow.broker.core.handoffs.handoff import MAX_DETAIL, MAX_REASON
+from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH
+from restow.broker.core.handoffs.publication import ID_BYTES, MAX_PUBLICATION_BYTES
+from restow.broker.layout import limits as layout
+from restow.broker.printable import MAX_WORD_LENGTH
+from restow.broker.rpc import pings, sizes, status
+from restow.broker.server import expected, outbox, serve
+from restow.broker.server.gate import first_messages
+from restow.broker.server.services import checked_messages as checked
+from restow.broker.server.settings import BrokerSettings
+from restow.broker.trust.identity import MAX_NAME_LENGTH
+
+PROTO = Path(__file__).resolve().parents[2] / "proto" / "restow" / "v1"
+MIB, GIB = 1 << 20, 1 << 30
+LIMITS = BrokerSettings().limits()
+MAX_MS = int(LIMITS.max_lease_s * 1000)
+
+SAID = {
+    "broker.proto": (
+        f"handoffs, and tenants, have 1 to {MAX_ID_LENGTH} characters",
+        f"{status.MAX_MESSAGE_BYTES // 1024} KiB is kept and of an end {MAX_DETAIL} characters",
+        f"an agent names has at most {min(MAX_REASON, MAX_WORD_LENGTH)} characters",
+        f"A message to the broker has at most {sizes.MAX_TO_BROKER_BYTES // MIB} MiB",
+        f"One from it has at most {sizes.MAX_FROM_BROKER_BYTES // MIB} MiB",
+        f"several messages should have at most {sizes.MAX_BATCH_BYTES // MIB} MiB",
+        f"More than {serve.MAX_METADATA_BYTES >> 10} KiB of metadata",
+        f"Leases and patience are at most {LIMITS.max_lease_s:g} s",
+        f"where no lease is named, {LIMITS.lease_s:g} s, and no patience, {LIMITS.timeout_s:g} s,",
+        f"read for at most {LIMITS.grant_s:g} s (--grant-s)",
+        f"which end {LIMITS.lease_margin_s:g} s before P's lease",
+        f"less than {LIMITS.min_grant_s:g} s is left",
+        f"whole within {first_messages.WAIT_S:g} s: FIRST_MESSAGE_LATE",
+        f"takes {LIMITS.max_live} handoffs (--max-live) and {LIMITS.max_engines} engines",
+        f"more than {BrokerSettings().max_queue} messages (--max-queue)",
+        f"or {outbox.MAX_QUEUE_BYTES // MIB} MiB pile up",
+        f"forgotten after --engine-idle-s ({LIMITS.engine_idle_s:g} s)",
+        f"letters, digits and '.+-_', {checked.MAX_VERSION_LENGTH} at most".replace("'", '"'),
+        f"A list holds at most {MAX_BLOCKS}, all",
+        f"lists of a publication {MAX_PUBLICATION_BYTES // ID_BYTES}.",
+        f"no message of more than {sizes.MAX_TO_BROKER_BYTES // MIB} MiB",
+        f"{checked.MIN_CONTENT_BYTES} to {checked.MAX_CONTENT_BYTES} bytes, equal where",
+        f"leaves the pages alone, counted from the broker's receipt. 0: the broker's default. At "
+        f"most {MAX_MS}.",
+        f"D waits, publication included, counted from the broker's receipt. 0: the default. At "
+        f"most {MAX_MS}.",
+        f"0: the broker's default. At most {MAX_MS}. int32 lease_ms = 2",
+        f"only to open the session. At most {sizes.MAX_TO_BROKER_BYTES // MIB} MiB in all",
+        # What clients do, as those in Python do it.
+        f"Pause for {backoff.FIRST_S:g} s, after each failure for twice as long, up to "
+        f"{backoff.LAST_S:g} s, each time by a random factor from {1 - backoff.JITTER:g} to "
+        f"{1 + backoff.JITTER:g}; begin with {backoff.FIRST_S:g} s again where a stream has held "
+        f"for {backoff.HELD_S:g} s",
+        f"until {open_handoffs.SILENCE_S:g} s after that deadline",
+        f"until {open_handoffs.SILENCE_S:g} s after its last lease",
+        f"pings every {pings.PING_EVERY_S:g} s",
+        f"is answered for {pings.ANSWER_S:g} s",
+        f"both sides know of it within {pings.NOTICED_S:g} s",
+    ),
+    "agent_link.proto": (
+        f"kept waiting for {expected.WAIT_S:g} s",
+        f"The broker waits {LIMITS.agent_wait_s:g} s for the agent",
+        f"every incarnation: 1 to {MAX_ID_LENGTH} characters",
+        f"Bounded by the {sizes.MAX_TO_BROKER_BYTES // MIB} MiB",
+        f"at most {MAX_ID_LENGTH} characters: what reading costs",
+        f"an engine may have {MAX_FENCES} such handoffs",
+        f"{checked.MAX_VERSION_LENGTH} at most",
+    ),
+    "layout.proto": (
+        f"at most {layout.MAX_RANKS} ranks, {layout.MAX_SHARDS} fields, regions and shards each, "
+        f"and {layout.MAX_GROUPS} groups",
+        f"of at most {layout.MAX_WORD_LENGTH} characters each",
+        f"Names of its axes, at most {layout.MAX_AXES};",
+        f"more than {layout.MAX_PAGE_BYTES // GIB} GiB",
+        f"0 means 1. At most {layout.MAX_PAGES_PER_BLOCK}.",
+    ),
+}
+
+
+def words_of(name: str) -> str:
+    """A file of the contract in one line, without the marks of comments."""
+    return " ".join(re.sub(r"^ *//", "", (PROTO / name).read_text(), flags=re.MULTILINE).split())
+
+
+@pytest.mark.parametrize(("name", "sentence"), [(n, one) for n in SAID for one in SAID[n]])
+def test_a_number_of_the_contract_is_that_of_the_code(name: str, sentence: str) -> None:
+    assert sentence in words_of(name)
+
+
+def test_a_lease_is_renewed_at_a_third() -> None:
+    assert open_handoffs.RENEWALS_PER_LEASE == 3
+    assert "Renew a lease at a third of its length" in words_of("broker.proto")
+
+
+def test_names_of_identities_are_as_long_as_ids() -> None:
+    assert MAX_NAME_LENGTH == MAX_ID_LENGTH
+
+
+def test_statuses_that_are_tried_again_are_named() -> None:
+    assert "After {}, {} and {}, after every".format(*MAY_PASS) in words_of("broker.proto")
+    assert "{}, {}, {} and ENGINE_UNKNOWN".format(*MAY_PASS) in words_of("agent_link.proto")
