@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from engines.test_vllm_sides import BLOCKS, Session, nothing, prefill, side
+from engines.written_session import BLOCKS, Session, nothing, prefill, side
 from restow.agents.engines.vllm import interval
 from restow.agents.engines.vllm.scheduler.tally import OTHER
 from restow.agents.engines.vllm.worker.agent_tally import AgentTally
