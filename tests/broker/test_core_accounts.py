@@ -26,6 +26,7 @@ from restow.broker.errors import DirectoryFullError, QuotaExceededError, Request
 from restow.broker.layout import Layout, Model
 from restow.broker.planner import Program
 from restow.broker.planner.program import FORMS, Step
+from restow.v1 import broker_pb2 as pb
 
 MIB = 1 << 20
 MANY = list(range(1, 90))
@@ -220,3 +221,14 @@ def test_a_story_does_not_grow_with_what_a_side_repeats() -> None:
     entries = world.find().timeline
     assert len(entries) <= 3 * timeline.MAX_OFTEN
     assert max(len(str(one)) for one in entries) < 2 * timeline.MAX_WORDS
+
+
+def test_a_name_counts_as_much_once_it_was_encoded() -> None:
+    """An encoder leaves its bytes with the text; what was counted before is given back after."""
+    world, p, _ = bounded(10 * HANDOFF_BYTES)
+    before = world.directory.ledger.tenants.account("t").kept_bytes
+    name = "名" * 100 + "ж"
+    world.publish(p, name)
+    pb.EngineRef(engine_id=name)
+    world.cancel(p, name)
+    assert world.directory.ledger.tenants.account("t").kept_bytes == before

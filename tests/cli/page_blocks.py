@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docker/README.md", *(f"docs/{one.name}" for one in ROOT.glob("docs/*.md")))
+MADE = ("api.md", "python.md")
+"""Pages that are made from the code: they show signatures, nothing to type."""
+TYPED = (f"docs/{one.name}" for one in ROOT.glob("docs/*.md") if one.name not in MADE)
+PAGES = ("README.md", "docker/README.md", *TYPED)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 WAIT_S = 120.0
 

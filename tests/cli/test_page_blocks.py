@@ -68,8 +68,11 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
     "docs/client.md": {
         "from restow.broker.client import BlockingSession": Run(),
         "from restow.broker.client import EngineSession": Run(),
+        "from restow.agents import AsyncAgent, RegionMemory": Run(),
+        "# P gives up after its first chunk.": Run(),
         "from restow.broker.client import content_of": Run(),
         "from restow.broker.client import AdminClient": Run(),
+        "from restow.broker.client import AdminClient, BlockingSession": Run(),
         "from restow.broker.client import AdminClient, BrokerCallError": Run(),
     },
     "docs/layouts.md": {

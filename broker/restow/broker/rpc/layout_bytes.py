@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from sys import getsizeof
 from typing import Any
 
 from restow.broker.layout.check import check_counts
 from restow.broker.layout.schema import MODEL, RANK, Record, Sort
+from restow.broker.text_bytes import text_bytes
 from restow.v1 import layout_pb2
 
 VALUE_BYTES = 128
@@ -34,11 +34,11 @@ def _size_of(message: Any, record: Record) -> int:
 
 
 _SIZES: dict[Sort, Callable[[Any], int]] = {
-    Sort.NAME: getsizeof,
-    Sort.TEXT: getsizeof,
+    Sort.NAME: text_bytes,
+    Sort.TEXT: text_bytes,
     Sort.NUMBER: lambda _: NUMBER_BYTES,
     Sort.NUMBERS: lambda numbers: VALUE_BYTES + NUMBER_BYTES * len(numbers),
-    Sort.NAMES: lambda names: VALUE_BYTES + sum(map(getsizeof, names)),
+    Sort.NAMES: lambda names: VALUE_BYTES + sum(map(text_bytes, names)),
     Sort.BOX: lambda spans: VALUE_BYTES + SPAN_BYTES * len(spans),
     Sort.DTYPE: lambda _: 0,
     Sort.KIND: lambda _: 0,

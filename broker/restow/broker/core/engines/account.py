@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from sys import getsizeof
 
 from restow.broker.errors import DirectoryFullError, QuotaExceededError
+from restow.broker.text_bytes import text_bytes
 
 HANDOFF_BYTES = 4096
 """Of a live handoff beside its id and its lists; its story is a part of it."""
@@ -19,7 +19,7 @@ FENCE_BYTES = 512
 
 def handoff_bytes(handoff_id: str) -> int:
     """What a live handoff counts beside its lists."""
-    return HANDOFF_BYTES + getsizeof(handoff_id)
+    return HANDOFF_BYTES + text_bytes(handoff_id)
 
 
 @dataclass(slots=True, eq=False)

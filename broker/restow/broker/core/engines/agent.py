@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from sys import getsizeof
 
 from restow.broker.core.actions import AgentKey
+from restow.broker.text_bytes import text_bytes
 
 MAX_ADDRESS = 1 << 63
 AGENT_BYTES = 4096
@@ -61,8 +61,8 @@ class AgentRecord:
     @property
     def kept_bytes(self) -> int:
         """About how many bytes are kept of it."""
-        names = getsizeof(self.agent_name) + getsizeof(self.host)
-        regions = sum(REGION_BYTES + getsizeof(memory.name) for memory in self.regions)
+        names = text_bytes(self.agent_name) + text_bytes(self.host)
+        regions = sum(REGION_BYTES + text_bytes(memory.name) for memory in self.regions)
         return AGENT_BYTES + names + len(self.nixl_metadata) + len(self.host_memory) + regions
 
     def is_back_as(self, other: AgentRecord) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from sys import getsizeof
 
 from restow.broker.core.engines.account import FENCE_BYTES, Account
 from restow.broker.errors import DirectoryFullError
+from restow.broker.text_bytes import text_bytes
 
 MAX_FENCES = 1 << 16
 
@@ -77,4 +77,4 @@ class EarlyFences:
 
 
 def _bytes_of(handoff_id: str) -> int:
-    return FENCE_BYTES + getsizeof(handoff_id)
+    return FENCE_BYTES + text_bytes(handoff_id)
