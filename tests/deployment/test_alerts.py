@@ -15,13 +15,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker.certificates import Authority
 from broker.fakes import broker, pair
+from broker.guarded import guarded
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "docker" / "prometheus" / "alerts.yaml"
 PROMTOOL = shutil.which("promtool")
-WITH_TLS = {"restow_certificate_end_seconds"}
-"""Shown by a broker that has a certificate."""
 [GROUP] = yaml.safe_load(ALERTS.read_text())["groups"]
 RULES: dict[str, dict[str, Any]] = {one["alert"]: one for one in GROUP["rules"]}
 
@@ -40,30 +40,34 @@ def selected(expression: str) -> dict[str, set[str]]:
     return found
 
 
-async def shown() -> dict[str, set[str]]:
-    """Metrics of a broker after a handoff, and their labels."""
+async def shown(tmp_path: Path) -> dict[str, set[str]]:
+    """Metrics of a broker after a handoff, with those of one with TLS, and their labels."""
 
     def ask(address: str | None) -> str:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
 
-    async with broker(http_listen="127.0.0.1:0") as running, pair(running.address, 1, 1) as both:
+    port = "127.0.0.1:0"
+    async with broker(http_listen=port) as running, pair(running.address, 1, 1) as both:
         await both.hand_over("one")
-        page = await asyncio.to_thread(ask, running.http_address)
+        pages = [await asyncio.to_thread(ask, running.http_address)]
+    async with guarded(Authority(tmp_path), http_listen=port) as running:
+        pages.append(await asyncio.to_thread(ask, running.http_address))
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
+    for page in pages:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).update(sample.labels)
     return found
 
 
-async def test_alerts_ask_for_what_a_broker_shows() -> None:
-    there = await shown()
+async def test_alerts_ask_for_what_a_broker_shows(tmp_path: Path) -> None:
+    there = await shown(tmp_path)
     for name, rule in RULES.items():
         asked = selected(rule["expr"])
         assert asked, name
         for metric, labels in asked.items():
-            assert metric in there or metric in WITH_TLS, f"{name} asks for {metric}"
+            assert metric in there, f"{name} asks for {metric}"
             assert labels <= there.get(metric, set()), f"{name}: {metric} has no {labels}"
 
 
