@@ -33,7 +33,11 @@ class Relay:
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         host, port = self._target.rsplit(":", 1)
-        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        try:
+            there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        except OSError:  # nobody listens there now
+            writer.transport.abort()
+            return
         line = _Line(self, (writer, there_writer))
         self.connections += 1
         self._lines.append(line)
