@@ -24,12 +24,13 @@ async def reason_of(call: Awaitable[object]) -> str:
     return str(dict(caught.value.trailing_metadata() or ())[REASON_KEY])
 
 
-def said_raw(channel: grpc.aio.Channel, method: Any, words: bytes) -> Awaitable[object]:
-    """Call a method with bytes."""
+def said_raw(channel: Any, method: Any, words: bytes) -> Awaitable[object]:
+    """Call a method of a channel with bytes."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     if method.client_streaming:
         return first_of(channel.stream_stream(path)(iter([words])))
-    return channel.unary_unary(path)(words)
+    call: Awaitable[object] = channel.unary_unary(path)(words)
+    return call
 
 
 async def test_of_every_method_that_refuses_its_words() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from restow.broker.block_ids import MAX_BLOCKS
+from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
 from restow.broker.client import backoff, open_handoffs
 from restow.broker.client.errors import MAY_PASS
 from restow.broker.core.engines.early_fences import MAX_FENCES
 from restow.broker.core.handoffs.handoff import MAX_DETAIL, MAX_REASON
 from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH
-from restow.broker.core.handoffs.publication import ID_BYTES, MAX_PUBLICATION_BYTES
+from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
 from restow.broker.layout import limits as layout
 from restow.broker.printable import MAX_WORD_LENGTH
 from restow.broker.rpc import pings, sizes, status
