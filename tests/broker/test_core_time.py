@@ -229,7 +229,7 @@ def test_a_plan_that_is_never_made_keeps_nobody() -> None:
     world.request(d, timeout_s=5)
     world.wait(5.1)
     assert ends(p) == ends(d) == [("EXPIRED", "NOT_PUBLISHED")]
-    assert "the plan" in d.told[0].detail
+    assert "its plan is not made yet" in d.told[0].detail
     assert world.plan() == []
 
 

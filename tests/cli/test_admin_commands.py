@@ -105,7 +105,8 @@ def test_status_counts(shown: Shown, address: str) -> None:
         "draining",
     ]
     assert status["broker"] == address
-    assert (status["engines"], status["agents"], status["plans"]) == (3, 3, 2)
+    assert (status["engines"], status["agents"]) == (3, 3)
+    assert status["plans"] >= 2, "and what was planned ahead"
     assert status["handoffs_live"] == 1
     assert status["handoffs_ended"] == {"DONE": 1, "FAILED": 0, "EXPIRED": 1, "CANCELLED": 0}
     assert status["bytes_read"] == 100

@@ -44,7 +44,9 @@ INTERNAL = {
     "restow.broker.draw.page_map.Cell",
     "restow.broker.draw.page_map.Footprint",
     "restow.broker.draw.piece_counts.PieceCount",
-    "restow.broker.server.observe.http.Answer",
+    "restow.broker.core.handoffs.spans.Span",
+    "restow.broker.core.traffic.tally.End",
+    "restow.broker.http.server.Answer",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)
 GIVEN: dict[str, dict[str, Any]] = {"Right": {"engine": "x"}, "Scales": {"fingerprint": ""}}
