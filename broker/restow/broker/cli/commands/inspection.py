@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -141,8 +142,11 @@ def handoffs(
             say_hidden(client, output)
             return
         say_hidden(client, output)
-        with live_handoffs(output.form == "wide", connection.all_tenants) as update:
-            for number in looks(WATCH_S):
+        with ExitStack() as screen:
+            for number in looks(WATCH_S):  # Ctrl-C is heard before the first character is shown
+                if not number:
+                    live = live_handoffs(output.form == "wide", connection.all_tenants)
+                    update = screen.enter_context(live)
                 update(shown_values(look() if number else value))
 
 
