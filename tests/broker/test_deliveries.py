@@ -12,8 +12,8 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pai
 from broker.test_operators import fence_all
 from restow.agents.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
-from restow.broker.client.delivery import Delivery
-from restow.broker.client.open_handoffs import DEFAULT_TIMEOUT_S, SILENCE_S, OpenHandoffs
+from restow.broker.client.engine.delivery import Delivery
+from restow.broker.client.engine.open_handoffs import DEFAULT_TIMEOUT_S, SILENCE_S, OpenHandoffs
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
 from restow.v1 import broker_pb2 as pb

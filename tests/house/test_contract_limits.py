@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
-from restow.broker.client import backoff, open_handoffs
-from restow.broker.client.errors import MAY_PASS
+from restow.broker.client.connection import backoff
+from restow.broker.client.connection.errors import MAY_PASS
+from restow.broker.client.engine import open_handoffs
 from restow.broker.core.engines.early_fences import MAX_FENCES
 from restow.broker.core.handoffs.handoff import MAX_DETAIL, MAX_REASON
 from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
-from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
-from restow.broker.client.said import OpenHandoff, Said
+from restow.broker.client.connection.errors import BrokerCallError, PagesNotFreeError
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded, HandoffFuture
+from restow.broker.client.engine.said import OpenHandoff, Said
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut

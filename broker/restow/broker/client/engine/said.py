@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded, HandoffFuture
 from restow.v1 import broker_pb2 as pb
 
 
