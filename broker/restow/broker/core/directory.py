@@ -17,10 +17,10 @@ from restow.broker.core.events import Chunk, Failure, Wish
 from restow.broker.core.examining import Examining
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import Digests
-from restow.broker.core.handoffs.ends import told
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.handoffs.waiting import why_late
+from restow.broker.core.ledger.ends import told
+from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
 from restow.broker.core.probing import Probing

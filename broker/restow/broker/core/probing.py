@@ -15,7 +15,7 @@ from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Probed
 from restow.broker.core.handoffs.handoff import MAX_REASON
-from restow.broker.core.handoffs.statistics import Durations
+from restow.broker.core.ledger.statistics import Durations
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
 from restow.broker.core.pair import PairPlan

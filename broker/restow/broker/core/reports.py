@@ -11,7 +11,7 @@ from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import not_compared, not_hashed
 from restow.broker.core.handoffs.grant import execute, unreadable
 from restow.broker.core.handoffs.lease import unpublished_until_s
-from restow.broker.core.handoffs.ledger import Ledger, check_handoff_id
+from restow.broker.core.ledger.ledger import Ledger, check_handoff_id
 from restow.broker.core.probing import Probing
 
 NOT_BEGUN = "READ_NOT_BEGUN"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from restow.broker.core.actions import Action, EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.tenants import Tenants
-from restow.broker.core.handoffs.ends import told
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.ledger.ends import told
 
 
 @dataclass(slots=True)

@@ -11,13 +11,13 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
 from restow.broker.core.engines.tenants import Tenants
 from restow.broker.core.events import Failure
-from restow.broker.core.handoffs.deadlines import Deadlines
 from restow.broker.core.handoffs.digests import Checks
-from restow.broker.core.handoffs.ends import end_of, pair_ids, told
 from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.quarantine import Quarantine
-from restow.broker.core.handoffs.statistics import Statistics
+from restow.broker.core.ledger.deadlines import Deadlines
+from restow.broker.core.ledger.ends import end_of, pair_ids, told
+from restow.broker.core.ledger.quarantine import Quarantine
+from restow.broker.core.ledger.statistics import Statistics
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
