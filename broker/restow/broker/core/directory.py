@@ -14,7 +14,6 @@ from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Chunk, Failure, Wish
-from restow.broker.core.examining import Examining
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
@@ -23,7 +22,8 @@ from restow.broker.core.ledger.ends import told
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
-from restow.broker.core.probing import Probing
+from restow.broker.core.probing.costs import Probing
+from restow.broker.core.probing.examining import Examining
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RestowError
 

@@ -16,7 +16,7 @@ from restow.broker.core.handoffs.timeline import COSTS, PLAN
 from restow.broker.core.handoffs.waiting import waits_for
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused, pair_bytes
-from restow.broker.core.probing import Probing
+from restow.broker.core.probing.costs import Probing
 from restow.broker.errors import RestowError
 
 

@@ -15,7 +15,7 @@ from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.progress import progress_of
 from restow.broker.core.handoffs.spans import Span
 from restow.broker.core.handoffs.timeline import in_words
-from restow.broker.core.probing import HostCosts
+from restow.broker.core.probing.costs import HostCosts
 from restow.broker.core.traffic.tally import Tally
 from restow.broker.core.traffic.traffic import PairTally
 from restow.broker.server.orders import STATE_NUMBERS
