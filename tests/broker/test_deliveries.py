@@ -14,6 +14,7 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
 from restow.broker.client.engine.delivery import Delivery
 from restow.broker.client.engine.open_handoffs import DEFAULT_TIMEOUT_S, SILENCE_S, OpenHandoffs
+from restow.broker.core.limits import Limits
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
 from restow.v1 import broker_pb2 as pb
@@ -154,7 +155,21 @@ async def test_a_broker_that_is_there_is_given_time_to_say_how_it_ended() -> Non
     assert asked.result().reason == "BROKER_SILENT"
     notes.now_s += DEFAULT_TIMEOUT_S
     assert notes.late(connected=True) == [("i", 2)]
-    assert default.pages_free.done()
+    assert default.result().reason == "BROKER_SILENT"
+
+
+async def test_pages_are_free_when_a_broker_that_is_there_says_so_and_not_sooner() -> None:
+    """A rank that was stopped may begin to read after any time, and reports when it has ended."""
+    notes = Notes()
+    asked = notes.ask()
+    notes.now_s += 10 * SILENCE_S
+    assert notes.late(connected=True) == [("h", 1)]
+    assert notes.late(connected=True) == [], "it is said once"
+    assert asked.result().reason == "BROKER_SILENT"
+    assert not asked.pages_free.done(), "a rank may still write"
+    notes.open.finish(DONE, 1)
+    assert asked.pages_free.result() is None
+    assert notes.open.empty
 
 
 async def test_p_has_its_pages_back_when_the_last_lease_has_run_out() -> None:
@@ -328,6 +343,7 @@ async def test_threads_give_up_alike() -> None:
         await asyncio.to_thread(work)
 
 
-def test_silence_is_longer_than_a_late_word_and_a_quarantine() -> None:
+def test_silence_is_longer_than_a_late_word_a_grant_and_a_quarantine() -> None:
     """A demand that the broker heard of late is at work for longer than D reckons."""
-    assert 2 * NOTICED_S + AgentSettings().quarantine_s < SILENCE_S
+    stuck_s = Limits().grant_s + AgentSettings().quarantine_s
+    assert 2 * NOTICED_S + stuck_s < SILENCE_S

@@ -5,7 +5,7 @@ const { Backoff, call, client, over, reasonOf, statusOf } = require('./contract'
 
 const RENEWALS_PER_LEASE = 3
 const LOOK_EVERY_MS = 50
-const SILENCE_MS = 30_000
+const SILENCE_MS = 45_000
 const MAX_BATCH = 128
 const TRIED_AGAIN = new Set(['UNAVAILABLE', 'DEADLINE_EXCEEDED', 'RESOURCE_EXHAUSTED'])
 const MENDED_BY_SOMEBODY = new Set(['UNAUTHENTICATED', 'PERMISSION_DENIED'])
@@ -170,6 +170,8 @@ class Session {
         this._stream.write({ messages: [{ renew: { handoff_id, lease_ms } }] })
         word.renewed()
       }
+      // A broker that is there says when no rank can write to D's pages any more.
+      if (word.message.request && this._stream) continue
       const silent = { state: 'HANDOFF_STATE_EXPIRED', reason: 'BROKER_SILENT' }
       const free = word.said ? word.until + SILENCE_MS : word.until
       if (now >= free && (word.said || !this._stream)) this._finish(word, silent)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import termios
@@ -15,6 +13,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+
+from operators_day import reaper
 
 _END = "end-of-this-command"
 _LONGEST_S = 60.0
@@ -35,7 +35,7 @@ class Shell:
     ) -> None:
         """In ``folder``; ``ports`` says what stands for a port of the page."""
         self.text = ""
-        self._ports, self._folder = dict(ports), folder.resolve()
+        self._ports = dict(ports)
         tools = folder / "bin"
         tools.mkdir()
         python = f'exec "{sys.executable}" "$@"\n'
@@ -45,6 +45,11 @@ class Shell:
         ):
             (tools / name).write_text(f"#!/bin/sh\n{words}")
             (tools / name).chmod(0o755)
+        self._reaper = subprocess.Popen(
+            [sys.executable, str(reaper.__file__), str(folder.resolve())],
+            stdin=subprocess.PIPE,
+            cwd="/",
+        )
         self._screen, terminal = pty.openpty()
         termios.tcsetwinsize(terminal, (_LINES, _COLUMNS))
         self._bash = subprocess.Popen(
@@ -74,10 +79,7 @@ class Shell:
         trace: TracebackType | None,
     ) -> None:
         """End it, and everything that works in its folder."""
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended, or is another user's
-                if (process / "cwd").readlink() == self._folder:
-                    os.kill(int(process.name), signal.SIGKILL)
+        self._reaper.communicate()
         self._bash.wait()
         os.close(self._screen)
 

@@ -21,12 +21,14 @@ DEFAULT_TIMEOUT_S = 30.0
 """What a demand without a timeout waits (`Limits.timeout_s`)."""
 SILENT = "BROKER_SILENT"
 """The reason where the broker said nothing in time."""
-SILENCE_S = 30.0
+SILENCE_S = 45.0
 """How much longer than P's or D's own patience an agent may be at work on a handoff, and some more.
 
 The broker counts patience and leases from when it hears of them, and a word may be on its way for
-as long as two dead connections take to be noticed (`pings.NOTICED_S`, 9 s each); grants end before
-both, and agents settle within `AgentSettings.quarantine_s` (6 s).
+as long as two dead connections take to be noticed (`pings.NOTICED_S`, 9 s each). Grants end before
+both, but a read that does not end has its lane closed only behind the grants of the others on it
+(`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s). An agent that was stopped for
+longer is not bounded by any time: whom the broker tells, waits for its word.
 """
 MAX_PUBLISHED = 1 << 16
 """Ids of ended publications that are remembered."""
@@ -144,7 +146,9 @@ class OpenHandoffs:
         now_s = self._clock()
         for known in self._open.values():
             for said in known.said:
-                if not (isinstance(said.end, Delivery) and said.end.done()):
+                if isinstance(said.end, Delivery) and said.end.done():
+                    said.untold = True
+                else:
                     said.begin_again(now_s)
                     yield said.message
                 if said.cancellation is not None:
@@ -184,8 +188,9 @@ class OpenHandoffs:
     def give_up_late(self, connected: bool) -> None:
         """End waits that the broker has not ended in time.
 
-        A D that can't reach the broker waits no longer than its patience. Pages are free when no
-        agent can be at work on them.
+        A D that can't reach the broker waits no longer than its patience. Its pages are free when
+        the broker says so, which holds them for ranks that have not reported; without a broker,
+        or where it may not know the demand, when no agent should be at work on them any more.
         """
         now_s = self._clock()
         for handoff_id, known in list(self._open.items()):
@@ -199,16 +204,25 @@ class OpenHandoffs:
                 )
                 ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
                 if late_s >= SILENCE_S:
-                    self._drop(handoff_id, said)
-                    said.finish(ended)
-                    late = "the broker has not ended it in time"
-                    demand = said.message.message_id if by_d else 0
-                    self._send(_cancellation(handoff_id, late, demand))
+                    if by_d and connected and not said.untold:
+                        said.end.tell(ended)
+                    else:
+                        self._drop(handoff_id, said)
+                        said.finish(ended)
+                    self._cancel_late(handoff_id, said, by_d)
                 elif by_d and not connected and said.sent:
                     said.end.tell(ended)
                 elif by_d and not connected:
                     self._drop(handoff_id, said)
                     said.finish(ended)
+
+    def _cancel_late(self, handoff_id: str, said: Said, by_d: bool) -> None:
+        """Have the broker end what it should have ended: once, and again on each new stream."""
+        if said.cancellation is None:
+            demand = said.message.message_id if by_d else 0
+            late = "the broker has not ended it in time"
+            said.cancellation = _cancellation(handoff_id, late, demand)
+            self._send(said.cancellation)
 
     def finish(self, ended: HandoffEnded, demand: int = 0) -> None:
         """A handoff has ended: tell who asked for it by message ``demand``, or 0: who published."""
@@ -249,6 +263,7 @@ class OpenHandoffs:
         if said.message.request.repeated:
             # Ranks may be at work on it for a broker before this one, which nobody will tell.
             said.end.fail(error)
+            said.untold = True
             return
         known = self._open[handoff_id]
         self._drop(handoff_id, said)

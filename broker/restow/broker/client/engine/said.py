@@ -21,6 +21,8 @@ class Said:
     """When D, or P's last lease, waits no longer."""
     cancellation: pb.EngineMessage | None = None
     """Of this demand, if it was given up."""
+    untold: bool = False
+    """A demand that the broker may not know any more: nobody tells when its pages are free."""
 
     def finish(self, ended: HandoffEnded) -> None:
         """No rank is at work on it any more."""
