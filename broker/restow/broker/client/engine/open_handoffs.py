@@ -10,10 +10,9 @@ from functools import partial
 
 from restow.broker.client.connection.errors import BrokerCallError, PagesNotFreeError
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded, HandoffFuture
-from restow.broker.client.engine.said import OpenHandoff, Said
+from restow.broker.client.engine.said import OpenHandoff, Said, cancellation_of, is_same
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.logs import get_logger
-from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
 
 RENEWALS_PER_LEASE = 3
@@ -80,7 +79,7 @@ class OpenHandoffs:
     def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:
         said = [one.message.publish for one in self._said_of(handoff_id)]
         whole = [one for one in said if one.final]
-        return bool(whole) and not any(_is_same(publication, one) for one in whole)
+        return bool(whole) and not any(is_same(publication, one) for one in whole)
 
     def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
         """Say a demand or a decline."""
@@ -104,7 +103,7 @@ class OpenHandoffs:
     def cancel(self, handoff_id: str, detail: str) -> None:
         """Give a handoff up, unless it has ended."""
         if handoff_id in self._open:
-            message = _cancellation(handoff_id, detail)
+            message = cancellation_of(handoff_id, detail)
             self._open[handoff_id].cancellation = message
             self._send_numbered(message)
 
@@ -115,7 +114,7 @@ class OpenHandoffs:
             return
         if said.sent:
             why, demand = "the caller waits no longer", said.message.message_id
-            said.cancellation = _cancellation(handoff_id, why, demand)
+            said.cancellation = cancellation_of(handoff_id, why, demand)
             self._send_numbered(said.cancellation)
         else:
             self._drop(handoff_id, said)
@@ -221,7 +220,7 @@ class OpenHandoffs:
         if said.cancellation is None:
             demand = said.message.message_id if by_d else 0
             late = "the broker has not ended it in time"
-            said.cancellation = _cancellation(handoff_id, late, demand)
+            said.cancellation = cancellation_of(handoff_id, late, demand)
             self._send(said.cancellation)
 
     def finish(self, ended: HandoffEnded, demand: int = 0) -> None:
@@ -294,18 +293,3 @@ class OpenHandoffs:
                 else:
                     said.finish(ended)
         self._closed = self._closed or BrokerCallError("CANCELLED", reason, detail)
-
-
-def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
-    """Of D's demand of that number; 0: of the whole handoff, by whoever says it."""
-    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=cut(detail), demand=demand)
-    return pb.EngineMessage(cancel=cancellation)
-
-
-def _is_same(one: pb.Publication, other: pb.Publication) -> bool:
-    return (
-        one.final == other.final
-        and one.position_tokens == other.position_tokens
-        and one.content == other.content
-        and list(one.blocks) == list(other.blocks)
-    )
