@@ -63,7 +63,8 @@ SAID = {
         f"{backoff.LAST_S:g} s, each time by a random factor from {1 - backoff.JITTER:g} to "
         f"{1 + backoff.JITTER:g}; begin with {backoff.FIRST_S:g} s again where a stream has held "
         f"for {backoff.HELD_S:g} s",
-        f"until {open_handoffs.SILENCE_S:g} s after that deadline",
+        f"until {open_handoffs.HELD_S:g} s after that deadline",
+        f"until {open_handoffs.SILENCE_S:g} s after it",
         f"until {open_handoffs.SILENCE_S:g} s after its last lease",
         f"pings every {pings.PING_EVERY_S:g} s",
         f"is answered for {pings.ANSWER_S:g} s",

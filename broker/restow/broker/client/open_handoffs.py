@@ -27,8 +27,13 @@ SILENCE_S = 45.0
 The broker counts patience and leases from when it hears of them, and a word may be on its way for
 as long as two dead connections take to be noticed (`pings.NOTICED_S`, 9 s each). Grants end before
 both, but a read that does not end has its lane closed only behind the grants of the others on it
-(`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s). An agent that was stopped for
-longer is not bounded by any time: whom the broker tells, waits for its word.
+(`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s).
+"""
+HELD_S = 2 * SILENCE_S
+"""The same where a broker is there that knows of D's demand: it tells when pages are free.
+
+An agent that was stopped for long begins late, and is not bounded by any time; but of two demands
+of one handoff that are said again a broker tells the end of one.
 """
 MAX_PUBLISHED = 1 << 16
 """Ids of ended publications that are remembered."""
@@ -189,8 +194,8 @@ class OpenHandoffs:
         """End waits that the broker has not ended in time.
 
         A D that can't reach the broker waits no longer than its patience. Its pages are free when
-        the broker says so, which holds them for ranks that have not reported; without a broker,
-        or where it may not know the demand, when no agent should be at work on them any more.
+        the broker says so, which holds them for ranks that have not reported, or after `HELD_S`;
+        without a broker, or where it may not know the demand, after `SILENCE_S`.
         """
         now_s = self._clock()
         for handoff_id, known in list(self._open.items()):
@@ -204,7 +209,7 @@ class OpenHandoffs:
                 )
                 ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
                 if late_s >= SILENCE_S:
-                    if by_d and connected and not said.untold:
+                    if by_d and connected and not said.untold and late_s < HELD_S:
                         said.end.tell(ended)
                     else:
                         self._drop(handoff_id, said)
