@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from restow.broker.client import AdminClient, EngineSession
-from restow.broker.client.delivery import Delivery, HandoffEnded
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.layout import (
     DType,
     Field,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 
-from restow.broker.client.channel import open_channel
-from restow.broker.client.session import MAX_BATCH
+from restow.broker.client.connection.channel import open_channel
+from restow.broker.client.engine.session import MAX_BATCH
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,

@@ -14,7 +14,7 @@ from restow.agents.async_agent import AsyncAgent
 from restow.agents.daemon.server import AgentDaemon
 from restow.agents.memory.regions import RegionMemory
 from restow.broker.client import EngineSession
-from restow.broker.client.errors import BrokerCallError
+from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 

@@ -24,7 +24,7 @@ from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon, SocketInUseError
 from restow.agents.errors import DaemonUnreachableError
 from restow.agents.memory.held_names import FOLDER
-from restow.broker.client.errors import BrokerCallError
+from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError
 from restow.broker.planner import Strategy
 

@@ -23,7 +23,7 @@ from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon
 from restow.agents.settings import AgentSettings
 from restow.broker.client import Credentials, EngineSession
-from restow.broker.client.errors import BrokerCallError
+from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.errors import RestowError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import DType

@@ -13,8 +13,8 @@ import grpc
 import pytest
 
 from restow.broker.client import Credentials, EngineSession
-from restow.broker.client.channel import RenewedChannel, open_channel
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.channel import RenewedChannel, open_channel
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.families import (
     AttentionSpec,

@@ -13,8 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from broker.certificates import DOMAIN, P_AND_D, Authority, Pair
 from broker.fakes import broker, model_layout
 from restow.broker.client import AdminClient, Credentials
-from restow.broker.client.channel import open_channel
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.channel import open_channel
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire
 from restow.broker.server.serve import RunningBroker

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from restow.broker.client.backoff import FIRST_S, HELD_S, JITTER, LAST_S, LONGEST_S, Backoff
+from restow.broker.client.connection.backoff import (
+    FIRST_S,
+    HELD_S,
+    JITTER,
+    LAST_S,
+    LONGEST_S,
+    Backoff,
+)
 
 
 class Clock:

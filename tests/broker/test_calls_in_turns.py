@@ -13,8 +13,8 @@ from broker.fakes import broker, pair
 from broker.guarded import channel_of
 from broker.raw_http2 import MESSAGE_BYTES, raw_connection
 from broker.token_house import house
-from restow.broker.client.channel import open_channel
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.channel import open_channel
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.server import serve
 from restow.broker.server.gate import first_messages
 

@@ -7,7 +7,7 @@ import pytest
 from broker.world import LIMITS, Side, World, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.events import Probed
-from restow.broker.core.examining import MAX_DETAIL, MAX_EXAMINATIONS
+from restow.broker.core.probing.examining import MAX_DETAIL, MAX_EXAMINATIONS
 from restow.broker.errors import PairNotReadyError, QuotaExceededError
 from restow.broker.planner import CopyCosts
 

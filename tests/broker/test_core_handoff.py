@@ -105,7 +105,7 @@ def test_repeated_words_change_nothing() -> None:
         assert world.publish(p) == []
         assert world.fence(p) == []
     assert kinds(world.request(d))[-1] == "SendExecute"
-    for again in (world.request(d, repeated=True), world.publish(p), world.fence(p)):
+    for again in (world.request(d, repeated=True, number=1), world.publish(p), world.fence(p)):
         assert again == []
     number = world.find().number
     assert kinds(world.settle(d, number)) == ["TellEnded", "TellEnded"]
@@ -310,29 +310,3 @@ def test_who_cancels_what_has_ended_is_told_once() -> None:
     world.request(d, "asked")
     world.cancel(d, "asked")
     assert kinds(world.cancel(d, "asked")) == ["TellEnded"]
-
-
-def test_who_gives_a_demand_up_that_was_refused_leaves_the_first() -> None:
-    """D's client may cancel its second demand of one id before it hears of the refusal."""
-    world = World()
-    p, d = world.engine("p"), world.engine("d")
-    world.request(d)
-    with pytest.raises(HandoffConflictError):
-        world.request(d, blocks={"kv": [21, 22, 23], "state": [24]})
-    assert world.cancel(d, demand=2) == []
-    assert not world.find().ended
-    world.publish(p)
-    assert world.cancel(p, demand=1) == []
-    assert kinds(world.cancel(d, demand=1)) == ["TellEnded", "TellEnded"]
-    assert ends(d) == [("CANCELLED", "CANCELLED")]
-
-
-def test_a_call_that_says_a_sessions_demand_again_leaves_its_number() -> None:
-    """The session is told the end by it; a call is told whatever the number is."""
-    world = World()
-    d = world.engine("d")
-    world.request(d)
-    handoff = world.find()
-    for said, kept in ((-1, 1), (4, 4), (-2, 4)):
-        handoff.number_demand(said)
-        assert handoff.demand_number == kept

@@ -17,7 +17,7 @@ from restow.broker.core.handoffs.progress import progress_of
 from restow.broker.core.handoffs.spans import Span, SpanKind, spans_of
 from restow.broker.core.limits import Limits
 from restow.broker.core.traffic import traffic as traffic_module
-from restow.broker.core.traffic.durations import QuantileCounts
+from restow.broker.core.traffic.durations import QuantileCounts, slot_of
 from restow.broker.core.traffic.series import KEPT_S, Series
 from restow.broker.core.traffic.tally import End, Tally
 from restow.broker.core.traffic.traffic import MAX_PAIRS, Traffic, busiest
@@ -33,7 +33,7 @@ moments = st.lists(
 def test_a_quantile_is_true_to_within_a_tenth(lasted: list[float], share: float) -> None:
     counts = QuantileCounts()
     for one in lasted:
-        counts.add(one)
+        counts.add(slot_of(one))
     rank = max(0, math.ceil(share * len(lasted) - 0.5) - 1)
     true = sorted(lasted)[rank]
     assert 0.9 <= (counts.quantile(share) or 0) / true <= 1.1
@@ -43,7 +43,7 @@ def test_nothing_too_long_and_nothing_too_short() -> None:
     counts = QuantileCounts()
     assert counts.quantile(0.5) is None
     for one in (0.0, -1.0, 1e12):
-        counts.add(one)
+        counts.add(slot_of(one))
     assert (counts.quantile(0.01) or 1) <= 1e-4
     assert (counts.quantile(0.99) or 0) > 1000
 
@@ -56,7 +56,7 @@ def test_a_series_is_what_a_list_of_all_ends_would_say(
     series, now_s, known = Series(10.0), 5000.0, []
     for passed_s, state, lasted_s in ends:
         now_s += passed_s
-        end = End(state, 100, lasted_s)
+        end = End.of(state, 100, lasted_s)
         series.count(end, now_s)
         known.append((now_s, end))
         step = now_s // 10
@@ -92,7 +92,7 @@ def test_a_broker_that_has_just_begun_shows_no_time_before() -> None:
 def test_pairs_are_bounded_and_the_latest_stay() -> None:
     traffic = Traffic()
     for number in range(MAX_PAIRS + 5):
-        traffic.count(End(State.DONE, number, 1.0), (f"p{number}", "d"), 1000.0)
+        traffic.count(End.of(State.DONE, number, 1.0), (f"p{number}", "d"), 1000.0)
     pairs = list(traffic.pairs("t", 1000.0))
     assert len(pairs) == MAX_PAIRS
     assert pairs[0].source == f"p{MAX_PAIRS + 4}"

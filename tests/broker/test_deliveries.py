@@ -12,8 +12,8 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, model_layout, pai
 from broker.test_operators import fence_all
 from restow.agents.settings import AgentSettings
 from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeError
-from restow.broker.client.delivery import Delivery
-from restow.broker.client.open_handoffs import DEFAULT_TIMEOUT_S, HELD_S, SILENCE_S, OpenHandoffs
+from restow.broker.client.engine.delivery import Delivery
+from restow.broker.client.engine.open_handoffs import DEFAULT_TIMEOUT_S, SILENCE_S, OpenHandoffs
 from restow.broker.core.limits import Limits
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
@@ -162,7 +162,7 @@ async def test_pages_are_free_when_a_broker_that_is_there_says_so_and_not_sooner
     """A rank that was stopped may begin to read after any time, and reports when it has ended."""
     notes = Notes()
     asked = notes.ask()
-    notes.now_s += HELD_S
+    notes.now_s += 100 * SILENCE_S
     assert notes.late(connected=True) == [("h", 1)]
     assert notes.late(connected=True) == [], "it is said once"
     assert asked.result().reason == "BROKER_SILENT"

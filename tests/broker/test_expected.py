@@ -12,7 +12,7 @@ import pytest
 from agent_harness.waiting import until
 from broker.fakes import FakeAgent, broker, model_layout
 from restow.broker.client import EngineSession
-from restow.broker.client.errors import BrokerCallError
+from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import EngineReplacedError, EngineUnknownError

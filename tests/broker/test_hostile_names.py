@@ -17,8 +17,8 @@ from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, engine, mod
 from broker.guarded import ask
 from restow.broker.cli.main import app
 from restow.broker.client import AdminClient, Credentials
-from restow.broker.client.channel import open_channel
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.channel import open_channel
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.printable import MAX_ESCAPED, shown, shown_values

@@ -25,7 +25,7 @@ from broker.guarded import (
     register,
 )
 from restow.broker.client import AdminClient, Credentials, EngineSession
-from restow.broker.client.channel import RenewedChannel, open_channel
+from restow.broker.client.connection.channel import RenewedChannel, open_channel
 from restow.broker.errors import RestowError
 from restow.broker.trust.errors import KeyFileError
 from restow.v1 import admin_pb2, admin_pb2_grpc

@@ -28,7 +28,7 @@ from broker.fakes import (
 )
 from restow.broker.client import AdminClient, BrokerCallError
 from restow.broker.core.actions import State
-from restow.broker.core.handoffs.statistics import BOUNDS_S, OTHER, Phase
+from restow.broker.core.ledger.statistics import BOUNDS_S, OTHER, Phase
 from restow.broker.errors import ListenError
 from restow.broker.http import pages
 from restow.broker.server.serve import RunningBroker

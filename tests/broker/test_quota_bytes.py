@@ -12,8 +12,8 @@ import pytest
 from agent_harness.waiting import until
 from broker.fakes import FakeAgent, broker, called, engine, model_layout, pair
 from restow.broker.client import BrokerCallError, EngineSession
-from restow.broker.client.channel import open_channel
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.channel import open_channel
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.core.engines.account import Account, Total
 from restow.broker.errors import QueueFullError, RestowError
 from restow.broker.layout import check_layout

@@ -12,8 +12,8 @@ import pytest
 from broker.certificates import DOMAIN, Authority
 from broker.fakes import broker
 from broker.guarded import channel_of, everything, first_of, guarded, methods_of_the_contract
-from restow.broker.client.channel import open_channel
-from restow.broker.client.errors import BrokerCallError
+from restow.broker.client.connection.channel import open_channel
+from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.rpc.status import REASON_KEY, abort
 
 

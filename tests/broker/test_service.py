@@ -20,8 +20,8 @@ from broker.fakes import (
     silent,
 )
 from restow.broker.client import AdminClient, BlockingSession, BrokerCallError
-from restow.broker.client.channel import open_channel
-from restow.broker.client.errors import SessionClosedError
+from restow.broker.client.connection.channel import open_channel
+from restow.broker.client.connection.errors import SessionClosedError
 from restow.broker.planner import Strategy
 from restow.broker.rpc import wire
 from restow.broker.server.serve import SERVICES

@@ -23,7 +23,7 @@ from broker.fakes import (
     silent,
 )
 from restow.broker.client import BrokerCallError
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.core.actions import EngineKey
 from restow.broker.errors import RestowError
 from restow.broker.layout.limits import MAX_GROUPS

@@ -25,7 +25,7 @@ from restow.broker.client import (
     BrokerUnreachableError,
     EngineSession,
 )
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.core.actions import EngineKey
 from restow.broker.errors import ListenError, RestowError
 from restow.broker.server.serve import RunningBroker

@@ -21,7 +21,7 @@ from broker.fakes import (
     silent,
 )
 from restow.broker.client import BrokerCallError, EngineSession
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.errors import PagesError, RestowError
 from restow.broker.layout import DType
 from restow.broker.rpc import wire

@@ -22,9 +22,9 @@ from broker.fakes import (
     model_layout,
     pair,
 )
-from restow.broker.client.channel import CHANNEL_OPTIONS, open_channel
-from restow.broker.client.delivery import HandoffEnded
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.channel import CHANNEL_OPTIONS, open_channel
+from restow.broker.client.connection.errors import from_rpc_error
+from restow.broker.client.engine.delivery import HandoffEnded
 from restow.broker.core.engines import flow
 from restow.broker.errors import RestowError
 from restow.broker.rpc import wire

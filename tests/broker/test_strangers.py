@@ -20,7 +20,7 @@ from broker.guarded import ask, channel_of
 from broker.raw_http2 import raw_connection
 from broker.token_house import Served, house, served
 from restow.broker.client import AdminClient, Credentials
-from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.client.connection.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.server.gate import guard
 from restow.broker.server.gate.strangers import Strangers
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from broker.fakes import PAGES, FakeAgent, broker, engine, model_layout, pair
 from restow.broker.cli.main import app
 from restow.broker.client import AdminClient, AsyncAdminClient
-from restow.broker.client.errors import BrokerCallError
+from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.doctor.broker_view import judge_versions, look_at_broker
 from restow.broker.versions import commit_of, own_version, written_commit
 from restow.v1 import admin_pb2 as pb
@@ -47,7 +47,7 @@ async def test_operators_see_who_runs_what(monkeypatch: pytest.MonkeyPatch) -> N
         late.hello.version = OTHER
         await late.connect()
         with monkeypatch.context() as patch:
-            patch.setattr("restow.broker.client.registration.own_version", lambda: OTHER)
+            patch.setattr("restow.broker.client.engine.registration.own_version", lambda: OTHER)
             async with engine(running.address, "old", agents=False):
                 assert f"Mixed versions: old of {OTHER}; " in await shown("engines", *where)
                 agents = await shown("agents", *where)
@@ -75,7 +75,7 @@ async def test_a_version_that_is_none(version: str, monkeypatch: pytest.MonkeyPa
         agent.hello.version = version
         with pytest.raises(BrokerCallError, match="letters, digits"):
             await agent.connect()
-        monkeypatch.setattr("restow.broker.client.registration.own_version", lambda: version)
+        monkeypatch.setattr("restow.broker.client.engine.registration.own_version", lambda: version)
         with pytest.raises(BrokerCallError, match="letters, digits"):
             async with engine(running.address, "e", agents=False):
                 pass

@@ -13,8 +13,8 @@ import pytest
 from broker.fakes import broker, engine
 from restow.broker.addresses import checked_target, host_and_port
 from restow.broker.client import AdminClient, AsyncAdminClient, BrokerUnreachableError
-from restow.broker.client.channel import broker_address
-from restow.broker.client.proxies import way_note
+from restow.broker.client.connection.channel import broker_address
+from restow.broker.client.connection.proxies import way_note
 from restow.broker.doctor.host import way_to_the_broker
 from restow.broker.errors import AddressInvalidError
 

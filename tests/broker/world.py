@@ -207,10 +207,12 @@ class World:
         position: int = 0,
         repeated: bool = False,
         content: bytes = b"",
+        number: int = 0,
     ) -> list[act.Action]:
+        """``number``: of the message that is said again; 0: it is a new one."""
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
-        number = self._number(side)
+        number = number or self._number(side)
         wish = Wish(listed, held, timeout_s, position, repeated, "", content, number)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 

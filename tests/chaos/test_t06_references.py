@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from chaos.scene import Scene, prompt, scene
-from restow.broker.client.channel import open_channel
-from restow.broker.client.errors import from_rpc_error
+from restow.broker.client.connection.channel import open_channel
+from restow.broker.client.connection.errors import from_rpc_error
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 

@@ -17,7 +17,7 @@ from cli.conftest import Outcome
 from laws.strategies import Case, any_cases
 from restow.broker.draw.explain import explain
 from restow.broker.draw.picture import Picture, make_picture
-from restow.broker.draw.plan_svg import WIDTH, plan_svg
+from restow.broker.draw.svg.plan import WIDTH, plan_svg
 from restow.broker.families import ConvLayout, EngineSettings, KvOrder, ModelSpec, build_layout
 from restow.broker.layout import Layout, check_layout
 from restow.broker.planner import make_plan

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from restow.agents.engines.common.handoff_ends import DECLINED
 from restow.broker.cli.main import app
 from restow.broker.client import BrokerCallError
-from restow.broker.client.open_handoffs import SILENT
+from restow.broker.client.engine.open_handoffs import SILENT
 from restow.broker.errors import RestowError
 from restow.broker.reasons import REASONS, UNKNOWN, advice_for
 
@@ -37,7 +37,7 @@ NOT_TO_ENGINES = {
 MODULES = (
     "restow.broker.errors",
     "restow.broker.trust.errors",
-    "restow.broker.client.errors",
+    "restow.broker.client.connection.errors",
     "restow.agents.errors",
     "restow.agents.engines.common.errors",
     "restow.agents.engines.vllm.errors",

@@ -14,11 +14,11 @@ from textual.widgets import DataTable, Static
 from broker.fakes import P_BLOCKS, POSITION, broker, pair
 from restow.broker.cli.views import admin_json
 from restow.broker.cli.views.gantt import gantt_lines
-from restow.broker.cli.views.top_app import Top
-from restow.broker.cli.views.top_tables import Look, chosen, handoff_rows, headline, pair_rows
-from restow.broker.cli.views.trends import trend_lines
+from restow.broker.cli.views.top.app import Top
+from restow.broker.cli.views.top.tables import Look, chosen, handoff_rows, headline, pair_rows
+from restow.broker.cli.views.top.trends import trend_lines
 from restow.broker.client.admin import AdminClient
-from restow.broker.client.errors import BrokerUnreachableError
+from restow.broker.client.connection.errors import BrokerUnreachableError
 
 SIZES = [(80, 24), (200, 50)]
 

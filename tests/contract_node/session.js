@@ -170,10 +170,10 @@ class Session {
         this._stream.write({ messages: [{ renew: { handoff_id, lease_ms } }] })
         word.renewed()
       }
-      const silent = { state: 'HANDOFF_STATE_EXPIRED', reason: 'BROKER_SILENT' }
       // A broker that is there says when no rank can write to D's pages any more.
-      const told = word.message.request && this._stream
-      const free = word.said ? word.until + (told ? 2 : 1) * SILENCE_MS : word.until
+      if (word.message.request && this._stream) continue
+      const silent = { state: 'HANDOFF_STATE_EXPIRED', reason: 'BROKER_SILENT' }
+      const free = word.said ? word.until + SILENCE_MS : word.until
       if (now >= free && (word.said || !this._stream)) this._finish(word, silent)
     }
   }

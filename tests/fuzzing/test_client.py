@@ -23,7 +23,7 @@ from fuzzing.mutation import spoiled
 from fuzzing.rounds import tried
 from fuzzing.scalars import STRINGS
 from restow.broker.client import EngineSession
-from restow.broker.client.errors import BrokerUnreachableError, from_rpc_error
+from restow.broker.client.connection.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
 from restow.v1 import broker_pb2 as pb
 from simulation_harness.network import failure
@@ -163,9 +163,12 @@ async def _live(broker: HostileBroker) -> None:
     ]
     with (
         patch(
-            "restow.broker.client.registration.broker_pb2_grpc.BrokerStub", lambda channel: broker
+            "restow.broker.client.engine.registration.broker_pb2_grpc.BrokerStub",
+            lambda channel: broker,
         ),
-        patch("restow.broker.client.registration.RenewedChannel.connects", return_value=True),
+        patch(
+            "restow.broker.client.engine.registration.RenewedChannel.connects", return_value=True
+        ),
     ):
         await session.start()
         runner: Any = session._runner

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from restow.broker.block_ids import ID_BYTES, MAX_BLOCKS
-from restow.broker.client import backoff, open_handoffs
-from restow.broker.client.errors import MAY_PASS
+from restow.broker.client.connection import backoff
+from restow.broker.client.connection.errors import MAY_PASS
+from restow.broker.client.engine import open_handoffs
 from restow.broker.core.engines.early_fences import MAX_FENCES
 from restow.broker.core.handoffs.handoff import MAX_DETAIL, MAX_REASON
-from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH
 from restow.broker.core.handoffs.publication import MAX_PUBLICATION_BYTES
+from restow.broker.core.ledger.ledger import MAX_ID_LENGTH
 from restow.broker.layout import limits as layout
 from restow.broker.printable import MAX_WORD_LENGTH
 from restow.broker.rpc import pings, sizes, status
@@ -63,8 +64,7 @@ SAID = {
         f"{backoff.LAST_S:g} s, each time by a random factor from {1 - backoff.JITTER:g} to "
         f"{1 + backoff.JITTER:g}; begin with {backoff.FIRST_S:g} s again where a stream has held "
         f"for {backoff.HELD_S:g} s",
-        f"until {open_handoffs.HELD_S:g} s after that deadline",
-        f"until {open_handoffs.SILENCE_S:g} s after it",
+        f"until {open_handoffs.SILENCE_S:g} s after that deadline",
         f"until {open_handoffs.SILENCE_S:g} s after its last lease",
         f"pings every {pings.PING_EVERY_S:g} s",
         f"is answered for {pings.ANSWER_S:g} s",

@@ -19,8 +19,8 @@ from restow.agents.errors import AgentClosedError
 from restow.agents.link.agent_link import Link
 from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
-from restow.broker.client.backoff import LAST_S, LONGEST_S
-from restow.broker.client.errors import BrokerCallError, BrokerUnreachableError
+from restow.broker.client.connection.backoff import LAST_S, LONGEST_S
+from restow.broker.client.connection.errors import BrokerCallError, BrokerUnreachableError
 from restow.broker.core.limits import Limits
 from restow.broker.errors import (
     AgentMismatchError,

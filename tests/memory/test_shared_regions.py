@@ -17,7 +17,7 @@ from restow.agents.memory.cuda_driver import HANDLE_BYTES, CudaDriver
 from restow.agents.memory.cuda_ipc import CudaHandle
 from restow.agents.memory.shared_memory import SharedRegion
 from restow.agents.memory.shared_regions import OpenedRegions, region_from_proto, region_to_proto
-from restow.broker.client.errors import BrokerCallError
+from restow.broker.client.connection.errors import BrokerCallError
 from restow.v1 import daemon_pb2 as pb
 
 UUIDS = [bytes(range(16)), bytes(range(16, 32))]

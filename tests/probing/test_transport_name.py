@@ -21,7 +21,7 @@ from restow.agents.probing.transport_probe import OneRead
 from restow.agents.reading.nixl_transport import NixlTransport
 from restow.agents.settings import AgentSettings
 from restow.broker.client import AsyncAdminClient, EngineSession
-from restow.broker.client.errors import BrokerCallError
+from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 

@@ -10,8 +10,8 @@ from unittest.mock import patch
 from restow.agents.link import orders
 from restow.agents.reading.reader import Reader
 from restow.broker.client import EngineSession
-from restow.broker.client.delivery import Delivery
-from restow.broker.client.open_handoffs import OpenHandoffs
+from restow.broker.client.engine.delivery import Delivery
+from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.core.actions import Action
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord

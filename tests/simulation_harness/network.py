@@ -125,7 +125,7 @@ class Network:
     # -- calls ------------------------------------------------------------------------------------
 
     def open_channel(self, address: str, credentials: Credentials) -> Channel:
-        """What `restow.broker.client.channel.open_channel` is replaced by."""
+        """What `restow.broker.client.connection.channel.open_channel` is replaced by."""
         process = CURRENT.get()
         if process is None:
             raise RuntimeError("a channel outside of a process")

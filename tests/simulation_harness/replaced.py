@@ -15,7 +15,7 @@ from unittest.mock import patch
 from restow.agents.execute.executor import Executor
 from restow.agents.reading import reader, ticker
 from restow.agents.reading.reader import Reader
-from restow.broker.client.backoff import Backoff
+from restow.broker.client.connection.backoff import Backoff
 from restow.broker.layout import Layout
 from restow.broker.server import hub as hubs
 from restow.broker.server import planning
@@ -65,16 +65,16 @@ def simulated(seed: int, chance: Random, network: Network, fabric: Fabric) -> It
         ):
             stack.enter_context(patch.object(target, name, value))
         for where, stand_in in (
-            ("restow.broker.client.channel.open_channel", network.open_channel),
+            ("restow.broker.client.connection.channel.open_channel", network.open_channel),
             # Histories are played in forked processes, and nothing of gRPC's is used there.
-            ("restow.broker.client.own_process.OWN_PROCESS.check", lambda: None),
+            ("restow.broker.client.connection.own_process.OWN_PROCESS.check", lambda: None),
             ("restow.agents.served_memory.NixlTransport", fabric.transport),
             ("restow.broker.server.services.broker_service.CheckedLayouts", lambda: checked_once),
             # Their clocks are defaults, which were taken from `time` when it was imported.
             ("restow.agents.async_agent.Reader", partial(Reader, clock=clock)),
             ("restow.agents.async_agent.Executor", partial(Executor, clock=clock)),
             ("restow.agents.link.kept_stream.Backoff", partial(Backoff, clock=clock)),
-            ("restow.broker.client.session.Backoff", partial(Backoff, clock=clock)),
+            ("restow.broker.client.engine.session.Backoff", partial(Backoff, clock=clock)),
         ):
             stack.enter_context(patch(where, stand_in))
         try:

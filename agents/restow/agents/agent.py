@@ -9,7 +9,7 @@ from restow.agents.figures import AgentFigures
 from restow.agents.link.threaded_agent import ThreadedAgent
 from restow.agents.memory.regions import RegionMemory
 from restow.agents.settings import AgentSettings
-from restow.broker.client.credentials import Credentials
+from restow.broker.client.connection.credentials import Credentials
 from restow.broker.errors import RestowError
 
 STAGING_BYTES = AgentSettings().staging_bytes

@@ -20,9 +20,9 @@ from restow.agents.reading.reader import Reader
 from restow.agents.reading.ticker import Ticker
 from restow.agents.served_memory import ServedMemory
 from restow.agents.settings import AgentSettings
-from restow.broker.client.channel import broker_address
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.own_process import OWN_PROCESS
+from restow.broker.client.connection.channel import broker_address
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc import wire_program

@@ -166,12 +166,12 @@ class BrokerServicer(object):
         Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
         is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked
         first, then goes on without the state. Its pages stay taken until the end comes: a broker that is there
-        and was told of the demand on this stream says it when no rank can write to them any more; wait for
-        it until 90 s after that deadline. Without such a broker they stay taken until 45 s after it, when no agent
+        and was told of the demand on this stream says it when no rank can write to them any more, however
+        long that takes. Without such a broker they stay taken until 45 s after that deadline, when no agent
         should be at work on them any more; where the demand was never written, they are free at once. P's
-        pages stay as they are until the end comes, or until 45 s after its last lease. A connection that is dead says nothing: send HTTP/2 pings every 3 s, also when idle, and give
-        it up where none is answered for 5 s; both sides know of it within 9 s. A lease that is to outlive
-        that has 12 s or more.
+        pages stay as they are until the end comes, or until 45 s after its last lease. A connection that is
+        dead says nothing: send HTTP/2 pings every 3 s, also when idle, and give it up where none is answered
+        for 5 s; both sides know of it within 9 s. A lease that is to outlive that has 12 s or more.
 
         What is tried again. After UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED, after every status
         without a restow-reason (but that a message is too large), and after whatever ended the stream: as

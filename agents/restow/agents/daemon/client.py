@@ -14,8 +14,8 @@ from restow.agents.link.threaded_agent import ThreadedAgent
 from restow.agents.memory.cuda_ipc import CudaRegion
 from restow.agents.memory.shared_memory import SharedRegion
 from restow.agents.memory.shared_regions import region_to_proto
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.errors import BrokerUnreachableError
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.v1 import broker_pb2, daemon_pb2_grpc
 from restow.v1 import daemon_pb2 as pb
 

@@ -17,8 +17,8 @@ from restow.agents.figures import AgentFigures, past, together
 from restow.agents.memory.held_names import remove_left
 from restow.agents.memory.shared_regions import OpenedRegions
 from restow.agents.settings import AgentSettings
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.own_process import OWN_PROCESS
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.errors import ListenError, RequestError, RestowError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.parsing import ParsingInterceptor

@@ -24,7 +24,7 @@ from restow.agents.engines.recall.model import load_model
 from restow.agents.engines.recall.task import decode as words
 from restow.agents.engines.recall.task import make_prompts
 from restow.agents.engines.transformers import Engine, EngineOptions
-from restow.broker.client.channel import broker_address
+from restow.broker.client.connection.channel import broker_address
 from restow.broker.families import ConvLayout, EngineSettings
 
 HANDOFF_TIMEOUT_S = 120.0

@@ -8,7 +8,7 @@ from typing import Protocol
 import grpc
 
 from restow.agents.link.kept_stream import KeptStream
-from restow.broker.client.credentials import Credentials
+from restow.broker.client.connection.credentials import Credentials
 from restow.v1 import agent_link_pb2 as pb
 from restow.v1 import agent_link_pb2_grpc
 

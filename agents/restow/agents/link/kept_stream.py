@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from restow.broker.client.backoff import Backoff
-from restow.broker.client.channel import CONNECT_S, RenewedChannel
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.diagnosis import explained_soon
-from restow.broker.client.errors import (
+from restow.broker.client.connection.backoff import Backoff
+from restow.broker.client.connection.channel import CONNECT_S, RenewedChannel
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.diagnosis import explained_soon
+from restow.broker.client.connection.errors import (
     MAY_PASS,
     NoWelcomeError,
     from_rpc_error,

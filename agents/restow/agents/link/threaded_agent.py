@@ -7,7 +7,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 from restow.agents.errors import AgentClosedError
 from restow.agents.link.fences import DeviceEvent, check_fence
-from restow.broker.client.loop_thread import LoopThread
+from restow.broker.client.connection.loop_thread import LoopThread
 
 
 class LoopAgent(Protocol):

@@ -1,11 +1,8 @@
 """The client: how an engine or a tool speaks to the broker. Needs no torch."""
 
 from restow.broker.client.admin import AdminClient, AsyncAdminClient
-from restow.broker.client.blocking import BlockingDelivery, BlockingSession
-from restow.broker.client.content import content_of
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.delivery import Delivery, HandoffEnded
-from restow.broker.client.errors import (
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.errors import (
     BrokerCallError,
     BrokerUnreachableError,
     ForkedError,
@@ -13,7 +10,10 @@ from restow.broker.client.errors import (
     PagesNotFreeError,
     SessionClosedError,
 )
-from restow.broker.client.session import EngineSession
+from restow.broker.client.engine.blocking import BlockingDelivery, BlockingSession
+from restow.broker.client.engine.content import content_of
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded
+from restow.broker.client.engine.session import EngineSession
 
 __all__ = [
     "AdminClient",

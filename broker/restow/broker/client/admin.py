@@ -10,11 +10,11 @@ import grpc
 
 from restow.broker.client import admin_calls as calls
 from restow.broker.client.admin_calls import AdminCall, admin_options
-from restow.broker.client.channel import broker_address
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.diagnosis import explained, explained_soon
-from restow.broker.client.errors import from_rpc_error
-from restow.broker.client.own_process import OWN_PROCESS
+from restow.broker.client.connection.channel import broker_address
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.diagnosis import explained, explained_soon
+from restow.broker.client.connection.errors import from_rpc_error
+from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
 from restow.v1 import admin_pb2_grpc
 

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from restow.broker.client.channel import channel_options
-from restow.broker.client.delivery import state_name
+from restow.broker.client.connection.channel import channel_options
+from restow.broker.client.engine.delivery import state_name
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 

@@ -15,9 +15,9 @@ from restow.broker.core.actions import Action, PairKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership, pool_of
 from restow.broker.core.granting import Granting
-from restow.broker.core.handoffs.ledger import Ledger
+from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.pair import PairRefused
-from restow.broker.core.probing import Probing
+from restow.broker.core.probing.costs import Probing
 
 LOOKED_AT = 64
 """Engines of the pool, the latest first, of which any may make a pair with one that comes."""

@@ -14,16 +14,16 @@ from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Chunk, Failure, Wish
-from restow.broker.core.examining import Examining
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import Digests
-from restow.broker.core.handoffs.ends import told
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.handoffs.waiting import why_late
+from restow.broker.core.ledger.ends import told, told_destination
+from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
-from restow.broker.core.probing import Probing
+from restow.broker.core.probing.costs import Probing
+from restow.broker.core.probing.examining import Examining
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RestowError
 
@@ -110,10 +110,9 @@ class Directory:
         known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None and known.ended:
             known.check_asked_before(engine, wish)
-            known.number_demand(wish.demand)
             if wish.repeated:
                 self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
-            return self._told_again(known, engine)
+            return self._told_again(known, engine, wish.demand)
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         try:
             if handoff.destination is None and not wish.repeated:
@@ -158,13 +157,17 @@ class Directory:
         """
         engine.check_there()
         handoff = self.ledger.find_of(engine, handoff_id, now_s)
-        if demand and (engine is not handoff.destination or demand != handoff.demand_number):
+        if demand and (
+            engine is not handoff.destination or demand not in handoff.demand_messages.numbers
+        ):
             return []  # it was refused, or told its end
         if handoff.ended:
             actions: list[Action] = [told(handoff, engine)] if engine is handoff.source else []
-            if engine is handoff.destination:
-                actions += self._told_again(handoff, engine)
+            if engine is handoff.destination and handoff.number not in engine.quarantined:
+                actions += told_destination(handoff, engine)
             return actions
+        if demand and not handoff.demand_messages.give_up(demand):
+            return []
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
 
@@ -182,11 +185,11 @@ class Directory:
         if known is not None:
             known.check_destination(engine)
             if known.ended:
-                known.demand_number = demand
-                return self._told_again(known, engine)
+                return self._told_again(known, engine, demand)
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         if handoff.destination is None:
-            handoff.destination, handoff.demand_number = engine, demand
+            handoff.destination = engine
+        handoff.add_demand_message(engine, demand)
         words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
@@ -209,12 +212,17 @@ class Directory:
         words = "a router gave it up: its client had left"
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "ABANDONED", words), now_s)
 
-    def _told_again(self, handoff: Handoff, engine: EngineRecord) -> list[Action]:
-        """How an ended handoff ended, for D or who asks late, unless D must not know yet."""
+    def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
+        """How an ended handoff ended, for D or who asks late by message ``number``.
+
+        D that must not know yet is told later. Raises `HandoffConflictError`.
+        """
         if engine is not handoff.destination and handoff.destination is not None:
             return []
-        held = handoff.number in engine.quarantined
-        return [] if held else [told(handoff, engine, handoff.demand_number)]
+        if handoff.number not in engine.quarantined:
+            return [told(handoff, engine, number)]
+        handoff.add_demand_message(engine, number)
+        return []
 
     def tick(self, now_s: float) -> list[Action]:
         """Time has passed."""

@@ -12,11 +12,11 @@ from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.grant import Misfit, misfit, open_grant
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.ledger import Ledger
 from restow.broker.core.handoffs.timeline import COSTS, PLAN
 from restow.broker.core.handoffs.waiting import waits_for
+from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.pair import PairOutcome, PairPlan, PairRefused, pair_bytes
-from restow.broker.core.probing import Probing
+from restow.broker.core.probing.costs import Probing
 from restow.broker.errors import RestowError
 
 

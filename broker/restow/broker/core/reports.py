@@ -6,13 +6,13 @@ from restow.broker.core.actions import Action, SendUnfence, SendUnstage, State
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, Probed, Settlement, StagedRun
-from restow.broker.core.examining import Examining
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import not_compared, not_hashed
 from restow.broker.core.handoffs.grant import execute, unreadable
 from restow.broker.core.handoffs.lease import unpublished_until_s
-from restow.broker.core.handoffs.ledger import Ledger, check_handoff_id
-from restow.broker.core.probing import Probing
+from restow.broker.core.ledger.ledger import Ledger, check_handoff_id
+from restow.broker.core.probing.costs import Probing
+from restow.broker.core.probing.examining import Examining
 
 NOT_BEGUN = "READ_NOT_BEGUN"
 """What an agent reports that had no turn for an order inside its grant."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from restow.broker.addresses import host_and_port
-from restow.broker.client.credentials import Credentials
+from restow.broker.client.connection.credentials import Credentials
 from restow.broker.doctor.finding import Finding, bad, ok, warn
 from restow.broker.errors import RestowError
 from restow.broker.trust.key_files import read_authorities, read_key_pair

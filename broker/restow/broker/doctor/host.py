@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from restow.broker.client.proxies import way_note
+from restow.broker.client.connection.proxies import way_note
 from restow.broker.doctor.finding import Finding, bad, ok, warn
 from restow.broker.doctor.process_reading import look_at_process_reading
 from restow.broker.draw.bytes_and_seconds import size_text

@@ -14,7 +14,7 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.statistics import Durations
+from restow.broker.core.ledger.statistics import Durations
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.errors import PlanError, RestowError

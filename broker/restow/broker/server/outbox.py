@@ -95,13 +95,14 @@ class Outbox(Generic[Batch]):
         """Have the account carry so many more; without room in it the stream is lost."""
         if self._account is None:
             return True
-        carried = max(self._carried_bytes, self._free_bytes)
-        try:
-            self._account.carry(max(0, self._carried_bytes + size_bytes - carried))
-        except (QuotaExceededError, DirectoryFullError):
-            self._overflow()
-            return False
-        self._carried_bytes += size_bytes
+        carried_bytes = self._carried_bytes + size_bytes
+        if carried_bytes > self._free_bytes:
+            try:
+                self._account.carry(min(size_bytes, carried_bytes - self._free_bytes))
+            except (QuotaExceededError, DirectoryFullError):
+                self._overflow()
+                return False
+        self._carried_bytes = carried_bytes
         self._carried_in_last += size_bytes
         return True
 

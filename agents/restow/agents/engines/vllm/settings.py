@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from restow.agents.engines.vllm.errors import SettingsError
-from restow.broker.client.credentials import Credentials
+from restow.broker.client.connection.credentials import Credentials
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def doctor(
     from itertools import chain
 
     from restow.broker.cli.handoff_ids import say_hidden
-    from restow.broker.client.channel import broker_address
+    from restow.broker.client.connection.channel import broker_address
     from restow.broker.doctor.certificates import look_at_shown, look_at_trust
     from restow.broker.doctor.finding import Verdict
     from restow.broker.doctor.host import look_at_host

@@ -45,7 +45,7 @@ def plan(
     ranks = explain_plan(made, strategy, tokens, model)
     picture = make_picture(made, ranks, tokens) if svg or explain else None
     if svg and picture:
-        from restow.broker.draw.plan_svg import plan_svg
+        from restow.broker.draw.svg.plan import plan_svg
 
         write_text(svg, plan_svg(picture))
     if as_json:

@@ -14,7 +14,7 @@ from restow.broker.cli.watching import looks
 from restow.broker.printable import shown_values
 
 if TYPE_CHECKING:
-    from restow.broker.cli.views.top_tables import Look
+    from restow.broker.cli.views.top.tables import Look
     from restow.broker.client.admin import AdminClient
 
 LISTED = 1000
@@ -40,7 +40,7 @@ def top(
     """What goes on: live handoffs, the last quarter of an hour, the shortest lease, slow pairs."""
     with connection.client() as client:
         if batch or not sys.stdout.isatty():
-            from restow.broker.cli.views.top_text import put_top
+            from restow.broker.cli.views.top.text import put_top
 
             before = None
             for _ in looks(every_s, count):
@@ -48,7 +48,7 @@ def top(
                 put_top(before, now)
                 before = now
             return
-        from restow.broker.cli.views.top_app import Top
+        from restow.broker.cli.views.top.app import Top
 
         look = partial(look_at, client, connection.all_tenants)
         look()  # a broker that is not there is said before the screen is taken
@@ -71,7 +71,7 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
     """
     from restow.broker.cli.handoff_ids import hidden
     from restow.broker.cli.views import admin_json
-    from restow.broker.cli.views.top_tables import Look
+    from restow.broker.cli.views.top.tables import Look
 
     answer = client.status(traffic=True)
     status = admin_json.status_json(answer, client.address)

@@ -59,12 +59,14 @@ class Account:
         self._change(-size_bytes)
 
     def _change(self, size_bytes: int) -> None:
-        self.kept_bytes += size_bytes
+        before_bytes = self.kept_bytes
+        self.kept_bytes = left_bytes = before_bytes + size_bytes
         self.total.size_bytes += size_bytes
-        if self.kept_bytes:
-            self.total.keeping[self.tenant] = self
-        else:
-            self.total.keeping.pop(self.tenant, None)
+        if not before_bytes or not left_bytes:
+            if left_bytes:
+                self.total.keeping[self.tenant] = self
+            else:
+                self.total.keeping.pop(self.tenant, None)
 
     def carry(self, size_bytes: int) -> None:
         """So many more are on their way. Raises as `check`."""

@@ -6,7 +6,7 @@ from restow.broker.core.actions import Action, CloseAgent, SendForget, State
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH, Ledger
+from restow.broker.core.ledger.ledger import MAX_ID_LENGTH, Ledger
 from restow.broker.errors import AgentMismatchError, AgentReplacedError
 
 

@@ -16,7 +16,7 @@ from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.handoffs.ledger import MAX_ID_LENGTH, Ledger
+from restow.broker.core.ledger.ledger import MAX_ID_LENGTH, Ledger
 from restow.broker.errors import (
     DirectoryFullError,
     EngineConnectedError,

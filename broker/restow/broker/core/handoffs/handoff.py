@@ -25,6 +25,7 @@ from restow.broker.core.actions import State
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
 from restow.broker.core.handoffs.demand import NO_DEMAND, Demand
+from restow.broker.core.handoffs.demand_messages import DemandMessages
 from restow.broker.core.handoffs.lease import Lease
 from restow.broker.core.handoffs.publication import NOTHING_PUBLISHED, Publication
 from restow.broker.core.handoffs.timeline import Timeline
@@ -49,8 +50,8 @@ class Handoff:
     destination: EngineRecord | None = None
     publication: Publication = NOTHING_PUBLISHED
     demand: Demand = NO_DEMAND
-    demand_number: int = 0
-    """The number of D's message."""
+    demand_messages: DemandMessages = field(default_factory=DemandMessages)
+    """D's messages that say the demand."""
     fenced: set[int] = field(default_factory=set)
     lease: Lease = field(default_factory=Lease)
     queued: bool = False
@@ -156,13 +157,14 @@ class Handoff:
         if self.destination is not None:
             if demand != self.demand or not wish.repeated:
                 raise self.asked_before(engine)
-            self.number_demand(wish.demand)
+            self.add_demand_message(engine, wish.demand)
             return False
         if self.publication.final:
             demand.check_content(self.handoff_id, self.publication)
         engine.account.keep(demand.size_bytes)
         self.destination = engine
-        self.demand, self.demand_number = demand, wish.demand
+        self.demand = demand
+        self.demand_messages.add(wish.demand)
         self.lease.ask(wish.timeout_s, now_s)
         self.dst_checked = engine.admitted
         if wish.repeated:
@@ -171,14 +173,10 @@ class Handoff:
         self.timeline.note(now_s, "requested", wish.held_tokens)
         return True
 
-    def number_demand(self, demand: int) -> None:
-        """Keep the number of D's demand that was said again.
-
-        A session keeps its own where the repetition came as a call (negative): calls are told the
-        end whatever its number is.
-        """
-        if demand >= 0 or self.demand_number <= 0:
-            self.demand_number = demand
+    def add_demand_message(self, engine: EngineRecord, number: int) -> None:
+        """Take D's message ``number``, which is told the end. Raises `HandoffConflictError`."""
+        if not self.demand_messages.add(number):
+            raise self.asked_before(engine)
 
     def check_published_before(self, engine: EngineRecord, chunk: Chunk) -> None:
         """Whether P may be told how an ended handoff ended.
@@ -248,7 +246,7 @@ class Handoff:
         if self.destination is not None:
             self.destination.account.let_go(self.demand.size_bytes)
         self.destination = None
-        self.demand, self.demand_number = NO_DEMAND, 0
+        self.demand, self.demand_messages = NO_DEMAND, DemandMessages()
         self.met_s = 0.0
         self.lease.forget_demand()
 

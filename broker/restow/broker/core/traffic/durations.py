@@ -13,6 +13,13 @@ SLOTS: Final = 96
 """Up to 23 minutes; what lasts longer is in the last one."""
 
 
+def slot_of(seconds: float) -> int:
+    """Where a duration is counted."""
+    if seconds <= SHORTEST_S:
+        return 0
+    return min(SLOTS - 1, math.ceil(math.log2(seconds / SHORTEST_S) * PER_OCTAVE))
+
+
 class QuantileCounts:
     """A histogram whose bounds grow by the same factor. Its size does not depend on what is said.
 
@@ -25,12 +32,16 @@ class QuantileCounts:
         """Nothing is counted."""
         self._counts = array("I", bytes(SLOTS * 4))
 
-    def add(self, seconds: float) -> None:
-        """Count one."""
-        slot = 0
-        if seconds > SHORTEST_S:
-            slot = min(SLOTS - 1, math.ceil(math.log2(seconds / SHORTEST_S) * PER_OCTAVE))
+    def add(self, slot: int) -> None:
+        """Count one, whose `slot_of` it is."""
         self._counts[slot] += 1
+
+    def add_all(self, other: QuantileCounts) -> None:
+        """Count what ``other`` counted."""
+        counts = self._counts
+        for slot, count in enumerate(other._counts):
+            if count:
+                counts[slot] += count
 
     def take_away(self, other: QuantileCounts) -> None:
         """Count no more what ``other`` counted, which was counted here as well."""
@@ -44,7 +55,7 @@ class QuantileCounts:
 
         >>> found = QuantileCounts()
         >>> for ms in range(1, 1001):
-        ...     found.add(ms / 1000)
+        ...     found.add(slot_of(ms / 1000))
         >>> round(found.quantile(0.5), 2), round(found.quantile(0.99), 2)
         (0.53, 1.06)
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Final
 
@@ -12,7 +13,11 @@ KEPT_S: Final = 900.0
 
 
 class Series:
-    """Tallies of the latest steps, and of all of them together. Steps of no end take no room."""
+    """Tallies of the latest steps, and of all of them together. Steps of no end take no room.
+
+    Every end is counted here, so it goes into one tally at first, and from that into both when the
+    step is over or somebody looks.
+    """
 
     def __init__(self, step_s: float) -> None:
         """Nothing has ended. ``step_s`` divides `KEPT_S`."""
@@ -20,15 +25,17 @@ class Series:
         self.steps = round(KEPT_S / step_s)
         self._tallies: OrderedDict[int, Tally] = OrderedDict()
         self._whole = Tally()
+        self._fresh = Tally()
+        """Of the step that ends at ``_fresh_until_s``, and in no other tally yet."""
+        self._fresh_step = 0
+        self._fresh_until_s = -math.inf
 
     def count(self, end: End, now_s: float) -> None:
         """Count one that ends now."""
-        step = self._forget(now_s)
-        tally = self._tallies.get(step)
-        if tally is None:
-            tally = self._tallies[step] = Tally()
-        tally.count(end)
-        self._whole.count(end)
+        if now_s >= self._fresh_until_s:
+            self._fresh_step = self._forget(now_s)
+            self._fresh_until_s = (self._fresh_step + 1) * self.step_s
+        self._fresh.count(end)
 
     def whole(self, now_s: float) -> Tally:
         """All steps together, to look at."""
@@ -47,6 +54,10 @@ class Series:
 
     def _forget(self, now_s: float) -> int:
         """The step that is now; those that are too old for the ring are forgotten."""
+        if self._fresh.ended:
+            self._tallies.setdefault(self._fresh_step, Tally()).add(self._fresh)
+            self._whole.add(self._fresh)
+            self._fresh = Tally()
         step = int(now_s // self.step_s)
         while self._tallies:
             oldest = next(iter(self._tallies))

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from restow.broker.core.actions import State
-from restow.broker.core.traffic.durations import QuantileCounts
+from restow.broker.core.traffic.durations import QuantileCounts, slot_of
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(NamedTuple):
     """What is counted of a handoff that has ended."""
 
     state: State
     bytes_read: int
     transfer_s: float | None
     """From the grant to its end; None: it was not granted."""
+    slot: int
+    """Of that duration, which several tallies count."""
+
+    @classmethod
+    def of(cls, state: State, bytes_read: int, transfer_s: float | None) -> End:
+        """Note what is counted."""
+        return cls(state, bytes_read, transfer_s, slot_of(transfer_s or 0.0))
 
 
 @dataclass(slots=True)
@@ -41,11 +48,21 @@ class Tally:
             if end.transfer_s is not None:
                 self.done_bytes += end.bytes_read
                 self.reading_s += end.transfer_s
-                self.transfers.add(end.transfer_s)
+                self.transfers.add(end.slot)
         elif end.state is State.CANCELLED:
             self.cancelled += 1
         else:
             self.failed += 1
+
+    def add(self, other: Tally) -> None:
+        """Count what ``other`` counted."""
+        self.done += other.done
+        self.failed += other.failed
+        self.cancelled += other.cancelled
+        self.bytes_read += other.bytes_read
+        self.done_bytes += other.done_bytes
+        self.reading_s += other.reading_s
+        self.transfers.add_all(other.transfers)
 
     def take_away(self, other: Tally) -> None:
         """Count no more what ``other`` counted, which was counted here as well."""

@@ -26,7 +26,7 @@ from opentelemetry.util.types import AttributeValue
 
 from restow.broker.core.actions import State
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.statistics import Phase, phases_of
+from restow.broker.core.ledger.statistics import Phase, phases_of
 from restow.broker.server.hub import Hub
 from restow.broker.versions import own_version
 

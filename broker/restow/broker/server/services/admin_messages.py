@@ -1,15 +1,21 @@
-"""What operators are told of a handoff, and how many there are."""
+"""What operators are told of a tenant, an engine, an agent, a handoff, and of costs and traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
-from restow.broker.core.actions import State
+from restow.broker.core.actions import EngineKey, HostPair, State
+from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.tenants import Holdings
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.progress import progress_of
 from restow.broker.core.handoffs.spans import Span
+from restow.broker.core.handoffs.timeline import in_words
+from restow.broker.core.probing.costs import HostCosts
 from restow.broker.core.traffic.tally import Tally
 from restow.broker.core.traffic.traffic import PairTally
 from restow.broker.server.orders import STATE_NUMBERS
@@ -25,6 +31,65 @@ def state_counts(ended: Mapping[State, int]) -> list[pb.StateCount]:
         pb.StateCount(state=STATE_NUMBERS[state], count=count)
         for state, count in sorted(ended.items())
     ]
+
+
+def tenant_info(tenant: str, held: Holdings) -> pb.TenantInfo:
+    """What a tenant has."""
+    return pb.TenantInfo(
+        tenant=tenant,
+        engines=held.engines,
+        handoffs_live=held.live,
+        handoffs_quarantined=held.quarantined,
+        ended=state_counts(held.ended_counts),
+        bytes_read=min(held.bytes_read, MAX_INT64),
+    )
+
+
+def engine_info(engine: EngineRecord, now_s: float) -> pb.EngineInfo:
+    """One engine, and how many of its agents are there."""
+    model = engine.layout.model
+    return pb.EngineInfo(
+        tenant=engine.key.tenant,
+        engine_id=engine.key.engine_id,
+        incarnation=engine.incarnation,
+        model=model.name,
+        revision=model.revision,
+        adapter=model.adapter,
+        quantisation=model.quantisation,
+        layout_digest=engine.layout_digest,
+        ranks=engine.ranks,
+        agents=len(engine.agents),
+        session=engine.has_session,
+        replaced=engine.former,
+        age_s=now_s - engine.born_s,
+        draining=engine.draining,
+        open=len(engine.handoffs),
+        version=engine.version,
+    )
+
+
+def agent_info(key: EngineKey, rank: int, agent: AgentRecord) -> pb.AgentInfo:
+    """The agent of a rank of an engine."""
+    return pb.AgentInfo(
+        tenant=key.tenant,
+        engine_id=key.engine_id,
+        rank=rank,
+        agent_name=agent.agent_name,
+        regions=len(agent.regions),
+        region_bytes=min(agent.region_bytes, MAX_INT64),
+        staging_bytes=agent.staging_bytes,
+        version=agent.version,
+    )
+
+
+def host_costs(hosts: HostPair, known: HostCosts) -> pb.HostCosts:
+    """What was measured between two hosts."""
+    return pb.HostCosts(
+        source_host=hosts.source_host,
+        destination_host=hosts.destination_host,
+        costs=None if known.costs is None else pb.Costs(**asdict(known.costs)),
+        failure=known.failure,
+    )
 
 
 def handoff_info(handoff: Handoff, granting: Granting, now_s: float) -> pb.HandoffInfo:
@@ -84,6 +149,16 @@ def pair_traffic(pair: PairTally) -> pb.PairTraffic:
         traffic=traffic_step(pair.tally),
         bytes_per_second=pair.tally.bytes_per_s,
     )
+
+
+def timeline_entries(handoff: Handoff) -> list[pb.TimelineEntry]:
+    """What happened to a handoff, in words."""
+    return [
+        pb.TimelineEntry(
+            at_ms=(at_s - handoff.born_s) * 1000, event=event, detail=in_words(event, detail)
+        )
+        for at_s, event, detail in handoff.timeline
+    ]
 
 
 def timeline_span(span: Span, born_s: float) -> pb.TimelineSpan:

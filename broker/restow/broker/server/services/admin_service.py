@@ -10,8 +10,6 @@ from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.spans import spans_of
-from restow.broker.core.handoffs.timeline import in_words
-from restow.broker.core.traffic.traffic import busiest
 from restow.broker.errors import RequestError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
@@ -25,15 +23,16 @@ from restow.broker.server.gate.callers import (
 from restow.broker.server.hub import Hub
 from restow.broker.server.orders import STATE_NUMBERS
 from restow.broker.server.services.admin_messages import (
-    MAX_INT64,
+    agent_info,
+    engine_info,
     handoff_info,
-    pair_traffic,
-    state_counts,
+    host_costs,
+    tenant_info,
+    timeline_entries,
     timeline_span,
-    traffic_step,
 )
+from restow.broker.server.services.admin_status import add_traffic, broker_status
 from restow.broker.trust.errors import ForbiddenError
-from restow.broker.versions import own_version
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc
 
@@ -41,8 +40,6 @@ DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
 """As many as one answer has room for, whatever their names and words are."""
 MAX_FINDINGS = 1000
-MAX_PAIRS = 1000
-"""Of engines; an answer has room for them, whatever their names are."""
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -60,50 +57,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
         """Statistics of the whole broker, or of the one tenant that the caller may hear of."""
-        hub, directory, tenant = self._hub, self._hub.directory, scope_of(context)
-        ledger, names = directory.ledger, directory.connections.names
-        status = pb.GetStatusResponse(
-            version=own_version(),
-            broker_epoch=hub.epoch,
-            uptime_s=hub.now_s() - hub.started_s,
-        )
-        if tenant is None:
-            status.engines = len(directory.members.engines)
-            status.agents = len(names)
-            status.handoffs_live = len(ledger.live)
-            status.handoffs_quarantined = len(ledger.quarantine)
-            status.plans = len(directory.granting.pairs)
-            ended, bytes_read = ledger.statistics.by_state, ledger.bytes_read
-            checks = ledger.checks
-        else:
-            held = ledger.tenants.of(tenant)
-            status.engines = held.engines
-            status.agents = sum(owner == tenant for owner, _ in names)
-            status.handoffs_live = held.live
-            status.handoffs_quarantined = held.quarantined
-            ended, bytes_read = held.ended_counts, held.bytes_read
-            checks = held.checks
-        status.ended.extend(state_counts(ended))
-        status.bytes_read = min(bytes_read, MAX_INT64)
-        status.handoffs_checked = checks.checked
-        status.digest_mismatches = checks.mismatches
-        status.draining = directory.granting.draining
+        hub, tenant = self._hub, scope_of(context)
+        status = broker_status(hub, tenant)
         if request.traffic:
-            self._tell_traffic(status, tenant, listed_tenant(context))
+            add_traffic(status, hub, tenant, listed_tenant(context))
         return status
-
-    def _tell_traffic(
-        self, status: pb.GetStatusResponse, tenant: str | None, listed: str | None
-    ) -> None:
-        """The series of one tenant or of all, and pairs of those whose engines are listed."""
-        hub, ledger, now_s = self._hub, self._hub.directory.ledger, self._hub.now_s()
-        series = ledger.statistics.series
-        if tenant is not None:
-            series = ledger.tenants.of(tenant).traffic.series
-        pairs, status.pairs_left_out = busiest(ledger.tenants.pairs(listed, now_s), MAX_PAIRS)
-        status.step_s = series.step_s
-        status.steps.extend(map(traffic_step, series.latest(now_s, hub.started_s)))
-        status.pairs.extend(map(pair_traffic, pairs))
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, context: Context
@@ -114,17 +72,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         held = sorted(tenants.holdings.items()) if own is None else [(own, tenants.of(own))]
         return pb.ListTenantsResponse(
             listed=listed_tenant(context) or "",
-            tenants=[
-                pb.TenantInfo(
-                    tenant=tenant,
-                    engines=one.engines,
-                    handoffs_live=one.live,
-                    handoffs_quarantined=one.quarantined,
-                    ended=state_counts(one.ended_counts),
-                    bytes_read=min(one.bytes_read, MAX_INT64),
-                )
-                for tenant, one in held
-            ],
+            tenants=[tenant_info(tenant, one) for tenant, one in held],
         )
 
     async def ListEngines(
@@ -135,24 +83,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         engines, now_s = self._hub.directory.members.engines, self._hub.now_s()
         return pb.ListEnginesResponse(
             engines=[
-                pb.EngineInfo(
-                    tenant=key.tenant,
-                    engine_id=key.engine_id,
-                    incarnation=engine.incarnation,
-                    model=engine.layout.model.name,
-                    revision=engine.layout.model.revision,
-                    adapter=engine.layout.model.adapter,
-                    quantisation=engine.layout.model.quantisation,
-                    layout_digest=engine.layout_digest,
-                    ranks=engine.ranks,
-                    agents=len(engine.agents),
-                    session=engine.has_session,
-                    replaced=engine.former,
-                    age_s=now_s - engine.born_s,
-                    draining=engine.draining,
-                    open=len(engine.handoffs),
-                    version=engine.version,
-                )
+                engine_info(engine, now_s)
                 for key, engine in sorted(engines.items())
                 if tenant in (None, key.tenant)
             ]
@@ -165,16 +96,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         tenant = listed_tenant(context)
         return pb.ListAgentsResponse(
             agents=[
-                pb.AgentInfo(
-                    tenant=key.tenant,
-                    engine_id=key.engine_id,
-                    rank=rank,
-                    agent_name=agent.agent_name,
-                    regions=len(agent.regions),
-                    region_bytes=min(agent.region_bytes, MAX_INT64),
-                    staging_bytes=agent.staging_bytes,
-                    version=agent.version,
-                )
+                agent_info(key, rank, agent)
                 for key, engine in sorted(self._hub.directory.members.engines.items())
                 if tenant in (None, key.tenant)
                 for rank, agent in sorted(engine.agents.items())
@@ -215,14 +137,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         handoff = self._hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         return pb.GetHandoffResponse(
             handoff=self._info(handoff),
-            timeline=[
-                pb.TimelineEntry(
-                    at_ms=(at_s - handoff.born_s) * 1000,
-                    event=event,
-                    detail=in_words(event, detail),
-                )
-                for at_s, event, detail in handoff.timeline
-            ],
+            timeline=timeline_entries(handoff),
             spans=[
                 timeline_span(span, handoff.born_s) for span in spans_of(handoff, self._hub.now_s())
             ],
@@ -235,12 +150,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub, tenant = self._hub, scope_of(context)
         return pb.ListCostsResponse(
             hosts=[
-                pb.HostCosts(
-                    source_host=hosts.source_host,
-                    destination_host=hosts.destination_host,
-                    costs=None if known.costs is None else pb.Costs(**asdict(known.costs)),
-                    failure=known.failure,
-                )
+                host_costs(hosts, known)
                 for hosts, known in sorted(
                     hub.directory.probing.known.items(),
                     key=lambda one: (one[0].source_host, one[0].destination_host),

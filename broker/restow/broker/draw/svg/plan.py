@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from restow.broker.draw.cards import Card, Magnification, Slot
 from restow.broker.draw.explain import by_way
 from restow.broker.draw.page_map import Content
-from restow.broker.draw.page_svg import (
+from restow.broker.draw.picture import Panel, Picture
+from restow.broker.draw.ribbons import Strand
+from restow.broker.draw.svg.cards import Card, Magnification, Slot
+from restow.broker.draw.svg.elements import TIMES, fitted, number, tag, text, words, wrapped
+from restow.broker.draw.svg.page import (
     BAND,
     BAR,
     INK,
@@ -17,9 +20,6 @@ from restow.broker.draw.page_svg import (
     SideDrawing,
     short_size,
 )
-from restow.broker.draw.picture import Panel, Picture
-from restow.broker.draw.ribbons import Strand
-from restow.broker.draw.svg_elements import TIMES, fitted, number, tag, text, words, wrapped
 from restow.broker.layout import Layout
 
 WIDTH, MARGIN = 1040.0, 24.0

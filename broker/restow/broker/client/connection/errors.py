@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from restow.broker.client.proxies import way_note
+from restow.broker.client.connection.proxies import way_note
 from restow.broker.errors import RestowError
 from restow.broker.printable import shown
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from restow.broker.core.actions import TellEnded
+from restow.broker.core.actions import Action, TellEnded
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.traffic.tally import End
@@ -10,7 +10,7 @@ from restow.broker.core.traffic.tally import End
 
 def end_of(handoff: Handoff) -> End:
     """What is counted of a handoff that has ended."""
-    return End(handoff.state, handoff.bytes_read, handoff.transfer_s)
+    return End.of(handoff.state, handoff.bytes_read, handoff.transfer_s)
 
 
 def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:
@@ -27,6 +27,11 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:
         int((handoff.transfer_s or 0.0) * 1e6),
         demand,
     )
+
+
+def told_destination(handoff: Handoff, destination: EngineRecord) -> list[Action]:
+    """How the handoff ended, for each message of D's that asked for it."""
+    return [told(handoff, destination, number) for number in handoff.demand_messages.numbers]
 
 
 def pair_ids(handoff: Handoff) -> tuple[str, str] | None:

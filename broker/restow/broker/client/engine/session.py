@@ -11,16 +11,16 @@ from typing import Self
 
 import grpc
 
-from restow.broker.client.backoff import FIRST_S, Backoff
-from restow.broker.client.channel import broker_address
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.delivery import Delivery, HandoffEnded
-from restow.broker.client.diagnosis import explained_soon
-from restow.broker.client.engine_words import EngineWords
-from restow.broker.client.errors import BrokerUnreachableError
-from restow.broker.client.open_handoffs import OpenHandoffs
-from restow.broker.client.own_process import OWN_PROCESS
-from restow.broker.client.registration import Registration
+from restow.broker.client.connection.backoff import FIRST_S, Backoff
+from restow.broker.client.connection.channel import broker_address
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.diagnosis import explained_soon
+from restow.broker.client.connection.errors import BrokerUnreachableError
+from restow.broker.client.connection.own_process import OWN_PROCESS
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded
+from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.open_handoffs import OpenHandoffs
+from restow.broker.client.engine.registration import Registration
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger

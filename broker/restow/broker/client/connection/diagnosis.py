@@ -12,9 +12,9 @@ import ssl
 from pathlib import Path
 
 from restow.broker.addresses import host_and_port
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.errors import BrokerUnreachableError
-from restow.broker.client.proxies import OWN
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.errors import BrokerUnreachableError
+from restow.broker.client.connection.proxies import OWN
 from restow.broker.errors import AddressInvalidError, RestowError
 
 PATIENCE_S = 1.0

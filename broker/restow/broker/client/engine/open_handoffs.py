@@ -8,12 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
-from restow.broker.client.errors import BrokerCallError, PagesNotFreeError
-from restow.broker.client.said import OpenHandoff, Said
+from restow.broker.client.connection.errors import BrokerCallError, PagesNotFreeError
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded, HandoffFuture
+from restow.broker.client.engine.said import OpenHandoff, Said, cancellation_of, is_same
 from restow.broker.errors import HandoffConflictError, RestowError
 from restow.broker.logs import get_logger
-from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
 
 RENEWALS_PER_LEASE = 3
@@ -28,12 +27,6 @@ The broker counts patience and leases from when it hears of them, and a word may
 as long as two dead connections take to be noticed (`pings.NOTICED_S`, 9 s each). Grants end before
 both, but a read that does not end has its lane closed only behind the grants of the others on it
 (`Limits.grant_s`, 10 s) and `AgentSettings.quarantine_s` (6 s).
-"""
-HELD_S = 2 * SILENCE_S
-"""The same where a broker is there that knows of D's demand: it tells when pages are free.
-
-An agent that was stopped for long begins late, and is not bounded by any time; but of two demands
-of one handoff that are said again a broker tells the end of one.
 """
 MAX_PUBLISHED = 1 << 16
 """Ids of ended publications that are remembered."""
@@ -85,7 +78,7 @@ class OpenHandoffs:
     def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:
         said = [one.message.publish for one in self._said_of(handoff_id)]
         whole = [one for one in said if one.final]
-        return bool(whole) and not any(_is_same(publication, one) for one in whole)
+        return bool(whole) and not any(is_same(publication, one) for one in whole)
 
     def ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
         """Say a demand or a decline."""
@@ -109,7 +102,7 @@ class OpenHandoffs:
     def cancel(self, handoff_id: str, detail: str) -> None:
         """Give a handoff up, unless it has ended."""
         if handoff_id in self._open:
-            message = _cancellation(handoff_id, detail)
+            message = cancellation_of(handoff_id, detail)
             self._open[handoff_id].cancellation = message
             self._send_numbered(message)
 
@@ -120,7 +113,7 @@ class OpenHandoffs:
             return
         if said.sent:
             why, demand = "the caller waits no longer", said.message.message_id
-            said.cancellation = _cancellation(handoff_id, why, demand)
+            said.cancellation = cancellation_of(handoff_id, why, demand)
             self._send_numbered(said.cancellation)
         else:
             self._drop(handoff_id, said)
@@ -194,8 +187,9 @@ class OpenHandoffs:
         """End waits that the broker has not ended in time.
 
         A D that can't reach the broker waits no longer than its patience. Its pages are free when
-        the broker says so, which holds them for ranks that have not reported, or after `HELD_S`;
-        without a broker, or where it may not know the demand, after `SILENCE_S`.
+        the broker says so: it holds them for ranks that have not reported, for an agent that was
+        stopped may begin late, after any time. Without a broker, or where it may not know the
+        demand, they are free after `SILENCE_S`.
         """
         now_s = self._clock()
         for handoff_id, known in list(self._open.items()):
@@ -209,7 +203,7 @@ class OpenHandoffs:
                 )
                 ended = HandoffEnded(handoff_id, "EXPIRED", SILENT, why, 0, 0)
                 if late_s >= SILENCE_S:
-                    if by_d and connected and not said.untold and late_s < HELD_S:
+                    if by_d and connected and not said.untold:
                         said.end.tell(ended)
                     else:
                         self._drop(handoff_id, said)
@@ -226,7 +220,7 @@ class OpenHandoffs:
         if said.cancellation is None:
             demand = said.message.message_id if by_d else 0
             late = "the broker has not ended it in time"
-            said.cancellation = _cancellation(handoff_id, late, demand)
+            said.cancellation = cancellation_of(handoff_id, late, demand)
             self._send(said.cancellation)
 
     def finish(self, ended: HandoffEnded, demand: int = 0) -> None:
@@ -299,18 +293,3 @@ class OpenHandoffs:
                 else:
                     said.finish(ended)
         self._closed = self._closed or BrokerCallError("CANCELLED", reason, detail)
-
-
-def _cancellation(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
-    """Of D's demand of that number; 0: of the whole handoff, by whoever says it."""
-    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=cut(detail), demand=demand)
-    return pb.EngineMessage(cancel=cancellation)
-
-
-def _is_same(one: pb.Publication, other: pb.Publication) -> bool:
-    return (
-        one.final == other.final
-        and one.position_tokens == other.position_tokens
-        and one.content == other.content
-        and list(one.blocks) == list(other.blocks)
-    )

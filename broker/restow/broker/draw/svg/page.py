@@ -8,11 +8,11 @@ from itertools import groupby
 from typing import Literal
 
 from restow.broker.draw.bytes_and_seconds import size_text
-from restow.broker.draw.cards import LABEL_HEIGHT, Card, CardPart, Magnification, Slot
 from restow.broker.draw.page_map import Cell, Content, Stripe
 from restow.broker.draw.picture import Panel
 from restow.broker.draw.piece_counts import Per
-from restow.broker.draw.svg_elements import TIMES, fitted, points, tag, text, words
+from restow.broker.draw.svg.cards import LABEL_HEIGHT, Card, CardPart, Magnification, Slot
+from restow.broker.draw.svg.elements import TIMES, fitted, points, tag, text, words
 from restow.broker.layout import Box
 
 BAR, LENS, LABELS, BAND = 26.0, 34.0, 252.0, 38.0

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from restow.broker.client.own_process import OWN_PROCESS
+from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.errors import PageRangeError
 from restow.broker.layout.rows import Int64s
 from restow.broker.rpc import wire

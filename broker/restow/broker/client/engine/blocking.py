@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from typing import Self, TypeVar
 
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.delivery import Delivery, HandoffEnded
-from restow.broker.client.engine_words import EngineWords
-from restow.broker.client.errors import SessionClosedError
-from restow.broker.client.loop_thread import LoopThread
-from restow.broker.client.session import EngineSession
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.errors import SessionClosedError
+from restow.broker.client.connection.loop_thread import LoopThread
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded
+from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.session import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.v1 import broker_pb2 as pb

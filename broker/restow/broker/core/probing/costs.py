@@ -15,11 +15,11 @@ from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Probed
 from restow.broker.core.handoffs.handoff import MAX_REASON
-from restow.broker.core.handoffs.statistics import Durations
+from restow.broker.core.ledger.statistics import Durations
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
 from restow.broker.core.pair import PairPlan
-from restow.broker.core.probes import Probe, ProbeEnd, Probes
+from restow.broker.core.probing.probes import Probe, ProbeEnd, Probes
 from restow.broker.errors import CostsInvalidError
 from restow.broker.planner import CostModel
 

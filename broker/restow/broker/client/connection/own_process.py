@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from restow.broker.client.errors import ForkedError
+from restow.broker.client.connection.errors import ForkedError
 
 
 class OwnProcess:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from restow.broker.client.delivery import Delivery, HandoffEnded, HandoffFuture
+from restow.broker.client.engine.delivery import Delivery, HandoffEnded, HandoffFuture
+from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
 
 
@@ -57,3 +58,19 @@ class OpenHandoff:
     lease_ms: int = 0
     renew_at_s: float = 0.0
     hold_until_s: float = 0.0
+
+
+def cancellation_of(handoff_id: str, detail: str, demand: int = 0) -> pb.EngineMessage:
+    """Make the message that gives up D's demand of that number; 0: the whole handoff."""
+    cancellation = pb.Cancellation(handoff_id=handoff_id, detail=cut(detail), demand=demand)
+    return pb.EngineMessage(cancel=cancellation)
+
+
+def is_same(one: pb.Publication, other: pb.Publication) -> bool:
+    """Whether two messages publish the same state."""
+    return (
+        one.final == other.final
+        and one.position_tokens == other.position_tokens
+        and one.content == other.content
+        and list(one.blocks) == list(other.blocks)
+    )

@@ -9,9 +9,9 @@ import os
 import grpc
 
 from restow.broker.addresses import checked_target
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.own_process import OWN_PROCESS
-from restow.broker.client.proxies import proxy_options
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.own_process import OWN_PROCESS
+from restow.broker.client.connection.proxies import proxy_options
 from restow.broker.logs import get_logger
 from restow.broker.rpc.pings import CLIENT_PINGS
 from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES

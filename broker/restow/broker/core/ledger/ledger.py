@@ -11,13 +11,13 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
 from restow.broker.core.engines.tenants import Tenants
 from restow.broker.core.events import Failure
-from restow.broker.core.handoffs.deadlines import Deadlines
 from restow.broker.core.handoffs.digests import Checks
-from restow.broker.core.handoffs.ends import end_of, pair_ids, told
 from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.quarantine import Quarantine
-from restow.broker.core.handoffs.statistics import Statistics
+from restow.broker.core.ledger.deadlines import Deadlines
+from restow.broker.core.ledger.ends import end_of, pair_ids, told, told_destination
+from restow.broker.core.ledger.quarantine import Quarantine
+from restow.broker.core.ledger.statistics import Statistics
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
 from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
@@ -202,19 +202,15 @@ class Ledger:
         name = destination.key.engine_id
         handoff.timeline.note_refused(now_s, name, failure.reason, failure.detail)
         self._tell_failure(handoff, failure)
-        told_d = TellEnded(
-            destination.key,
-            handoff.handoff_id,
-            failure.state,
-            failure.reason,
-            failure.detail,
-            0,
-            0,
-            handoff.demand_number,
-        )
+        key, handoff_id = destination.key, handoff.handoff_id
+        state, reason, detail = failure.state, failure.reason, failure.detail
+        actions: list[Action] = [
+            TellEnded(key, handoff_id, state, reason, detail, 0, 0, number)
+            for number in handoff.demand_messages.numbers
+        ]
         handoff.forget_demand()
         self.wait_for_demand(handoff, now_s)
-        return [told_d]
+        return actions
 
     def _leave_flow(self, handoff: Handoff, now_s: float) -> None:
         if handoff.destination is not None:
@@ -266,7 +262,7 @@ class Ledger:
         if destination is not None:
             destination.handoffs.discard(handoff.number)
             if not self.quarantine.hold(handoff, destination, writing, now_s):
-                actions.append(told(handoff, destination, handoff.demand_number))
+                actions += told_destination(handoff, destination)
         handoff.forget_blocks()
         self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
         if self.fresh_ends is not None:

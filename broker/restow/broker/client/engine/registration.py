@@ -7,10 +7,10 @@ import contextlib
 
 import grpc
 
-from restow.broker.client.backoff import Backoff
-from restow.broker.client.channel import RenewedChannel
-from restow.broker.client.credentials import Credentials
-from restow.broker.client.errors import MAY_PASS, BrokerUnreachableError, from_rpc_error
+from restow.broker.client.connection.backoff import Backoff
+from restow.broker.client.connection.channel import RenewedChannel
+from restow.broker.client.connection.credentials import Credentials
+from restow.broker.client.connection.errors import MAY_PASS, BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger

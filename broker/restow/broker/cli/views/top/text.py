@@ -9,7 +9,7 @@ from rich.text import Text
 
 from restow.broker.cli.views.handoff_columns import UNDER_WAY
 from restow.broker.cli.views.listing import console, listing, put
-from restow.broker.cli.views.top_tables import (
+from restow.broker.cli.views.top.tables import (
     PAIR_COLUMNS,
     Look,
     chosen,
@@ -17,7 +17,7 @@ from restow.broker.cli.views.top_tables import (
     headline,
     pair_rows,
 )
-from restow.broker.cli.views.trends import trend_lines
+from restow.broker.cli.views.top.trends import trend_lines
 
 TRENDS_WIDTH = 100
 """Columns of bars where a line has no end."""

@@ -12,7 +12,7 @@ from restow.broker.core.events import Probed
 from restow.broker.core.handoffs.handoff import MAX_REASON
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
-from restow.broker.core.probes import ProbeEnd, Probes
+from restow.broker.core.probing.probes import ProbeEnd, Probes
 from restow.broker.errors import PairNotReadyError, QuotaExceededError
 
 MAX_EXAMINATIONS = 8

@@ -13,8 +13,8 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from restow.broker.cli.views.handoff_columns import UNDER_WAY
 from restow.broker.cli.views.listing import colored, shortened
-from restow.broker.cli.views.top_handoff import HandoffScreen
-from restow.broker.cli.views.top_tables import (
+from restow.broker.cli.views.top.one_handoff import HandoffScreen
+from restow.broker.cli.views.top.tables import (
     PAIR_COLUMNS,
     SORTED_BY,
     Look,
@@ -23,7 +23,7 @@ from restow.broker.cli.views.top_tables import (
     headline,
     pair_rows,
 )
-from restow.broker.cli.views.trends import trend_lines
+from restow.broker.cli.views.top.trends import trend_lines
 from restow.broker.errors import RestowError
 
 GAP = "   "

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from restow.broker.core.actions import Action, EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.tenants import Tenants
-from restow.broker.core.handoffs.ends import told
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.ledger.ends import told_destination
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Quarantine:
         engine.quarantined.discard(number)
         self._tenants.add_quarantined(engine.key.tenant, -1)
         held.handoff.timeline.note(now_s, "released")
-        return [told(held.handoff, engine, held.handoff.demand_number)]
+        return told_destination(held.handoff, engine)
 
     def heard(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
         """The agent of a rank has said Hello."""

@@ -1,0 +1,1 @@
+"""What `restow top` shows: a screen that follows the broker, or lines."""

@@ -1,0 +1,1 @@
+"""The sessions in which an engine publishes, demands and hears how its handoffs end."""

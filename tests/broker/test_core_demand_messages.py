@@ -1,0 +1,103 @@
+"""Which of D's messages that say a demand are told its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from broker.world import Side, World, ends, kinds
+from restow.broker.core import actions as act
+from restow.broker.core.handoffs.demand_messages import MAX_MESSAGES
+from restow.broker.errors import HandoffConflictError
+
+
+def test_who_gives_a_demand_up_that_was_refused_leaves_the_first() -> None:
+    """D's client may cancel its second demand of one id before it hears of the refusal."""
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    world.request(d)
+    with pytest.raises(HandoffConflictError):
+        world.request(d, blocks={"kv": [21, 22, 23], "state": [24]})
+    assert world.cancel(d, demand=2) == []
+    assert not world.find().ended
+    world.publish(p)
+    assert world.cancel(p, demand=1) == []
+    assert kinds(world.cancel(d, demand=1)) == ["TellEnded", "TellEnded"]
+    assert ends(d) == [("CANCELLED", "CANCELLED")]
+
+
+def test_a_call_that_says_a_sessions_demand_again_leaves_its_number() -> None:
+    """The session is told the end by it; a call is told whatever the number is."""
+    world = World()
+    d = world.engine("d")
+    world.request(d)
+    handoff = world.find()
+    for said in (-1, 4, -2):
+        world.request(d, repeated=True, number=said)
+    assert handoff.demand_messages.numbers == (1, 4)
+
+
+def told_numbers(side: Side, actions: Sequence[act.Action]) -> list[int]:
+    return [
+        one.demand
+        for one in actions
+        if isinstance(one, act.TellEnded) and one.engine == side.record.key
+    ]
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_each_of_two_demands_that_are_said_again_is_told_the_end(away: bool) -> None:
+    """D said one demand twice to a broker before this one, and heard no answer to either.
+
+    ``away``: a rank of D may write still, so that D is told later.
+    """
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    for number in (7, 9):
+        world.request(d, repeated=True, number=number)
+    world.publish(p)
+    world.fence(p)
+    if away:
+        world.disconnect(d, 0)
+        world.cancel(p)
+        assert told_numbers(d, world.request(d, repeated=True, number=8)) == []
+        world.connect(d, 0)
+        assert told_numbers(d, d.told) == [7, 9, 8]
+    else:
+        assert told_numbers(d, world.settle(d, world.find().number)) == [7, 9]
+
+
+def test_who_gives_one_of_two_demands_up_leaves_the_other_and_hears_of_its_end() -> None:
+    world = World()
+    p, d = world.engine("p"), world.engine("d")
+    for number in (7, 9):
+        world.request(d, repeated=True, number=number)
+    assert world.cancel(d, demand=7) == world.cancel(d, demand=7) == []
+    world.publish(p)
+    world.fence(p)
+    assert told_numbers(d, world.settle(d, world.find().number)) == [7, 9]
+    for number in (7, 9):
+        world.request(d, "other", repeated=True, number=number)
+    assert world.cancel(d, "other", demand=9) == []
+    assert told_numbers(d, world.cancel(d, "other", demand=7)) == [7, 9]
+
+
+def test_who_asks_and_then_does_without_is_told_both_ends() -> None:
+    world = World()
+    d = world.engine("d")
+    world.request(d)
+    assert told_numbers(d, world.decline(d)) == [1, 2]
+
+
+def test_a_demand_is_not_said_by_any_number_of_messages() -> None:
+    """What the broker keeps of one handoff is bounded."""
+    world = World()
+    d = world.engine("d")
+    for number in range(1, MAX_MESSAGES + 1):
+        world.request(d, repeated=number > 1, number=number)
+    with pytest.raises(HandoffConflictError):
+        world.request(d, repeated=True, number=99)
+    world.request(d, repeated=True, number=MAX_MESSAGES)
+    world.request(d, repeated=True, number=-1)
+    assert world.find().demand_messages.numbers == tuple(range(1, MAX_MESSAGES + 1))
