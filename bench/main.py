@@ -25,6 +25,7 @@ class Suite(StrEnum):
     KILLED = "killed"
     OUTAGES = "outages"
     FIRST = "first"
+    BESIDE = "beside"
     CONTENT = "content"
     DIGESTS = "digests"
     VLLM = "vllm"
@@ -40,6 +41,7 @@ MODULES = {
     Suite.KILLED: ("killed", "run"),
     Suite.OUTAGES: ("outages", "run"),
     Suite.FIRST: ("first", "run"),
+    Suite.BESIDE: ("beside", "run"),
     Suite.CONTENT: ("contents", "run"),
     Suite.DIGESTS: ("digests", "run"),
     Suite.VLLM: ("vllm_engines", "run"),

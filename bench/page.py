@@ -117,6 +117,29 @@ def outages(rows: Rows) -> list[str]:
     return lines
 
 
+def beside(rows: Rows) -> list[str]:
+    """A line a reference, with what was going on."""
+    lines = _head("what", "ms", "reference", "ms", "ratio", "goal", "beside")
+    for row in rows:
+        lines.append(
+            f"| {row['case']} | {row['seconds'] * 1e3:.1f} | {row['reference']} "
+            f"| {row['reference_seconds'] * 1e3:.1f} | {row['ratio']:.2f} | {_goal(row)} "
+            f"| {row['note']} |"
+        )
+    return lines
+
+
+def first(rows: Rows) -> list[str]:
+    """A line a pair of engines."""
+    lines = _head("the first handoff", "ms", "a later one, ms", "of it")
+    for row in rows:
+        lines.append(
+            f"| {row['case'].removeprefix('the first handoff, ')} | {row['seconds'] * 1e3:.0f} "
+            f"| {row['reference_seconds'] * 1e3:.0f} | {row['note']} |"
+        )
+    return lines
+
+
 def digests(rows: Rows) -> list[str]:
     """A line a case: all handoffs checked, and none."""
     lines = _head("case", "MB", "all checked, ms", "none, ms", "ratio")
@@ -164,6 +187,8 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "vllm.json": (engines,),
     "returns.json": (returns,),
     "outages.json": (outages,),
+    "beside.json": (beside,),
+    "first.json": (first,),
     "digests.json": (digests,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""

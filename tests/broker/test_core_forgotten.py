@@ -79,7 +79,8 @@ def test_d_that_was_forgotten_hears_it_when_no_rank_of_its_writes_any_more(word:
     assert d.record.gone
     assert ends(p) == [("FAILED", "AGENT_LOST")]
     back = world.engine("d", 2, life=d.record.incarnation, agents=False)
-    actions = world.request(back, repeated=True) if word == "request" else world.cancel(back)
+    again = word == "request"
+    actions = world.request(back, repeated=True, number=1) if again else world.cancel(back)
     assert kinds(actions) == []
     world.connect(back, 0)
     assert ends(back) == []

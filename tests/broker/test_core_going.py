@@ -110,7 +110,7 @@ def test_pages_of_a_forgotten_d_are_not_its_own_before_its_ranks_are_heard_of() 
     world.forget(d)
     assert ends(p) == [("CANCELLED", "ENGINE_LOST")]
     back = world.engine("d", life=d.record.incarnation, agents=False)
-    world.request(back, repeated=True)
+    world.request(back, repeated=True, number=1)
     assert ends(back) == []
     world.connect(back, 0)
     assert ends(back) == [("CANCELLED", "ENGINE_LOST")]

@@ -54,12 +54,14 @@ def test_d_hears_when_the_agent_has_said_hello_again() -> None:
 def test_who_asks_again_meanwhile_hears_nothing() -> None:
     world = World()
     p, d, number = silent(world)
-    assert world.request(d, repeated=True) == world.cancel(d) == world.decline(d) == []
+    again = world.request(d, repeated=True, number=1)
+    assert again == world.cancel(d) == world.decline(d) == []
     world.renew(p)
     assert ends(p) == 2 * READ_DEADLINE
     world.settle(d, number, 1)
-    world.request(d, repeated=True)
-    assert ends(d) == 2 * READ_DEADLINE
+    assert ends(d) == 2 * READ_DEADLINE, "of the demand, and of the decline"
+    world.request(d, repeated=True, number=1)
+    assert ends(d) == 3 * READ_DEADLINE
 
 
 @pytest.mark.parametrize("how", ["replaced", "unregistered"])

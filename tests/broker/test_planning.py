@@ -79,7 +79,8 @@ async def test_a_large_pair_is_planned_in_the_process_and_handed_over(
     async with broker() as running, pair(running.address) as both:
         assert running.hub.planner._starting is not None
         await both.hand_over("h")
-        assert len(active_children()) == 1
+        # Another one may have planned the pair ahead, and ends.
+        await until(lambda: len(active_children()) == 1)
     assert not active_children()
 
 

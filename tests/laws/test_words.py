@@ -45,7 +45,6 @@ INTERNAL = {
     "restow.broker.draw.page_map.Footprint",
     "restow.broker.draw.piece_counts.PieceCount",
     "restow.broker.core.handoffs.spans.Span",
-    "restow.broker.core.traffic.tally.End",
     "restow.broker.http.server.Answer",
 }
 REFUSED = (WordUnknownError, IdentityInvalidError)
