@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import uvloop
 from control import BROKER, listening
 from geometry import geometries
@@ -113,7 +114,9 @@ async def _plan(address: str, pairs: list[tuple[Large, Large]]) -> float:
     begun_s = time.perf_counter()
     async with open_channel(address) as channel:
         broker, admin = broker_pb2_grpc.BrokerStub(channel), admin_pb2_grpc.AdminStub(channel)
-        register = channel.unary_unary("/restow.v1.Broker/RegisterEngine")
+        register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/restow.v1.Broker/RegisterEngine"
+        )
         sessions = []
         for engines in pairs:
             plans = (await admin.GetStatus(STATUS)).plans
