@@ -120,6 +120,9 @@ def test_the_slowest_pair_by_the_byte_comes_first() -> None:
         ("slow", "decode-1", "37.5 MiB/s", "100 ms", "500 ms", "3", "2", "30.0 MiB"),
         ("fast", "decode-1", "1000.0 MiB/s", "100 ms", "500 ms", "3", "-", "3.0 MiB"),
     ]
+    assert "pairs" not in dict(headline(None, seen))
+    more = replace(seen, traffic={**seen.traffic, "pairs_left_out": 7})
+    assert dict(headline(None, more))["pairs"] == "the busiest 2 of 9"
     assert [row[0] for row in pair_rows(seen, "FAST 1")] == ["fast"]
     assert [row[0] for row in pair_rows(replace(seen, all_tenants=True))] == ["t/slow", "t/fast"]
 
