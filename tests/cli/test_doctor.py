@@ -224,7 +224,9 @@ def test_no_broker_is_bad() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--here", "--pair", "all"), ("--pair", "p"), ("--pair", "p:")], ids=str
+    "options",
+    [("--here", "--pair", "all"), ("--pair", "p"), ("--pair", "p:"), ("--here", "-o", "name")],
+    ids=str,
 )
 async def test_wrong_usage(options: tuple[str, ...]) -> None:
     async with broker() as running:
