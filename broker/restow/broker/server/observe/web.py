@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from http import HTTPStatus
 
-from restow.broker.addresses import host_and_port
+from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.http.pages import Page, Pages, Query, healthy_page, metrics_page, said
 from restow.broker.http.server import Answer, Request, http_server
 from restow.broker.rpc.status import cut
@@ -122,7 +122,7 @@ async def serving(
 
     Raises `ListenError`, and `AddressInvalidError`.
     """
-    host, _ = host_and_port(listen)
+    host, _ = host_and_port(listen, HTTP_PORT)
     named = frozenset(one.lower() for one in (*hosts, host))
     pages = BrokerPages(hub, status_page, named, certificate_end_s)
     headers = {
