@@ -12,8 +12,8 @@ MAX_MESSAGES = 16
 class DemandMessages:
     """By their messages' numbers.
 
-    Calls have negative ones, and every call of a demand is told its end with any number: one is
-    kept, and none beside a session's.
+    Calls have negative ones, and every call of a demand is told its end with any number but 0,
+    which a session's message has that has none: one is kept, and none beside a session's other one.
     """
 
     numbers: tuple[int, ...] = ()
@@ -23,12 +23,13 @@ class DemandMessages:
 
     def add(self, number: int) -> bool:
         """Take a message that says the demand, or says it again; False: it has too many."""
-        of_sessions = tuple(one for one in self.numbers if one >= 0)
-        if number in self.numbers or (number < 0 and of_sessions):
+        numbered = any(one > 0 for one in self.numbers)
+        if number in self.numbers or (number < 0 and numbered):
             return True
-        if len(of_sessions) >= MAX_MESSAGES:
+        kept = tuple(one for one in self.numbers if one >= 0 or number == 0)
+        if len(kept) >= MAX_MESSAGES:
             return False
-        self.numbers = (*of_sessions, number)
+        self.numbers = (*kept, number)
         return True
 
     def give_up(self, number: int) -> bool:
