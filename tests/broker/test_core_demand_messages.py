@@ -9,7 +9,7 @@ import pytest
 from broker.world import Side, World, ends, kinds, packed
 from restow.broker.core import actions as act
 from restow.broker.core.events import Wish
-from restow.broker.core.handoffs.demand_messages import MAX_MESSAGES
+from restow.broker.core.handoffs.demand_messages import MAX_MESSAGES, DemandMessages
 from restow.broker.errors import HandoffConflictError
 
 
@@ -115,3 +115,11 @@ def test_a_call_is_told_the_end_beside_a_session_that_numbers_nothing(
         wish = Wish((("kv", packed([11])),), 0, 30.0, repeated=True, demand=number)
         world.hear(world.directory.request(d.record, "h", wish, world.now_s))
     assert sorted(told_numbers(d, world.cancel(d))) == [-1, 0]
+
+
+def test_who_is_not_told_any_more_gives_up_for_nobody_else() -> None:
+    messages = DemandMessages((0, -1))
+    assert not messages.give_up(-1)
+    messages.add(5)
+    assert not messages.give_up(5), "0 waits"
+    assert messages.give_up(0)

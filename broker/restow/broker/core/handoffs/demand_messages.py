@@ -12,8 +12,9 @@ MAX_MESSAGES = 16
 class DemandMessages:
     """By their messages' numbers.
 
-    Calls have negative ones, and every call of a demand is told its end with any number but 0,
-    which a session's message has that has none: one is kept, and none beside a session's other one.
+    Calls have negative ones. All calls of a demand are told its end when it is told with any number
+    but 0, that of a session's message without one: so the latest call's is kept while no session's
+    message has one of its own.
     """
 
     numbers: tuple[int, ...] = ()
@@ -34,6 +35,6 @@ class DemandMessages:
 
     def give_up(self, number: int) -> bool:
         """One waits no longer; False: another one does."""
-        if number not in self.given_up:
-            self.given_up = (*self.given_up, number)
-        return len(self.given_up) == len(self.numbers)
+        given_up = {*self.given_up, number}
+        self.given_up = tuple(one for one in self.numbers if one in given_up)
+        return self.given_up == self.numbers
