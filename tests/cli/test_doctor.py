@@ -185,6 +185,7 @@ async def test_the_certificate_that_the_broker_shows(authority: Authority) -> No
         assert (found.verdict, found.subject) == (Verdict.WARN, "certificate of the broker")
         assert await asyncio.to_thread(judged, Credentials()) == []
     assert await asyncio.to_thread(judged, credentials) == []
+    assert list(look_at_shown("broker..example:7350", credentials)) == []
 
 
 @pytest.mark.parametrize("name", ["tls_key", "token_file"])

@@ -16,7 +16,9 @@ import pytest_asyncio
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, pair, silent
 from deployment.browser import Browser, found
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
-from restow.broker.server.observe.status_page import FOLDER
+from restow.broker.server.observe.one_handoff import one_handoff
+from restow.broker.server.observe.overview import Overview
+from restow.broker.server.observe.status_page import FOLDER, status_page_html
 from restow.broker.server.serve import RunningBroker
 
 CHROMIUM = found()
@@ -167,6 +169,36 @@ async def test_one_handoff_as_a_gantt_chart(shown: RunningBroker, tmp_path: Path
     assert '<td class="">ended</td>' in dialog
     assert "<script" not in dialog
     assert "&lt;script&gt;" in dialog
+
+
+async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
+    shown: RunningBroker, tmp_path: Path
+) -> None:
+    assert CHROMIUM is not None
+    async with pair(shown.address, 1, 1) as both:
+        await both.hand_over("one")
+        status = Overview(shown.hub).look()
+        handoff = one_handoff(shown.hub, {"id": "one"})
+    # The second time that it is asked for, it is closed before the answer comes.
+    first = f"""
+    let looks = 0;
+    const real = {json.dumps({"status.json": status, "handoff.json": handoff})};
+    window.fetch = async (path) => {{
+      const name = path.split("?")[0];
+      if (name === "handoff.json" && ++looks === 2) {{
+        paused = true;
+        byId("one").close();
+        change({{handoff: null, of: null}});  // as the page does when it hears of that
+      }}
+      return new Response(JSON.stringify(real[name]));
+    }};
+    """
+    page = tmp_path / "page.html"
+    page.write_text(status_page_html().replace('<script>\n"use strict";', f"<script>{first}", 1))
+    dom = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}#handoff=one")
+    (dialog,) = re.findall(r"<dialog [^>]*>", dom)
+    assert '<h2 id="one-title">one</h2>' in dom
+    assert "open" not in dialog
 
 
 def test_page_and_commands_tell_bytes_and_seconds_alike(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ from restow.broker.server.observe.page_hosts import may_be_asked_as
 from restow.broker.server.observe.status_page import status_page_html
 
 PATHS = ("/metrics", "/healthz", "/readyz")
+FIELDS = {"/status.json": ("tenant",), "/handoff.json": ("tenant", "id")}
+"""Of queries, by path."""
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 
@@ -65,7 +67,7 @@ class BrokerPages:
                 "/status.json": lambda query: _json(_overview(overview, query)),
                 "/handoff.json": lambda query: _json(one_handoff(hub, query)),
             }
-        self._pages = Pages("broker", pages)
+        self._pages = Pages("broker", pages, FIELDS)
 
     async def answer(self, request: Request) -> Answer:
         """What somebody gets who asks. On the HTTP server's loop."""
