@@ -12,7 +12,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,7 +113,9 @@ async def _plan(address: str, pairs: list[tuple[Large, Large]]) -> float:
     begun_s = time.perf_counter()
     async with open_channel(address) as channel:
         broker, admin = broker_pb2_grpc.BrokerStub(channel), admin_pb2_grpc.AdminStub(channel)
-        register = channel.unary_unary("/restow.v1.Broker/RegisterEngine")
+        register: Callable[..., Awaitable[bytes]] = channel.unary_unary(
+            "/restow.v1.Broker/RegisterEngine"
+        )
         sessions = []
         for engines in pairs:
             plans = (await admin.GetStatus(STATUS)).plans
