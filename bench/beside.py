@@ -37,6 +37,8 @@ from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2, broker_pb2_grpc
 LARGE = "falcon-h1-34b-like"
 LARGE_TENANT = "large"
 LARGE_TPS = ((16, 32), (32, 16))
+PLANNED_S = 300.0
+"""No plan takes so long: it was refused."""
 PER_S = 200
 QUIET_S = 3.0
 TOKENS = 8192
@@ -127,8 +129,9 @@ async def _plan(address: str, pairs: list[tuple[Large, Large]]) -> float:
                 await session.read()
                 await session.write(broker_pb2.SessionRequest(messages=[one.word]))
                 sessions.append(session)
-            while (await admin.GetStatus(STATUS)).plans == plans:  # noqa: ASYNC110 - no events
-                await asyncio.sleep(0.02)
+            async with asyncio.timeout(PLANNED_S):
+                while (await admin.GetStatus(STATUS)).plans == plans:  # noqa: ASYNC110 - no events
+                    await asyncio.sleep(0.02)
     return time.perf_counter() - begun_s
 
 
