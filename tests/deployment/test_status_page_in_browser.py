@@ -201,6 +201,38 @@ async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
     assert "open" not in dialog
 
 
+@pytest.mark.parametrize("how", ["select", "address"])
+async def test_another_tenant_is_asked_for_also_while_paused(
+    shown: RunningBroker, tmp_path: Path, how: str
+) -> None:
+    """Its name would stand above the figures of the one before."""
+    assert CHROMIUM is not None
+    status = Overview(shown.hub).look() | {"tenants": ["a", "b"]}
+    chosen = {
+        "select": "byId('tenant').value = 'b'; byId('tenant').dispatchEvent(new Event('change'));",
+        "address": "location.hash = '#tenant=b';",
+    }
+    first = f"""
+    const asked = [];
+    function turnToOther() {{
+      if (!seen) return setTimeout(turnToOther);
+      paused = true;
+      {chosen[how]}
+    }}
+    window.fetch = async (path) => {{
+      asked.push(path);
+      document.title = asked.join(" ");
+      if (asked.length === 1) setTimeout(turnToOther);
+      return new Response({json.dumps(json.dumps(status))});
+    }};
+    """
+    page = tmp_path / "page.html"
+    page.write_text(status_page_html().replace('<script>\n"use strict";', f"<script>{first}", 1))
+    dom = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}")
+    (title,) = re.findall("<title>(.*?)</title>", dom)
+    assert title == "status.json status.json?tenant=b"
+
+
 def test_page_and_commands_tell_bytes_and_seconds_alike(tmp_path: Path) -> None:
     assert CHROMIUM is not None
     values = [0, 0.4, 0.5, 1, 900, 1023, 1023.4, 1023.5, 1024, 1075, 1280, 1331, 2**20 - 1, 2**20]

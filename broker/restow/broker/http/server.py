@@ -131,9 +131,10 @@ async def _serve(held: socket.socket, application: Application, ends: asyncio.Ev
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            writer.transport.abort()
-        finally:
+            pass
+        finally:  # also of a page that could not be made
             served.pop(writer, None)
+            writer.transport.abort()
 
     server = await asyncio.start_server(connected, sock=held, limit=MAX_HEAD_BYTES)
     await ends.wait()
