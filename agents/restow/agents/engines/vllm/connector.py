@@ -86,6 +86,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             caches.model_spec(model.hf_text_config.to_dict(), kv_cache_config),
             quantisation=model.quantization or "",
         )
+        _check_windows(vllm_config, self._model)
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
         self._session: BlockingSession | None = None
@@ -287,6 +288,20 @@ def _progress(scheduler_output: SchedulerOutput) -> Iterator[tuple[str, int]]:
     cached = scheduler_output.scheduled_cached_reqs
     for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         yield req_id, computed + scheduled[req_id]
+
+
+def _check_windows(config: VllmConfig, model: ModelSpec) -> None:
+    """Refuse a D that would take a block for a prefix of which a handoff fills the end alone.
+
+    A window begins in the middle of its first block, and vLLM caches every block that is full.
+    """
+    asks = config.kv_transfer_config.is_kv_consumer and config.cache_config.enable_prefix_caching
+    if asks and any(getattr(layer, "window_tokens", 0) for layer in model.layers):
+        raise EngineUnsupportedError(
+            "a model with sliding windows and prefix caching: the first block of a window is "
+            "handed over in part, and would be found as a whole: start D with "
+            "--no-enable-prefix-caching"
+        )
 
 
 def _check_engine(config: VllmConfig) -> None:
