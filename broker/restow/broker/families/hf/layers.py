@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from restow.broker.errors import LayoutFormError
+from restow.broker.families.hf.keys import Keys
+from restow.broker.families.hf.types import Types
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.specs import AttentionSpec, LayerSpec, MlaSpec
 
 Layers = list[tuple[LayerSpec, ...]]
 """What each layer of a model keeps, those that keep nothing included."""
+ModelTable = dict[str, Callable[[Keys, Types], Layers]]
+"""What reads a config, by its ``model_type``."""
 
 
 def layers_by_kind(

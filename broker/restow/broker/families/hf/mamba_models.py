@@ -1,0 +1,188 @@
+"""Models with Mamba layers: alone, or with attention among them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from restow.broker.errors import LayoutFormError
+from restow.broker.families.hf.keys import Keys, wrong
+from restow.broker.families.hf.layers import Layers, ModelTable, layers_by_kind
+from restow.broker.families.hf.types import Types
+from restow.broker.families.recurrent import Mamba1Spec, Mamba2Spec
+from restow.broker.layout import DType
+
+
+def _nemotron_h(keys: Keys, types: Types) -> Layers:
+    """Each layer is one of Mamba2, attention, MLP, experts: a pattern of letters, or a list."""
+    key = next(
+        (k for k in ("layers_block_type", "layer_types", "hybrid_override_pattern") if keys.has(k)),
+        None,
+    )
+    if key is not None:
+        kinds = keys.kinds(key)
+    elif keys.number("num_hidden_layers", 4) == 4:
+        kinds = ["recurrent", "none", "attention", "none"]  # the configuration class's default
+    else:
+        raise LayoutFormError(
+            "config: 'hybrid_override_pattern' or 'layers_block_type' is missing",
+            key="hybrid_override_pattern",
+        )
+    attention = types.attention(
+        keys.kv_heads(8), keys.number("head_dim", keys.number("attention_head_dim", 128))
+    )
+    mamba = Mamba2Spec(
+        0,
+        heads=keys.number("mamba_num_heads", 128),
+        head_dim=keys.number("mamba_head_dim", 64),
+        state=keys.number("ssm_state_size", 128),
+        groups=keys.number("mamba_n_groups", keys.number("n_groups", 8)),
+        conv_kernel=keys.number("mamba_d_conv", keys.number("conv_kernel", 4, least=2), least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys, "mamba_ssm_cache_dtype", DType.FLOAT32),
+        mixer=types.mixer(keys, 4096, "use_bias"),
+    )
+    return layers_by_kind(kinds, attention, mamba)
+
+
+def _granite(keys: Keys, types: Types) -> Layers:
+    """Granite 4: Mamba2 layers with attention layers among them."""
+    kinds = keys.listed_kinds() or ["recurrent"] * keys.number("num_hidden_layers", 32)
+    return _mamba_names(keys, types, kinds, keys.kv_heads(None), _channels(keys))
+
+
+def _bamba(keys: Keys, types: Types) -> Layers:
+    """Bamba: as Granite, with the attention layers listed by number."""
+    listed = keys.indices("attn_layer_indices")
+    count = keys.number("num_hidden_layers", 32)
+    kinds = keys.listed_kinds() or [
+        "attention" if i in listed else "recurrent" for i in range(count)
+    ]
+    return _mamba_names(keys, types, kinds, keys.kv_heads(8), _channels(keys))
+
+
+def _falcon_h1(keys: Keys, types: Types) -> Layers:
+    """Falcon-H1: attention and Mamba2 side by side in every layer."""
+    kinds = ["both"] * keys.number("num_hidden_layers", 32)
+    unsized = "mamba_d_ssm" in keys.config and not keys.has("mamba_d_ssm")
+    channels = _channels(keys) if unsized else keys.number("mamba_d_ssm", 1024)
+    # Rounded differently from a plain product.
+    why = "the in-projection is scaled by multipliers (ssm_multipliers)"
+    return _mamba_names(keys, types, kinds, keys.kv_heads(8), channels, why)
+
+
+def _channels(keys: Keys) -> int:
+    return keys.number("mamba_expand", 2) * keys.number("hidden_size", 4096)
+
+
+def _mamba_names(
+    keys: Keys,
+    types: Types,
+    kinds: list[str],
+    kv_heads: int,
+    channels: int,
+    obstacle: str = "",
+) -> Layers:
+    """The names that Bamba, Granite and Falcon-H1 share."""
+    mixer = types.mixer(keys, 4096, "mamba_proj_bias")
+    if obstacle:
+        mixer = replace(mixer, obstacle=obstacle)
+    heads = keys.number("mamba_n_heads", 128)
+    mamba = Mamba2Spec(
+        0,
+        heads,
+        head_dim=keys.mamba_head_dim(channels, heads),
+        state=keys.number("mamba_d_state", 256),
+        groups=keys.number("mamba_n_groups", 1),
+        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+        mixer=mixer,
+    )
+    return layers_by_kind(kinds, types.attention(kv_heads, keys.head_dim()), mamba)
+
+
+def _zamba2(keys: Keys, types: Types) -> Layers:
+    """Zamba2: Mamba2 everywhere, and in hybrid layers attention over twice the hidden size."""
+    kinds = keys.listed_kinds(54)
+    if kinds is None:
+        raise wrong("layers_block_type", None, "a list of layer types")
+    hidden, heads = keys.number("hidden_size", 2560), keys.number("num_attention_heads", 32)
+    mamba_heads = keys.number("n_mamba_heads", 8)
+    attention = types.attention(
+        keys.number("num_key_value_heads", heads),
+        keys.number("attention_head_dim", 2 * hidden // heads),
+    )
+    mamba = Mamba2Spec(
+        0,
+        mamba_heads,
+        head_dim=keys.number("mamba_expand", 2) * hidden // mamba_heads,
+        state=keys.number("mamba_d_state", 64),
+        groups=keys.number("mamba_ngroups", 1),
+        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 2560, "add_bias_linear"),
+    )
+    return layers_by_kind(kinds, attention, mamba)
+
+
+def _mamba(keys: Keys, types: Types) -> Layers:
+    """Mamba: Mamba1 in every layer."""
+    hidden = keys.number("hidden_size", 768)
+    mamba = Mamba1Spec(
+        0,
+        channels=keys.number("intermediate_size", keys.number("expand", 2) * hidden),
+        state=keys.number("state_size", 16),
+        conv_kernel=keys.number("conv_kernel", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 768, "use_bias"),
+    )
+    return layers_by_kind(["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
+
+
+def _mamba2(keys: Keys, types: Types) -> Layers:
+    """Mamba2 in every layer."""
+    mamba = Mamba2Spec(
+        0,
+        heads=keys.number("num_heads", 128),
+        head_dim=keys.number("head_dim", 64),
+        state=keys.number("state_size", 128),
+        groups=keys.number("n_groups", 8),
+        conv_kernel=keys.number("conv_kernel", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 4096, "use_bias"),
+    )
+    return layers_by_kind(["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
+
+
+def _jamba(keys: Keys, types: Types) -> Layers:
+    """Jamba: Mamba1, and attention in one layer of a period."""
+    period = keys.number("attn_layer_period", 8)
+    offset = keys.number("attn_layer_offset", 4, least=0)
+    count = keys.number("num_hidden_layers", 32)
+    kinds = ["attention" if i % period == offset else "recurrent" for i in range(count)]
+    mamba = Mamba1Spec(
+        0,
+        channels=_channels(keys),
+        state=keys.number("mamba_d_state", 16),
+        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
+        conv_dtype=types.conv,
+        ssm_dtype=types.state(keys),
+        mixer=types.mixer(keys, 4096, "mamba_proj_bias"),
+    )
+    attention = types.attention(keys.kv_heads(8), keys.head_dim())
+    return layers_by_kind(keys.listed_kinds() or kinds, attention, mamba)
+
+
+MODELS: ModelTable = {
+    "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
+    "granitemoehybrid": _granite,
+    "jamba": _jamba,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "nemotron_h": _nemotron_h,
+    "zamba2": _zamba2,
+}
