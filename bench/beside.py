@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import uvloop
 from control import BROKER, listening
 from geometry import geometries
@@ -36,6 +37,8 @@ from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2, broker_pb2_grpc
 LARGE = "falcon-h1-34b-like"
 LARGE_TENANT = "large"
 LARGE_TPS = ((16, 32), (32, 16))
+PLANNED_S = 300.0
+"""No plan takes so long: it was refused."""
 PER_S = 200
 QUIET_S = 3.0
 TOKENS = 8192
@@ -113,7 +116,9 @@ async def _plan(address: str, pairs: list[tuple[Large, Large]]) -> float:
     begun_s = time.perf_counter()
     async with open_channel(address) as channel:
         broker, admin = broker_pb2_grpc.BrokerStub(channel), admin_pb2_grpc.AdminStub(channel)
-        register = channel.unary_unary("/restow.v1.Broker/RegisterEngine")
+        register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            "/restow.v1.Broker/RegisterEngine"
+        )
         sessions = []
         for engines in pairs:
             plans = (await admin.GetStatus(STATUS)).plans
@@ -124,8 +129,9 @@ async def _plan(address: str, pairs: list[tuple[Large, Large]]) -> float:
                 await session.read()
                 await session.write(broker_pb2.SessionRequest(messages=[one.word]))
                 sessions.append(session)
-            while (await admin.GetStatus(STATUS)).plans == plans:  # noqa: ASYNC110 - no events
-                await asyncio.sleep(0.02)
+            async with asyncio.timeout(PLANNED_S):
+                while (await admin.GetStatus(STATUS)).plans == plans:  # noqa: ASYNC110 - no events
+                    await asyncio.sleep(0.02)
     return time.perf_counter() - begun_s
 
 

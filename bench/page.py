@@ -85,14 +85,28 @@ def control(rows: Rows) -> list[str]:
 
 def engines(rows: Rows) -> list[str]:
     """A line a case of a real vLLM."""
-    lines = _head("case", "ms", "reference", "ms", "ratio", "goal", "replies")
+    return _compared(rows, "replies")
+
+
+def beside(rows: Rows) -> list[str]:
+    """A line a reference, with what was going on."""
+    return _compared(rows, "beside")
+
+
+def _compared(rows: Rows, note: str) -> list[str]:
+    lines = _head("case", "ms", "reference", "ms", "ratio", "goal", note)
     for row in rows:
         lines.append(
-            f"| {row['case']} | {row['seconds'] * 1e3:.3g} | {row['reference']} "
-            f"| {row['reference_seconds'] * 1e3:.3g} | {row['ratio']:.2f} | {_goal(row)} "
+            f"| {row['case']} | {_three(row['seconds'])} | {row['reference']} "
+            f"| {_three(row['reference_seconds'])} | {row['ratio']:.2f} | {_goal(row)} "
             f"| {row['note']} |"
         )
     return lines
+
+
+def _three(seconds: float) -> str:
+    """Milliseconds to three digits."""
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
 
 
 def returns(rows: Rows) -> list[str]:
@@ -113,18 +127,6 @@ def outages(rows: Rows) -> list[str]:
         lines.append(
             f"| {row['case']} | {row['seconds']:.2f} | {row['reference']} "
             f"| {row['reference_seconds']:.2f} | {row['note']} |"
-        )
-    return lines
-
-
-def beside(rows: Rows) -> list[str]:
-    """A line a reference, with what was going on."""
-    lines = _head("what", "ms", "reference", "ms", "ratio", "goal", "beside")
-    for row in rows:
-        lines.append(
-            f"| {row['case']} | {row['seconds'] * 1e3:.1f} | {row['reference']} "
-            f"| {row['reference_seconds'] * 1e3:.1f} | {row['ratio']:.2f} | {_goal(row)} "
-            f"| {row['note']} |"
         )
     return lines
 

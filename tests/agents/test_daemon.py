@@ -23,7 +23,10 @@ from restow.agents import DaemonAgent, SharedRegion
 from restow.agents.daemon.cli import run_agent_daemon
 from restow.agents.daemon.server import AgentDaemon, SocketInUseError
 from restow.agents.errors import DaemonUnreachableError
+from restow.agents.link.order_tasks import OrderTasks
 from restow.agents.memory.held_names import FOLDER
+from restow.agents.memory.regions import RegionMemory
+from restow.agents.memory.shared_regions import OpenedRegions
 from restow.broker.client.connection.errors import BrokerCallError
 from restow.broker.errors import AgentMismatchError
 from restow.broker.planner import Strategy
@@ -198,3 +201,53 @@ async def test_a_socket_has_one_daemon_and_an_old_one_is_no_obstacle(tmp_path: P
     socket.write_text("no socket")
     with pytest.raises(SocketInUseError, match="no socket"):
         await first.start()
+
+
+async def test_a_rank_is_let_go_whole_though_its_call_is_cancelled_meanwhile(
+    tmp_path: Path, shared: SharedRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is killed while it is let go: its memory must not be unmapped before."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+    order: list[str] = []
+    calls: list[asyncio.Task[None]] = []
+    drain, enter, leave = OrderTasks.drain, OpenedRegions.__enter__, OpenedRegions.__exit__
+
+    async def held_drain(self: OrderTasks, *kinds: str) -> None:
+        if "execute" in kinds:  # the agent is closed
+            began.set()
+            await go_on.wait()
+            order.append("closed")
+        await drain(self, *kinds)
+
+    def entered(self: OpenedRegions) -> list[RegionMemory]:
+        call = asyncio.current_task()
+        assert call is not None
+        calls.append(call)
+        return enter(self)
+
+    def left(self: OpenedRegions, *error: object) -> None:
+        order.append("unmapped")
+        leave(self, *error)
+
+    monkeypatch.setattr(OrderTasks, "drain", held_drain)
+    monkeypatch.setattr(OpenedRegions, "__enter__", entered)
+    monkeypatch.setattr(OpenedRegions, "__exit__", left)
+    socket = tmp_path / "agent.sock"
+    async with FakeBroker() as fake:
+        served = AgentDaemon(fake.address, socket)
+        await served.start()
+        try:
+            agent = attach(socket, shared.regions)
+            await asyncio.to_thread(agent.start)
+            stopping = asyncio.create_task(served.close())
+            await asyncio.wait_for(began.wait(), WAIT_S)
+            await asyncio.to_thread(agent.close)
+            await until(lambda: calls[0].cancelling() > 0)
+            go_on.set()
+            await until(calls[0].done)
+            await stopping
+        finally:
+            go_on.set()
+            await served.close()
+    assert served.figures.ranks == 0
+    assert order == ["closed", "unmapped"]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.world import Side, World, ends, kinds
+from broker.world import Side, World, ends, kinds, packed
 from restow.broker.core import actions as act
-from restow.broker.core.handoffs.demand_messages import MAX_MESSAGES
+from restow.broker.core.events import Wish
+from restow.broker.core.handoffs.demand_messages import MAX_MESSAGES, DemandMessages
 from restow.broker.errors import HandoffConflictError
 
 
@@ -101,3 +102,24 @@ def test_a_demand_is_not_said_by_any_number_of_messages() -> None:
     world.request(d, repeated=True, number=MAX_MESSAGES)
     world.request(d, repeated=True, number=-1)
     assert world.find().demand_messages.numbers == tuple(range(1, MAX_MESSAGES + 1))
+
+
+@pytest.mark.parametrize("numbers", [(0, -1), (-1, 0)])
+def test_a_call_is_told_the_end_beside_a_session_that_numbers_nothing(
+    numbers: tuple[int, int],
+) -> None:
+    """Without a number the end that the session is told is told to no call."""
+    world = World()
+    d = world.engine("d")
+    for number in numbers:
+        wish = Wish((("kv", packed([11])),), 0, 30.0, repeated=True, demand=number)
+        world.hear(world.directory.request(d.record, "h", wish, world.now_s))
+    assert sorted(told_numbers(d, world.cancel(d))) == [-1, 0]
+
+
+def test_who_is_not_told_any_more_gives_up_for_nobody_else() -> None:
+    messages = DemandMessages((0, -1))
+    assert not messages.give_up(-1)
+    messages.add(5)
+    assert not messages.give_up(5), "0 waits"
+    assert messages.give_up(0)

@@ -80,7 +80,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Follow the actions that came since the last look."""
         world, model = self.world, self.model
         known = set(model.ended)
-        tells: Counter[int] = Counter()
+        tells: Counter[tuple[int, act.EngineKey, int]] = Counter()
         ledger = world.directory.ledger
         for handoff in (*ledger.ended.values(), *ledger.live.values()):
             self.numbers[handoff.tenant, handoff.handoff_id] = handoff.number
@@ -117,9 +117,12 @@ class BrokerMachine(RuleBasedStateMachine):
                 if live is not None:
                     self.dismissed(action, live)
                 else:
-                    tells[self.told(action)] += 1
+                    tells[self.told(action), action.engine, action.demand] += 1
         self.heard = len(world.sent)
-        for number, count in tells.items():
+        assert max(tells.values(), default=1) == 1, "a message is told twice"
+        # Each message of D's is told the end of its side.
+        sides_told = {(number, engine, demand != 0) for number, engine, demand in tells}
+        for number, count in Counter(number for number, _, _ in sides_told).items():
             # At the end every side that is known hears of it, D perhaps later; later, whoever says
             # something again: on both sides, if it is both.
             handoff = self.ended_one(number)

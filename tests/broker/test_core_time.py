@@ -7,6 +7,7 @@ import pytest
 from broker.world import World, ends, kinds
 from restow.broker.core import actions as act
 from restow.broker.core.actions import State
+from restow.broker.core.engines.flow import LEAST_SMALL_READS
 from restow.broker.core.limits import Limits
 from restow.broker.errors import HandoffUnknownError
 
@@ -219,6 +220,59 @@ def test_an_agent_that_was_there_and_stays_away_is_lost(was_there: bool) -> None
     assert ends(d) == [("FAILED", "AGENT_LOST" if was_there else "AGENT_MISSING")]
     assert ("did not come back" in d.told[0].detail) == was_there
     assert ends(p) == []
+
+
+def many(world: World) -> list[str]:
+    """Ask for one handoff more than D reads at once."""
+    names = [f"h{number}" for number in range(LEAST_SMALL_READS + 1)]
+    for name in names:
+        world.publish(world.sides[act.EngineKey("t", "p")], name, lease_s=60)
+        world.fence(world.sides[act.EngineKey("t", "p")], name=name)
+        world.request(world.sides[act.EngineKey("t", "d")], name, timeout_s=60)
+    return names
+
+
+def test_agents_that_came_are_missed_no_more_by_who_waits_for_his_turn() -> None:
+    world = World()
+    world.engine("p")
+    d = world.engine("d", agents=False)
+    last = world.find(many(world)[-1])
+    world.wait(5)
+    world.connect(d, 0)
+    assert last.queued
+    world.wait(world.directory.limits.agent_wait_s - 4.9)
+    assert last.destination is d.record
+    assert ends(d) == []
+
+
+def test_agents_are_missed_anew_after_a_grant_that_was_given_back() -> None:
+    world = World(staged=True)
+    p, d = world.engine("p"), world.engine("d", agents=False)
+    ready(world, lease_s=60)
+    world.request(d, timeout_s=60)
+    world.wait(1)
+    world.connect(d, 0)
+    world.wait(8.5)
+    world.disconnect(p, 0)
+    world.wait(1)
+    assert not world.find().ended, "P's agent is away for a second"
+
+
+def test_the_next_d_does_not_wait_in_the_queue_of_one_that_was_refused() -> None:
+    world = World()
+    world.engine("p")
+    d = world.engine("d")
+    last = world.find(many(world)[-1])
+    world.disconnect(d, 0)
+    for name in ("h0", "h1"):
+        world.cancel(d, name)
+    world.wait(0.1)
+    world.wait(world.directory.limits.agent_wait_s + 0.1)
+    assert ends(d)[-1] == ("FAILED", "AGENT_LOST")
+    world.plans_at_once = False
+    other = world.engine("other", 2)
+    world.request(other, last.handoff_id)
+    assert "plan" in world.directory.granting.waits_for(last)
 
 
 def test_a_plan_that_is_never_made_keeps_nobody() -> None:

@@ -182,6 +182,20 @@ async def test_p_has_its_pages_back_when_the_last_lease_has_run_out() -> None:
     assert published.result().reason == "BROKER_SILENT"
 
 
+async def test_the_first_chunk_is_given_up_no_sooner_than_the_last() -> None:
+    """The pages of all are read until the last lease ends."""
+    notes = Notes()
+    first = notes.publish(final=False)
+    notes.now_s += 60
+    last = notes.publish()
+    notes.now_s += 10 + SILENCE_S - 0.1
+    assert notes.late(connected=True) == []
+    assert not first.done()
+    notes.now_s += 0.2
+    assert set(notes.late(connected=True)) == {("h", 0)}
+    assert first.result().reason == last.result().reason == "BROKER_SILENT"
+
+
 async def test_a_lease_is_renewed_at_each_third_of_it_and_until_its_hold_ends() -> None:
     """A lease of 3 s, held for 7."""
     notes, said = Notes(), []

@@ -19,6 +19,7 @@ from broker.test_trust_files import replace
 from restow.broker.client import BrokerCallError, EngineSession
 from restow.broker.server.outbox import MAX_BATCH, EngineOutbox
 from restow.broker.server.serve import RunningBroker
+from restow.broker.server.services.admin_status import broker_status
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
@@ -47,6 +48,8 @@ async def test_agents_that_are_away_are_not_counted_as_there(shown: RunningBroke
         assert (found[key("agents")], found[key("agents_away")]) == (3, 0)
         await both.p_agents[1].drop()
         await until(shown, {key("agents"): 2, key("agents_away"): 1, key("engines_ready"): 1})
+        for tenant in (None, "default"):
+            assert broker_status(shown.hub, tenant).agents == 2
 
 
 async def test_sessions_are_counted(shown: RunningBroker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
 
 import pytest
@@ -82,6 +83,32 @@ async def test_a_large_pair_is_planned_in_the_process_and_handed_over(
         # Another one may have planned the pair ahead, and ends.
         await until(lambda: len(active_children()) == 1)
     assert not active_children()
+
+
+def test_nothing_is_planned_ahead_once_the_planner_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "LARGE_SHARDS", 3)
+    layout, free = known(model_layout()), threading.Event()
+
+    async def outcomes() -> list[PairOutcome]:
+        planner = Planner()
+
+        async def ahead() -> PairOutcome:
+            return await planner.plan("a", plan_pair, layout, layout, *HOW, ahead=True)
+
+        with ThreadPoolExecutor(1) as threads:
+            asyncio.get_running_loop().set_default_executor(threads)
+            threads.submit(free.wait)
+            waiting = asyncio.create_task(ahead())
+            await asyncio.sleep(0)  # it waits for a thread
+            planner.close()
+            free.set()
+            return [await waiting, await ahead()]
+
+    for outcome in asyncio.run(outcomes()):
+        assert isinstance(outcome, PairRefused)
+        assert "the broker stops" in outcome.error.message
 
 
 async def test_small_pairs_start_no_process() -> None:

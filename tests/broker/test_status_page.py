@@ -6,7 +6,10 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +21,8 @@ import pytest
 import pytest_asyncio
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair
+from restow.broker.http.pages import Pages, Query, healthy_page
+from restow.broker.http.server import Answer, Request
 from restow.broker.server.observe import overview
 from restow.broker.server.serve import RunningBroker
 
@@ -191,6 +196,15 @@ async def test_names_travel_as_they_are(shown: RunningBroker) -> None:
         assert way not in page
 
 
+def test_the_page_is_read_as_it_was_written_wherever_the_broker_runs() -> None:
+    program = (
+        "from restow.broker.server.observe.status_page import status_page_html as page; "
+        "assert '\\u2026' in page()"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, **plain}, check=True)
+
+
 async def test_a_browser_may_run_nothing_else(shown: RunningBroker) -> None:
     """Nothing is loaded from elsewhere, and scripts and styles are those of the page alone."""
     _, headers, page = await fetch(shown, "/")
@@ -215,10 +229,26 @@ async def test_a_look_is_bounded(shown: RunningBroker, monkeypatch: pytest.Monke
             both.p.publish(f"live-{index}", P_BLOCKS, POSITION)
         found = await look_until(shown, lambda now: now["live"] == 6)
     assert (len(found["engines"]), found["engines_left_out"]) == (1, 1)
+    # The figures are those of all engines.
+    assert (found["engines_ready"], found["agents"]) == (2, 2)
     assert sum(one["count"] for one in found["pairs"]) == 4
     assert [one["handoff_id"] for one in found["handoffs"]] == ["live-0", "live-1", "live-2"]
     assert [one["handoff_id"] for one in found["ends"]] == ["done-2", "done-1"]
     assert len(found["traffic"]["steps"]) <= 90
+
+
+async def test_a_page_is_made_once_for_queries_that_say_the_same_to_it() -> None:
+    made: list[Query] = []
+
+    def page(query: Query) -> Answer:
+        made.append(query)
+        return healthy_page(query)
+
+    pages = Pages("broker", {"/one": page}, {"/one": ("tenant",)})
+    queries = [{"tenant": "a", "x": str(number)} for number in range(20)] + [{"tenant": "b"}]
+    asked = [Request("GET", "/one", {}, "", query) for query in queries]
+    await asyncio.gather(*map(pages.answer, asked))
+    assert made == [{"tenant": "a"}, {"tenant": "b"}]
 
 
 async def test_many_who_look_cost_no_more(

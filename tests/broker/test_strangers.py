@@ -125,6 +125,18 @@ async def test_connections_where_everybody_is_trusted(tmp_path: Path, many_files
                 await is_served(one, both, "beside")
 
 
+async def test_callers_are_not_remembered_where_nobody_looks_for_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(Strangers, "admitted", lambda _, context: heard.append(context.peer()))
+    for listen in (f"unix:{tmp_path / 'broker'}", "127.0.0.1:0"):
+        assert not heard
+        async with broker(listen) as running, pair(running.address) as both:
+            await both.hand_over("h")
+    assert heard
+
+
 def test_an_address_of_few_connections_keeps_them() -> None:
     """The newest of each address stay, however many another one opens."""
     with contextlib.ExitStack() as stack:

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from broker.fakes import broker, engine
-from restow.broker.addresses import checked_target, host_and_port
+from restow.broker.addresses import checked_http, checked_target, host_and_port
 from restow.broker.client import AdminClient, AsyncAdminClient, BrokerUnreachableError
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.proxies import way_note
@@ -52,6 +52,12 @@ def test_an_address_that_is_none_is_told_how_to_be_one(
         AdminClient()
     assert form in caught.value.message
     assert repr(address) in caught.value.message
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:http"])
+def test_an_address_for_metrics_is_told_the_port_of_metrics(address: str) -> None:
+    with pytest.raises(AddressInvalidError, match=r"write (nonsense|127\.0\.0\.1):9464$"):
+        checked_http(address)
 
 
 @pytest.mark.parametrize(

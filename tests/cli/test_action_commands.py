@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from typer.testing import CliRunner, Result
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, pair
+from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, engine, pair
 from cli.broker_process import broker_process
 from cli.terminals import STYLES
 from restow.broker.cli.main import app
@@ -51,6 +51,18 @@ async def test_a_release_that_nobody_agrees_to_is_none(address: str) -> None:
             assert result.exit_code == 1
             assert "Handoff kept is WAITING, from p to d." in " ".join(result.output.split())
             assert await state(address, "kept") == "WAITING"
+
+
+@pytest.mark.parametrize("command", ["release", "handoff"])
+async def test_an_empty_id_names_no_handoff(command: str) -> None:
+    """As of a shell's variable that is not set: every id begins so."""
+    async with broker() as running, engine(running.address, "d") as (d, _):
+        d.request("the-only-one", D_BLOCKS)
+        assert (await d.request("known by then", D_BLOCKS, timeout_ms=1)).reason == "NOT_PUBLISHED"
+        options = ("--yes",) if command == "release" else ()
+        result = await run(command, "", *options, "--broker", running.address)
+        assert result.exit_code == 2, result.output
+        assert await state(running.address, "the-only-one") == "WAITING"
 
 
 @pytest.mark.parametrize(("options", "given"), [(("--yes",), ""), ((), "y\n")])

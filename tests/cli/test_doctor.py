@@ -185,6 +185,7 @@ async def test_the_certificate_that_the_broker_shows(authority: Authority) -> No
         assert (found.verdict, found.subject) == (Verdict.WARN, "certificate of the broker")
         assert await asyncio.to_thread(judged, Credentials()) == []
     assert await asyncio.to_thread(judged, credentials) == []
+    assert list(look_at_shown("broker..example:7350", credentials)) == []
 
 
 @pytest.mark.parametrize("name", ["tls_key", "token_file"])
@@ -224,7 +225,9 @@ def test_no_broker_is_bad() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--here", "--pair", "all"), ("--pair", "p"), ("--pair", "p:")], ids=str
+    "options",
+    [("--here", "--pair", "all"), ("--pair", "p"), ("--pair", "p:"), ("--here", "-o", "name")],
+    ids=str,
 )
 async def test_wrong_usage(options: tuple[str, ...]) -> None:
     async with broker() as running:

@@ -57,6 +57,7 @@ async def test_what_is_hidden_is_said_and_can_be_seen(authority: Authority) -> N
             refused = await shown(command, "-A", who=of_b)
             assert getattr(refused.exception, "reason", None) == "FORBIDDEN"
             assert (await shown(command, "-A", "--tenant", "b")).exit_code == 2
+            assert (await shown(command, "--tenant", "")).exit_code == 2
         assert (await shown("doctor", "--pair", "p:d", "-A")).exit_code == 2
         named = await shown("engines", "--tenant", "b")
         assert named.stderr == SAID.replace("default", "x").replace("(b)", "(default)").replace(

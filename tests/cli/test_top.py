@@ -120,6 +120,9 @@ def test_the_slowest_pair_by_the_byte_comes_first() -> None:
         ("slow", "decode-1", "37.5 MiB/s", "100 ms", "500 ms", "3", "2", "30.0 MiB"),
         ("fast", "decode-1", "1000.0 MiB/s", "100 ms", "500 ms", "3", "-", "3.0 MiB"),
     ]
+    assert "pairs" not in dict(headline(None, seen))
+    more = replace(seen, traffic={**seen.traffic, "pairs_left_out": 7})
+    assert dict(headline(None, more))["pairs"] == "the busiest 2 of 9"
     assert [row[0] for row in pair_rows(seen, "FAST 1")] == ["fast"]
     assert [row[0] for row in pair_rows(replace(seen, all_tenants=True))] == ["t/slow", "t/fast"]
 
@@ -275,8 +278,25 @@ async def test_of_a_broker_that_is_gone_the_last_is_shown() -> None:
         answers.append(gone)
         await app.look()
         await pilot.pause()
+        await pilot.press("s")
+        await pilot.pause()
         assert "BROKER_UNREACHABLE" in str(app.query_one("#figures", Static).render())
         assert [row[0] for row in shown(app, "handoffs")] == ["request-0001"]
+
+
+async def test_keys_leave_rates_as_they_are() -> None:
+    looks = iter([look(10.0, [handoff(1)], ended=100), look(12.0, [handoff(1)], ended=150)])
+    app = Top(lambda: next(looks), every_s=60.0)
+    async with app.run_test(size=(100, 30)) as pilot:
+        while app._seen is None:
+            await pilot.pause(0.02)
+        await app.look()
+        for key in ("p", "s", "/", "p"):
+            await pilot.press(key)
+            await pilot.pause()
+            figures = str(app.query_one("#figures", Static).render())
+            assert "ends 25.0/s" in figures
+            assert "read 25.0 MiB/s" in figures
 
 
 async def test_it_stands_still_when_paused() -> None:

@@ -58,3 +58,18 @@ async def test_a_cancelled_product_is_waited_for(held: Held, copies: Copier) -> 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert held.over.is_set()
+
+
+async def test_one_that_is_cancelled_again_is_still_waited_for(held: Held, copies: Copier) -> None:
+    """An order is taken back, and then the agent's stream breaks."""
+    task = asyncio.create_task(copies.project(no_rows(ProjectColumn), CPU))
+    assert await asyncio.to_thread(held.begun.wait, WAIT_S)
+    loop = asyncio.get_running_loop()
+    for _ in range(2):
+        task.cancel()
+        for _ in range(3):  # until it has heard of it
+            await asyncio.sleep(0)
+    loop.call_soon(held.go.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert held.over.is_set()

@@ -23,7 +23,7 @@ from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import AdminClient, Credentials
 
 FOLDER = Path(__file__).resolve().parents[2] / "docker" / "kubernetes"
-FILES = ("engines.yaml", "one-host.yaml", "router.yaml")
+FILES = ("engines.yaml", "one-host.yaml", "network.yaml", "router.yaml")
 KUBERNETES = ("1.25", "1.29", "1.33", "1.37")
 HADOLINT = shutil.which("hadolint", path=Path(sys.executable).parent)
 Object = dict[str, Any]
@@ -94,7 +94,7 @@ def test_objects_fit_each_other(file: str) -> None:
 
 
 def test_engines_are_reached_by_each_other_and_by_the_router_alone() -> None:
-    [policy] = of_kind("NetworkPolicy", *FILES).values()
+    [policy] = of_kind("NetworkPolicy", "network.yaml").values()
     [router] = of_kind("Deployment", *FILES).values()
     chosen = policy["spec"]["podSelector"]["matchLabels"]
     for one, container in engines(*FILES):
@@ -104,6 +104,13 @@ def test_engines_are_reached_by_each_other_and_by_the_router_alone() -> None:
         asks = prompts["from"][0]["podSelector"]["matchLabels"]
         assert asks.items() <= router["spec"]["template"]["metadata"]["labels"].items()
         assert container["ports"][0]["containerPort"] in [rule["port"] for rule in prompts["ports"]]
+
+
+@pytest.mark.parametrize("file", ["engines.yaml", "one-host.yaml"])
+def test_the_commands_that_make_engines_guard_them(file: str) -> None:
+    commands = [line for line in (FOLDER / file).read_text().splitlines() if " apply " in line]
+    [command] = [line for line in commands if f"/{file}" in line]
+    assert "docker/kubernetes/network.yaml" in command
 
 
 def test_what_an_engine_is_told_is_what_the_connector_reads() -> None:

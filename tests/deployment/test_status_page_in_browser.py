@@ -16,7 +16,9 @@ import pytest_asyncio
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, pair, silent
 from deployment.browser import Browser, found
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
-from restow.broker.server.observe.status_page import FOLDER
+from restow.broker.server.observe.one_handoff import one_handoff
+from restow.broker.server.observe.overview import Overview
+from restow.broker.server.observe.status_page import FOLDER, status_page_html
 from restow.broker.server.serve import RunningBroker
 
 CHROMIUM = found()
@@ -167,6 +169,68 @@ async def test_one_handoff_as_a_gantt_chart(shown: RunningBroker, tmp_path: Path
     assert '<td class="">ended</td>' in dialog
     assert "<script" not in dialog
     assert "&lt;script&gt;" in dialog
+
+
+async def test_a_dialog_that_is_closed_while_it_is_asked_for_stays_closed(
+    shown: RunningBroker, tmp_path: Path
+) -> None:
+    assert CHROMIUM is not None
+    async with pair(shown.address, 1, 1) as both:
+        await both.hand_over("one")
+        status = Overview(shown.hub).look()
+        handoff = one_handoff(shown.hub, {"id": "one"})
+    # The second time that it is asked for, it is closed before the answer comes.
+    first = f"""
+    let looks = 0;
+    const real = {json.dumps({"status.json": status, "handoff.json": handoff})};
+    window.fetch = async (path) => {{
+      const name = path.split("?")[0];
+      if (name === "handoff.json" && ++looks === 2) {{
+        paused = true;
+        byId("one").close();
+        change({{handoff: null, of: null}});  // as the page does when it hears of that
+      }}
+      return new Response(JSON.stringify(real[name]));
+    }};
+    """
+    page = tmp_path / "page.html"
+    page.write_text(status_page_html().replace('<script>\n"use strict";', f"<script>{first}", 1))
+    dom = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}#handoff=one")
+    (dialog,) = re.findall(r"<dialog [^>]*>", dom)
+    assert '<h2 id="one-title">one</h2>' in dom
+    assert "open" not in dialog
+
+
+@pytest.mark.parametrize("how", ["select", "address"])
+async def test_another_tenant_is_asked_for_also_while_paused(
+    shown: RunningBroker, tmp_path: Path, how: str
+) -> None:
+    """Its name would stand above the figures of the one before."""
+    assert CHROMIUM is not None
+    status = Overview(shown.hub).look() | {"tenants": ["a", "b"]}
+    chosen = {
+        "select": "byId('tenant').value = 'b'; byId('tenant').dispatchEvent(new Event('change'));",
+        "address": "location.hash = '#tenant=b';",
+    }
+    first = f"""
+    const asked = [];
+    function turnToOther() {{
+      if (!seen) return setTimeout(turnToOther);
+      paused = true;
+      {chosen[how]}
+    }}
+    window.fetch = async (path) => {{
+      asked.push(path);
+      document.title = asked.join(" ");
+      if (asked.length === 1) setTimeout(turnToOther);
+      return new Response({json.dumps(json.dumps(status))});
+    }};
+    """
+    page = tmp_path / "page.html"
+    page.write_text(status_page_html().replace('<script>\n"use strict";', f"<script>{first}", 1))
+    dom = Browser(CHROMIUM, tmp_path / "profile").dom(f"file://{page}")
+    (title,) = re.findall("<title>(.*?)</title>", dom)
+    assert title == "status.json status.json?tenant=b"
 
 
 def test_page_and_commands_tell_bytes_and_seconds_alike(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -119,3 +120,16 @@ def test_images_of_others_are_named_by_digest_everywhere_alike() -> None:
     )
     stages = {name for _, name in froms}
     assert {image for image, _ in froms} <= {"${BASE}", *stages}
+
+
+def test_the_install_says_what_pip_says_of_torch(tmp_path: Path) -> None:
+    """A file of another hash is not the same as none."""
+    (line,) = (ROOT / "docker" / "locked" / "cpu.txt").read_text().splitlines()[1:]
+    version = line.split()[0].partition("==")[2]
+    (tmp_path / f"torch-{version}-py3-none-any.whl").write_bytes(b"not it")
+    known = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    known |= {"PIP_TARGET": str(tmp_path / "installed")}
+    command = [str(ROOT / "docker" / "install"), sys.executable, "torch"]
+    done = subprocess.run(command, env=known, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr

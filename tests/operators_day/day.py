@@ -25,8 +25,9 @@ TITLE = """# An operator's day
 
 What a shell printed on which the commands of [Running a broker](operators.md) and
 [Security](security.md) were typed. Nothing is left out but waiting: a command that was tried again
-until it showed what is told is here once. `PYTHONPATH=tests python -m operators_day.day` lives the
-day again and prints this page; a test does, too.
+until it showed what is told is here once. `PYTHONPATH=tests python -m operators_day.day` runs all
+of it again and prints this page; a test runs it, too. Who types it by hand says `set +m` first:
+with job control `setsid` leaves its shell another process's number.
 """
 
 

@@ -158,3 +158,31 @@ async def test_reads_are_counted_and_those_of_closed_lanes_stay(scene: Scene) ->
     assert scene.reader.counts["fake"].reads == 2
     scene.reader.close()
     assert scene.reader.counts["fake"].reads == 2
+
+
+async def test_counts_never_fall_while_a_lane_ends(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may ask at any time: an engine's counters must not go back."""
+    good = await scene.begin("b")
+    scene.lanes[0].ends["b"] = None
+    await good
+    seen: list[int] = []
+
+    def look(_: object) -> None:
+        seen.append(scene.reader.counts["fake"].reads)
+
+    monkeypatch.setattr(type(scene.lanes[0]), "close", look)
+    stuck = await scene.begin("a")
+    scene.now_s = 101.1
+    await scene.settle()
+    scene.now_s += QUARANTINE_S + 0.1
+    with pytest.raises(ReadDeadlineError):
+        await stuck
+    again = await scene.begin("b", deadline_s=1000.0)
+    scene.lanes[1].ends["b"] = None
+    await again
+    monkeypatch.setattr(scene.reader._threads, "shutdown", lambda: look(None))
+    scene.reader.close()
+    assert seen == [1, 2, 2]
+    assert scene.reader.counts["fake"].reads == 2

@@ -63,8 +63,9 @@ class Agent(ThreadedAgent[AsyncAgent]):
 
     @property
     def figures(self) -> AgentFigures:
-        """What is in use at the moment, and what was read so far; nothing before `start`."""
-        return self._agent.figures if self._agent is not None else AgentFigures()
+        """What is in use, and what was read so far; nothing before `start` and after `close`."""
+        agent = self._agent
+        return agent.figures if agent is not None else AgentFigures()
 
     @property
     def refusal(self) -> RestowError | None:

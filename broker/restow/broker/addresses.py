@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
+from functools import partial
 
 from restow.broker.errors import AddressInvalidError
 
 DEFAULT_PORT = 7350
+HTTP_PORT = 9464
+"""Usual for metrics (OpenTelemetry's exporter of Prometheus metrics)."""
 MAX_PORT = 65535
 _SCHEME = re.compile(r"(?:unix|unix-abstract|dns|ipv4|ipv6|xds|vsock):")
 """gRPC's own, which it reads by itself."""
@@ -21,47 +24,53 @@ def checked_target(address: str) -> str:
     ('broker.example:7350', 'unix:/run/broker.sock')
     """
     if not _SCHEME.match(address) and host_and_port(address)[1] == 0:
-        raise _wrong(address, f"port 0 is for listening; ports are 1 to {MAX_PORT}")
+        raise _wrong(address, DEFAULT_PORT, f"port 0 is for listening; ports are 1 to {MAX_PORT}")
     return address
 
 
 def checked_listener(address: str) -> str:
     """What a server listens on, as it is; port 0 takes a free one. Raises `AddressInvalidError`."""
-    return address if re.fullmatch(r"unix:.+", address) else checked_port(address)
-
-
-def checked_port(address: str) -> str:
-    """The same, and no ``unix:PATH``."""
-    host_and_port(address)
+    if not re.fullmatch(r"unix:.+", address):
+        host_and_port(address)
     return address
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """Return both, an IPv6 address without its brackets. Raises `AddressInvalidError`.
+def checked_http(address: str) -> str:
+    """The same for HTTP, and no ``unix:PATH``."""
+    host_and_port(address, HTTP_PORT)
+    return address
+
+
+def host_and_port(address: str, usual_port: int = DEFAULT_PORT) -> tuple[str, int]:
+    """Return both, an IPv6 address without its brackets.
+
+    Raises `AddressInvalidError`, which shows the right form, with ``usual_port`` where none is
+    given.
 
     >>> host_and_port("[::1]:0")
     ('::1', 0)
     """
+    wrong = partial(_wrong, address, usual_port)
     if "://" in address:
         host = address.partition("://")[2].partition("/")[0]
-        raise _wrong(address, "it is no URL", host)
+        raise wrong("it is no URL", host)
     host, colon, port = address.rpartition(":")
     bare = _unbracketed(address)
     if _is_ipv6(bare):
         is_whole = not (_is_ipv6(host) and port.isdecimal())
         form = f"[{bare}]" if is_whole else f"[{host}]:{port}"
-        raise _wrong(address, "an IPv6 address has brackets, and a port behind them", form)
+        raise wrong("an IPv6 address has brackets, and a port behind them", form)
     if not colon:
         if _is_port(port):
-            raise _wrong(address, "it has no host", f"127.0.0.1:{port}")
-        raise _wrong(address, "it has no port", address)
+            raise wrong("it has no host", f"127.0.0.1:{port}")
+        raise wrong("it has no port", address)
     if not _is_port(port):
-        raise _wrong(address, f"its port is no number of 0 to {MAX_PORT}", host)
+        raise wrong(f"its port is no number of 0 to {MAX_PORT}", host)
     inner = _unbracketed(host)
     if not inner:
-        raise _wrong(address, "it has no host: 127.0.0.1 is this machine alone, 0.0.0.0 all of it")
+        raise wrong("it has no host: 127.0.0.1 is this machine alone, 0.0.0.0 all of it")
     if not _is_ipv6(inner) if inner != host else re.search(r"[\s/:\[\]]", host):
-        raise _wrong(address, "it names no host")
+        raise wrong("it names no host")
     return inner, int(port)
 
 
@@ -79,9 +88,9 @@ def _is_ipv6(host: str) -> bool:
     return False
 
 
-def _wrong(address: str, why: str, host: str = "") -> AddressInvalidError:
+def _wrong(address: str, usual_port: int, why: str, host: str = "") -> AddressInvalidError:
     has_port = re.fullmatch(r"(?:\[.+\]|[^:]+):\d+", host) is not None
-    form = host if has_port else f"{host or 'HOST'}:{DEFAULT_PORT}"
+    form = host if has_port else f"{host or 'HOST'}:{usual_port}"
     return AddressInvalidError(
         f"{address!r} is no address: {why}; write {form}", address=address[:200]
     )

@@ -371,8 +371,9 @@ class Cancellation(google.protobuf.message.Message):
     detail: builtins.str
     """Why, for the timeline and the other side. May be empty."""
     demand: builtins.int
-    """The demand (its message_id) that is given up. Nothing is where the sender's demand for the
-    handoff is another one. 0: the sender's side of the handoff, whatever it asked.
+    """The demand (its message_id) that is given up. Where several messages have said it, the handoff goes
+    on until all are given up, and its end is told to each. Of a number that said no demand for the
+    handoff, nothing is given up. 0: the sender's side of the handoff, whatever it asked.
     """
     def __init__(
         self,

@@ -56,11 +56,15 @@ class Copier:
     async def on_thread(self, work: Callable[[], T]) -> T:
         """Do the work there; it has ended when this returns, raises or is cancelled."""
         done = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        try:
-            return await asyncio.shield(done)
-        except asyncio.CancelledError:
-            await asyncio.wait([done])
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not done.done():
+            try:
+                await asyncio.wait([done])
+            except asyncio.CancelledError as error:  # by more than one, such as a broken stream
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled from done.exception()
+        return done.result()
 
     def close(self) -> None:
         """Wait for copies under way. May be repeated."""

@@ -31,9 +31,8 @@ def run_agent_daemon(
     """Serve ranks until SIGTERM or SIGINT. Says one line, ``daemon ready``, when it listens.
 
     ``credentials`` None: those of the environment; ``http_listen``: where to show metrics, if
-    anywhere. Raises `AddressInvalidError`,
-    `SocketInUseError`, `ListenError`, a `TrustError` for credentials that can't be used,
-    `TransportFailedError` when the host's interfaces are gone.
+    anywhere. Raises `AddressInvalidError`, `SocketInUseError`, `ListenError`, a `TrustError` for
+    credentials that can't be used, `TransportFailedError` when the host's interfaces are gone.
     """
     credentials = credentials or Credentials.of()
     # Engines come later: what is wrong with the address and with files is told now.

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -160,9 +161,11 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
                     yield pb.ServeResponse(unfenced=handoffs)
                 await over
             finally:
-                await agent.close()
-                self._agents.discard(agent)
-                self._past = together([self._past, past(agent.figures)])
+                try:
+                    await _to_its_end(agent.close())
+                finally:
+                    self._agents.discard(agent)
+                    self._past = together([self._past, past(agent.figures)])
         if self._stopping.is_set():
             raise AgentClosedError("the daemon ends")
 
@@ -212,6 +215,23 @@ class AgentDaemon(daemon_pb2_grpc.AgentDaemonServicer):
             f"{self._path} is {'served by another daemon' if is_socket else 'no socket'}",
             socket=self._path,
         )
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await all of ``work``; a cancellation meanwhile is raised afterwards.
+
+    gRPC cancels a call whose client goes while it is let go, and its memory is unmapped next.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from task.exception()
+    task.result()
 
 
 async def _batches(queue: asyncio.Queue[str | None]) -> AsyncIterator[list[str]]:

@@ -26,7 +26,7 @@ class OrderTasks:
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[Key]:
-        """Which."""
+        """The keys of the orders that are worked on."""
         return iter(self._tasks)
 
     def check_load(self) -> None:

@@ -17,6 +17,7 @@ posted beside the event loop.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +83,8 @@ class Reader:
         self.lanes_given_up = 0
         self._past = no_reads()
         """Of lanes that are closed."""
+        self._counting = threading.Lock()
+        """Held where a lane changes its place: `counts` misses none, and has none twice."""
         self._closed = False
         self._log = get_logger("restow.agent")
 
@@ -130,10 +133,11 @@ class Reader:
 
     @property
     def counts(self) -> CountsByKind:
-        """What became of all reads so far, by kind of transport."""
+        """What became of all reads so far, by kind of transport. Suits any thread."""
         found = no_reads()
-        for counts in (self._past, *(lane.counts for lane in self._lanes())):
-            add_all(found, counts)
+        with self._counting:
+            for counts in (self._past, *(lane.counts for lane in self._lanes())):
+                add_all(found, counts)
         return found
 
     def progress(self) -> None:
@@ -146,10 +150,12 @@ class Reader:
         self._closed = True
         for lane in self._lanes():
             lane.close()
-            add_all(self._past, lane.counts)
         self._threads.shutdown()
-        self._lane = None
-        self._retired.clear()
+        with self._counting:
+            for lane in self._lanes():
+                add_all(self._past, lane.counts)
+            self._lane = None
+            self._retired.clear()
 
     # -- lanes ------------------------------------------------------------------------------------
 
@@ -159,16 +165,18 @@ class Reader:
     def _retire(self, lane: Lane, peers: set[str]) -> None:
         if lane is self._lane:
             self._log.warning("reads do not end: their lane is given up", peers=sorted(peers))
-            self._lane = None
-            self._retired.append(lane)
+            with self._counting:
+                self._lane = None
+                self._retired.append(lane)
             self.lanes_given_up += 1
 
     def _leave(self, lane: Lane) -> None:
         lane.readers -= 1
         if lane in self._retired and not lane.readers:
-            self._retired.remove(lane)
             lane.close()
-            add_all(self._past, lane.counts)
+            with self._counting:
+                self._retired.remove(lane)
+                add_all(self._past, lane.counts)
 
     # -- reads ------------------------------------------------------------------------------------
 

@@ -87,6 +87,8 @@ class TenantConnection(Connection):
 
     def client(self) -> AdminClient:
         """Return a client of that tenant, or of all. Raises a `TrustError`."""
+        if self.tenant == "":  # of an unset variable: nothing would be found, and no word said
+            raise typer.BadParameter("an empty --tenant names none: leave it out, or name one")
         if self.all_tenants and self.tenant:
             raise typer.BadParameter("--tenant is one, and -A all: leave one of them out")
         return self.client_of(ALL_TENANTS if self.all_tenants else self.tenant)

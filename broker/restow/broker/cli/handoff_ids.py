@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+import typer
+
 from restow.broker.errors import HandoffAmbiguousError, HandoffUnknownError, RestowError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ def find_handoff(
 
     Raises `HandoffUnknownError` or `HandoffAmbiguousError`.
     """
+    if not given:  # every id begins so
+        raise typer.BadParameter("an empty id names no handoff", param_hint="ID")
     listed = client.handoffs(limit=100, beginning=given)
     exact = [one for one in listed.handoffs if one.handoff_id == given]
     if listed.left_out and not exact and not connection.all_tenants:

@@ -178,7 +178,8 @@ class Directory:
 
         ``demand`` is the number of D's message.
 
-        Raises `HandoffOwnedError` if another engine is D, and what `Ledger.make` raises.
+        Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if too many
+        messages have asked, and what `Ledger.make` raises.
         """
         engine.check_there()
         known = self.ledger.hear(engine, handoff_id, now_s)
@@ -215,7 +216,7 @@ class Directory:
     def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
         """How an ended handoff ended, for D or who asks late by message ``number``.
 
-        D that must not know yet is told later. Raises `HandoffConflictError`.
+        D that must not know yet is told later. Raises `HandoffConflictError` as `decline` does.
         """
         if engine is not handoff.destination and handoff.destination is not None:
             return []

@@ -183,6 +183,8 @@ class Granting:
         source, destination = handoff.source, handoff.destination
         if source is None or destination is None:
             return []
+        if source.complete and destination.complete:
+            handoff.lease.agents_came()
         key = self.key_of(source, destination)
         pair = self.pairs.get(key)
         if pair is None:

@@ -13,10 +13,11 @@ class Limits:
     ``min_grant_s``. Reports of it are waited for ``settle_grace_s`` longer, because an agent whose
     read failed reports only when no byte can land any more (`AgentSettings.quarantine_s`, 6 s). A
     handoff whose agents are not all connected waits ``agent_wait_s`` for them, because after a
-    restart of the broker all connect anew, and each pauses up to `client.backoff.LONGEST_S`. As
-    long, an agent whose stream broke may come back as if nothing had happened. Where D's session
-    broke as well, D is dead: what its agent was reading is given up after ``agent_back_s``. A
-    handoff that no D is there to ask for, or whose demand was refused, is kept for ``unasked_s``.
+    restart of the broker all connect anew, and each pauses up to
+    `client.connection.backoff.LONGEST_S`. As long, an agent whose stream broke may come back as if
+    nothing had happened. Where D's session broke as well, D is dead: what its agent was reading is
+    given up after ``agent_back_s``. A handoff that no D is there to ask for, or whose demand was
+    refused, is kept for ``unasked_s``.
     An engine without session, agents and open handoffs is forgotten after ``engine_idle_s``; the
     same life may register again.
     What reading costs between two hosts is measured on ``probe_bytes`` of staging; what did not

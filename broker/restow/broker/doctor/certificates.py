@@ -66,7 +66,7 @@ def look_at_shown(address: str, credentials: Credentials) -> Iterator[Finding]:
             context.wrap_socket(wire, server_hostname=host) as secured,
         ):
             shown = secured.getpeercert()
-    except (RestowError, OSError):
+    except (RestowError, OSError, UnicodeError):  # a name with an empty label can't be encoded
         return
     if shown:
         ends_s = ssl.cert_time_to_seconds(str(shown["notAfter"]))

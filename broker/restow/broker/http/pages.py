@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -18,15 +20,24 @@ TEXT = "text/plain; charset=utf-8"
 
 Query = Mapping[str, str]
 Page = Callable[[Query], Answer]
+NO_FIELDS: Final[Mapping[str, Collection[str]]] = MappingProxyType({})
 
 
 class Pages:
     """Answers requests with pages, each of which a function makes on the loop that is shown."""
 
-    def __init__(self, who: str, pages: Mapping[str, Page]) -> None:
-        """``who`` is shown, in words; ``pages`` are by path. To be called on the loop shown."""
+    def __init__(
+        self,
+        who: str,
+        pages: Mapping[str, Page],
+        fields: Mapping[str, Collection[str]] = NO_FIELDS,
+    ) -> None:
+        """``who`` is shown, in words; ``pages`` and the ``fields`` of queries they use are by path.
+
+        To be called on the loop shown.
+        """
         self._who = who
-        self._pages = dict(pages)
+        self._pages, self._fields = dict(pages), dict(fields)
         self._loop = asyncio.get_running_loop()
         self._made: dict[tuple[str, tuple[tuple[str, str], ...]], Future[Answer]] = {}
         """Pages that are asked for and not yet made."""
@@ -38,11 +49,14 @@ class Pages:
             return said(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._pages)}")
         if request.method not in ("GET", "HEAD"):
             return said(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD")
-        key = (request.path, tuple(sorted(request.query.items())))
+        # Others of a query make no other page: whoever varies them must not have it made again.
+        used = self._fields.get(request.path, ())
+        query = {name: value for name, value in request.query.items() if name in used}
+        key = (request.path, tuple(sorted(query.items())))
         made = self._made.get(key)
         if made is None:
             try:
-                made = asyncio.run_coroutine_threadsafe(_made(page, request.query), self._loop)
+                made = asyncio.run_coroutine_threadsafe(_made(page, query), self._loop)
             except RuntimeError:
                 return said(HTTPStatus.SERVICE_UNAVAILABLE, f"the {self._who} has ended")
             self._made[key] = made

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qsl
 
-from restow.broker.addresses import host_and_port
+from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.errors import ListenError
 
 MAX_OPEN: Final = 64
@@ -81,7 +81,7 @@ async def http_server(listen: str, application: Application) -> AsyncIterator[st
 
     ``application`` runs on the server's own loop. Raises `ListenError`, and `AddressInvalidError`.
     """
-    host, port = host_and_port(listen)
+    host, port = host_and_port(listen, HTTP_PORT)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         held = socket.create_server((host, port), family=family, backlog=MAX_OPEN)
@@ -131,9 +131,10 @@ async def _serve(held: socket.socket, application: Application, ends: asyncio.Ev
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            writer.transport.abort()
-        finally:
+            pass
+        finally:  # also of a page that could not be made
             served.pop(writer, None)
+            writer.transport.abort()
 
     server = await asyncio.start_server(connected, sock=held, limit=MAX_HEAD_BYTES)
     await ends.wait()

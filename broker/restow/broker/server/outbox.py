@@ -99,8 +99,8 @@ class Outbox(Generic[Batch]):
         if carried_bytes > self._free_bytes:
             try:
                 self._account.carry(min(size_bytes, carried_bytes - self._free_bytes))
-            except (QuotaExceededError, DirectoryFullError):
-                self._overflow()
+            except (QuotaExceededError, DirectoryFullError) as error:
+                self._overflow(f", and there is no room for more: {error.message}")
                 return False
         self._carried_bytes = carried_bytes
         self._carried_in_last += size_bytes
@@ -129,9 +129,9 @@ class Outbox(Generic[Batch]):
         self._last = self._make()
         self._in_last = self._bytes_in_last = self._carried_in_last = 0
 
-    def _overflow(self) -> None:
+    def _overflow(self, why: str = "") -> None:
         self._clear()
-        self.close(QueueFullError("too many messages wait: the stream reads too slowly"))
+        self.close(QueueFullError(f"too many messages wait: the stream reads too slowly{why}"))
         if self._on_full is not None:
             self._on_full()
 

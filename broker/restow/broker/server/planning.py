@@ -68,6 +68,7 @@ class Planner:
         self._process = PlanningProcess()
         self._starting: asyncio.Task[None] | None = None
         self._ahead: PlanningProcess | None = None
+        self._closed = False
 
     def expect(self, layout: Layout) -> None:
         """Have the process ready if an engine has a layout that it may be needed for."""
@@ -95,7 +96,7 @@ class Planner:
         if ahead:
             if small:
                 return await asyncio.to_thread(in_thread, source, destination, *how)
-            return await asyncio.to_thread(self._plan_ahead, source, destination, *how)
+            return await self._plan_ahead(source, destination, *how)
         turn = self._turns[tenant]
         try:
             async with turn:
@@ -108,16 +109,24 @@ class Planner:
             if not turn.locked():
                 self._turns.pop(tenant, None)
 
-    def _plan_ahead(self, source: Layout, destination: Layout, *how: object) -> PairOutcome:
+    async def _plan_ahead(self, source: Layout, destination: Layout, *how: object) -> PairOutcome:
         """Plan in a process that is there for this alone: the other one is for requests."""
+        # Made before a thread is waited for, so that `close` closes it in any case.
         process = self._ahead = PlanningProcess()
-        try:
-            return process.plan(source.encoded, destination.encoded, *how)
-        finally:
+        if self._closed:
             process.close()
+
+        def work() -> PairOutcome:
+            try:
+                return process.plan(source.encoded, destination.encoded, *how)
+            finally:
+                process.close()
+
+        return await asyncio.to_thread(work)
 
     def close(self) -> None:
         """End the processes, whatever they are at."""
+        self._closed = True
         self._process.close()
         if self._ahead is not None:
             self._ahead.close()

@@ -150,13 +150,14 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     connections = process.room_for(
         settings.max_connections or (TLS_CONNECTIONS if trust else OPEN_CONNECTIONS)
     )
+    by_path = settings.listen.startswith("unix:")  # nobody looks for strangers there
     # Where nobody is asked who he is, a whole fleet may be strangers for a moment.
     strangers = Strangers(connections, connections // 4 if trust else connections * 3 // 4)
     server = grpc.aio.server(
         interceptors=interceptors_of(
             trust,
             hub.said,
-            strangers.admitted,
+            (lambda _: None) if by_path else strangers.admitted,
             CALLS_FOR_CONNECTION * connections,
             hub.directory.ledger.statistics.refuse_call,
         ),
@@ -187,10 +188,9 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
     for service in ("", *SERVICES):
         await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
     clock = asyncio.create_task(hub.run_clock())
-    host = settings.listen.rsplit(":", 1)[0]
     try:
         async with contextlib.AsyncExitStack() as stack:
-            if not settings.listen.startswith("unix:"):
+            if not by_path:
                 stack.enter_context(strangers.kept_few(port))
             shown = None
             if settings.http_listen is not None:
@@ -208,7 +208,8 @@ async def running_broker(settings: BrokerSettings) -> AsyncIterator[RunningBroke
                 )
             if settings.otlp_endpoint is not None:
                 await stack.enter_async_context(_tracing(settings, settings.otlp_endpoint, hub))
-            address = f"{host}:{port}"
+            host = settings.listen.rpartition(":")[0]
+            address = settings.listen if by_path else f"{host}:{port}"
             log.info("broker started", **settings_in_words(settings, address, shown))
             yield RunningBroker(hub, address, clock, checks, shown)
     finally:

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from restow.broker.addresses import DEFAULT_PORT, checked_listener, checked_port
+from restow.broker.addresses import DEFAULT_PORT, checked_http, checked_listener
 from restow.broker.core.handoffs.digests import DigestMode, Digests
 from restow.broker.core.limits import Limits
 from restow.broker.planner import CostModel, Strategy
@@ -25,7 +25,7 @@ class BrokerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="RESTOW_")
 
     listen: Annotated[str, AfterValidator(checked_listener)] = f"127.0.0.1:{DEFAULT_PORT}"
-    http_listen: Annotated[str, AfterValidator(checked_port)] | None = None
+    http_listen: Annotated[str, AfterValidator(checked_http)] | None = None
     """Where to show metrics and probes."""
     status_page: bool = False
     """Whether to show a page for people there, which names engines and handoffs."""

@@ -85,6 +85,8 @@ def doctor(
     from restow.broker.doctor.host import look_at_host
     from restow.broker.doctor.packages import look_at_packages
 
+    if output.form == "name" and not output.document:
+        raise typer.BadParameter("there are no names to print here", param_hint="-o")
     if here and pair:
         raise typer.BadParameter("--here asks no broker, and --pair does: leave one of them out")
     if pair and connection.all_tenants:

@@ -10,6 +10,8 @@ from restow.broker.addresses import host_and_port
 from restow.broker.cli.options import LogFormatOption
 from restow.broker.errors import ExtraMissingError
 
+ROUTER_PORT = 8000
+
 
 def router(
     prefill: Annotated[
@@ -22,7 +24,7 @@ def router(
     ],
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
-    ] = "127.0.0.1:8000",
+    ] = f"127.0.0.1:{ROUTER_PORT}",
     aside_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds for which an engine that failed is left alone.")
     ] = 5.0,
@@ -44,7 +46,7 @@ def router(
             f"pip install 'restow[router]'",
             module=error.name,
         ) from None
-    host, port = host_and_port(listen)
+    host, port = host_and_port(listen, ROUTER_PORT)
     for url in (*prefill, *decode):
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"{url} is no http:// or https:// URL", param_hint="URL")

@@ -191,7 +191,7 @@ def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
         "content": info.content,
         "tenant": info.tenant,
         "ended_ago_s": round(info.ended_ago_s, 3) if info.HasField("ended_ago_s") else None,
-        "expected_bytes": info.expected_bytes or None,
+        "expected_bytes": info.expected_bytes if info.reading_ranks else None,
         "reading_ranks": info.reading_ranks or None,
         "settled_ranks": info.settled_ranks if info.reading_ranks else None,
     }

@@ -55,11 +55,12 @@ class EngineWords(ABC, Generic[Published, Asked]):
         (left out: 0). ``position_tokens`` and ``content`` count in the last chunk alone. Every
         chunk has a future, and all of one handoff end together.
 
-        ``lease_ms`` is for how long P's pages are promised at a time, 0: as the broker has it. The
-        session renews the lease for ``hold_ms``, then lets it run out: a D that never asks costs
-        P's pages no longer than both together. ``trace_parent`` is the W3C trace context of the
-        request, for a broker that traces. ``content`` names the state's content (`content_of`): a
-        D that asks for another is refused. Empty: not named.
+        ``lease_ms`` is for how long P's pages are promised at a time. The session renews the lease
+        for ``hold_ms``, then lets it run out: a D that never asks costs P's pages no longer than
+        both together. 0: once, for as long as the broker has it; it is not renewed.
+        ``trace_parent`` is the W3C trace context of the request, for a broker that traces.
+        ``content`` names the state's content (`content_of`): a D that asks for another is refused.
+        Empty: not named.
 
         Raises `PageRangeError` for an id that is none of the engine's, `PagesError` for a list
         longer than a message carries, and `MessageTooLargeError` for lists that are together (say

@@ -73,6 +73,9 @@ class OpenHandoffs:
             known.lease_ms = lease_ms
             known.renew_at_s = now_s + lease_ms / 1000 / RENEWALS_PER_LEASE
             known.hold_until_s = now_s + hold_ms / 1000
+            for said in known.said:  # the pages of earlier chunks are held as long
+                if not isinstance(said.end, Delivery):
+                    said.patient_until_s = max(said.patient_until_s, until_s)
         return end
 
     def _is_another(self, handoff_id: str, publication: pb.Publication) -> bool:

@@ -12,8 +12,9 @@ MAX_MESSAGES = 16
 class DemandMessages:
     """By their messages' numbers.
 
-    Calls have negative ones, and every call of a demand is told its end with any number: one is
-    kept, and none beside a session's.
+    Calls have negative ones. All calls of a demand are told its end when it is told with any number
+    but 0, that of a session's message without one: so the latest call's is kept while no session's
+    message has one of its own.
     """
 
     numbers: tuple[int, ...] = ()
@@ -23,16 +24,17 @@ class DemandMessages:
 
     def add(self, number: int) -> bool:
         """Take a message that says the demand, or says it again; False: it has too many."""
-        of_sessions = tuple(one for one in self.numbers if one >= 0)
-        if number in self.numbers or (number < 0 and of_sessions):
+        numbered = any(one > 0 for one in self.numbers)
+        if number in self.numbers or (number < 0 and numbered):
             return True
-        if len(of_sessions) >= MAX_MESSAGES:
+        kept = tuple(one for one in self.numbers if one >= 0 or number == 0)
+        if len(kept) >= MAX_MESSAGES:
             return False
-        self.numbers = (*of_sessions, number)
+        self.numbers = (*kept, number)
         return True
 
     def give_up(self, number: int) -> bool:
         """One waits no longer; False: another one does."""
-        if number not in self.given_up:
-            self.given_up = (*self.given_up, number)
-        return len(self.given_up) == len(self.numbers)
+        given_up = {*self.given_up, number}
+        self.given_up = tuple(one for one in self.numbers if one in given_up)
+        return self.given_up == self.numbers

@@ -247,6 +247,7 @@ class Handoff:
             self.destination.account.let_go(self.demand.size_bytes)
         self.destination = None
         self.demand, self.demand_messages = NO_DEMAND, DemandMessages()
+        self.queued = False
         self.met_s = 0.0
         self.lease.forget_demand()
 

@@ -61,6 +61,10 @@ class Lease:
         self.agents_until_s = now_s + limits.agent_wait_s
         return True
 
+    def agents_came(self) -> None:
+        """No agent is missing: when one is again, it is waited for as long."""
+        self.agents_until_s = 0.0
+
     def grant(self, limits: Limits, now_s: float) -> Failure | None:
         """Let D read, until before the lease and D's patience end; or why there is no time."""
         lease_s = self.until_s - limits.lease_margin_s

@@ -129,7 +129,10 @@ class Strangers:
         while not ends.wait(pause_s):
             begun_s, ended, worked_s = time.monotonic(), self.ended, time.thread_time()
             thoroughly = begun_s >= thorough_s
-            self.look(port, thoroughly)
+            with contextlib.suppress(
+                OSError
+            ):  # no file is left to look with: the next look may have one
+                self.look(port, thoroughly)
             took_s = time.thread_time() - worked_s
             pause = PAUSE if self.ended == ended else PAUSE_UNDER_ATTACK
             pause_s = max(LOOK_EVERY_S, pause * took_s)

@@ -80,6 +80,8 @@ class Overview:
             "tenant": tenant,
             "engines": [_engine(engine) for engine in mine[:MAX_ENGINES]],
             "engines_left_out": max(0, len(mine) - MAX_ENGINES),
+            "engines_ready": sum(one.has_session and one.complete for one in mine),
+            "agents": sum(len(one.agents) for one in mine),
             **self._counts(tenant),
             "traffic": self._traffic(tenant, now_s),
             "pairs": _pairs(counted),

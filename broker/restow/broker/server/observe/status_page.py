@@ -12,9 +12,12 @@ SCRIPTS: Final = ("units", "marks", "charts", "engines", "pairs", "tables", "gan
 
 def status_page_html() -> str:
     """The document, with its style and its script inside."""
-    document = (FOLDER / "page.html").read_text()
-    style = (FOLDER / "page.css").read_text()
-    script = "".join((FOLDER / f"{name}.js").read_text() for name in SCRIPTS)
+    document, style = _text("page.html"), _text("page.css")
+    script = "".join(_text(f"{name}.js") for name in SCRIPTS)
     return document.replace("<style></style>", f"<style>\n{style}</style>", 1).replace(
         "<script></script>", f'<script>\n"use strict";\n{script}</script>', 1
     )
+
+
+def _text(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")

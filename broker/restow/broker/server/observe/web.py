@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import replace
 from http import HTTPStatus
 
-from restow.broker.addresses import host_and_port
+from restow.broker.addresses import HTTP_PORT, host_and_port
 from restow.broker.http.pages import Page, Pages, Query, healthy_page, metrics_page, said
 from restow.broker.http.server import Answer, Request, http_server
 from restow.broker.rpc.status import cut
@@ -35,6 +35,8 @@ from restow.broker.server.observe.page_hosts import may_be_asked_as
 from restow.broker.server.observe.status_page import status_page_html
 
 PATHS = ("/metrics", "/healthz", "/readyz")
+FIELDS = {"/status.json": ("tenant",), "/handoff.json": ("tenant", "id")}
+"""Of queries, by path."""
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 
@@ -65,7 +67,7 @@ class BrokerPages:
                 "/status.json": lambda query: _json(_overview(overview, query)),
                 "/handoff.json": lambda query: _json(one_handoff(hub, query)),
             }
-        self._pages = Pages("broker", pages)
+        self._pages = Pages("broker", pages, FIELDS)
 
     async def answer(self, request: Request) -> Answer:
         """What somebody gets who asks. On the HTTP server's loop."""
@@ -122,7 +124,7 @@ async def serving(
 
     Raises `ListenError`, and `AddressInvalidError`.
     """
-    host, _ = host_and_port(listen)
+    host, _ = host_and_port(listen, HTTP_PORT)
     named = frozenset(one.lower() for one in (*hosts, host))
     pages = BrokerPages(hub, status_page, named, certificate_end_s)
     headers = {

@@ -20,15 +20,15 @@ MAX_PAIRS = 1000
 def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
     """Statistics of one tenant, or of all."""
     directory = hub.directory
-    ledger, names = directory.ledger, directory.connections.names
+    ledger, engines = directory.ledger, directory.members.engines
     status = pb.GetStatusResponse(
         version=own_version(),
         broker_epoch=hub.epoch,
         uptime_s=hub.now_s() - hub.started_s,
+        agents=sum(len(one.agents) for one in engines.values() if tenant in (None, one.key.tenant)),
     )
     if tenant is None:
-        status.engines = len(directory.members.engines)
-        status.agents = len(names)
+        status.engines = len(engines)
         status.handoffs_live = len(ledger.live)
         status.handoffs_quarantined = len(ledger.quarantine)
         status.plans = len(directory.granting.pairs)
@@ -37,7 +37,6 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
     else:
         held = ledger.tenants.of(tenant)
         status.engines = held.engines
-        status.agents = sum(owner == tenant for owner, _ in names)
         status.handoffs_live = held.live
         status.handoffs_quarantined = held.quarantined
         ended, bytes_read = held.ended_counts, held.bytes_read

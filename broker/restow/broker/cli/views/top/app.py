@@ -65,7 +65,10 @@ class Top(App[None]):
         """
         super().__init__()
         self._look, self._every_s, self._one = look, every_s, one
-        self._before: Look | None = None
+        self._seen: tuple[Look | None, Look] | None = None
+        """The latest two looks, of which rates are made."""
+        self._trouble = ""
+        """Why the latest look failed."""
         self._paused = False
         self._order = ""
         self._listed: list[dict[str, Any]] = []
@@ -127,8 +130,8 @@ class Top(App[None]):
             self.push_screen(HandoffScreen(self._one, listed["tenant"], listed["handoff_id"]))
 
     def _show_again(self) -> None:
-        if self._before is not None:
-            self._show(self._before, self._before)
+        if self._seen is not None:
+            self._show(*self._seen)
 
     async def _go_on(self) -> None:
         while True:
@@ -138,24 +141,28 @@ class Top(App[None]):
 
     async def look(self) -> None:
         """Ask once, and show it; of a broker that does not answer, what was seen last stays."""
-        words, now = "", None
+        trouble, now = "", None
         try:
             now = await asyncio.to_thread(self._look)
         except RestowError as error:
-            words = f"{error.reason}: {error.message}"
+            trouble = f"{error.reason}: {error.message}"
         if not self.is_running:  # the screen may have gone meanwhile
             return
+        self._trouble = trouble
         if now is None:
-            figures = self.screen_stack[0].query_one("#figures", Static)
-            figures.update(Text(words, style="bold red"))
+            self._show_figures(Text())
         else:
-            self._show(self._before, now)
-            self._before = now
+            self._seen = (self._seen[1] if self._seen else None), now
+            self._show(*self._seen)
+
+    def _show_figures(self, figures: Text) -> None:
+        # Of the lowest screen: another one may lie on it.
+        shown = Text(self._trouble, style="bold red") if self._trouble else figures
+        self.screen_stack[0].query_one("#figures", Static).update(shown)
 
     def _show(self, before: Look | None, now: Look) -> None:
-        # Of the lowest screen: another one may lie on it.
         base, words = self.screen_stack[0], self._words()
-        base.query_one("#figures", Static).update(self._figures(before, now))
+        self._show_figures(self._figures(before, now))
         base.query_one("#trends", Static).update(
             Text("\n".join(trend_lines(now.traffic, self.size.width - 2)))
         )

@@ -53,6 +53,7 @@ def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
     agents = sum(one["agents"] for one in now.engines)
     leases = [one["lease_s"] for one in now.live if one["lease_s"] is not None]
     ended = status["handoffs_ended"]
+    pairs, left_out = len(now.traffic["pairs"]), now.traffic["pairs_left_out"]
     rates = "-", "-"
     if before is not None and _same_life(before, now):
         passed_s = now.at_s - before.at_s
@@ -70,6 +71,7 @@ def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
         ("ended", ", ".join(f"{count} {state}" for state, count in ended.items() if count) or "-"),
         *([("draining", "nothing is granted")] if status["draining"] else []),
         *([("listed", now.hidden)] if now.hidden else []),
+        *([("pairs", f"the busiest {pairs} of {pairs + left_out}")] if left_out else []),
     ]
 
 

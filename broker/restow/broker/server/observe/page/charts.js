@@ -105,6 +105,6 @@ function readouts() {
     cursor.setAttribute("x2", at);
     const latest = (pick) => chartSteps.map(pick).findLast((value) => value !== null) ?? null;
     const words = one.lines.map(([name, pick]) => `${name} ${known(chosen === null ? latest(pick) : pick(step), one.words)}`.trim()).join("  ");
-    figure.querySelector("output").textContent = chosen === null ? words : `${words}, ${duration(step.ago_s)} ago`;
+    figure.querySelector("output").textContent = chosen === null ? words : `${words}, ${step.ago_s ? `${duration(step.ago_s)} ago` : "now"}`;
   }
 }

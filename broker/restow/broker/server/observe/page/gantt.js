@@ -73,6 +73,7 @@ async function lookAtOne() {
   }
   const asked = new URLSearchParams({id, tenant: view.get("of") || "default"});
   const answer = await fetch(`handoff.json?${asked}`, {cache: "no-store"});
+  if (view.get("handoff") !== id) return;  // another is wanted by now, or none
   const held = dialog.contains(document.activeElement);
   if (answer.ok) showOne(dialog, await answer.json());
   else {

@@ -1,6 +1,6 @@
 // What is looked at stands in the address behind the #, so that a view can be kept and sent on.
 const LOOK_MS = 1000;
-let view = new URLSearchParams(location.hash.slice(1)), before = null, seen = null, paused = false, waiting = null, looking = false;
+let view = new URLSearchParams(location.hash.slice(1)), before = null, seen = null, paused = false, waiting = null, looking = false, wantsOther = false;
 
 function changed(more) {
   const other = new URLSearchParams(view);
@@ -48,7 +48,8 @@ async function look() {
   looking = true;
   clearTimeout(waiting);
   try {
-    if (!document.hidden && !paused) {
+    if (!document.hidden && (!paused || wantsOther)) {
+      wantsOther = false;
       const tenant = view.get("tenant");
       const answer = await fetch(`status.json${tenant ? `?${new URLSearchParams({tenant})}` : ""}`, {cache: "no-store"});
       if (answer.status === 404 && tenant) throw new Error(`tenant ${tenant} has nothing here`);
@@ -65,10 +66,16 @@ async function look() {
   waiting = setTimeout(look, LOOK_MS);
 }
 
+// Another tenant is asked for also while paused: its name must not stand above the figures of the one before.
+function lookAtOther() {
+  wantsOther = true;
+  look();
+}
+
 byId("controls").addEventListener("submit", (event) => event.preventDefault());
 byId("filter").value = view.get("filter") || "";
 byId("filter").addEventListener("input", (event) => change({filter: event.target.value}));
-byId("tenant").addEventListener("change", (event) => { change({tenant: event.target.value}); look(); });
+byId("tenant").addEventListener("change", (event) => { change({tenant: event.target.value}); lookAtOther(); });
 byId("pause").addEventListener("click", (event) => {
   paused = !paused;
   event.target.setAttribute("aria-pressed", String(paused));
@@ -76,7 +83,9 @@ byId("pause").addEventListener("click", (event) => {
 });
 byId("one").addEventListener("close", () => change({handoff: null, of: null}));
 addEventListener("hashchange", () => {
+  const tenant = view.get("tenant");
   view = new URLSearchParams(location.hash.slice(1));
+  if (view.get("tenant") !== tenant) lookAtOther();
   byId("filter").value = view.get("filter") || "";
   lookAtOne().catch((error) => say("trouble", `no news: ${error.message}`));
   if (seen) show(seen);

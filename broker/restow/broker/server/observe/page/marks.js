@@ -34,16 +34,15 @@ function state(cell, name) {
 }
 
 function figures(now, before) {
-  const ready = now.engines.filter((e) => e.session && e.ranks.every((r) => r.agent)).length;
-  const agents = now.engines.flatMap((e) => e.ranks).filter((r) => r.agent).length;
+  const ready = now.engines_ready, engines = now.engines.length + now.engines_left_out;
   const total = Object.values(now.ended).reduce((a, b) => a + b, 0), failed = now.ended.FAILED + now.ended.EXPIRED;
   const same = before !== null && before.epoch === now.epoch && before.tenant === now.tenant && now.now_s > before.now_s;
   const change = (value, was) => (same ? (value - was) / (now.now_s - before.now_s) : null);
   const ends = change(total, same ? before.total : 0), bytes = change(now.bytes_read, same ? before.bytes : 0);
   const list = clear("figures");
   const all = [
-    ["engines ready", `${ready} of ${now.engines.length + now.engines_left_out}`, ready < now.engines.length],
-    ["agents", agents, false],
+    ["engines ready", `${ready} of ${engines}`, ready < engines],
+    ["agents", now.agents, false],
     ["under way", now.live, false],
     ["ended a second", known(ends, (value) => value.toFixed(1)), false],
     ["read a second", known(bytes, size), false],
