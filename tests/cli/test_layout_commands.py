@@ -49,6 +49,18 @@ def test_from_config_cuts_stages_and_keeps_keys_apart(config: Path, run: Run) ->
     assert [len(rank.regions) for rank in layout.ranks] == [1, 7]
 
 
+def test_from_config_puts_all_layers_into_one_block(config: Path, run: Run) -> None:
+    out = run("layout", "from-config", config, "--cross-layer-blocks", "--page-align-bytes", 256)
+    settings = EngineSettings(page_align_bytes=256, cross_layer_blocks=True)
+    layout = layout_from_json(json.loads(out))
+    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
+    apart = build_layout(model_from_hf_config(CONFIG), EngineSettings(page_align_bytes=256))
+    together = {region.group: region for region in layout.ranks[0].regions}
+    for group, region in together.items():
+        strides = [r.page_stride_bytes for r in apart.ranks[0].regions if r.group == group]
+        assert region.page_stride_bytes == sum(strides)
+
+
 def test_from_config_takes_scales(config: Path, run: Run) -> None:
     own, static = Scales(ScaleKind.PER_TOKEN_HEAD), Scales(ScaleKind.STATIC, "rev 7")
     for scales, options in (

@@ -69,6 +69,7 @@ _SETTINGS = {
         conv_rows_extra=st.integers(0, 3),
         page_align_bytes=st.sampled_from([4, 64] if even else [1, 4, 64, 100]),
         null_block=st.sampled_from([None, 0]),
+        cross_layer_blocks=st.booleans(),
     )
     for even in (False, True)
 }

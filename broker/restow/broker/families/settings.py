@@ -42,7 +42,8 @@ class EngineSettings(Worded):
     values have regions of their own. ``layers_per_stage`` empty: as vLLM cuts. With
     ``mixer_inputs`` the engine keeps what its recurrent layers read behind their states; with
     ``projections`` it offers the in-projection weights that such inputs can be multiplied with.
-    ``null_block`` is the id that lists have where a request has no block; None: no id is.
+    ``null_block`` is the id that lists have where a request has no block; None: no id is. With
+    ``cross_layer_blocks`` a block has the pages of all layers of its group, side by side.
     """
 
     tp: int = 1
@@ -58,6 +59,7 @@ class EngineSettings(Worded):
     mixer_inputs: bool = False
     projections: bool = False
     null_block: int | None = None
+    cross_layer_blocks: bool = False
 
     def check(self) -> None:
         """Raise `LayoutFormError` that names a setting outside of its bounds."""

@@ -49,6 +49,12 @@ def from_config(
             help="Keys and values side by side, or in regions of their own.",
         ),
     ] = True,
+    cross_layer_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--cross-layer-blocks", help="Blocks hold the pages of all layers, side by side."
+        ),
+    ] = False,
     kv_dtype: Annotated[
         KvDType | None,
         typer.Option(help="Type of keys and values. Default: the checkpoint's, or the model's."),
@@ -140,6 +146,7 @@ def from_config(
         mixer_inputs=mixer_inputs,
         projections=projections,
         null_block=null_block,
+        cross_layer_blocks=cross_layer_blocks,
     )
     model = replace(
         model,
