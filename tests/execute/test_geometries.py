@@ -38,6 +38,7 @@ from restow.broker.families import (
     EngineSettings,
     KvOrder,
     LayerSpec,
+    MatrixOrder,
     MlaSpec,
     ModelSpec,
     ScaleKind,
@@ -79,7 +80,7 @@ SIDES = (
     ),
     (
         EngineSettings(page_tokens=16, conv_rows_extra=1, cross_layer_blocks=True),
-        EngineSettings(page_tokens=16, kv_packed=False),
+        EngineSettings(page_tokens=16, kv_packed=False, matrix_order=MatrixOrder.KV),
     ),
 )
 OWN_SCALES = Scales(ScaleKind.PER_TOKEN_HEAD)

@@ -23,6 +23,7 @@ from restow.broker.families import (
     LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
+    MatrixOrder,
     MlaSpec,
     ModelSpec,
     ScaleKind,
@@ -70,6 +71,7 @@ _SETTINGS = {
         page_align_bytes=st.sampled_from([4, 64] if even else [1, 4, 64, 100]),
         null_block=st.sampled_from([None, 0]),
         cross_layer_blocks=st.booleans(),
+        matrix_order=st.sampled_from(MatrixOrder),
     )
     for even in (False, True)
 }

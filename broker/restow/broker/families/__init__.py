@@ -13,7 +13,7 @@ from restow.broker.families.recurrent import (
     ShortConvSpec,
 )
 from restow.broker.families.scales import ScaleKind, Scales
-from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
+from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
 from restow.broker.families.specs import (
     AttentionSpec,
     BlockScaledMlaSpec,
@@ -34,6 +34,7 @@ __all__ = [
     "LinearAttentionSpec",
     "Mamba1Spec",
     "Mamba2Spec",
+    "MatrixOrder",
     "Mixer",
     "MlaSpec",
     "ModelSpec",

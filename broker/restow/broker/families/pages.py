@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.cut import rank_span
+from restow.broker.families.parts import StatePart
 from restow.broker.families.rebuilding import input_shards, weights
-from restow.broker.families.recurrent import RecurrentSpec
+from restow.broker.families.recurrent import MATRICES, RecurrentSpec
 from restow.broker.families.scales import SCALE_DTYPE
-from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
+from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
 from restow.broker.families.specs import AttentionSpec, BlockScaledMlaSpec, LayerSpec, MlaSpec
-from restow.broker.layout import Projection, Region, Scratch, Shard, Span
+from restow.broker.layout import Box, DType, Projection, Region, Scratch, Shard, Span
 from restow.broker.layout.span import aligned, packed_strides, volume
 
 ATTENTION_GROUP = "attention"
@@ -180,7 +181,7 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
                 dtype=form.state_dtype,
                 region=name,
                 offset_bytes=end,
-                strides_bytes=packed_strides(box, form.state_dtype.itemsize_bytes),
+                strides_bytes=_state_strides(part, box, form.state_dtype, settings),
             )
         )
         end += volume(box) * form.state_dtype.itemsize_bytes
@@ -190,3 +191,14 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
     region = Region(name, STATE_GROUP, page_bytes, None, null_block=settings.null_block)
     kept = (scratch,) if extra and columns else ()
     return Pages((region, *constant), tuple(shards), kept, inputs, projections)
+
+
+def _state_strides(
+    part: StatePart, box: Box, dtype: DType, settings: EngineSettings
+) -> tuple[int, ...]:
+    """Return the strides of a state without gaps; of a matrix a head, in the engine's order."""
+    strides = packed_strides(box, dtype.itemsize_bytes)
+    if part.axes != MATRICES or settings.matrix_order is MatrixOrder.VK:
+        return strides
+    head, _, item = strides
+    return head, item, item * box[1].size

@@ -33,6 +33,15 @@ class KvOrder(StrEnum):
     """
 
 
+class MatrixOrder(StrEnum):
+    """Order of the two axes of a head's matrix: delta nets, KDA and linear attention."""
+
+    VK = "VK"
+    """A row of keys for each value (vLLM 0.32)."""
+    KV = "KV"
+    """A row of values for each key."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings(Worded):
     """The settings of one engine that its layout follows from.
@@ -60,6 +69,7 @@ class EngineSettings(Worded):
     projections: bool = False
     null_block: int | None = None
     cross_layer_blocks: bool = False
+    matrix_order: MatrixOrder = MatrixOrder.VK
 
     def check(self) -> None:
         """Raise `LayoutFormError` that names a setting outside of its bounds."""

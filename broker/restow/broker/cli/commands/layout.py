@@ -33,6 +33,10 @@ def from_config(
     conv_layout: Annotated[
         Literal["SD", "DS"], typer.Option(help="Innermost axis of conv states: channels or taps.")
     ] = "SD",
+    matrix_order: Annotated[
+        Literal["VK", "KV"],
+        typer.Option(help="Axes of a head's matrix in delta nets, KDA and linear attention."),
+    ] = "VK",
     page_tokens: Annotated[int, typer.Option(min=1, help="Tokens in an attention page.")] = 16,
     pages_per_block: Annotated[int, typer.Option(min=1, help="Pages that a block id names.")] = 1,
     kv_order: Annotated[
@@ -121,6 +125,7 @@ def from_config(
         ConvLayout,
         EngineSettings,
         KvOrder,
+        MatrixOrder,
         build_layout,
         model_from_hf_config,
     )
@@ -147,6 +152,7 @@ def from_config(
         projections=projections,
         null_block=null_block,
         cross_layer_blocks=cross_layer_blocks,
+        matrix_order=MatrixOrder(matrix_order),
     )
     model = replace(
         model,
