@@ -140,7 +140,10 @@ class GoodEngine:
             self.go_on()
 
     def _check_order(self, order: Any) -> None:
-        """Nothing is told to a good agent that neither its own engine nor an operator caused."""
+        """Nothing is told to a good agent that it has nothing to do with.
+
+        Its own engine or an operator caused it, or an engine of its tenant that it may read from.
+        """
         body = order.WhichOneof("body")
         part = getattr(order, body)
         if body == "execute":
@@ -148,6 +151,8 @@ class GoodEngine:
         else:
             names = {part.agent_name} if body in ("peer", "forget", "probe") else set()
             known = self.friends | self.examined
+            if self.asked:  # costs are measured ahead, from whoever publishes in the same tenant
+                known |= {one for one in names if one.startswith(f"{self._tenant}/")}
         if names - known - {""}:
             raise Violation(f"{self.ref.engine_id} is told of {sorted(names)}")
         if body == "execute":
