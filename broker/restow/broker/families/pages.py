@@ -65,7 +65,7 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
     shards: list[Shard] = []
     for name, dim in layer.dims.items():
         row_bytes = rows[name]
-        # Bytes from a head to the next, from one of its elements to the next, and to the next token.
+        # Bytes from a head, from one of its elements and from a token to the next.
         head_stride, dim_stride, token_stride = tokens * row_bytes, item, row_bytes
         before_bytes = parts["k"] if name == "v" and settings.kv_packed else 0
         if order is KvOrder.NHD:
