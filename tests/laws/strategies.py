@@ -119,7 +119,7 @@ DTypes = st.SearchStrategy[DType]
 Make = Callable[[st.DrawFn, Ints, DTypes], LayerSpec]
 
 
-def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> AttentionSpec:
     window = draw(_WINDOWS)
     return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes), window_tokens=window)
 
@@ -127,7 +127,7 @@ def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
 def _two_widths(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     """Values of another width than keys, more often than not."""
     layer = _attention(draw, sizes, dtypes)
-    return replace(layer, value_dim=draw(sizes))  # type: ignore[call-arg]
+    return replace(layer, value_dim=draw(sizes))
 
 
 def _quantised(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:

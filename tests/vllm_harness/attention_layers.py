@@ -24,6 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
 from vllm.model_executor.models.utils import extract_layer_index
@@ -31,21 +32,22 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 
 LONG = 1 << 30
+READ_WEIGHTS = ("apertus", "bloom")
+"""Models that look at their weights while they are made, and so have some."""
 
 
-def _config(config: dict[str, Any]) -> VllmConfig:
+def _config(config: dict[str, Any], folder: Path) -> VllmConfig:
     model_type = config["model_type"]
     if model_type not in CONFIG_MAPPING:  # its class comes with checkpoints
         names = {"num_hidden_layers": "num_layers"} if model_type == "exaone" else {}
         members = {"model_type": model_type, "attribute_map": names}
         own = type("Own", (PretrainedConfig,), members)
         AutoConfig.register(model_type, own, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        arguments = EngineArgs(
-            model=folder, skip_tokenizer_init=True, load_format="dummy", max_model_len=64
-        )
-        return arguments.create_engine_config()
+    (folder / "config.json").write_text(json.dumps(config))
+    arguments = EngineArgs(
+        model=str(folder), skip_tokenizer_init=True, load_format="dummy", max_model_len=64
+    )
+    return arguments.create_engine_config()
 
 
 def _layers(config: VllmConfig, tp: int) -> list[list[Any]]:
@@ -54,7 +56,7 @@ def _layers(config: VllmConfig, tp: int) -> list[list[Any]]:
     made.clear()
     group = parallel_state._TP
     group.world_size, group.rank_in_group = tp, tp - 1
-    device = os.environ.get("RESTOW_DEVICE", "meta")
+    device = "cpu" if config.model_config.hf_text_config.model_type in READ_WEIGHTS else "meta"
     try:
         with torch.device(device), set_default_torch_dtype(config.model_config.dtype):
             initialize_model(vllm_config=config)
@@ -62,7 +64,7 @@ def _layers(config: VllmConfig, tp: int) -> list[list[Any]]:
         group.world_size, group.rank_in_group = 1, 0
     found = []
     for name, layer in made.items():
-        if getattr(layer, "kv_sharing_target_layer_name", None) is not None:
+        if not isinstance(layer, Attention) or layer.kv_sharing_target_layer_name is not None:
             continue
         spec = layer.get_kv_cache_spec(config)
         window = getattr(spec, "sliding_window", None)
@@ -74,9 +76,9 @@ def _layers(config: VllmConfig, tp: int) -> list[list[Any]]:
     return sorted(found)
 
 
-def _by_tp(config: dict[str, Any], tps: list[int]) -> list[Any]:
+def _by_tp(config: dict[str, Any], tps: list[int], folder: Path) -> list[Any]:
     try:
-        made = _config(config)
+        made = _config(config, folder)
     except Exception as error:  # noqa: BLE001  (what it says is the answer)
         return [f"{type(error).__name__}: {error}"] * len(tps)
     found: list[Any] = []
@@ -98,8 +100,10 @@ def _by_tp(config: dict[str, Any], tps: list[int]) -> list[Any]:
 def main() -> None:
     """Answer every line with one."""
     registry._run_in_subprocess = lambda function: function()
+    tps = [int(tp) for tp in sys.argv[1:]]
     for line in sys.stdin:
-        print(json.dumps(_by_tp(json.loads(line), [int(tp) for tp in sys.argv[1:]])), flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(_by_tp(json.loads(line), tps, Path(folder))), flush=True)
 
 
 if __name__ == "__main__":

@@ -71,5 +71,5 @@ NESTED: ModelTable = {
     "qwen3_vl": _nested("qwen3_vl_text"),
     "qwen3_vl_moe": _nested("qwen3_vl_moe_text"),
     "smolvlm": _nested("llama"),
-    "step3p7": _nested("step3p5"),
+    "step3p7": _nested("step3p7_text"),
 }

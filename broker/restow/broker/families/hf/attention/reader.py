@@ -101,6 +101,8 @@ class Gqa:
 
     def windows(self, keys: Keys) -> tuple[list[str], int]:
         """Return the kinds of all layers, and how many tokens the next one sees in a window."""
+        if (both := keys.config.get("use_bidirectional_attention")) not in (None, False, "vision"):
+            raise wrong("use_bidirectional_attention", both, "of a model that decodes")
         count = keys.number("num_hidden_layers", self.layers)
         listed = keys.listed_kinds(count)
         window = self._window(keys)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.attention.reader import Gqa, every
+from restow.broker.families.hf.attention.reader import Gqa, every, full
 from restow.broker.families.hf.keys import Keys, wrong
 from restow.broker.families.hf.layers import Layers, ModelTable, layers_by_kind
 from restow.broker.families.hf.types import Types
@@ -15,7 +15,6 @@ from restow.broker.families.specs import AttentionSpec
 _GEMMA3N = Gqa(35, 2048, 8, 2, 256, window=512, kinds=every(5))
 _GEMMA4 = Gqa(30, 2304, 8, 4, 256, window=512, kinds=every(6))
 _LLAMA4 = Gqa(48, 5120, 40, 8, 128)
-_MIMO = Gqa()
 _STEP3P5 = Gqa(
     48,
     5120,
@@ -24,6 +23,7 @@ _STEP3P5 = Gqa(
     kinds=every(2),
     names=(("num_key_value_heads", "num_attention_groups"),),
 )
+_STEP3P7 = replace(_STEP3P5, layers=45, hidden=4096, heads=64, head_dim=128, kinds=full)
 
 
 def _gemma3n(keys: Keys, types: Types) -> Layers:
@@ -33,19 +33,27 @@ def _gemma3n(keys: Keys, types: Types) -> Layers:
 
 
 def _gemma4(keys: Keys, types: Types) -> Layers:
-    """Gemma 4: as Gemma 3n, and layers without a window have heads of their own size and number.
+    """Gemma 4, by the defaults of its text class."""
+    return _two_sizes(keys, types, _GEMMA4)
+
+
+def _gemma4_unified(keys: Keys, types: Types) -> Layers:
+    """Gemma 4 for all modalities: as Gemma 4, with longer windows."""
+    return _two_sizes(keys, types, replace(_GEMMA4, window=1024))
+
+
+def _two_sizes(keys: Keys, types: Types, form: Gqa) -> Layers:
+    """As Gemma 3n, and layers without a window have heads of their own size and number.
 
     Later checkpoints have these, layer by layer, in ``per_layer_config``.
     """
-    if keys.config.get("use_bidirectional_attention") == "all":
-        raise wrong("use_bidirectional_attention", "all", "a model that decodes")
     own = keys.config.get("per_layer_config") or {}
     if not isinstance(own, Mapping):
         raise wrong("per_layer_config", own, "an object")
     keys = Keys({**keys.config, "per_layer_config": None})
-    kinds, window_tokens = _GEMMA4.windows(keys)
+    kinds, window_tokens = form.windows(keys)
     kinds = [*kinds[:-1], "attention"]  # as the configuration class has it
-    kv_heads, head_dim = _GEMMA4.shape(keys)
+    kv_heads, head_dim = form.shape(keys)
     layers: Layers = []
     for index, kind in enumerate(kinds):
         heads, dim, window = kv_heads, head_dim, window_tokens
@@ -84,7 +92,9 @@ def _mimo_v2(keys: Keys, types: Types) -> Layers:
     """MiMo-V2: layers with windows have heads of their own number and size, and values theirs."""
     count = keys.number("num_hidden_layers")
     pattern = keys.config.get("hybrid_layer_pattern")
-    if not isinstance(pattern, list | tuple) or len(pattern) != count or set(pattern) - {0, 1}:
+    if not isinstance(pattern, list | tuple) or len(pattern) != count:
+        raise wrong("hybrid_layer_pattern", pattern, f"a list of {count} layers, each 0 or 1")
+    if any(one not in (0, 1) for one in pattern):
         raise wrong("hybrid_layer_pattern", pattern, f"a list of {count} layers, each 0 or 1")
     attention = _attention(keys, types, "")
     sliding = attention
@@ -110,24 +120,32 @@ def _attention(keys: Keys, types: Types, prefix: str) -> AttentionSpec:
 
 def _step3p5(keys: Keys, types: Types) -> Layers:
     """Step 3.5: one kind of layers may have other heads (``attention_other_setting``)."""
-    count = keys.number("num_hidden_layers", 48)
+    return _step(keys, types, _STEP3P5)
+
+
+def _step3p7(keys: Keys, types: Types) -> Layers:
+    """Step 3.7's text part: as Step 3.5, by other defaults."""
+    return _step(keys, types, _STEP3P7)
+
+
+def _step(keys: Keys, types: Types, form: Gqa) -> Layers:
+    count = keys.number("num_hidden_layers", form.layers)
     listed = keys.config.get("layer_types") or None
     if isinstance(listed, list | tuple):  # checkpoints list those of drafts behind
         listed = listed[:count]
-    keys = _STEP3P5.renamed(Keys({**keys.config, "layer_types": listed}))
-    layers = _STEP3P5(keys, types)
-    other = keys.config.get("attention_other_setting")
-    if not other or not listed:
-        return layers
-    setting = Keys(other)
-    kind, kv_heads = setting.text("attention_type"), setting.number("num_attention_groups")
-    dim = setting.number("head_dim", _STEP3P5.shape(keys)[1])
-    return [
-        tuple(replace(one, kv_heads=kv_heads, head_dim=dim) for one in specs)
-        if name == kind
-        else specs
-        for name, specs in zip(listed, layers, strict=True)
-    ]
+    keys = form.renamed(Keys({**keys.config, "layer_types": listed}))
+    kinds, window_tokens = form.windows(keys)
+    kv_heads, head_dim = form.shape(keys)
+    other = Keys(keys.config.get("attention_other_setting") or {})
+    others = other.text("attention_type") if other.config and listed else None
+    layers: Layers = []
+    for index, kind in enumerate(kinds):
+        heads, dim = kv_heads, head_dim
+        if listed and listed[index] == others:
+            heads, dim = other.number("num_attention_groups"), other.number("head_dim", dim)
+        window = window_tokens if kind == "sliding" else 0
+        layers.append((replace(types.attention(heads, dim), layer=index, window_tokens=window),))
+    return layers
 
 
 def _nemotron_nas(keys: Keys, types: Types) -> Layers:
@@ -160,10 +178,11 @@ def _nemotron_nas(keys: Keys, types: Types) -> Layers:
 UNEVEN: ModelTable = {
     "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
-    "gemma4_unified_text": _gemma4,
+    "gemma4_unified_text": _gemma4_unified,
     "llama4_text": _llama4,
     "mimo_v2": _mimo_v2,
     "mimo_v2_flash": _mimo_v2,
     "nemotron-nas": _nemotron_nas,
     "step3p5": _step3p5,
+    "step3p7_text": _step3p7,
 }
