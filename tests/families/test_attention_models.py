@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from restow.broker.families.hf.attention import MODELS
 from restow.broker.families.hf.attention.nested import NESTED
 from restow.broker.layout import DType, Span
 from restow.broker.layout.check import check_layout
+from restow.broker.planner.program.pairs import GroupPair, PageForm
 
-ANSWERS = json.loads((Path(__file__).parent / "attention_of_vllm.json").read_text())
+ROOT = Path(__file__).parents[2]
+ANSWERS = json.loads((ROOT / "tests/families/attention_of_vllm.json").read_text())
 """Lists of a config and its layers ``[numbers, heads, key, value, seen, dtype]``."""
 
 NAMES = [f"{index}-{config['model_type']}" for index, (config, _) in enumerate(ANSWERS)]
@@ -44,8 +47,29 @@ def test_layers_are_those_of_vllm(config: dict[str, Any], layers: list[list[Any]
 
 def test_every_type_is_among_them() -> None:
     asked = {config["model_type"] for config, _ in ANSWERS}
-    # vLLM reads the first by a class that comes with its checkpoints, the other as step3p5.
-    assert set(MODELS) - set(NESTED) - asked == {"nemotron-nas", "step3p7_text"}
+    # Made only by vLLM's models for images too, or by a class that comes with checkpoints.
+    unasked = {"ernie4_5_vl_moe_text", "nemotron-nas", "step3p7_text"}
+    assert set(MODELS) - set(NESTED) - asked == unasked
+
+
+def test_the_docs_name_every_type() -> None:
+    page = (ROOT / "docs" / "layouts.md").read_text()
+    said = {name for name in MODELS if f"`{name}`" in page}
+    assert {
+        name for name in set(MODELS) - said if name.removesuffix("_text") not in NESTED
+    } == set()
+    assert f"with attention alone {len(MODELS)} types" in (ROOT / "README.md").read_text()
+
+
+def test_no_page_is_named_that_vllm_has_let_go_of() -> None:
+    config = {"model_type": "mistral", "num_hidden_layers": 1, "sliding_window": 32}
+    (field, _) = model_from_hf_config(config).model().fields
+    form = PageForm("window", 16, 1)
+    for position in range(1, 200):
+        # vLLM `SlidingWindowManager.get_num_skipped_tokens`: whole pages of these are null.
+        skipped = max(0, position - 32 + 1)
+        pages = GroupPair(form, form, field.window_tokens).src_pages(0, position)
+        assert pages == range(skipped // 16, -(-position // 16)), position
 
 
 def test_blocks_of_nemotron_nas_have_queries_in_groups_of_their_own_size() -> None:
@@ -66,7 +90,8 @@ OTHER_CLASSES = {"internlm3", "mimo_v2_flash", "step3p5"}
 
 @pytest.mark.parametrize("model_type", sorted({*MODELS} & {*CONFIG_MAPPING} - OTHER_CLASSES))
 def test_as_many_layers_as_the_configuration_class_has(model_type: str) -> None:
-    text: dict[str, Any] = {"head_dim": 128}  # some have heads that do not share what is hidden
+    # Heads of these do not share the hidden size evenly, so that a config has to say their own.
+    text: dict[str, Any] = {"head_dim": 128} if re.match(r"glm4v?_moe", model_type) else {}
     if model_type in NESTED:
         inner = CONFIG_MAPPING[model_type]().get_text_config().model_type
         text = {"text_config": {"model_type": inner, **text}}

@@ -93,6 +93,11 @@ def _gpt_bigcode(keys: Keys, types: Types) -> Layers:
     return Gqa(12, 768, 12, sized=False, names=_GPT2)(_with_kv_heads(keys, kv_heads), types)
 
 
+def _step3(keys: Keys, types: Types) -> Layers:
+    """Step 3: one head with keys, which every rank has."""
+    return Gqa(61, 7168, 64, head_dim=256, by_layer=False)(_with_kv_heads(keys, 1), types)
+
+
 def _dbrx(keys: Keys, types: Types) -> Layers:
     """DBRX: heads with keys are in ``attn_config``."""
     names = (
@@ -173,6 +178,7 @@ ALIKE: ModelTable = {
     "hyperclovax": replace(_LLAMA, by_layer=False),
     "internlm2": _SPLIT,
     "internlm3": Gqa(),
+    "iquestcoder": Gqa(),
     "jais2": Gqa(32, 3328, 26),
     "laguna": Gqa(40, 2048, 48, 8, 128, window=512, kinds=full),
     "llama": _LLAMA,
@@ -217,5 +223,7 @@ ALIKE: ModelTable = {
     "solar": _SAID,
     "stablelm": Gqa(32, 2560, 32, 32, sized=False, by_layer=False),
     "starcoder2": Gqa(30, 3072, 24, 2),
+    "step3_text": _step3,
+    "telechat3": Gqa(),
     "vaultgemma": _GEMMA2,
 }
