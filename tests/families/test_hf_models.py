@@ -129,7 +129,7 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], Expected]] = {
         [{}, {"num_hidden_layers": 7, "sliding_window": 512, "head_dim": 32}],
         {
             "sliding_attention": lambda c: AttentionSpec(
-                0, c.num_key_value_heads, c.head_dim, BF16, c.sliding_window
+                0, c.num_key_value_heads, c.head_dim, BF16, c.sliding_window - 1
             ),
             "full_attention": _gqa(lambda c: int(c.head_dim)),
         },

@@ -48,8 +48,8 @@ _GROUPS = st.sampled_from([1, 1, 2, 3, 4, 6])
 _KV_HEADS = st.sampled_from([1, 2, 3, 4, 6, 8])
 _KERNELS = st.integers(2, 4)
 _LAYERS = st.one_of(
-    st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq"]),
-    st.text("aldq1mgkcr", min_size=1, max_size=3),
+    st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq", "av", "vma"]),
+    st.text("avldq1mgkcr", min_size=1, max_size=3),
 )
 _WINDOWS = st.sampled_from([0, 0, 1, 3, 6, 100])
 _GAPS = st.sampled_from([0, 0, 0, 1])
@@ -122,15 +122,22 @@ DTypes = st.SearchStrategy[DType]
 Make = Callable[[st.DrawFn, Ints, DTypes], LayerSpec]
 
 
-def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> AttentionSpec:
     window = draw(_WINDOWS)
     return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes), window_tokens=window)
+
+
+def _two_widths(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    """Values of another width than keys, more often than not."""
+    layer = _attention(draw, sizes, dtypes)
+    return replace(layer, value_dim=draw(sizes))
 
 
 def _quantised(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     """KV with scales: a float32 behind the elements of every head, or static ones."""
     size, types = 2 * draw(sizes), (draw(_QUANTISED), draw(_WINDOWS))
-    return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES))
+    width = draw(st.sampled_from([0, 0, 4]))
+    return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES), value_dim=width)
 
 
 def _block_scaled_mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
@@ -184,6 +191,7 @@ def _linear(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
 
 _FAMILIES: dict[str, Make] = {
     "a": _attention,
+    "v": _two_widths,
     "q": _quantised,
     "l": _mla,
     "d": _block_scaled_mla,

@@ -52,30 +52,34 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
     order, tokens, item = settings.kv_order, settings.page_tokens, layer.dtype.itemsize_bytes
     if order is KvOrder.HDN and layer.scales.per_token:
         raise LayoutFormError("kv_order HDN: no engine keeps scales per token and head beside it")
-    data_bytes = layer.head_dim * item
-    part_bytes = data_bytes + (SCALE_DTYPE.itemsize_bytes if layer.scales.per_token else 0)
-    row_bytes = part_bytes * (2 if settings.kv_packed else 1)
-    # Of keys and of values: bytes from one element of a head to the next, and to the next token.
-    steps = ((item, row_bytes),) * 2
-    head_stride, values_at = tokens * row_bytes, part_bytes
-    if order is KvOrder.NHD:
-        steps, head_stride = ((item, heads.size * row_bytes),) * 2, row_bytes
-    elif order is KvOrder.HDN:
-        steps, values_at = ((tokens * item, item), (item, data_bytes)), tokens * part_bytes
+    scale_bytes = SCALE_DTYPE.itemsize_bytes if layer.scales.per_token else 0
+    # What a head and token has of keys and of values, and in the region of either.
+    parts = {name: dim * item + scale_bytes for name, dim in layer.dims.items()}
+    both = sum(parts.values())
+    rows = {name: both if settings.kv_packed else size for name, size in parts.items()}
     prefix, group = f"layers.{layer.layer}", _group(layer)
-    page_bytes = tokens * heads.size * row_bytes
-    names = ("kv",) if settings.kv_packed else ("k", "v")
-    regions = tuple(
-        _token_region(f"{prefix}.{name}", group, page_bytes, settings) for name in names
-    )
+    names = {"kv": both} if settings.kv_packed else parts
+    regions = {
+        name: _token_region(f"{prefix}.{name}", group, tokens * heads.size * row, settings)
+        for name, row in names.items()
+    }
     shards: list[Shard] = []
-    for index, (name, (dim_stride, token_stride)) in enumerate(zip("kv", steps, strict=True)):
+    for name, dim in layer.dims.items():
+        row_bytes = rows[name]
+        # Bytes from a head, from one of its elements and from a token to the next.
+        head_stride, dim_stride, token_stride = tokens * row_bytes, item, row_bytes
+        before_bytes = parts["k"] if name == "v" and settings.kv_packed else 0
+        if order is KvOrder.NHD:
+            head_stride, token_stride = row_bytes, heads.size * row_bytes
+        elif order is KvOrder.HDN:
+            dim_stride, token_stride = (tokens * item, item) if name == "k" else (item, parts["v"])
+            before_bytes *= tokens
         data = Shard(
             field=f"{prefix}.{name}",
-            box=(heads, Span(0, layer.head_dim)),
+            box=(heads, Span(0, dim)),
             dtype=layer.dtype,
-            region=regions[index % len(regions)].name,
-            offset_bytes=index * values_at if settings.kv_packed else 0,
+            region=regions["kv" if settings.kv_packed else name].name,
+            offset_bytes=before_bytes,
             strides_bytes=(head_stride, dim_stride),
             token_stride_bytes=token_stride,
         )
@@ -86,11 +90,11 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
                 field=f"{data.field}_scale",
                 box=(heads,),
                 dtype=SCALE_DTYPE,
-                offset_bytes=data.offset_bytes + data_bytes,
+                offset_bytes=data.offset_bytes + dim * item,
                 strides_bytes=(head_stride,),
             )
             shards.append(scale)
-    return Pages(regions, tuple(shards))
+    return Pages(tuple(regions.values()), tuple(shards))
 
 
 def _group(layer: AttentionSpec) -> str:

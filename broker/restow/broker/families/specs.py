@@ -17,7 +17,8 @@ class AttentionSpec(Worded):
     """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token.
 
     With ``window_tokens`` the next token sees only so many before it (sliding window); 0: all.
-    ``scales`` are for float8 and int8.
+    ``scales`` are for float8 and int8. ``value_dim`` is for values of another width than keys; 0:
+    of the same.
     """
 
     layer: int
@@ -26,17 +27,23 @@ class AttentionSpec(Worded):
     dtype: DType
     window_tokens: int = 0
     scales: Scales = NO_SCALES
+    value_dim: int = 0
 
     def __post_init__(self) -> None:
         """Refuse scales of a type that has none."""
         Worded.__post_init__(self)
         self.scales.check(self.dtype)
 
+    @property
+    def dims(self) -> dict[str, int]:
+        """Elements of a head's key ``k`` and value ``v``."""
+        return {"k": self.head_dim, "v": self.value_dim or self.head_dim}
+
     def fields(self) -> tuple[Field, ...]:
         """``k`` and ``v``, each ``[head, dim]`` a token; scales in the cache are ``[head]``."""
         fields = []
-        for name in (f"layers.{self.layer}.k", f"layers.{self.layer}.v"):
-            axes, shape = ("head", "dim"), (self.kv_heads, self.head_dim)
+        for part, dim in self.dims.items():
+            name, axes, shape = f"layers.{self.layer}.{part}", ("head", "dim"), (self.kv_heads, dim)
             window, words = self.window_tokens, self.scales.words
             fields.append(Field(name, Kind.PER_TOKEN, axes, shape, window, words))
             if self.scales.per_token:

@@ -6,7 +6,7 @@ Each ``model_type`` has its own names for the numbers of its layers' states, and
 from __future__ import annotations
 
 from restow.broker.families.hf import (
-    attention_models,
+    attention,
     latent_models,
     linear_models,
     mamba_models,
@@ -14,7 +14,7 @@ from restow.broker.families.hf import (
 from restow.broker.families.hf.layers import ModelTable
 
 MODELS: ModelTable = {
-    **attention_models.MODELS,
+    **attention.MODELS,
     **latent_models.MODELS,
     **linear_models.MODELS,
     **mamba_models.MODELS,
