@@ -17,6 +17,7 @@ from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
 from restow.broker.families.specs import (
     AttentionSpec,
     BlockScaledMlaSpec,
+    IndexerSpec,
     LayerSpec,
     MlaSpec,
     ModelSpec,
@@ -28,6 +29,7 @@ __all__ = [
     "ConvLayout",
     "EngineSettings",
     "GdnSpec",
+    "IndexerSpec",
     "KdaSpec",
     "KvOrder",
     "LayerSpec",
