@@ -29,38 +29,47 @@ UNBUILT = {
 }
 HEADS = {"MiniCPM3-4B": 40, "GLM-4.7-Flash": 20}
 """Attention heads, where not all TP sizes divide them."""
+Caches = dict[tuple[str, int], dict[str, dict[str, Any]]]
 MODELS = {**CONFIGS, "Mistral-Large-3": MISTRAL_LARGE_3_PARAMS}
 BUILT = [name for name in MODELS if name not in UNBUILT]
 SCRIPT = Path(__file__).parents[1] / "vllm_harness" / "built_layers.py"
 
 
-@pytest.mark.parametrize("name", BUILT)
-def test_the_caches_are_those_of_vllms_model(vllm_python: Path, tmp_path: Path, name: str) -> None:
-    config = MODELS[name]
-    # The weights' type needs processors of its own, and says nothing of KV here.
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    file = "params.json" if "n_layers" in config else "config.json"
-    (tmp_path / "models" / name).mkdir(parents=True)
-    (tmp_path / "models" / name / file).write_text(json.dumps(plain))
-    tps = [tp for tp in TPS if HEADS.get(name, tp) % tp == 0]
+@pytest.fixture(scope="module")
+def built(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Caches:
+    """What vLLM's layers ask for, by model and TP: of one process, since vLLM comes up slowly."""
+    folder = tmp_path_factory.mktemp("models")
+    for name in BUILT:
+        config = MODELS[name]
+        # The weights' type needs processors of its own, and says nothing of KV here.
+        plain = {key: value for key, value in config.items() if key != "quantization_config"}
+        (folder / name).mkdir()
+        file = "params.json" if "n_layers" in config else "config.json"
+        (folder / name / file).write_text(json.dumps(plain))
     run = subprocess.run(
-        [vllm_python, SCRIPT, tmp_path / "models", ",".join(map(str, tps))],
+        [vllm_python, SCRIPT, folder, ",".join(map(str, TPS))],
         env={**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
-    assert [tp for _, tp, _ in lines] == tps
-    model = model_from_hf_config(config)
-    for _, tp, caches in lines:
+    lines = (json.loads(line) for line in run.stdout.splitlines() if line.startswith("["))
+    return {(name, tp): caches for name, tp, caches in lines}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_the_caches_are_those_of_vllms_model(built: Caches, name: str) -> None:
+    model = model_from_hf_config(MODELS[name])
+    tps = [tp for tp in TPS if HEADS.get(name, tp) % tp == 0]
+    assert [tp for one, tp in built if one == name] == tps
+    for tp in tps:
+        caches = built[name, tp]
         found = {_place(key): value for key, value in caches.items()}
         assert len(found) == len(caches)
-        wanted = {
+        assert found == {
             (spec.layer, isinstance(spec, IndexerSpec)): _as_vllm(spec, tp) for spec in model.layers
         }
-        assert found == wanted, (name, tp)
 
 
 def _place(name: str) -> tuple[int, bool]:

@@ -1,7 +1,8 @@
 """Builds models in vLLM without weights, and prints what cache each of their layers asks for.
 
 Run by vLLM's interpreter: ``built_layers.py FOLDER TP,TP,...`` with a folder of configs, one a
-folder. As on the last of so many ranks: its groups are told another size, and nothing is computed.
+folder. As on the last of so many ranks, where the model can be cut into so many: its group is told
+another size, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def main(folder: Path, tps: list[int]) -> None:
             dtype="bfloat16",
         )
         config = arguments.create_engine_config()
-        for tp in tps:
+        heads = config.model_config.model_arch_config.total_num_attention_heads
+        for tp in (tp for tp in tps if heads % tp == 0):
             print(json.dumps([model.name, tp, built_layers(config, tp)]), flush=True)
 
 
