@@ -72,6 +72,20 @@ def test_from_config_takes_scales(config: Path, run: Run) -> None:
         assert layout_from_json(json.loads(out)) == build_layout(model, EngineSettings())
 
 
+def test_from_config_of_a_model_with_an_indexer(tmp_path: Path, run: Run, fail: Fail) -> None:
+    config = {"model_type": "deepseek_v32", "num_hidden_layers": 1}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    asked = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "per-block")
+    layout = layout_from_json(
+        json.loads(run("layout", "from-config", file, *asked, "--page-tokens", 64))
+    )
+    (rank,) = layout.ranks
+    assert [region.page_stride_bytes for region in rank.regions] == [64 * 656, 64 * 132]
+    outcome = fail("layout", "from-config", file, "--json")
+    assert "page_tokens 64" in outcome.json["error"]["message"]
+
+
 def test_check_diff_and_plan_say_which_model(layout_file: LayoutFile, run: Run, fail: Fail) -> None:
     words = ("--revision", "v1", "--adapter", "a", "--quantisation", "fp8", "--name", "m")
     one, none = layout_file("one", *words), layout_file("none")

@@ -37,7 +37,7 @@ def _rank(
     pages = [
         layer_pages(layer, settings, tp_rank)
         for layer in model.layers
-        if layers.start <= layer.layer < layers.stop
+        if layers.start <= layer.layer // model.numbers_per_layer < layers.stop
     ]
     parts = {
         part.name: tuple(chain.from_iterable(getattr(one, part.name) for one in pages))

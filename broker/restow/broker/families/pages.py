@@ -12,7 +12,7 @@ from restow.broker.families.rebuilding import input_shards, weights
 from restow.broker.families.recurrent import MATRICES, RecurrentSpec
 from restow.broker.families.scales import SCALE_DTYPE
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
-from restow.broker.families.specs import AttentionSpec, BlockScaledMlaSpec, LayerSpec, MlaSpec
+from restow.broker.families.specs import AttentionSpec, IndexerSpec, LatentSpec, LayerSpec
 from restow.broker.layout import Box, DType, Projection, Region, Scratch, Shard, Span
 from restow.broker.layout.span import aligned, packed_strides, volume
 
@@ -35,8 +35,8 @@ def layer_pages(layer: LayerSpec, settings: EngineSettings, tp_rank: int) -> Pag
     """What a rank of a layer's stage holds of it. Raises `TpSizeError`."""
     if isinstance(layer, AttentionSpec):
         return _attention(layer, settings, tp_rank)
-    if isinstance(layer, MlaSpec | BlockScaledMlaSpec):
-        return _latent(layer, settings)
+    if isinstance(layer, LatentSpec | IndexerSpec):
+        return _parts(layer, settings)
     return _recurrent(layer, settings, tp_rank)
 
 
@@ -102,26 +102,35 @@ def _group(layer: AttentionSpec) -> str:
     return f"window.{layer.window_tokens}" if layer.window_tokens else ATTENTION_GROUP
 
 
-def _latent(layer: MlaSpec | BlockScaledMlaSpec, settings: EngineSettings) -> Pages:
-    """``[token][part]``, the same on every rank: mostly there is one part."""
-    parts = layer.parts()
+def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> Pages:
+    """The parts of a token side by side; of an indexer each part of all tokens, then the next.
+
+    The same on every rank: nothing of them is cut.
+    """
+    tokens, parts = settings.page_tokens, layer.parts()
     ends = list(
         itertools.accumulate(field.shape[0] * dtype.itemsize_bytes for field, dtype in parts)
     )
-    name = f"layers.{layer.layer}.latent"
-    page_bytes = settings.page_tokens * ends[-1]
-    region = _token_region(name, ATTENTION_GROUP, page_bytes, settings)
+    row_bytes, by_part = ends[-1], isinstance(layer, IndexerSpec)
+    name = parts[0][0].name
+    if isinstance(layer, IndexerSpec) and layer.page_tokens not in (0, tokens):
+        raise LayoutFormError(
+            f"{name}: an indexer's pages have {layer.page_tokens} tokens, not {tokens}: its scales "
+            f"lie behind the elements of so many (page_tokens {layer.page_tokens}, and "
+            f"pages_per_block for larger blocks)"
+        )
+    region = _token_region(name, ATTENTION_GROUP, tokens * row_bytes, settings)
     shards = tuple(
         Shard(
             field=field.name,
             box=(Span(0, field.shape[0]),),
             dtype=dtype,
             region=name,
-            offset_bytes=start,
+            offset_bytes=start * tokens if by_part else start,
             strides_bytes=(dtype.itemsize_bytes,),
-            token_stride_bytes=ends[-1],
+            token_stride_bytes=end - start if by_part else row_bytes,
         )
-        for (field, dtype), start in zip(parts, (0, *ends[:-1]), strict=True)
+        for (field, dtype), start, end in zip(parts, (0, *ends[:-1]), ends, strict=True)
     )
     return Pages((region,), shards)
 

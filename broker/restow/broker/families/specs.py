@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.parts import Recurrence
 from restow.broker.families.recurrent import RecurrentSpec
-from restow.broker.families.scales import NO_SCALES, SCALE_DTYPE, Scales
+from restow.broker.families.scales import NO_SCALES, SCALE_DTYPE, ScaleKind, Scales
 from restow.broker.layout import DType, Field, Kind, Model
 from restow.broker.words import Worded
 
@@ -33,6 +33,8 @@ class AttentionSpec(Worded):
         """Refuse scales of a type that has none."""
         Worded.__post_init__(self)
         self.scales.check(self.dtype)
+        if self.scales.kind is ScaleKind.PER_BLOCK:
+            raise LayoutFormError("keys and values of heads have no scales per block")
 
     @property
     def dims(self) -> dict[str, int]:
@@ -72,6 +74,11 @@ class MlaSpec(Worded):
             raise LayoutFormError(
                 "latents (MLA) have no scales per token and head: no engine keeps them; give "
                 "static scales or none"
+            )
+        if self.scales.kind is ScaleKind.PER_BLOCK:
+            raise LayoutFormError(
+                "latents (MLA) have scales per block only beside an indexer (DeepSeek sparse "
+                "attention, vLLM fp8_ds_mla); give static scales or none"
             )
 
     def parts(self) -> tuple[tuple[Field, DType], ...]:
@@ -123,7 +130,45 @@ class BlockScaledMlaSpec(Worded):
         return tuple(field for field, _ in self.parts())
 
 
-LayerSpec = AttentionSpec | MlaSpec | BlockScaledMlaSpec | RecurrentSpec
+@dataclass(frozen=True, slots=True)
+class IndexerSpec(Worded):
+    """The keys of a sparse attention's indexer: one vector a token in float8, whole on every rank.
+
+    Every ``block_dim`` elements have a scale. In a page the scales of all tokens lie behind the
+    elements of all tokens, so it matters where a page ends: ``page_tokens`` is the only number of
+    tokens that the engine makes pages of; 0: any. (vLLM `DeepseekV32IndexerCache`; pages are those
+    of its kernels, `DeepseekV32IndexerBackend.get_supported_kernel_block_sizes`.)
+    """
+
+    layer: int
+    key_dim: int = 128
+    block_dim: int = 128
+    page_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a block that does not divide the vector."""
+        Worded.__post_init__(self)
+        if self.block_dim < 1 or self.key_dim % self.block_dim:
+            raise LayoutFormError(
+                f"blocks of {self.block_dim} elements do not divide an indexer's key of "
+                f"{self.key_dim}"
+            )
+
+    def parts(self) -> tuple[tuple[Field, DType], ...]:
+        """``index_k`` and ``index_k_scale`` with their types, one behind the other in a page."""
+        name, words = f"layers.{self.layer}.index_k", f"per token and {self.block_dim} elements"
+        blocks = (self.key_dim // self.block_dim,)
+        key = Field(name, Kind.PER_TOKEN, ("dim",), (self.key_dim,), scales=words)
+        scale = Field(f"{name}_scale", Kind.PER_TOKEN, ("block",), blocks)
+        return (key, DType.FLOAT8_E4M3FN), (scale, SCALE_DTYPE)
+
+    def fields(self) -> tuple[Field, ...]:
+        """``index_k`` and ``index_k_scale``."""
+        return tuple(field for field, _ in self.parts())
+
+
+LatentSpec = MlaSpec | BlockScaledMlaSpec
+LayerSpec = AttentionSpec | LatentSpec | IndexerSpec | RecurrentSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +176,9 @@ class ModelSpec:
     """A model: its name and those of its layers that have state.
 
     ``layer_count`` counts the other layers too, which pipeline stages are cut by; 0: the last
-    layer with state is the last of all. The last three are as of `ModelIdentity`.
+    layer with state is the last of all. ``revision``, ``adapter`` and ``quantisation`` are as of
+    `ModelIdentity`. Where layers have several attentions each, these are numbered on,
+    ``numbers_per_layer`` in a layer: no stage parts them.
     """
 
     name: str
@@ -140,11 +187,13 @@ class ModelSpec:
     revision: str = ""
     adapter: str = ""
     quantisation: str = ""
+    numbers_per_layer: int = 1
 
     @property
     def depth(self) -> int:
         """How many layers it has."""
-        return self.layer_count or 1 + max((layer.layer for layer in self.layers), default=-1)
+        last = max((layer.layer for layer in self.layers), default=-1)
+        return self.layer_count or 1 + last // self.numbers_per_layer
 
     @property
     def recurrent(self) -> bool:

@@ -64,8 +64,11 @@ def from_config(
         typer.Option(help="Type of keys and values. Default: the checkpoint's, or the model's."),
     ] = None,
     kv_scales: Annotated[
-        Literal["none", "static", "per-token-head"] | None,
-        typer.Option(help="Scales of float8 or int8 KV. Default: none, where there can be none."),
+        Literal["none", "static", "per-token-head", "per-block"] | None,
+        typer.Option(
+            help="Scales of float8 or int8 KV; per-block: of latents beside an indexer "
+            "(vLLM fp8_ds_mla). Default: none, where there can be none."
+        ),
     ] = None,
     kv_scales_fingerprint: Annotated[
         str | None,

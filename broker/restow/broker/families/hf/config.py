@@ -11,7 +11,7 @@ from typing import Any
 
 from restow.broker.errors import LayoutFormError, UnknownModelError
 from restow.broker.families.hf.keys import FLOATS, Keys
-from restow.broker.families.hf.models import MODELS
+from restow.broker.families.hf.models import MODELS, typed
 from restow.broker.families.hf.quantization import kv_type
 from restow.broker.families.hf.types import Types
 from restow.broker.families.scales import Scales
@@ -43,7 +43,7 @@ def model_from_hf_config(
             ("ssm_dtype", ssm_dtype),
         )
     )
-    keys = Keys(config)
+    keys = typed(Keys(config))
     model_type = keys.text("model_type")
     make = MODELS.get(model_type)
     if make is None:
@@ -58,4 +58,6 @@ def model_from_hf_config(
     kv, scales = kv_type(keys, dtype, kv_dtype, kv_scales)
     layers = make(keys, Types(kv, conv_dtype or dtype, ssm_dtype, scales, dtype))
     flat = tuple(spec for specs in layers for spec in specs)
-    return ModelSpec(model_type, flat, layer_count=len(layers))
+    numbers = 1 + max(spec.layer for spec in flat) if flat else 0
+    per_layer = max(1, -(-numbers // len(layers)))
+    return ModelSpec(model_type, flat, layer_count=len(layers), numbers_per_layer=per_layer)
