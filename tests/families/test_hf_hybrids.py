@@ -116,6 +116,7 @@ def test_what_each_layer_keeps(model_type: str, changes: dict[str, Any], tmp_pat
         ("qwen3_5", "qwen3_5_text"),
         ("qwen3_5_moe", "qwen3_5_moe_text"),
         ("minicpmv4_6", "qwen3_5_text"),
+        ("minicpmv4_7", "qwen3_5_text"),
         ("lfm2_vl", "lfm2"),
         ("kimi_k3", "kimi_linear"),
     ],
@@ -128,6 +129,12 @@ def test_a_text_part_is_read_as_if_it_were_alone(outer: str, inner: str) -> None
     for wrong in ({}, {"text_config": None}, {"text_config": "qwen"}):
         with pytest.raises(LayoutFormError, match="text_config"):
             model_from_hf_config({"model_type": outer, **wrong})
+
+
+def test_nemotron_with_vision_calls_its_text_llm_config() -> None:
+    text = CONFIGS["Nemotron-3-Nano-30B-A3B"]
+    model = model_from_hf_config({"model_type": "NemotronH_Nano_VL_V2", "llm_config": text})
+    assert model.layers == model_from_hf_config(text).layers
 
 
 def test_states_have_the_type_that_the_config_says_and_windows_the_models() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from families.hybrid_configs import CONFIGS
 from restow.broker.errors import TpSizeError
-from restow.broker.families import RecurrentSpec, model_from_hf_config
+from restow.broker.families import LinearAttentionSpec, RecurrentSpec, model_from_hf_config
 from vllm_harness.engine import ENVIRONMENT, HERE
 
 pytestmark = pytest.mark.timeout(600)
@@ -49,7 +49,8 @@ def test_states_are_those_of_vllm(of_vllm: dict[str, Any], name: str) -> None:
     divided = 0
     for size, states in found.items():
         tp = int(size)
-        if states is None:
+        floored = isinstance(spec, LinearAttentionSpec) and spec.heads % tp  # vLLM does not look
+        if states is None or floored:
             with pytest.raises(TpSizeError):
                 list(chain.from_iterable(_states(spec, tp, rank) for rank in range(tp)))
             continue
@@ -58,7 +59,7 @@ def test_states_are_those_of_vllm(of_vllm: dict[str, Any], name: str) -> None:
             assert _states(spec, tp, rank) == [list(one) for one in states[0]], (tp, rank)
         form = spec.recurrence()
         dtypes = ([form.conv_dtype] if form.conv else []) + [form.state_dtype for _ in form.states]
-        assert [dtype.value for dtype in dtypes] == [
+        assert [dtype.label for dtype in dtypes] == [
             one.removeprefix("torch.") for one in states[1]
         ]
     assert divided >= 2

@@ -195,6 +195,7 @@ MODELS: ModelTable = {
     "lfm2_moe": _lfm2_moe,
     "lfm2_vl": text_part(_lfm2),
     "minicpmv4_6": text_part(_qwen3_5),
+    "minicpmv4_7": text_part(_qwen3_5),
     "minimax": _minimax,
     "minimax_m1": _minimax,
     "minimax_text_01": _minimax,

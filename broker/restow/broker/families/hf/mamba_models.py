@@ -7,6 +7,7 @@ from dataclasses import replace
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf.keys import Keys, wrong
 from restow.broker.families.hf.layers import Layers, ModelTable, layers_by_kind
+from restow.broker.families.hf.nested import text_part
 from restow.broker.families.hf.types import Types
 from restow.broker.families.recurrent import Mamba1Spec, Mamba2Spec
 from restow.broker.layout import DType
@@ -194,6 +195,7 @@ def _jamba(keys: Keys, types: Types) -> Layers:
 
 
 MODELS: ModelTable = {
+    "NemotronH_Nano_VL_V2": text_part(_nemotron_h),
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
     "falcon_mamba": _mamba,

@@ -12,13 +12,13 @@ Reader = Callable[[Keys, Types], Layers]
 
 
 def text_part(read: Reader) -> Reader:
-    """Return a reader of configs whose ``text_config`` is what ``read`` reads.
+    """Return a reader of configs whose ``text_config`` (or ``llm_config``) ``read`` reads.
 
     It raises `LayoutFormError` for a config without that part.
     """
 
     def read_text(keys: Keys, types: Types) -> Layers:
-        text = keys.config.get("text_config")
+        text = keys.config.get("text_config") or keys.config.get("llm_config")
         if not isinstance(text, Mapping):
             raise wrong("text_config", text, "an object")
         return read(Keys(text), types)
