@@ -139,28 +139,6 @@ HYBRIDS: dict[str, Hybrid] = {
             "chunk_size": 16,
         },
     ),
-    "lfm2": Hybrid(
-        "Lfm2",
-        {
-            "num_hidden_layers": 4,
-            "layer_types": ["conv", "full_attention", "conv", "conv"],
-            "conv_L_cache": 4,
-            # As checkpoints have it, and vLLM wants it; the configuration class has dropped it.
-            "conv_dim": 128,
-            "block_dim": 128,
-            "block_ff_dim": 128,
-            "block_auto_adjust_ff_dim": False,
-        },
-    ),
-    "lfm2_moe": Hybrid(
-        "Lfm2Moe",
-        {
-            "num_hidden_layers": 4,
-            "layer_types": ["conv", "full_attention", "conv", "conv"],
-            "num_dense_layers": 1,
-            **_EXPERTS,
-        },
-    ),
     "qwen3_5": Hybrid("Qwen3_5", _DELTA_NET, "bfloat16", needs="torchvision"),
     "qwen3_5_moe": Hybrid(
         "Qwen3_5Moe",
