@@ -236,7 +236,7 @@ def test_zamba2_attends_over_twice_the_hidden_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "key"),
     [
-        ({"model_type": "zamba2"}, "layers_block_type"),
+        ({"model_type": "zamba2", "num_hidden_layers": 53}, "layers_block_type"),
         ({"model_type": "deepseek_v3"}, "num_hidden_layers"),
         ({"model_type": "lfm2", "full_attn_idxs": "all"}, "full_attn_idxs"),
         ({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1.5]}}, "kda_layers"),

@@ -31,6 +31,7 @@ from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, Rest
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker import caches
+from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import rank_layout
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide
 from restow.agents.engines.vllm.worker_step import WorkerStep
@@ -82,10 +83,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         _check_engine(vllm_config)
         caches.check_groups(kv_cache_config)
         model = vllm_config.model_config
-        self._model: ModelSpec = replace(
-            caches.model_spec(model.hf_text_config.to_dict(), kv_cache_config),
-            quantisation=model.quantization or "",
-        )
+        hf_config = model.hf_text_config.to_dict()
+        self._numbers = LayerNumbers.of(hf_config)
+        spec = caches.model_spec(hf_config, kv_cache_config)
+        self._model: ModelSpec = replace(spec, quantisation=model.quantization or "")
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
         self._session: BlockingSession | None = None
@@ -147,7 +148,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         rank = get_pp_group().rank_in_group * settings.tp + get_tensor_model_parallel_rank()
         layers = config.compilation_config.static_forward_context
-        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers))
+        found = [*caches.layer_caches(self._kv_cache_config, kv_caches, layers, self._numbers)]
         regions = rank_layout(self._model, settings, rank, found)
         self._worker = WorkerSide(
             self._engine_id, self._incarnation, regions, found, self._settings
@@ -211,7 +212,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._engine_id,
             self._incarnation,
             transfer.kv_role,
-            caches.groups_of(self._model, self._kv_cache_config),
+            caches.groups_of(self._model, self._kv_cache_config, self._numbers),
             self._vllm_config.num_prefill_lookahead_tokens,
             session,
             self._settings,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf.keys import Keys, wrong
 from restow.broker.families.hf.layers import Layers, ModelTable, layers_by_kind
+from restow.broker.families.hf.nested import text_part
 from restow.broker.families.hf.types import Types
 from restow.broker.families.recurrent import Mamba1Spec, Mamba2Spec
 from restow.broker.layout import DType
@@ -20,6 +21,11 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
     )
     if key is not None:
         kinds = keys.kinds(key)
+        count = keys.number("num_hidden_layers", len(kinds))
+        if count != len(kinds):
+            raise LayoutFormError(
+                f"config: {key} has {len(kinds)} layers, num_hidden_layers says {count}", key=key
+            )
     elif keys.number("num_hidden_layers", 4) == 4:
         kinds = ["recurrent", "none", "attention", "none"]  # the configuration class's default
     else:
@@ -104,6 +110,9 @@ def _mamba_names(
 def _zamba2(keys: Keys, types: Types) -> Layers:
     """Zamba2: Mamba2 everywhere, and in hybrid layers attention over twice the hidden size."""
     kinds = keys.listed_kinds(54)
+    if kinds is None and keys.number("num_hidden_layers", 54) == 54:
+        hybrid = (*range(6, 43, 6), 47, 51)  # the configuration class's default
+        kinds = ["both" if i in hybrid else "recurrent" for i in range(54)]
     if kinds is None:
         raise wrong("layers_block_type", None, "a list of layer types")
     hidden, heads = keys.number("hidden_size", 2560), keys.number("num_attention_heads", 32)
@@ -127,7 +136,7 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
 
 
 def _mamba(keys: Keys, types: Types) -> Layers:
-    """Mamba: Mamba1 in every layer."""
+    """Mamba and Falcon-Mamba: Mamba1 in every layer."""
     hidden = keys.number("hidden_size", 768)
     mamba = Mamba1Spec(
         0,
@@ -143,10 +152,17 @@ def _mamba(keys: Keys, types: Types) -> Layers:
 
 def _mamba2(keys: Keys, types: Types) -> Layers:
     """Mamba2 in every layer."""
+    heads, head_dim = keys.number("num_heads", 128), keys.number("head_dim", 64)
+    channels = keys.number("expand", 2) * keys.number("hidden_size", 4096)
+    if heads * head_dim != channels:
+        raise LayoutFormError(
+            f"config: num_heads {heads} of head_dim {head_dim} are not the {channels} channels",
+            key="num_heads",
+        )
     mamba = Mamba2Spec(
         0,
-        heads=keys.number("num_heads", 128),
-        head_dim=keys.number("head_dim", 64),
+        heads,
+        head_dim,
         state=keys.number("state_size", 128),
         groups=keys.number("n_groups", 8),
         conv_kernel=keys.number("conv_kernel", 4, least=2),
@@ -161,6 +177,8 @@ def _jamba(keys: Keys, types: Types) -> Layers:
     """Jamba: Mamba1, and attention in one layer of a period."""
     period = keys.number("attn_layer_period", 8)
     offset = keys.number("attn_layer_offset", 4, least=0)
+    if offset >= period:
+        raise wrong("attn_layer_offset", offset, f"less than attn_layer_period, {period}")
     count = keys.number("num_hidden_layers", 32)
     kinds = ["attention" if i % period == offset else "recurrent" for i in range(count)]
     mamba = Mamba1Spec(
@@ -177,8 +195,10 @@ def _jamba(keys: Keys, types: Types) -> Layers:
 
 
 MODELS: ModelTable = {
+    "NemotronH_Nano_VL_V2": text_part(_nemotron_h),
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
+    "falcon_mamba": _mamba,
     "granitemoehybrid": _granite,
     "jamba": _jamba,
     "mamba": _mamba,

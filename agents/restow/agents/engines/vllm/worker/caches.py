@@ -21,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.errors import CacheUnknownError, EngineUnsupportedError
 from restow.agents.engines.vllm.worker.kv_order import kv_order
+from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of
 from restow.broker.families import KvOrder, ModelSpec, model_from_hf_config
 from restow.broker.layout import DType
@@ -40,7 +41,7 @@ def model_spec(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpec
     return model_from_hf_config(hf_config, kv_dtype=kv, conv_dtype=conv, ssm_dtype=ssm)
 
 
-def groups_of(model: ModelSpec, config: KVCacheConfig) -> tuple[Group, ...]:
+def groups_of(model: ModelSpec, config: KVCacheConfig, numbers: LayerNumbers) -> tuple[Group, ...]:
     """Return the groups whose state is handed over. Raises `CacheUnknownError`."""
     # A layer may have a spec of its recurrent part, too, which says nothing of windows.
     windows = {
@@ -48,19 +49,24 @@ def groups_of(model: ModelSpec, config: KVCacheConfig) -> tuple[Group, ...]:
     }
     found = []
     for index, group in enumerate(config.transfer_groups):
-        sizes = {windows.get(extract_layer_index(name), 0) for name in group.layer_names}
+        spec = group.kv_cache_spec
+        state = isinstance(next(_specs(spec)), MambaSpec)
+        layers = {numbers.layer(extract_layer_index(name), state) for name in group.layer_names}
+        sizes = {windows.get(layer, 0) for layer in layers}
         if len(sizes) > 1:
             raise CacheUnknownError(
                 f"{_group_name(index)} holds layers with windows of {sorted(sizes)} tokens",
                 group=_group_name(index),
             )
-        spec = group.kv_cache_spec
         found.append(Group(_group_name(index), spec.block_size, _scratch(spec), sizes.pop()))
     return tuple(found)
 
 
 def layer_caches(
-    config: KVCacheConfig, tensors: Mapping[str, torch.Tensor], layers: Mapping[str, Any]
+    config: KVCacheConfig,
+    tensors: Mapping[str, torch.Tensor],
+    layers: Mapping[str, Any],
+    numbers: LayerNumbers,
 ) -> Iterator[LayerCache]:
     """Yield every layer's cache on this rank, in the order of the groups.
 
@@ -80,7 +86,7 @@ def layer_caches(
             state = isinstance(spec, MambaSpec)
             yield LayerCache(
                 name,
-                extract_layer_index(name),
+                numbers.layer(extract_layer_index(name), state),
                 _group_name(index),
                 tensor,
                 pages // blocks,
