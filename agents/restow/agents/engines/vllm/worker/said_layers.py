@@ -79,7 +79,9 @@ def attention_layer(
         )
     if head_dims[0] != head_dims[1]:
         raise unsaid(
-            name, f"keys of {head_dims[0]} and values of {head_dims[1]} elements a head are no form"
+            name,
+            f"keys of {head_dims[0]} and values of {head_dims[1]} elements a head: how both lie is "
+            "missing",
         )
     return AttentionSpec(layer, heads.model, head_dims[0], dtype, window_tokens)
 
