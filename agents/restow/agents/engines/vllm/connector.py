@@ -204,9 +204,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         layout = Layout(model.model(), tuple(one.layout for one in ranks))
         if self._known is None:
-            self._log.info(
-                "no family knows this type: its layout is of vLLM's specs", type=model.name
-            )
+            self._log.info("no family knows this type: vLLM's specs are served", type=model.name)
         transfer = self._vllm_config.kv_transfer_config
         session = registered(
             self._engine_id,
