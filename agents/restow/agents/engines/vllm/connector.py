@@ -24,6 +24,7 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
+from restow.agents.engines.vllm.engine_checks import check_engine, check_groups
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.agents.engines.vllm.model_revision import weights_revision
 from restow.agents.engines.vllm.scheduler.broker_session import registered
@@ -31,12 +32,14 @@ from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, Rest
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker import caches
+from restow.agents.engines.vllm.worker.agreement import engine_model, group_windows
 from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import rank_layout
+from restow.agents.engines.vllm.worker.said_caches import rank_model
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide
 from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.client import BlockingSession
-from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
+from restow.broker.families import ConvLayout, EngineSettings, LayerSpec
 from restow.broker.layout import Layout, RankLayout
 from restow.broker.logs import get_logger, log_as
 
@@ -60,9 +63,10 @@ class RestowMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """A worker's part of the engine's layout."""
+    """A worker's part of the engine's layout, and the layers that it holds."""
 
     layout: RankLayout
+    layers: tuple[LayerSpec, ...]
 
 
 class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -80,13 +84,13 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._log = get_logger("restow.vllm").bind(engine=transfer.engine_id)
         self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
         self._engine_id, self._incarnation = transfer.engine_id, vllm_config.instance_id
-        _check_engine(vllm_config)
-        caches.check_groups(kv_cache_config)
-        model = vllm_config.model_config
-        hf_config = model.hf_text_config.to_dict()
+        check_engine(vllm_config)
+        check_groups(kv_cache_config)
+        text = vllm_config.model_config.hf_text_config
+        self._name: str = text.model_type
+        hf_config = text.to_dict()
         self._numbers = LayerNumbers.of(hf_config)
-        spec = caches.model_spec(hf_config, kv_cache_config)
-        self._model: ModelSpec = replace(spec, quantisation=model.quantization or "")
+        self._known = caches.known_model(hf_config, kv_cache_config)
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
         self._session: BlockingSession | None = None
@@ -148,12 +152,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         rank = get_pp_group().rank_in_group * settings.tp + get_tensor_model_parallel_rank()
         layers = config.compilation_config.static_forward_context
-        found = [*caches.layer_caches(self._kv_cache_config, kv_caches, layers, self._numbers)]
-        regions = rank_layout(self._model, settings, rank, found)
-        self._worker = WorkerSide(
-            self._engine_id, self._incarnation, regions, found, self._settings
-        )
-        self._handshake = RankHandshake(regions.layout)
+        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers, self._numbers))
+        model = rank_model(self._name, self._known, found, config, settings.conv_layout)
+        laid = [one.cache for one in found]
+        regions = rank_layout(model, settings, rank, laid)
+        self._worker = WorkerSide(self._engine_id, self._incarnation, regions, laid, self._settings)
+        self._handshake = RankHandshake(regions.layout, model.layers)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return the rank's layout, for the scheduler's side to register."""
@@ -195,9 +199,15 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
         """
-        ranks = sorted((one.layout for one in metadata.values()), key=lambda one: one.rank)
-        revision = weights_revision(self._vllm_config, self._settings.model_revision)
-        layout = Layout(replace(self._model, revision=revision).model(), tuple(ranks))
+        ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
+        model = replace(
+            engine_model(self._name, (one.layers for one in ranks)),
+            revision=weights_revision(self._vllm_config, self._settings.model_revision),
+            quantisation=self._vllm_config.model_config.quantization or "",
+        )
+        layout = Layout(model.model(), tuple(one.layout for one in ranks))
+        if self._known is None:
+            self._log.info("no family knows this type: vLLM's specs are served", type=model.name)
         transfer = self._vllm_config.kv_transfer_config
         session = registered(
             self._engine_id,
@@ -212,7 +222,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._engine_id,
             self._incarnation,
             transfer.kv_role,
-            caches.groups_of(self._model, self._kv_cache_config, self._numbers),
+            caches.groups_of(group_windows(layout), self._kv_cache_config),
             self._vllm_config.num_prefill_lookahead_tokens,
             session,
             self._settings,
@@ -288,12 +298,3 @@ def _progress(scheduler_output: SchedulerOutput) -> Iterator[tuple[str, int]]:
     cached = scheduler_output.scheduled_cached_reqs
     for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         yield req_id, computed + scheduled[req_id]
-
-
-def _check_engine(config: VllmConfig) -> None:
-    parallel = config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise EngineUnsupportedError(
-                f"{name} is {getattr(parallel, name)}: context parallelism is not handed over yet"
-            )
