@@ -24,7 +24,7 @@ RESTOW = "Restow"
 
 
 class FormError(Exception):
-    """A peer's ranks hold something else than what they are compared with: no number would be true."""
+    """A peer's ranks hold something else than they are compared with: no number would be true."""
 
 
 @dataclass(frozen=True, slots=True)

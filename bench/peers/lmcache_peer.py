@@ -36,7 +36,7 @@ if __name__ == "__main__":
             raise NotAskedError("D finds P's objects: their keys have the ranks, and no layout")
         raise MissedError(
             f"keys have the world size and the rank: rank 0 of P stores {stored[0]:#010x}, "
-            f"rank 0 of D asks for {wanted[0]:#010x}, and no rank for what another stores"
+            f"rank 0 of D asks for {wanted[0]:#010x}, so no rank finds anything"
         )
 
     answer_all([Peer("LMCache", sys.argv[2], answer)])

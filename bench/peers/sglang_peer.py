@@ -133,8 +133,8 @@ def _sources_of(sources: Sources, asked: Asked, dst_rank: int) -> list[int]:
 
 def _states(sources: Sources, asked: Asked) -> Copied:
     """The conv state, then the recurrent state: two items, laid one after the other."""
-    if asked.p_tp == asked.d_tp:
-        raise NotAskedError("at equal TP it sends whole items, and none has rows for drafts")
+    if asked.conv_layout == "SD" or asked.p_drafts or asked.d_drafts:
+        raise NotAskedError("it has one order for each kind of layer, and no rows for drafts")
     shapes = [sources.shape(asked, tp) for tp in (asked.p_tp, asked.d_tp)]
     axis = getattr(shapes[0], "conv_slice_axis", 0)
     groups = shapes[0].conv_shard_groups
