@@ -32,6 +32,7 @@ from vllm.v1.kv_cache_interface import (
 
 from restow.agents.engines.vllm.engine_checks import check_engine, check_groups
 from restow.agents.engines.vllm.worker.caches import FoundCache, layer_caches
+from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache
 from restow.agents.engines.vllm.worker.said_caches import rank_model
 from restow.broker.errors import RestowError
