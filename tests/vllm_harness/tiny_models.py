@@ -32,30 +32,10 @@ EXPERTS = {
     "moe_intermediate_size": 64,
 }
 WINDOWS = {"sliding_window": 32}
-LATENTS = {
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 64,
-    "v_head_dim": 64,
-    "q_lora_rank": None,
-    "num_key_value_heads": 4,
-    "first_k_dense_replace": 4,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "n_group": 1,
-    "topk_group": 1,
-}
 NUMBERS: dict[str, dict[str, Any]] = {
     "llama": HEADS,
-    "mistral": HEADS | {"sliding_window": None},
-    "qwen3": HEADS,
-    "qwen3_moe": HEADS | EXPERTS,
-    "gemma2": HEADS | WINDOWS | {"query_pre_attn_scalar": 32},
     "gemma3_text": HEADS | WINDOWS | {"num_hidden_layers": 6},
     "gpt_oss": HEADS | WINDOWS | EXPERTS,
-    "deepseek_v2": LATENTS,
 }
 """What a type has beside `COMMON`."""
 
