@@ -39,7 +39,7 @@ def _vllm() -> list[str]:
     python = os.environ.get("RESTOW_VLLM_PYTHON")
     if python is None:
         raise AbsentError("RESTOW_VLLM_PYTHON names no interpreter that has vLLM")
-    return [python, "-m", "peers.vllm_peers"]
+    return [python, "-m", "peers.probes.vllm_peers"]
 
 
 def _wheel(wheel: Wheel, module: str) -> list[str]:
@@ -51,8 +51,8 @@ ASKED = (
         ("vLLM, NixlConnector", "vLLM, MooncakeConnector", "vLLM, MoRIIOConnector"),
         _vllm,
     ),
-    Asking(("SGLang",), lambda: _wheel(SGLANG, "peers.sglang_peer")),
-    Asking(("LMCache",), lambda: _wheel(LMCACHE, "peers.lmcache_peer")),
+    Asking(("SGLang",), lambda: _wheel(SGLANG, "peers.probes.sglang_peer")),
+    Asking(("LMCache",), lambda: _wheel(LMCACHE, "peers.probes.lmcache_peer")),
 )
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import asked_peers, ours, sources
-from peers.asking import Asked
+from peers import asked_peers, ours
 from peers.geometries import GEOMETRIES, Geometry
 from peers.kinds import KINDS
 from peers.pages import KV, STATE, WINDOW, Form, Page, pages
+from peers.probes import sources
+from peers.probes.asking import Asked
 from peers.score import Copy, Score, score
 from peers.table import FILE, PAGE, fresh
 from peers.wheels import AbsentError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from peers import vllm_mooncake, vllm_moriio, vllm_nixl
-from peers.asking import Peer, answer_all
+from peers.probes import vllm_mooncake, vllm_moriio, vllm_nixl
+from peers.probes.asking import Peer, answer_all
 
 if __name__ == "__main__":
     number = version("vllm")

@@ -14,8 +14,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, List, Optional, Tuple  # noqa: UP035
 
 import numpy as np
-from peers.asking import Asked, Copied, NotAskedError, Peer, Place, RefusedError, answer_all
-from peers.sources import take
+from peers.probes.asking import Asked, Copied, NotAskedError, Peer, Place, RefusedError, answer_all
+from peers.probes.sources import take
 
 CONFIGS = {"mamba2": "NemotronHConfig", "gdn": "Qwen3NextConfig", "kda": "KimiLinearConfig"}
 FILES = {"mamba2": "nemotron_h.py", "gdn": "qwen3_next.py", "kda": "kimi_linear.py"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peers.asking import Asked, Copied, Place, RefusedError
-from peers.vllm_layers import form, kv_heads, own_words, page_bytes
+from peers.probes.asking import Asked, Copied, Place, RefusedError
+from peers.probes.vllm_layers import form, kv_heads, own_words, page_bytes
 from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
 from vllm.distributed.kv_transfer.kv_connector.v1.mooncake import mooncake_connector
 

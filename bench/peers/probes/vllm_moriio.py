@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from peers.asking import Asked, Copied, NotAskedError, RefusedError
-from peers.sources import take
-from peers.vllm_layers import kv_heads, mamba_spec, own_words
+from peers.probes.asking import Asked, Copied, NotAskedError, RefusedError
+from peers.probes.sources import take
+from peers.probes.vllm_layers import kv_heads, mamba_spec, own_words
 from vllm.distributed.kv_transfer.kv_connector.v1 import ssm_conv_transfer_utils as conv
 from vllm.distributed.kv_transfer.kv_connector.v1.moriio import moriio_layout
 

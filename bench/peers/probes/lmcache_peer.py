@@ -9,8 +9,8 @@ import sys
 import zipfile
 from types import SimpleNamespace
 
-from peers.asking import Asked, Copied, MissedError, NotAskedError, Peer, answer_all
-from peers.sources import take
+from peers.probes.asking import Asked, Copied, MissedError, NotAskedError, Peer, answer_all
+from peers.probes.sources import take
 
 
 def _keys(api: zipfile.Path, tp: int) -> list[int]:

@@ -8,7 +8,7 @@ import traceback
 from typing import Any
 
 import torch
-from peers.asking import Asked, RefusedError
+from peers.probes.asking import Asked, RefusedError
 from vllm.model_executor.layers.mamba import mamba_mixer2, mamba_utils
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec

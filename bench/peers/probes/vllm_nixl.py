@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from peers.asking import Asked, Copied, Place, RefusedError
-from peers.vllm_layers import channels, form, kv_heads, mamba_spec, own_words, page_bytes
+from peers.probes.asking import Asked, Copied, Place, RefusedError
+from peers.probes.vllm_layers import channels, form, kv_heads, mamba_spec, own_words, page_bytes
 from vllm.distributed.kv_transfer.kv_connector.utils import EngineTransferInfo, TransferTopology
 from vllm.distributed.kv_transfer.kv_connector.v1 import ssm_conv_transfer_utils as conv
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker, metadata, tp_mapping
