@@ -84,7 +84,7 @@ def test_blocks_of_nemotron_nas_have_queries_in_groups_of_their_own_size() -> No
     assert model.depth == 3
 
 
-OTHER_CLASSES = {"internlm3", "mimo_v2_flash", "step3p5"}
+OTHER_CLASSES = {"internlm3", "iquestcoder", "mimo_v2_flash", "step3p5"}
 """vLLM 0.32 has classes of its own for these, or none."""
 
 
