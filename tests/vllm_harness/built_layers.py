@@ -18,17 +18,17 @@ import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.layers.attention import mla_attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader.utils import get_model_architecture
+from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-_get_attn_backend = mla_attention.get_attn_backend
+_backend_of = current_platform.get_attn_backend_cls
 
 
-def _dense_backend(*given: Any, **named: Any) -> Any:
+def _dense_backend(backend: Any, selected: Any, *others: Any, **named: Any) -> str:
     """Return the CPU's backend, which does not compute sparse attention: what is kept is alike."""
-    return _get_attn_backend(*given, **{**named, "use_sparse": False})
+    return str(_backend_of(backend, selected._replace(use_sparse=False), *others, **named))
 
 
 def built_layers(config: VllmConfig, tp: int) -> dict[str, dict[str, Any]]:
@@ -39,7 +39,7 @@ def built_layers(config: VllmConfig, tp: int) -> dict[str, dict[str, Any]]:
     with (
         mock.patch.object(group, "world_size", tp),
         mock.patch.object(group, "rank_in_group", tp - 1),
-        mock.patch.object(mla_attention, "get_attn_backend", _dense_backend),
+        mock.patch.object(current_platform, "get_attn_backend_cls", _dense_backend),
         set_current_vllm_config(config),
         torch.device("meta"),
         set_default_torch_dtype(torch.bfloat16),
