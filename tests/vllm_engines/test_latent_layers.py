@@ -51,6 +51,7 @@ def built(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Caches
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
+    print(run.stderr[-20_000:])  # of models that could not be built
     lines = (json.loads(line) for line in run.stdout.splitlines() if line.startswith("["))
     return {(name, tp): caches for name, tp, caches in lines}
 

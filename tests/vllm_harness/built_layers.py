@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,9 +28,10 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 _backend_of = current_platform.get_attn_backend_cls
 
 
-def _dense_backend(backend: Any, selected: Any, *others: Any, **named: Any) -> str:
+def _dense_backend(selected_backend: Any, attn_selector_config: Any, **named: Any) -> str:
     """Return the CPU's backend, which does not compute sparse attention: what is kept is alike."""
-    return str(_backend_of(backend, selected._replace(use_sparse=False), *others, **named))
+    dense = attn_selector_config._replace(use_sparse=False)
+    return str(_backend_of(selected_backend, attn_selector_config=dense, **named))
 
 
 def built_layers(config: VllmConfig, tp: int) -> dict[str, dict[str, Any]]:
@@ -65,17 +68,25 @@ def main(folder: Path, tps: list[int]) -> None:
         parallel_state.init_distributed_environment(1, 0, f"file://{here}/rendezvous", 0, "gloo")
         parallel_state.initialize_model_parallel(1, 1)
     for model in sorted(folder.iterdir()):
-        arguments = EngineArgs(
-            str(model),
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            max_model_len=256,
-            dtype="bfloat16",
-        )
-        config = arguments.create_engine_config()
-        heads = config.model_config.model_arch_config.total_num_attention_heads
-        for tp in (tp for tp in tps if heads % tp == 0):
-            print(json.dumps([model.name, tp, built_layers(config, tp)]), flush=True)
+        try:
+            for tp, caches in _of_model(model, tps):
+                print(json.dumps([model.name, tp, caches]), flush=True)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            print(f"{model.name}: {traceback.format_exc()}", file=sys.stderr)  # the others go on
+
+
+def _of_model(model: Path, tps: list[int]) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
+    arguments = EngineArgs(
+        str(model),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=256,
+        dtype="bfloat16",
+    )
+    config = arguments.create_engine_config()
+    heads = config.model_config.model_arch_config.total_num_attention_heads
+    for tp in (tp for tp in tps if heads % tp == 0):
+        yield tp, built_layers(config, tp)
 
 
 if __name__ == "__main__":
