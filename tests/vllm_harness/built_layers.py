@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,17 +20,18 @@ import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.layers.attention import mla_attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader.utils import get_model_architecture
+from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-_get_attn_backend = mla_attention.get_attn_backend
+_backend_of = current_platform.get_attn_backend_cls
 
 
-def _dense_backend(*given: Any, **named: Any) -> Any:
+def _dense_backend(selected_backend: Any, attn_selector_config: Any, **named: Any) -> str:
     """Return the CPU's backend, which does not compute sparse attention: what is kept is alike."""
-    return _get_attn_backend(*given, **{**named, "use_sparse": False})
+    dense = attn_selector_config._replace(use_sparse=False)
+    return str(_backend_of(selected_backend, attn_selector_config=dense, **named))
 
 
 def built_layers(config: VllmConfig, tp: int) -> dict[str, dict[str, Any]]:
@@ -39,7 +42,7 @@ def built_layers(config: VllmConfig, tp: int) -> dict[str, dict[str, Any]]:
     with (
         mock.patch.object(group, "world_size", tp),
         mock.patch.object(group, "rank_in_group", tp - 1),
-        mock.patch.object(mla_attention, "get_attn_backend", _dense_backend),
+        mock.patch.object(current_platform, "get_attn_backend_cls", _dense_backend),
         set_current_vllm_config(config),
         torch.device("meta"),
         set_default_torch_dtype(torch.bfloat16),
@@ -65,17 +68,25 @@ def main(folder: Path, tps: list[int]) -> None:
         parallel_state.init_distributed_environment(1, 0, f"file://{here}/rendezvous", 0, "gloo")
         parallel_state.initialize_model_parallel(1, 1)
     for model in sorted(folder.iterdir()):
-        arguments = EngineArgs(
-            str(model),
-            skip_tokenizer_init=True,
-            enforce_eager=True,
-            max_model_len=256,
-            dtype="bfloat16",
-        )
-        config = arguments.create_engine_config()
-        heads = config.model_config.model_arch_config.total_num_attention_heads
-        for tp in (tp for tp in tps if heads % tp == 0):
-            print(json.dumps([model.name, tp, built_layers(config, tp)]), flush=True)
+        try:
+            for tp, caches in _of_model(model, tps):
+                print(json.dumps([model.name, tp, caches]), flush=True)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            print(f"{model.name}: {traceback.format_exc()}", file=sys.stderr)  # the others go on
+
+
+def _of_model(model: Path, tps: list[int]) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
+    arguments = EngineArgs(
+        str(model),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=256,
+        dtype="bfloat16",
+    )
+    config = arguments.create_engine_config()
+    heads = config.model_config.model_arch_config.total_num_attention_heads
+    for tp in (tp for tp in tps if heads % tp == 0):
+        yield tp, built_layers(config, tp)
 
 
 if __name__ == "__main__":

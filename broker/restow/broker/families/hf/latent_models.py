@@ -77,7 +77,7 @@ def _part(read: Reader, model_types: tuple[str, ...], *names: str) -> Reader:
         inner = keys.config.get(name)
         if not isinstance(inner, Mapping):
             raise wrong(name, inner, "the config of the language model")
-        found = inner.get("model_type", model_types[0])
+        found = inner.get("model_type") or model_types[0]
         if found not in model_types:
             raise wrong(f"{name}.model_type", found, f"one of {', '.join(model_types)}")
         return read(Keys(inner), types)
