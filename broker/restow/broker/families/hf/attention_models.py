@@ -11,13 +11,14 @@ from restow.broker.families.hf.types import Types
 
 def _gemma3(keys: Keys, types: Types) -> Layers:
     """Gemma 3: sliding windows, and full attention in every sixth layer."""
-    text = Keys(keys.config.get("text_config") or keys.config)
-    count = text.number("num_hidden_layers", 26)
-    pattern = text.number("sliding_window_pattern", 6)
-    kinds = ["sliding" if (i + 1) % pattern else "attention" for i in range(count)]
-    attention = types.attention(text.kv_heads(4), text.number("head_dim", 256))
-    sliding = replace(attention, window_tokens=text.number("sliding_window", 4096))
-    return layers_by_kind(text.listed_kinds(26) or kinds, attention, None, sliding)
+    kinds = keys.listed_kinds(26)
+    if kinds is None:
+        count = keys.number("num_hidden_layers", 26)
+        pattern = keys.number("sliding_window_pattern", 6)
+        kinds = ["sliding" if (i + 1) % pattern else "attention" for i in range(count)]
+    attention = types.attention(keys.kv_heads(4), keys.number("head_dim", 256))
+    sliding = replace(attention, window_tokens=keys.number("sliding_window", 4096))
+    return layers_by_kind(kinds, attention, None, sliding)
 
 
 MODELS: ModelTable = {

@@ -17,7 +17,7 @@ def _deepseek(keys: Keys, types: Types) -> Layers:
 def latent(keys: Keys, types: Types) -> MlaSpec:
     """Return a layer with one latent vector a token."""
     rank, rope = keys.number("kv_lora_rank", 512), keys.number("qk_rope_head_dim", 64)
-    return MlaSpec(0, rank + rope, types.kv, types.scales)
+    return types.latent(rank + rope)
 
 
 MODELS: ModelTable = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.keys import Keys, wrong
+from restow.broker.families.hf.keys import Keys
 from restow.broker.families.hf.layers import Layers, ModelTable, layers_by_kind
 from restow.broker.families.hf.types import Types
 from restow.broker.families.recurrent import Mamba1Spec, Mamba2Spec
@@ -20,6 +20,8 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
     )
     if key is not None:
         kinds = keys.kinds(key)
+        if keys.has("num_hidden_layers"):
+            kinds = keys.as_many(key, kinds, keys.number("num_hidden_layers"))
     elif keys.number("num_hidden_layers", 4) == 4:
         kinds = ["recurrent", "none", "attention", "none"]  # the configuration class's default
     else:
@@ -28,15 +30,15 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
             key="hybrid_override_pattern",
         )
     attention = types.attention(
-        keys.kv_heads(8), keys.number("head_dim", keys.number("attention_head_dim", 128))
+        keys.kv_heads(8), keys.number(("head_dim", "attention_head_dim"), 128)
     )
     mamba = Mamba2Spec(
         0,
         heads=keys.number("mamba_num_heads", 128),
         head_dim=keys.number("mamba_head_dim", 64),
         state=keys.number("ssm_state_size", 128),
-        groups=keys.number("mamba_n_groups", keys.number("n_groups", 8)),
-        conv_kernel=keys.number("mamba_d_conv", keys.number("conv_kernel", 4, least=2), least=2),
+        groups=keys.number(("mamba_n_groups", "n_groups"), 8),
+        conv_kernel=keys.number(("mamba_d_conv", "conv_kernel"), 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys, "mamba_ssm_cache_dtype", DType.FLOAT32),
         mixer=types.mixer(keys, 4096, "use_bias"),
@@ -52,8 +54,8 @@ def _granite(keys: Keys, types: Types) -> Layers:
 
 def _bamba(keys: Keys, types: Types) -> Layers:
     """Bamba: as Granite, with the attention layers listed by number."""
-    listed = keys.indices("attn_layer_indices")
     count = keys.number("num_hidden_layers", 32)
+    listed = keys.indices("attn_layer_indices", range(count))
     kinds = keys.listed_kinds() or [
         "attention" if i in listed else "recurrent" for i in range(count)
     ]
@@ -105,17 +107,18 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
     """Zamba2: Mamba2 everywhere, and in hybrid layers attention over twice the hidden size."""
     kinds = keys.listed_kinds(54)
     if kinds is None:
-        raise wrong("layers_block_type", None, "a list of layer types")
+        raise keys.wrong("layers_block_type", None, "a list of layer types")
     hidden, heads = keys.number("hidden_size", 2560), keys.number("num_attention_heads", 32)
-    mamba_heads = keys.number("n_mamba_heads", 8)
-    attention = types.attention(
-        keys.number("num_key_value_heads", heads),
-        keys.number("attention_head_dim", 2 * hidden // heads),
-    )
+    if keys.has("attention_head_dim"):
+        head_dim = keys.number("attention_head_dim")
+    else:
+        head_dim = keys.share("num_attention_heads", 32, 2 * hidden, "twice the hidden_size")
+    attention = types.attention(keys.kv_heads(heads), head_dim)
+    channels = keys.number("mamba_expand", 2) * hidden
     mamba = Mamba2Spec(
         0,
-        mamba_heads,
-        head_dim=keys.number("mamba_expand", 2) * hidden // mamba_heads,
+        heads=keys.number("n_mamba_heads", 8),
+        head_dim=keys.share("n_mamba_heads", 8, channels, "mamba_expand times hidden_size"),
         state=keys.number("mamba_d_state", 64),
         groups=keys.number("mamba_ngroups", 1),
         conv_kernel=keys.number("mamba_d_conv", 4, least=2),
@@ -131,7 +134,9 @@ def _mamba(keys: Keys, types: Types) -> Layers:
     hidden = keys.number("hidden_size", 768)
     mamba = Mamba1Spec(
         0,
-        channels=keys.number("intermediate_size", keys.number("expand", 2) * hidden),
+        channels=keys.number("intermediate_size")
+        if keys.has("intermediate_size")
+        else keys.number("expand", 2) * hidden,
         state=keys.number("state_size", 16),
         conv_kernel=keys.number("conv_kernel", 4, least=2),
         conv_dtype=types.conv,
@@ -143,10 +148,14 @@ def _mamba(keys: Keys, types: Types) -> Layers:
 
 def _mamba2(keys: Keys, types: Types) -> Layers:
     """Mamba2 in every layer."""
+    heads, head_dim = keys.number("num_heads", 128), keys.number("head_dim", 64)
+    channels = keys.number("expand", 2) * keys.number("hidden_size", 4096)
+    if heads * head_dim != channels:
+        raise keys.wrong("num_heads", heads, f"so many that {head_dim} each make {channels}")
     mamba = Mamba2Spec(
         0,
-        heads=keys.number("num_heads", 128),
-        head_dim=keys.number("head_dim", 64),
+        heads=heads,
+        head_dim=head_dim,
         state=keys.number("state_size", 128),
         groups=keys.number("n_groups", 8),
         conv_kernel=keys.number("conv_kernel", 4, least=2),
@@ -161,6 +170,8 @@ def _jamba(keys: Keys, types: Types) -> Layers:
     """Jamba: Mamba1, and attention in one layer of a period."""
     period = keys.number("attn_layer_period", 8)
     offset = keys.number("attn_layer_offset", 4, least=0)
+    if offset >= period:
+        raise keys.wrong("attn_layer_offset", offset, f"less than attn_layer_period, {period}")
     count = keys.number("num_hidden_layers", 32)
     kinds = ["attention" if i % period == offset else "recurrent" for i in range(count)]
     mamba = Mamba1Spec(
