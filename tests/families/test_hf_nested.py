@@ -37,7 +37,7 @@ def test_the_text_part_alone_has_state(name: str) -> None:
 
 
 def test_the_whole_has_the_type_where_its_part_has_none_that_is_known() -> None:
-    part = {"num_hidden_layers": 4}
+    part: dict[str, Any] = {"num_hidden_layers": 4}
     model = model_from_hf_config({"model_type": "qwen3_next", "text_config": part})
     assert model == model_from_hf_config(TEXT)
     part |= {"model_type": "qwen3_next_text"}
