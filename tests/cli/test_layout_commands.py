@@ -212,7 +212,7 @@ def test_check_of_what_is_no_layout(
 @pytest.mark.parametrize(
     ("changes", "settings", "reason"),
     [
-        ({"model_type": "llama"}, [], "MODEL_TYPE_UNKNOWN"),
+        ({"model_type": "perceptron"}, [], "MODEL_TYPE_UNKNOWN"),
         ({}, ["--tp", 3], "TP_SIZE_NOT_ALLOWED"),
         ({}, ["--tp", 5000], "LAYOUT_MALFORMED"),
         ({"n_groups": "two"}, [], "LAYOUT_MALFORMED"),

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from restow.broker.errors import LayoutFormError
+from restow.broker.errors import LayoutFormError, UnknownModelError
 from restow.broker.families import AttentionSpec, EngineSettings, build_layout, model_from_hf_config
-from restow.broker.families.hf.attention import MODELS
-from restow.broker.families.hf.attention.nested import NESTED
+from restow.broker.families.hf.attention import MODELS, NESTED
 from restow.broker.layout import DType, Span
 from restow.broker.layout.check import check_layout
 from restow.broker.planner.program.pairs import GroupPair, PageForm
@@ -49,16 +49,15 @@ def test_every_type_is_among_them() -> None:
     asked = {config["model_type"] for config, _ in ANSWERS}
     # Made only by vLLM's models for images too, or by a class that comes with checkpoints.
     unasked = {"ernie4_5_vl_moe_text", "nemotron-nas", "step3p7_text"}
-    assert set(MODELS) - set(NESTED) - asked == unasked
+    assert set(MODELS) - asked == unasked
 
 
 def test_the_docs_name_every_type() -> None:
     page = (ROOT / "docs" / "layouts.md").read_text()
-    said = {name for name in MODELS if f"`{name}`" in page}
-    assert {
-        name for name in set(MODELS) - said if name.removesuffix("_text") not in NESTED
-    } == set()
-    assert f"with attention alone {len(MODELS)} types" in (ROOT / "README.md").read_text()
+    known = {*MODELS, *NESTED}
+    said = {name for name in known if f"`{name}`" in page}
+    assert {name for name in known - said if name.removesuffix("_text") not in NESTED} == set()
+    assert f"with attention alone {len(known)} types" in (ROOT / "README.md").read_text()
 
 
 def test_no_page_is_named_that_vllm_has_let_go_of() -> None:
@@ -88,19 +87,21 @@ OTHER_CLASSES = {"internlm3", "iquestcoder", "mimo_v2_flash", "step3p5"}
 """vLLM 0.32 has classes of its own for these, or none."""
 
 
-@pytest.mark.parametrize("model_type", sorted({*MODELS} & {*CONFIG_MAPPING} - OTHER_CLASSES))
+@pytest.mark.parametrize(
+    "model_type", sorted({*MODELS, *NESTED} & {*CONFIG_MAPPING} - OTHER_CLASSES)
+)
 def test_as_many_layers_as_the_configuration_class_has(model_type: str) -> None:
     # Heads of these do not share the hidden size evenly, so that a config has to say their own.
     text: dict[str, Any] = {"head_dim": 128} if re.match(r"glm4v?_moe", model_type) else {}
     if model_type in NESTED:
         inner = CONFIG_MAPPING[model_type]().get_text_config().model_type
         text = {"text_config": {"model_type": inner, **text}}
-    config = CONFIG_MAPPING[model_type](**text).get_text_config()
+    config = CONFIG_MAPPING[model_type](**deepcopy(text)).get_text_config()
     model = model_from_hf_config({"model_type": model_type, **text})
     assert model.depth == config.num_hidden_layers
 
 
-@pytest.mark.parametrize("model_type", NESTED)
+@pytest.mark.parametrize("model_type", sorted({*NESTED} - {"step3p7"}))
 def test_a_text_part_is_read_as_if_it_stood_alone(model_type: str) -> None:
     text = {
         "model_type": "llama",
@@ -112,11 +113,20 @@ def test_a_text_part_is_read_as_if_it_stood_alone(model_type: str) -> None:
     }
     whole = model_from_hf_config({"model_type": model_type, "text_config": text})
     assert whole.layers == model_from_hf_config(text).layers
-    assert (whole.name, whole.depth) == (model_type, 3)
+    assert (whole.name, whole.depth) == ("llama", 3)  # as vLLM calls it
     with pytest.raises(LayoutFormError, match="text_config"):
         model_from_hf_config({"model_type": model_type})
-    with pytest.raises(LayoutFormError, match=r"text_config\.model_type: 'mamba'"):
-        model_from_hf_config({"model_type": model_type, "text_config": {"model_type": "mamba"}})
+    with pytest.raises(UnknownModelError, match=r"text_config\.model_type 'perceptron' \(in a '"):
+        model_from_hf_config(
+            {"model_type": model_type, "text_config": {"model_type": "perceptron"}}
+        )
+
+
+def test_step_3_7_has_its_own_defaults_for_a_part_that_is_called_as_step_3_5() -> None:
+    part = {"model_type": "step3p5", "num_hidden_layers": 2}
+    model = model_from_hf_config({"model_type": "step3p7", "text_config": part})
+    assert model.name == "step3p5"  # as vLLM calls it
+    assert model.layers == model_from_hf_config({**part, "model_type": "step3p7_text"}).layers
 
 
 def test_older_configs_have_the_text_beside_the_rest() -> None:

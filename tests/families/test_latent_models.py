@@ -146,7 +146,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no rotary part": ({**CONFIGS["Kimi-K2"], "qk_rope_head_dim": 0}, "qk_rope_head_dim: 0"),
     "rotary part of nothing": ({**SPARSE, "qk_rope_head_dim": None}, "qk_rope_head_dim: null"),
     "no layers": ({"model_type": "kimi_k2"}, "'num_hidden_layers' is missing"),
-    "no text": ({"model_type": "kimi_k25", "vision_config": {}}, "'text_config' is missing"),
+    "no text": (
+        {"model_type": "kimi_k25", "vision_config": {}},
+        "no part of .*: none of text_config",
+    ),
+    "no parts": ({"model_type": "kimi_k25"}, "'text_config' is missing"),
     "text is no object": ({"model_type": "kimi_vl", "text_config": 1}, "text_config: 1 is not"),
     "text of another type": (
         {"model_type": "kimi_k25", "text_config": {"model_type": "kimi_linear"}},

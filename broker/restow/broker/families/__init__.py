@@ -2,6 +2,7 @@
 
 from restow.broker.families.build import build_layout
 from restow.broker.families.hf.config import model_from_hf_config
+from restow.broker.families.hf.readings import Reading, Readings
 from restow.broker.families.parts import Mixer
 from restow.broker.families.recurrent import (
     GdnSpec,
@@ -40,6 +41,8 @@ __all__ = [
     "Mixer",
     "MlaSpec",
     "ModelSpec",
+    "Reading",
+    "Readings",
     "RecurrentSpec",
     "ScaleKind",
     "Scales",

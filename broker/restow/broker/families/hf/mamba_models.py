@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.keys import Keys, wrong
-from restow.broker.families.hf.layers import Layers, ModelTable, layers_by_kind
-from restow.broker.families.hf.nested import text_part
+from restow.broker.families.hf.keys import Keys
+from restow.broker.families.hf.layers import Layers, ModelTable, WholeTable, layers_by_kind
+from restow.broker.families.hf.nested import Whole
 from restow.broker.families.hf.types import Types
 from restow.broker.families.recurrent import Mamba1Spec, Mamba2Spec
 from restow.broker.layout import DType
@@ -21,33 +20,27 @@ def _nemotron_h(keys: Keys, types: Types) -> Layers:
     )
     if key is not None:
         kinds = keys.kinds(key)
-        count = keys.number("num_hidden_layers", len(kinds))
-        if count != len(kinds):
-            raise LayoutFormError(
-                f"config: {key} has {len(kinds)} layers, num_hidden_layers says {count}", key=key
-            )
+        if keys.has("num_hidden_layers"):
+            kinds = keys.as_many(key, kinds, keys.number("num_hidden_layers"))
     elif keys.number("num_hidden_layers", 4) == 4:
         kinds = ["recurrent", "none", "attention", "none"]  # the configuration class's default
     else:
-        raise LayoutFormError(
-            "config: 'hybrid_override_pattern' or 'layers_block_type' is missing",
-            key="hybrid_override_pattern",
-        )
+        raise keys.fault("hybrid_override_pattern", " is missing, and so is layers_block_type")
     attention = types.attention(
-        keys.kv_heads(8), keys.number("head_dim", keys.number("attention_head_dim", 128))
+        keys.kv_heads(8), keys.number(("head_dim", "attention_head_dim"), 128)
     )
     mamba = Mamba2Spec(
         0,
         heads=keys.number("mamba_num_heads", 128),
         head_dim=keys.number("mamba_head_dim", 64),
         state=keys.number("ssm_state_size", 128),
-        groups=keys.number("mamba_n_groups", keys.number("n_groups", 8)),
-        conv_kernel=keys.number("mamba_d_conv", keys.number("conv_kernel", 4, least=2), least=2),
+        groups=keys.number(("mamba_n_groups", "n_groups"), 8),
+        conv_kernel=keys.number(("mamba_d_conv", "conv_kernel"), 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys, "mamba_ssm_cache_dtype", DType.FLOAT32),
         mixer=types.mixer(keys, 4096, "use_bias"),
     )
-    return layers_by_kind(kinds, attention, mamba)
+    return layers_by_kind(keys, kinds, attention, mamba)
 
 
 def _granite(keys: Keys, types: Types) -> Layers:
@@ -58,8 +51,8 @@ def _granite(keys: Keys, types: Types) -> Layers:
 
 def _bamba(keys: Keys, types: Types) -> Layers:
     """Bamba: as Granite, with the attention layers listed by number."""
-    listed = keys.indices("attn_layer_indices")
     count = keys.number("num_hidden_layers", 32)
+    listed = keys.indices("attn_layer_indices", range(count))
     kinds = keys.listed_kinds() or [
         "attention" if i in listed else "recurrent" for i in range(count)
     ]
@@ -104,7 +97,7 @@ def _mamba_names(
         ssm_dtype=types.state(keys),
         mixer=mixer,
     )
-    return layers_by_kind(kinds, types.attention(kv_heads, keys.head_dim()), mamba)
+    return layers_by_kind(keys, kinds, types.attention(kv_heads, keys.head_dim()), mamba)
 
 
 def _zamba2(keys: Keys, types: Types) -> Layers:
@@ -114,17 +107,18 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
         hybrid = (*range(6, 43, 6), 47, 51)  # the configuration class's default
         kinds = ["both" if i in hybrid else "recurrent" for i in range(54)]
     if kinds is None:
-        raise wrong("layers_block_type", None, "a list of layer types")
+        raise keys.wrong("layers_block_type", None, "a list of layer types")
     hidden, heads = keys.number("hidden_size", 2560), keys.number("num_attention_heads", 32)
-    mamba_heads = keys.number("n_mamba_heads", 8)
-    attention = types.attention(
-        keys.number("num_key_value_heads", heads),
-        keys.number("attention_head_dim", 2 * hidden // heads),
-    )
+    if keys.has("attention_head_dim"):
+        head_dim = keys.number("attention_head_dim")
+    else:
+        head_dim = keys.share("num_attention_heads", 32, 2 * hidden, "twice the hidden_size")
+    attention = types.attention(keys.kv_heads(heads), head_dim)
+    channels = keys.number("mamba_expand", 2) * hidden
     mamba = Mamba2Spec(
         0,
-        mamba_heads,
-        head_dim=keys.number("mamba_expand", 2) * hidden // mamba_heads,
+        heads=keys.number("n_mamba_heads", 8),
+        head_dim=keys.share("n_mamba_heads", 8, channels, "mamba_expand times hidden_size"),
         state=keys.number("mamba_d_state", 64),
         groups=keys.number("mamba_ngroups", 1),
         conv_kernel=keys.number("mamba_d_conv", 4, least=2),
@@ -132,7 +126,7 @@ def _zamba2(keys: Keys, types: Types) -> Layers:
         ssm_dtype=types.state(keys),
         mixer=types.mixer(keys, 2560, "add_bias_linear"),
     )
-    return layers_by_kind(kinds, attention, mamba)
+    return layers_by_kind(keys, kinds, attention, mamba)
 
 
 def _mamba(keys: Keys, types: Types) -> Layers:
@@ -140,14 +134,16 @@ def _mamba(keys: Keys, types: Types) -> Layers:
     hidden = keys.number("hidden_size", 768)
     mamba = Mamba1Spec(
         0,
-        channels=keys.number("intermediate_size", keys.number("expand", 2) * hidden),
+        channels=keys.number("intermediate_size")
+        if keys.has("intermediate_size")
+        else keys.number("expand", 2) * hidden,
         state=keys.number("state_size", 16),
         conv_kernel=keys.number("conv_kernel", 4, least=2),
         conv_dtype=types.conv,
         ssm_dtype=types.state(keys),
         mixer=types.mixer(keys, 768, "use_bias"),
     )
-    return layers_by_kind(["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
+    return layers_by_kind(keys, ["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
 
 
 def _mamba2(keys: Keys, types: Types) -> Layers:
@@ -155,14 +151,11 @@ def _mamba2(keys: Keys, types: Types) -> Layers:
     heads, head_dim = keys.number("num_heads", 128), keys.number("head_dim", 64)
     channels = keys.number("expand", 2) * keys.number("hidden_size", 4096)
     if heads * head_dim != channels:
-        raise LayoutFormError(
-            f"config: num_heads {heads} of head_dim {head_dim} are not the {channels} channels",
-            key="num_heads",
-        )
+        raise keys.wrong("num_heads", heads, f"so many that {head_dim} each make {channels}")
     mamba = Mamba2Spec(
         0,
-        heads,
-        head_dim,
+        heads=heads,
+        head_dim=head_dim,
         state=keys.number("state_size", 128),
         groups=keys.number("n_groups", 8),
         conv_kernel=keys.number("conv_kernel", 4, least=2),
@@ -170,7 +163,7 @@ def _mamba2(keys: Keys, types: Types) -> Layers:
         ssm_dtype=types.state(keys),
         mixer=types.mixer(keys, 4096, "use_bias"),
     )
-    return layers_by_kind(["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
+    return layers_by_kind(keys, ["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
 
 
 def _jamba(keys: Keys, types: Types) -> Layers:
@@ -178,7 +171,7 @@ def _jamba(keys: Keys, types: Types) -> Layers:
     period = keys.number("attn_layer_period", 8)
     offset = keys.number("attn_layer_offset", 4, least=0)
     if offset >= period:
-        raise wrong("attn_layer_offset", offset, f"less than attn_layer_period, {period}")
+        raise keys.wrong("attn_layer_offset", offset, f"less than attn_layer_period, {period}")
     count = keys.number("num_hidden_layers", 32)
     kinds = ["attention" if i % period == offset else "recurrent" for i in range(count)]
     mamba = Mamba1Spec(
@@ -191,11 +184,10 @@ def _jamba(keys: Keys, types: Types) -> Layers:
         mixer=types.mixer(keys, 4096, "mamba_proj_bias"),
     )
     attention = types.attention(keys.kv_heads(8), keys.head_dim())
-    return layers_by_kind(keys.listed_kinds() or kinds, attention, mamba)
+    return layers_by_kind(keys, keys.listed_kinds() or kinds, attention, mamba)
 
 
 MODELS: ModelTable = {
-    "NemotronH_Nano_VL_V2": text_part(_nemotron_h),
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
     "falcon_mamba": _mamba,
@@ -206,3 +198,5 @@ MODELS: ModelTable = {
     "nemotron_h": _nemotron_h,
     "zamba2": _zamba2,
 }
+
+WHOLES: WholeTable = {"NemotronH_Nano_VL_V2": Whole("nemotron_h")}

@@ -1,6 +1,7 @@
 """`MODELS` says, by ``model_type``, what reads a config in the model's own words.
 
-`typed` finds the ``model_type`` of files that have none.
+`WHOLES` are the types of models that have such a one in a part of theirs. `typed` finds the
+``model_type`` of files that have none.
 
 Each ``model_type`` has its own names for the numbers of its layers' states, and defaults.
 """
@@ -15,7 +16,7 @@ from restow.broker.families.hf import (
     sparse_models,
 )
 from restow.broker.families.hf.keys import Keys
-from restow.broker.families.hf.layers import ModelTable
+from restow.broker.families.hf.layers import ModelTable, WholeTable
 
 MODELS: ModelTable = {
     **attention.MODELS,
@@ -23,6 +24,13 @@ MODELS: ModelTable = {
     **linear_models.MODELS,
     **mamba_models.MODELS,
     **sparse_models.MODELS,
+}
+
+WHOLES: WholeTable = {
+    **attention.NESTED,
+    **latent_models.WHOLES,
+    **linear_models.WHOLES,
+    **mamba_models.WHOLES,
 }
 
 _BY_ARCHITECTURE = {
@@ -43,8 +51,9 @@ def typed(keys: Keys) -> Keys:
     names = keys.config.get("architectures")
     for name in names if isinstance(names, list | tuple) else ():
         if name in _BY_ARCHITECTURE:
-            return Keys({**keys.config, "model_type": _BY_ARCHITECTURE[name]})
+            return keys.put("model_type", _BY_ARCHITECTURE[name], "architectures")
     if keys.has("n_layers") and keys.has("kv_lora_rank"):
-        renamed = {"model_type": "deepseek_v3", "num_hidden_layers": keys.number("n_layers")}
-        return Keys({**keys.config, **renamed})
+        renamed = keys.put("num_hidden_layers", keys.number("n_layers"), "n_layers")
+        renamed.assumed("model_type", "deepseek_v3", "Mistral's own form of a model with latents")
+        return renamed.put("model_type", "deepseek_v3")
     return keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.keys import Keys, wrong
+from restow.broker.families.hf.keys import Keys
 from restow.broker.families.hf.latent_models import latent, latent_dims
 from restow.broker.families.hf.layers import Layers, ModelTable
 from restow.broker.families.hf.types import Types
@@ -27,11 +27,11 @@ def _deepseek_sparse(keys: Keys, types: Types) -> Layers:
     choosing = _by_pattern(keys, count)
     listed = _listed(keys, count)
     if listed is not None and listed != choosing:
-        raise LayoutFormError(
-            f"config: indexer_types: {listed.count(True)} layers are 'full', and by "
-            f"index_topk_freq, index_skip_topk_offset and index_topk_pattern, which vLLM reads, "
+        raise keys.fault(
+            "indexer_types",
+            f": {listed.count(True)} layers are 'full', and by index_topk_freq, "
+            f"index_skip_topk_offset and index_topk_pattern, which vLLM reads, "
             f"{choosing.count(True)} have an indexer, or others",
-            key="indexer_types",
         )
     return _layers(keys, types, choosing)
 
@@ -41,15 +41,15 @@ def _hy_v4(keys: Keys, types: Types) -> Layers:
     count = keys.number("num_hidden_layers")
     kinds = keys.config.get("layer_types") or []
     if kinds and (not isinstance(kinds, list | tuple) or len(kinds) != count):
-        raise wrong("layer_types", kinds, f"a list of {count} layers, as num_hidden_layers says")
+        raise keys.wrong(
+            "layer_types", kinds, f"a list of {count} layers, as num_hidden_layers says"
+        )
     sparse = [kind in _SPARSE for kind in kinds] or [False] * count
     listed = _listed(keys, count)
     choosing = [i == 0 or i % 4 == 1 for i in range(count)] if listed is None else listed
     if types.scales.kind is ScaleKind.PER_BLOCK and not all(sparse):
-        raise LayoutFormError(
-            "config: layer_types: not all layers are sparse, and only those have scales per block",
-            key="layer_types",
-        )
+        said = ": not all layers are sparse, and only those have scales per block"
+        raise keys.fault("layer_types", said)
     return _layers(keys, types, [a and b for a, b in zip(sparse, choosing, strict=True)])
 
 
@@ -72,10 +72,10 @@ def _latent(keys: Keys, types: Types) -> LatentSpec:
         )
     if latent_dims(keys) != (spec.latent_dim, spec.rope_dim):
         sizes = " and ".join(map(str, latent_dims(keys)))
-        raise LayoutFormError(
-            f"config: kv_lora_rank and qk_rope_head_dim: {sizes}: latents with scales per block "
-            f"(vLLM fp8_ds_mla) have {spec.latent_dim} and {spec.rope_dim}",
-            key="kv_lora_rank",
+        raise keys.fault(
+            "kv_lora_rank",
+            f" and qk_rope_head_dim: {sizes}: latents with scales per block (vLLM fp8_ds_mla) "
+            f"have {spec.latent_dim} and {spec.rope_dim}",
         )
     return spec
 
@@ -83,7 +83,9 @@ def _latent(keys: Keys, types: Types) -> LatentSpec:
 def _indexer(keys: Keys) -> IndexerSpec:
     key_dim = keys.number("index_head_dim", 128)
     if key_dim % _BLOCK_DIM:
-        raise wrong("index_head_dim", key_dim, f"a multiple of {_BLOCK_DIM}, which a scale is for")
+        raise keys.wrong(
+            "index_head_dim", key_dim, f"a multiple of {_BLOCK_DIM}, which a scale is for"
+        )
     return IndexerSpec(0, key_dim, _BLOCK_DIM, _PAGE_TOKENS)
 
 
@@ -95,13 +97,10 @@ def _by_pattern(keys: Keys, count: int) -> list[bool]:
         offset = keys.number("index_skip_topk_offset", 2, least=0)
         return [max(i - offset + 1, 0) % every == 0 for i in range(count)]
     if not isinstance(pattern, str | list | tuple) or any(one not in ("F", "S") for one in pattern):
-        raise wrong("index_topk_pattern", pattern, "a pattern of F (full) and S (shared)")
+        raise keys.wrong("index_topk_pattern", pattern, "a pattern of F (full) and S (shared)")
     if len(pattern) < count:
-        raise LayoutFormError(
-            f"config: index_topk_pattern names {len(pattern)} layers, num_hidden_layers says "
-            f"{count}",
-            key="index_topk_pattern",
-        )
+        said = f" names {len(pattern)} layers, num_hidden_layers says {count}"
+        raise keys.fault("index_topk_pattern", said)
     return [one == "F" for one in pattern[:count]]
 
 
@@ -111,12 +110,10 @@ def _listed(keys: Keys, count: int) -> list[bool] | None:
         return None
     names = keys.config["indexer_types"]
     if not isinstance(names, list | tuple) or any(one not in ("full", "shared") for one in names):
-        raise wrong("indexer_types", names, "a list of 'full' and 'shared'")
+        raise keys.wrong("indexer_types", names, "a list of 'full' and 'shared'")
     if len(names) != count:
-        raise LayoutFormError(
-            f"config: indexer_types lists {len(names)} layers, num_hidden_layers says {count}",
-            key="indexer_types",
-        )
+        said = f" lists {len(names)} layers, num_hidden_layers says {count}"
+        raise keys.fault("indexer_types", said)
     return [one == "full" for one in names]
 
 

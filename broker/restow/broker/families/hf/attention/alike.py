@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf.attention.reader import Gqa, every, full
-from restow.broker.families.hf.keys import Keys, wrong
+from restow.broker.families.hf.keys import Keys
 from restow.broker.families.hf.layers import Layers, ModelTable
 from restow.broker.families.hf.types import Types
 
@@ -35,7 +34,7 @@ def _without_rope(keys: Keys, count: int) -> list[str]:
     period = keys.number("no_rope_layer_interval", 4)
     roped = keys.config.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(count)]
     if not isinstance(roped, list | tuple) or len(roped) != count:
-        raise wrong("no_rope_layers", roped, f"a list of {count} layers")
+        raise keys.wrong("no_rope_layers", roped, f"a list of {count} layers")
     return ["attention" if one else "sliding" for one in roped]
 
 
@@ -51,18 +50,17 @@ def _gpt_oss(keys: Keys, types: Types) -> Layers:
     form = Gqa(36, 2880, 64, 8, 64, window=128, kinds=every(2))
     count = keys.number("num_hidden_layers", 36)
     if (keys.listed_kinds(36) or every(2)(keys, count)) != every(2)(keys, count):
-        raise LayoutFormError(
-            "config: layer_types: windows stand in other layers than 0, 2, 4, ..., where vLLM has "
-            "them",
-            key="layer_types",
-        )
+        said = ": windows stand in other layers than 0, 2, 4, ..., where vLLM has them"
+        raise keys.fault("layer_types", said)
     return form(keys, types)
 
 
 def _exaone_moe(keys: Keys, types: Types) -> Layers:
     """K-EXAONE: as EXAONE 4, unless every layer has a window of its own size."""
     if keys.has("sliding_windows"):
-        raise wrong("sliding_windows", keys.config["sliding_windows"], "known: only one size is")
+        raise keys.wrong(
+            "sliding_windows", keys.config["sliding_windows"], "known: only one size is"
+        )
     return Gqa(32, 4096, 32, 32, window=4096, kinds=every(4, "sliding_window_pattern"))(keys, types)
 
 
@@ -94,7 +92,9 @@ def _gpt_bigcode(keys: Keys, types: Types) -> Layers:
 
 
 def _step3(keys: Keys, types: Types) -> Layers:
-    """Step 3: one head with keys, which every rank has."""
+    """Step 3: queries are made of latents; one head has keys, which every rank holds."""
+    if keys.number("num_attention_groups", 1) != 1:
+        raise keys.wrong("num_attention_groups", keys.config["num_attention_groups"], "1")
     return Gqa(61, 7168, 64, head_dim=256, by_layer=False)(_with_kv_heads(keys, 1), types)
 
 
@@ -105,14 +105,14 @@ def _dbrx(keys: Keys, types: Types) -> Layers:
         ("num_attention_heads", "n_heads"),
         ("hidden_size", "d_model"),
     )
-    kv_heads = Keys(keys.config.get("attn_config") or {}).number("kv_n_heads", 1)
+    kv_heads = keys.part("attn_config").number("kv_n_heads", 1)
     return Gqa(24, 2048, 16, sized=False, by_layer=False, names=names)(
         _with_kv_heads(keys, kv_heads), types
     )
 
 
 def _with_kv_heads(keys: Keys, kv_heads: int | None) -> Keys:
-    return Keys({**keys.config, "num_key_value_heads": kv_heads})
+    return keys.put("num_key_value_heads", kv_heads)
 
 
 _SAID = Gqa(by_layer=False)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.keys import Keys, wrong
+from restow.broker.families.hf.keys import Keys
 from restow.broker.families.hf.layers import Layers, layers_by_kind
 from restow.broker.families.hf.types import Types
 
@@ -66,21 +65,22 @@ class Gqa:
         """Return what each layer keeps. Raises `LayoutFormError`."""
         keys = self.renamed(keys)
         if keys.has("per_layer_config"):
-            raise wrong("per_layer_config", keys.config["per_layer_config"], "known for this type")
+            raise keys.wrong(
+                "per_layer_config", keys.config["per_layer_config"], "known for this type"
+            )
         kv_heads, head_dim = self.shape(keys)
         kinds, window_tokens = self.windows(keys)
         attention = types.attention(kv_heads, head_dim)
         return layers_by_kind(
-            kinds, attention, None, replace(attention, window_tokens=window_tokens)
+            keys, kinds, attention, None, replace(attention, window_tokens=window_tokens)
         )
 
     def renamed(self, keys: Keys) -> Keys:
         """Return the keys under the names that most configs have."""
-        config = dict(keys.config)
         for name, other in self.names:
-            if config.get(name) is None and other in config:
-                config[name] = config[other]
-        return Keys(config)
+            if not keys.has(name) and other in keys.config:
+                keys = keys.put(name, keys.config[other], other)
+        return keys
 
     def shape(self, keys: Keys) -> tuple[int, int]:
         """Return how many heads have keys, and their size. Raises `LayoutFormError`."""
@@ -89,34 +89,35 @@ class Gqa:
         own = self.kv_heads if key not in keys.config else None
         kv_heads = keys.number(key, own or heads)
         if heads % kv_heads:
-            raise wrong(key, kv_heads, f"a divisor of the {heads} heads (num_attention_heads)")
+            raise keys.wrong(key, kv_heads, f"a divisor of num_attention_heads, {heads}")
         if self.sized and keys.has("head_dim"):
             return kv_heads, keys.number("head_dim")
         if self.sized and self.head_dim and "head_dim" not in keys.config:
-            return kv_heads, self.head_dim
+            return kv_heads, keys.number("head_dim", self.head_dim)
         hidden = keys.number("hidden_size", self.hidden)
         if hidden % heads:
-            raise wrong("hidden_size", hidden, f"a multiple of the {heads} heads")
+            wanted = f"a multiple of num_attention_heads, {heads}, and there is no head_dim"
+            raise keys.wrong("hidden_size", hidden, wanted)
         return kv_heads, hidden // heads
 
     def windows(self, keys: Keys) -> tuple[list[str], int]:
         """Return the kinds of all layers, and how many tokens the next one sees in a window."""
         if (both := keys.config.get("use_bidirectional_attention")) not in (None, False, "vision"):
-            raise wrong("use_bidirectional_attention", both, "of a model that decodes")
+            raise keys.wrong("use_bidirectional_attention", both, "of a model that decodes")
         count = keys.number("num_hidden_layers", self.layers)
         listed = keys.listed_kinds(count)
         window = self._window(keys)
         if not window:
             return ["attention"] * count, 0
         if window == 1:
-            raise wrong("sliding_window", window, "0, or 2 or more tokens")
+            raise keys.wrong("sliding_window", window, "0, or 2 or more tokens")
         kinds = listed or (self.kinds(keys, count) if self.kinds else ["sliding"] * count)
         if self.uniform and len(set(kinds)) > 1:
-            raise LayoutFormError(
-                "config: layer_types: windows in some of the layers (max_window_layers): vLLM "
-                "serves this model type with windows in all of them or in none",
-                key="layer_types",
+            said = (
+                ": windows in some of the layers (max_window_layers): vLLM serves this model type "
+                "with windows in all of them or in none"
             )
+            raise keys.fault("layer_types", said)
         if not self.by_layer and "attention" in kinds:
             kinds = ["attention"] * count
         return kinds, window - 1 + self.extra

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf.attention.reader import Gqa, every, full
-from restow.broker.families.hf.keys import Keys, wrong
+from restow.broker.families.hf.keys import Keys
 from restow.broker.families.hf.layers import Layers, ModelTable, layers_by_kind
 from restow.broker.families.hf.types import Types
 from restow.broker.families.specs import AttentionSpec
@@ -29,7 +27,7 @@ _STEP3P7 = replace(_STEP3P5, layers=45, hidden=4096, heads=64, head_dim=128, kin
 def _gemma3n(keys: Keys, types: Types) -> Layers:
     """Gemma 3n: the last layers read the caches of earlier ones, and have none."""
     layers = _GEMMA3N(keys, types)
-    return _first(layers, keys.number("num_kv_shared_layers", 15, least=0))
+    return _first(layers, keys, 15)
 
 
 def _gemma4(keys: Keys, types: Types) -> Layers:
@@ -47,10 +45,8 @@ def _two_sizes(keys: Keys, types: Types, form: Gqa) -> Layers:
 
     Later checkpoints have these, layer by layer, in ``per_layer_config``.
     """
-    own = keys.config.get("per_layer_config") or {}
-    if not isinstance(own, Mapping):
-        raise wrong("per_layer_config", own, "an object")
-    keys = Keys({**keys.config, "per_layer_config": None})
+    own = keys.part("per_layer_config")
+    keys = keys.put("per_layer_config", None)
     kinds, window_tokens = form.windows(keys)
     kinds = [*kinds[:-1], "attention"]  # as the configuration class has it
     kv_heads, head_dim = form.shape(keys)
@@ -59,21 +55,25 @@ def _two_sizes(keys: Keys, types: Types, form: Gqa) -> Layers:
         heads, dim, window = kv_heads, head_dim, window_tokens
         if kind == "attention":
             window = 0
-            if not own:
+            if not own.config:
                 dim = keys.number("global_head_dim", 512)
                 if keys.config.get("attention_k_eq_v", False):
                     heads = keys.number("num_global_key_value_heads", kv_heads)
-        one = Keys(own.get(str(index)) or {})
+        one = own.part(str(index))
         heads, dim = one.number("num_key_value_heads", heads), one.number("head_dim", dim)
         layers.append((replace(types.attention(heads, dim), layer=index, window_tokens=window),))
-    return _first(layers, keys.number("num_kv_shared_layers", 0, least=0), kinds)
+    return _first(layers, keys, 0, kinds)
 
 
-def _first(layers: Layers, shared: int, kinds: list[str] | None = None) -> Layers:
-    """Return the layers, the last ``shared`` of them without caches. Raises `LayoutFormError`."""
+def _first(layers: Layers, keys: Keys, default: int, kinds: list[str] | None = None) -> Layers:
+    """Return the layers, without the caches of the last ones, which share others'.
+
+    Raises `LayoutFormError`.
+    """
+    shared = keys.number("num_kv_shared_layers", default, least=0)
     kept = len(layers) - shared
     if shared and (kept < 2 or (kinds and not set(kinds[kept:]) <= set(kinds[:kept]))):
-        raise wrong(
+        raise keys.wrong(
             "num_kv_shared_layers", shared, f"less than the {len(layers)} layers that it is among"
         )
     return [*layers[:kept], *((),) * shared]
@@ -84,25 +84,29 @@ def _llama4(keys: Keys, types: Types) -> Layers:
     count = keys.number("num_hidden_layers", 48)
     listed = keys.config.get("layer_types")
     if listed is not None and (not isinstance(listed, list | tuple) or len(listed) != count):
-        raise wrong("layer_types", listed, f"a list of {count} layers (num_hidden_layers)")
-    return _LLAMA4(Keys({**keys.config, "layer_types": None}), types)
+        raise keys.wrong("layer_types", listed, f"a list of {count} layers (num_hidden_layers)")
+    return _LLAMA4(keys.put("layer_types", None), types)
 
 
 def _mimo_v2(keys: Keys, types: Types) -> Layers:
     """MiMo-V2: layers with windows have heads of their own number and size, and values theirs."""
     count = keys.number("num_hidden_layers")
     pattern = keys.config.get("hybrid_layer_pattern")
-    if not isinstance(pattern, list | tuple) or len(pattern) != count:
-        raise wrong("hybrid_layer_pattern", pattern, f"a list of {count} layers, each 0 or 1")
-    if any(one not in (0, 1) for one in pattern):
-        raise wrong("hybrid_layer_pattern", pattern, f"a list of {count} layers, each 0 or 1")
+    if (
+        not isinstance(pattern, list | tuple)
+        or len(pattern) != count
+        or any(one not in (0, 1) for one in pattern)
+    ):
+        wanted = f"a list of {count} layers (num_hidden_layers), each 0 or 1"
+        raise keys.wrong("hybrid_layer_pattern", pattern, wanted)
+    keys.took("hybrid_layer_pattern")
     attention = _attention(keys, types, "")
     sliding = attention
     if 1 in pattern:
-        window = keys.number("sliding_window_size", keys.config.get("sliding_window"), least=2)
+        window = keys.number(("sliding_window_size", "sliding_window"), least=2)
         sliding = replace(_attention(keys, types, "swa_"), window_tokens=window - 1)
     return layers_by_kind(
-        ["sliding" if one else "attention" for one in pattern], attention, None, sliding
+        keys, ["sliding" if one else "attention" for one in pattern], attention, None, sliding
     )
 
 
@@ -111,7 +115,8 @@ def _attention(keys: Keys, types: Types, prefix: str) -> AttentionSpec:
     heads = keys.number(f"{prefix}num_attention_heads")
     kv_heads = keys.number(f"{prefix}num_key_value_heads")
     if heads % kv_heads:
-        raise wrong(f"{prefix}num_key_value_heads", kv_heads, f"a divisor of the {heads} heads")
+        wanted = f"a divisor of {prefix}num_attention_heads, {heads}"
+        raise keys.wrong(f"{prefix}num_key_value_heads", kv_heads, wanted)
     head_dim = keys.number(f"{prefix}head_dim")
     value_dim = keys.number(f"{prefix}v_head_dim", head_dim)
     attention = types.attention(kv_heads, head_dim)
@@ -133,10 +138,10 @@ def _step(keys: Keys, types: Types, form: Gqa) -> Layers:
     listed = keys.config.get("layer_types") or None
     if isinstance(listed, list | tuple):  # checkpoints list those of drafts behind
         listed = listed[:count]
-    keys = form.renamed(Keys({**keys.config, "layer_types": listed}))
+    keys = form.renamed(keys.put("layer_types", listed))
     kinds, window_tokens = form.windows(keys)
     kv_heads, head_dim = form.shape(keys)
-    other = Keys(keys.config.get("attention_other_setting") or {})
+    other = keys.part("attention_other_setting")
     others = other.text("attention_type") if other.config and listed else None
     layers: Layers = []
     for index, kind in enumerate(kinds):
@@ -153,23 +158,22 @@ def _nemotron_nas(keys: Keys, types: Types) -> Layers:
     count, heads = keys.number("num_hidden_layers"), keys.number("num_attention_heads")
     blocks = keys.config.get("block_configs")
     if not isinstance(blocks, list | tuple) or len(blocks) != count:
-        raise wrong("block_configs", blocks, f"a list of {count} blocks (num_hidden_layers)")
+        raise keys.wrong("block_configs", blocks, f"a list of {count} blocks (num_hidden_layers)")
     layers: Layers = []
     for index, block in enumerate(blocks):
-        attention = Keys(Keys(block).config.get("attention") or {})
+        one = Keys(block, f"{keys.path}block_configs[{index}].", keys.readings)
+        attention = one.part("attention")
         if attention.config.get("no_op"):
             layers.append(())
             continue
         if attention.config.get("replace_with_linear"):
-            raise LayoutFormError(
-                f"config: block_configs[{index}].attention: replace_with_linear is nothing that "
-                f"vLLM knows",
-                key="block_configs",
-            )
+            raise attention.fault("replace_with_linear", " is nothing that vLLM knows")
         group = attention.number("n_heads_in_group")
         if heads % group:
-            raise wrong("n_heads_in_group", group, f"a divisor of the {heads} heads")
-        form = Keys({**keys.config, "num_key_value_heads": heads // group})
+            raise attention.wrong(
+                "n_heads_in_group", group, f"a divisor of num_attention_heads, {heads}"
+            )
+        form = keys.put("num_key_value_heads", heads // group)
         spec = types.attention(*Gqa().shape(form))
         layers.append((replace(spec, layer=index),))
     return layers
