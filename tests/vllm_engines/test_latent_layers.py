@@ -20,14 +20,16 @@ from restow.broker.families import (
 )
 from restow.broker.families.pages import layer_pages
 from vllm_harness.engine import ENVIRONMENT
-from vllm_harness.latent_configs import CONFIGS, MISTRAL_LARGE_3_PARAMS
+from vllm_harness.latent_configs import CONFIGS
 
 pytestmark = pytest.mark.timeout(1800)
 TPS = (1, 4, 16)
 HEADS = {"MiniCPM3-4B": 40, "GLM-4.7-Flash": 20}
 """Attention heads, where not all TP sizes divide them."""
 Caches = dict[tuple[str, int], dict[str, dict[str, Any]]]
-MODELS = {**CONFIGS, "Mistral-Large-3": MISTRAL_LARGE_3_PARAMS}
+UNBUILT = ("HY-V4", "Step3")
+"""Of these vLLM needs more than their language model's config, or a GPU."""
+MODELS = {name: config for name, config in CONFIGS.items() if name not in UNBUILT}
 SCRIPT = Path(__file__).parents[1] / "vllm_harness" / "built_layers.py"
 
 
@@ -41,8 +43,7 @@ def built(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Caches
         # The weights' type needs processors of its own, and says nothing of KV here.
         plain = {key: value for key, value in config.items() if key != "quantization_config"}
         (folder / name).mkdir()
-        file = "params.json" if "n_layers" in config else "config.json"
-        (folder / name / file).write_text(json.dumps(plain))
+        (folder / name / "config.json").write_text(json.dumps(plain))
     run = subprocess.run(
         [vllm_python, SCRIPT, folder, ",".join(map(str, TPS))],
         env={**os.environ, **ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR"},
