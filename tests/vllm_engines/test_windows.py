@@ -9,44 +9,20 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.actions import State
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
-from vllm_harness.checkpoints import write_checkpoint
+from vllm_harness.checkpoints import gemma3, write_checkpoint
 from vllm_harness.engine import Options, vllm_engine
 from vllm_harness.pair import GRANT_S
 
 pytestmark = pytest.mark.timeout(600)
 BLOCK_TOKENS = 16
-WINDOW_TOKENS = 32
 LENGTHS = (20, 58, 128)
 """Inside of a window, and such that one begins within a block, and where a block begins."""
 STEPS = 12
-
-
-def gemma3() -> Gemma3ForCausalLM:
-    """Five layers with windows to one without."""
-    return Gemma3ForCausalLM(
-        Gemma3TextConfig(
-            vocab_size=VOCABULARY_SIZE,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=6,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            sliding_window=WINDOW_TOKENS,
-            max_position_embeddings=512,
-            initializer_range=0.2,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-            dtype="float32",
-        )
-    )
 
 
 async def test_a_d_that_would_keep_half_a_block_as_a_prefix_is_refused(

@@ -1,4 +1,4 @@
-"""A small checkpoint of another hybrid family, with random weights of a fixed seed."""
+"""Small checkpoints of other families, with random weights of a fixed seed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     PreTrainedModel,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
@@ -43,6 +45,28 @@ def gated_delta_net(layers: int = 4) -> PreTrainedModel:
             moe_intermediate_size=64,
             shared_expert_intermediate_size=64,
             dtype="bfloat16",
+        )
+    )
+
+
+def gemma3() -> Gemma3ForCausalLM:
+    """Five layers with windows to one without."""
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            vocab_size=VOCABULARY_SIZE,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            sliding_window=32,
+            max_position_embeddings=512,
+            initializer_range=0.2,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            dtype="float32",
         )
     )
 

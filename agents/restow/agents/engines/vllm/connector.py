@@ -24,6 +24,7 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
+from restow.agents.engines.vllm.engine_checks import check_engine, check_groups, check_windows
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.agents.engines.vllm.model_revision import weights_revision
 from restow.agents.engines.vllm.scheduler.broker_session import registered
@@ -79,14 +80,14 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._log = get_logger("restow.vllm").bind(engine=transfer.engine_id)
         self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
         self._engine_id, self._incarnation = transfer.engine_id, vllm_config.instance_id
-        _check_engine(vllm_config)
-        caches.check_groups(kv_cache_config)
+        check_engine(vllm_config)
+        check_groups(kv_cache_config)
+        check_windows(vllm_config, kv_cache_config)
         model = vllm_config.model_config
         self._model: ModelSpec = replace(
             caches.model_spec(model.hf_text_config.to_dict(), kv_cache_config),
             quantisation=model.quantization or "",
         )
-        _check_windows(vllm_config, self._model)
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
         self._session: BlockingSession | None = None
@@ -288,26 +289,3 @@ def _progress(scheduler_output: SchedulerOutput) -> Iterator[tuple[str, int]]:
     cached = scheduler_output.scheduled_cached_reqs
     for req_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         yield req_id, computed + scheduled[req_id]
-
-
-def _check_windows(config: VllmConfig, model: ModelSpec) -> None:
-    """Refuse a D that would take a block for a prefix of which a handoff fills the end alone.
-
-    A window begins in the middle of its first block, and vLLM caches every block that is full.
-    """
-    asks = config.kv_transfer_config.is_kv_consumer and config.cache_config.enable_prefix_caching
-    if asks and any(getattr(layer, "window_tokens", 0) for layer in model.layers):
-        raise EngineUnsupportedError(
-            "a model with sliding windows and prefix caching: the first block of a window is "
-            "handed over in part, and would be found as a whole: start D with "
-            "--no-enable-prefix-caching"
-        )
-
-
-def _check_engine(config: VllmConfig) -> None:
-    parallel = config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise EngineUnsupportedError(
-                f"{name} is {getattr(parallel, name)}: context parallelism is not handed over yet"
-            )

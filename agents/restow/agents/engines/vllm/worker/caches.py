@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from restow.agents.engines.common.groups import Group
-from restow.agents.engines.vllm.errors import CacheUnknownError, EngineUnsupportedError
+from restow.agents.engines.vllm.errors import CacheUnknownError
 from restow.agents.engines.vllm.worker.kv_order import kv_order
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of
 from restow.broker.families import KvOrder, ModelSpec, model_from_hf_config
@@ -88,16 +88,6 @@ def layer_caches(
                 tuple(tuple(shape) for shape in spec.shapes) if state else (),
                 tuple(spec.dtypes) if state else (),
             )
-
-
-def check_groups(config: KVCacheConfig) -> None:
-    """Refuse caches that hold more than the connector knows of. Raises `EngineUnsupportedError`."""
-    for group in config.kv_cache_groups:
-        if group.host_resident:
-            raise EngineUnsupportedError(f"caches in host memory ({group.layer_names[0]}, ...)")
-        for spec in _specs(group.kv_cache_spec):
-            if not isinstance(spec, AttentionSpec | MambaSpec):
-                raise EngineUnsupportedError(f"caches of kind {type(spec).__name__}")
 
 
 def _specs(spec: KVCacheSpec) -> Iterator[KVCacheSpec]:
