@@ -49,6 +49,18 @@ def test_from_config_cuts_stages_and_keeps_keys_apart(config: Path, run: Run) ->
     assert [len(rank.regions) for rank in layout.ranks] == [1, 7]
 
 
+def test_from_config_puts_all_layers_into_one_block(config: Path, run: Run) -> None:
+    out = run("layout", "from-config", config, "--cross-layer-blocks", "--page-align-bytes", 256)
+    settings = EngineSettings(page_align_bytes=256, cross_layer_blocks=True)
+    layout = layout_from_json(json.loads(out))
+    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
+    apart = build_layout(model_from_hf_config(CONFIG), EngineSettings(page_align_bytes=256))
+    together = {region.group: region for region in layout.ranks[0].regions}
+    for group, region in together.items():
+        strides = [r.page_stride_bytes for r in apart.ranks[0].regions if r.group == group]
+        assert region.page_stride_bytes == sum(strides)
+
+
 def test_from_config_takes_scales(config: Path, run: Run) -> None:
     own, static = Scales(ScaleKind.PER_TOKEN_HEAD), Scales(ScaleKind.STATIC, "rev 7")
     for scales, options in (
@@ -58,6 +70,20 @@ def test_from_config_takes_scales(config: Path, run: Run) -> None:
         out = run("layout", "from-config", config, "--kv-dtype", "float8_e4m3fn", *options)
         model = model_from_hf_config(CONFIG, DType.FLOAT8_E4M3FN, kv_scales=scales)
         assert layout_from_json(json.loads(out)) == build_layout(model, EngineSettings())
+
+
+def test_from_config_of_a_model_with_an_indexer(tmp_path: Path, run: Run, fail: Fail) -> None:
+    config = {"model_type": "deepseek_v32", "num_hidden_layers": 1}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    asked = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "per-block")
+    layout = layout_from_json(
+        json.loads(run("layout", "from-config", file, *asked, "--page-tokens", 64))
+    )
+    (rank,) = layout.ranks
+    assert [region.page_stride_bytes for region in rank.regions] == [64 * 656, 64 * 132]
+    outcome = fail("layout", "from-config", file, "--json")
+    assert "page_tokens 64" in outcome.json["error"]["message"]
 
 
 def test_check_diff_and_plan_say_which_model(layout_file: LayoutFile, run: Run, fail: Fail) -> None:
@@ -186,7 +212,7 @@ def test_check_of_what_is_no_layout(
 @pytest.mark.parametrize(
     ("changes", "settings", "reason"),
     [
-        ({"model_type": "llama"}, [], "MODEL_TYPE_UNKNOWN"),
+        ({"model_type": "perceptron"}, [], "MODEL_TYPE_UNKNOWN"),
         ({}, ["--tp", 3], "TP_SIZE_NOT_ALLOWED"),
         ({}, ["--tp", 5000], "LAYOUT_MALFORMED"),
         ({"n_groups": "two"}, [], "LAYOUT_MALFORMED"),

@@ -38,6 +38,7 @@ from restow.broker.families import (
     EngineSettings,
     KvOrder,
     LayerSpec,
+    MatrixOrder,
     MlaSpec,
     ModelSpec,
     ScaleKind,
@@ -76,6 +77,10 @@ SIDES = (
     (
         EngineSettings(page_tokens=16, kv_packed=False, conv_rows_extra=1),
         EngineSettings(page_tokens=20, pp=2, layers_per_stage=(1, 3)),
+    ),
+    (
+        EngineSettings(page_tokens=16, conv_rows_extra=1, cross_layer_blocks=True),
+        EngineSettings(page_tokens=16, kv_packed=False, matrix_order=MatrixOrder.KV),
     ),
 )
 OWN_SCALES = Scales(ScaleKind.PER_TOKEN_HEAD)

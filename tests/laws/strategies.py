@@ -17,12 +17,14 @@ from restow.broker.families import (
     ConvLayout,
     EngineSettings,
     GdnSpec,
+    IndexerSpec,
     KdaSpec,
     KvOrder,
     LayerSpec,
     LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
+    MatrixOrder,
     MlaSpec,
     ModelSpec,
     ScaleKind,
@@ -30,6 +32,7 @@ from restow.broker.families import (
     ShortConvSpec,
     build_layout,
 )
+from restow.broker.families.specs import LatentSpec
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Strategy
 
@@ -47,8 +50,10 @@ _GROUPS = st.sampled_from([1, 1, 2, 3, 4, 6])
 _KV_HEADS = st.sampled_from([1, 2, 3, 4, 6, 8])
 _KERNELS = st.integers(2, 4)
 _LAYERS = st.one_of(
-    st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq"]),
-    st.text("aldq1mgkcr", min_size=1, max_size=3),
+    st.sampled_from(
+        ["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq", "av", "vma", "li"]
+    ),
+    st.text("avldiq1mgkcr", min_size=1, max_size=3),
 )
 _WINDOWS = st.sampled_from([0, 0, 1, 3, 6, 100])
 _GAPS = st.sampled_from([0, 0, 0, 1])
@@ -69,6 +74,8 @@ _SETTINGS = {
         conv_rows_extra=st.integers(0, 3),
         page_align_bytes=st.sampled_from([4, 64] if even else [1, 4, 64, 100]),
         null_block=st.sampled_from([None, 0]),
+        cross_layer_blocks=st.booleans(),
+        matrix_order=st.sampled_from(MatrixOrder),
     )
     for even in (False, True)
 }
@@ -109,6 +116,8 @@ def model_specs(draw: st.DrawFn, casts: bool = False) -> ModelSpec:
     for kind in draw(_LAYERS):
         if kind not in known:
             known[kind] = _FAMILIES[kind](draw, sizes, dtypes)
+        if kind == "i" and layers and isinstance(layers[-1], LatentSpec):
+            index = layers[-1].layer  # latents and an indexer's keys are of one layer
         layers.append(replace(known[kind], layer=index))
         index += 1 + draw(_GAPS)
     return ModelSpec("random", tuple(layers), layer_count=index + draw(_GAPS))
@@ -119,20 +128,32 @@ DTypes = st.SearchStrategy[DType]
 Make = Callable[[st.DrawFn, Ints, DTypes], LayerSpec]
 
 
-def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> AttentionSpec:
     window = draw(_WINDOWS)
     return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes), window_tokens=window)
+
+
+def _two_widths(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    """Values of another width than keys, more often than not."""
+    layer = _attention(draw, sizes, dtypes)
+    return replace(layer, value_dim=draw(sizes))
 
 
 def _quantised(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     """KV with scales: a float32 behind the elements of every head, or static ones."""
     size, types = 2 * draw(sizes), (draw(_QUANTISED), draw(_WINDOWS))
-    return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES))
+    width = draw(st.sampled_from([0, 0, 4]))
+    return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES), value_dim=width)
 
 
 def _block_scaled_mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     block = 2 * draw(sizes)
     return BlockScaledMlaSpec(0, block * draw(_SMALL), 2 * draw(sizes), block, draw(dtypes))
+
+
+def _indexer(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    block = 2 * draw(sizes)
+    return IndexerSpec(0, block * draw(_SMALL), block)
 
 
 def _mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
@@ -181,9 +202,11 @@ def _linear(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
 
 _FAMILIES: dict[str, Make] = {
     "a": _attention,
+    "v": _two_widths,
     "q": _quantised,
     "l": _mla,
     "d": _block_scaled_mla,
+    "i": _indexer,
     "1": _mamba1,
     "m": _mamba2,
     "g": _gdn,
@@ -202,7 +225,7 @@ def _allows(layer: LayerSpec, tp: int, casts: bool) -> bool:
     match layer:
         case AttentionSpec():
             return layer.kv_heads % tp == 0 or tp % layer.kv_heads == 0
-        case MlaSpec() | BlockScaledMlaSpec():
+        case MlaSpec() | BlockScaledMlaSpec() | IndexerSpec():
             return True
         case Mamba1Spec():
             # The state follows the window: a rank's share of channels has to be even.

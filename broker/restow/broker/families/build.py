@@ -1,10 +1,11 @@
-"""Lay a model's state out for an engine, as vLLM packs it: one region a layer and kind."""
+"""Lay a model's state out for an engine, as vLLM packs it: a region a layer and kind, or group."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from itertools import chain
 
+from restow.broker.families.cross_layer import join_layers
 from restow.broker.families.pages import Pages, layer_pages
 from restow.broker.families.settings import EngineSettings
 from restow.broker.families.specs import ModelSpec
@@ -36,10 +37,11 @@ def _rank(
     pages = [
         layer_pages(layer, settings, tp_rank)
         for layer in model.layers
-        if layers.start <= layer.layer < layers.stop
+        if layers.start <= layer.layer // model.numbers_per_layer < layers.stop
     ]
     parts = {
         part.name: tuple(chain.from_iterable(getattr(one, part.name) for one in pages))
         for part in fields(Pages)
     }
-    return RankLayout(rank, **parts)
+    layout = RankLayout(rank, **parts)
+    return join_layers(layout) if settings.cross_layer_blocks else layout

@@ -25,6 +25,9 @@ class ScaleKind(StrEnum):
     PER_TOKEN_HEAD = "per-token-head"  # noqa: S105
     """A float32 for each token and head, in the cache and moved with it (vLLM
     `fp8_per_token_head`, `int8_per_token_head`)."""
+    PER_BLOCK = "per-block"
+    """A float32 for each token and block of its latent, in the cache and moved with it (vLLM
+    `fp8_ds_mla`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Scales(Worded):
 
     @property
     def per_token(self) -> bool:
-        """Whether they lie in the cache."""
+        """Whether each token has one for a head, in the cache."""
         return self.kind is ScaleKind.PER_TOKEN_HEAD
 
     @property

@@ -33,6 +33,15 @@ class KvOrder(StrEnum):
     """
 
 
+class MatrixOrder(StrEnum):
+    """Order of the two axes of a head's matrix: delta nets, KDA and linear attention."""
+
+    VK = "VK"
+    """A row of keys for each value (vLLM 0.32)."""
+    KV = "KV"
+    """A row of values for each key."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings(Worded):
     """The settings of one engine that its layout follows from.
@@ -42,7 +51,8 @@ class EngineSettings(Worded):
     values have regions of their own. ``layers_per_stage`` empty: as vLLM cuts. With
     ``mixer_inputs`` the engine keeps what its recurrent layers read behind their states; with
     ``projections`` it offers the in-projection weights that such inputs can be multiplied with.
-    ``null_block`` is the id that lists have where a request has no block; None: no id is.
+    ``null_block`` is the id that lists have where a request has no block; None: no id is. With
+    ``cross_layer_blocks`` a block has the pages of all layers of its group, side by side.
     """
 
     tp: int = 1
@@ -58,6 +68,8 @@ class EngineSettings(Worded):
     mixer_inputs: bool = False
     projections: bool = False
     null_block: int | None = None
+    cross_layer_blocks: bool = False
+    matrix_order: MatrixOrder = MatrixOrder.VK
 
     def check(self) -> None:
         """Raise `LayoutFormError` that names a setting outside of its bounds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.parts import Recurrence
 from restow.broker.families.recurrent import RecurrentSpec
-from restow.broker.families.scales import NO_SCALES, SCALE_DTYPE, Scales
+from restow.broker.families.scales import NO_SCALES, SCALE_DTYPE, ScaleKind, Scales
 from restow.broker.layout import DType, Field, Kind, Model
 from restow.broker.words import Worded
 
@@ -17,7 +17,8 @@ class AttentionSpec(Worded):
     """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token.
 
     With ``window_tokens`` the next token sees only so many before it (sliding window); 0: all.
-    ``scales`` are for float8 and int8.
+    ``scales`` are for float8 and int8. ``value_dim`` is for values of another width than keys; 0:
+    of the same.
     """
 
     layer: int
@@ -26,17 +27,25 @@ class AttentionSpec(Worded):
     dtype: DType
     window_tokens: int = 0
     scales: Scales = NO_SCALES
+    value_dim: int = 0
 
     def __post_init__(self) -> None:
         """Refuse scales of a type that has none."""
         Worded.__post_init__(self)
         self.scales.check(self.dtype)
+        if self.scales.kind is ScaleKind.PER_BLOCK:
+            raise LayoutFormError("keys and values of heads have no scales per block")
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Elements of a head's key ``k`` and value ``v``."""
+        return {"k": self.head_dim, "v": self.value_dim or self.head_dim}
 
     def fields(self) -> tuple[Field, ...]:
         """``k`` and ``v``, each ``[head, dim]`` a token; scales in the cache are ``[head]``."""
         fields = []
-        for name in (f"layers.{self.layer}.k", f"layers.{self.layer}.v"):
-            axes, shape = ("head", "dim"), (self.kv_heads, self.head_dim)
+        for part, dim in self.dims.items():
+            name, axes, shape = f"layers.{self.layer}.{part}", ("head", "dim"), (self.kv_heads, dim)
             window, words = self.window_tokens, self.scales.words
             fields.append(Field(name, Kind.PER_TOKEN, axes, shape, window, words))
             if self.scales.per_token:
@@ -65,6 +74,11 @@ class MlaSpec(Worded):
             raise LayoutFormError(
                 "latents (MLA) have no scales per token and head: no engine keeps them; give "
                 "static scales or none"
+            )
+        if self.scales.kind is ScaleKind.PER_BLOCK:
+            raise LayoutFormError(
+                "latents (MLA) have scales per block only beside an indexer (DeepSeek sparse "
+                "attention, vLLM fp8_ds_mla); give static scales or none"
             )
 
     def parts(self) -> tuple[tuple[Field, DType], ...]:
@@ -116,7 +130,45 @@ class BlockScaledMlaSpec(Worded):
         return tuple(field for field, _ in self.parts())
 
 
-LayerSpec = AttentionSpec | MlaSpec | BlockScaledMlaSpec | RecurrentSpec
+@dataclass(frozen=True, slots=True)
+class IndexerSpec(Worded):
+    """The keys of a sparse attention's indexer: one vector a token in float8, whole on every rank.
+
+    Every ``block_dim`` elements have a scale. In a page the scales of all tokens lie behind the
+    elements of all tokens, so it matters where a page ends: ``page_tokens`` is the only number of
+    tokens that the engine makes pages of; 0: any. (vLLM `DeepseekV32IndexerCache`; pages are those
+    of its kernels, `DeepseekV32IndexerBackend.get_supported_kernel_block_sizes`.)
+    """
+
+    layer: int
+    key_dim: int = 128
+    block_dim: int = 128
+    page_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a block that does not divide the vector."""
+        Worded.__post_init__(self)
+        if self.block_dim < 1 or self.key_dim % self.block_dim:
+            raise LayoutFormError(
+                f"blocks of {self.block_dim} elements do not divide an indexer's key of "
+                f"{self.key_dim}"
+            )
+
+    def parts(self) -> tuple[tuple[Field, DType], ...]:
+        """``index_k`` and ``index_k_scale`` with their types, one behind the other in a page."""
+        name, words = f"layers.{self.layer}.index_k", f"per token and {self.block_dim} elements"
+        blocks = (self.key_dim // self.block_dim,)
+        key = Field(name, Kind.PER_TOKEN, ("dim",), (self.key_dim,), scales=words)
+        scale = Field(f"{name}_scale", Kind.PER_TOKEN, ("block",), blocks)
+        return (key, DType.FLOAT8_E4M3FN), (scale, SCALE_DTYPE)
+
+    def fields(self) -> tuple[Field, ...]:
+        """``index_k`` and ``index_k_scale``."""
+        return tuple(field for field, _ in self.parts())
+
+
+LatentSpec = MlaSpec | BlockScaledMlaSpec
+LayerSpec = AttentionSpec | LatentSpec | IndexerSpec | RecurrentSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +176,9 @@ class ModelSpec:
     """A model: its name and those of its layers that have state.
 
     ``layer_count`` counts the other layers too, which pipeline stages are cut by; 0: the last
-    layer with state is the last of all. The last three are as of `ModelIdentity`.
+    layer with state is the last of all. ``revision``, ``adapter`` and ``quantisation`` are as of
+    `ModelIdentity`. Where layers have several attentions each, these are numbered on,
+    ``numbers_per_layer`` in a layer: no stage parts them.
     """
 
     name: str
@@ -133,11 +187,13 @@ class ModelSpec:
     revision: str = ""
     adapter: str = ""
     quantisation: str = ""
+    numbers_per_layer: int = 1
 
     @property
     def depth(self) -> int:
         """How many layers it has."""
-        return self.layer_count or 1 + max((layer.layer for layer in self.layers), default=-1)
+        last = max((layer.layer for layer in self.layers), default=-1)
+        return self.layer_count or 1 + last // self.numbers_per_layer
 
     @property
     def recurrent(self) -> bool:

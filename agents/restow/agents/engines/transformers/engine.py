@@ -39,7 +39,7 @@ from restow.agents.engines.transformers.stored_types import AS_COMPUTED, StoredT
 from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
 from restow.broker.errors import RequestError, RestowError
 from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
-from restow.broker.layout import Layout
+from restow.broker.layout import DType, Layout
 
 State = Mapping[str, Tensor]
 
@@ -105,7 +105,10 @@ class Engine:
         if options.settings.mixer_inputs or options.settings.projections:
             check_exact(model)
         stored = options.stored
-        spec = model_from_hf_config(model.config.to_dict(), stored.kv, stored.conv, stored.ssm)
+        spec = model_from_hf_config(
+            *(model.config.to_dict(), stored.kv, stored.conv, stored.ssm),
+            dtype=DType.parse(str(model.dtype).removeprefix("torch.")),
+        )
         spec = replace(spec, revision=options.revision or _revision(model))
         self._backoff = backoff_tokens(spec.recurrent)
         self.layout = build_layout(spec, replace(options.settings, null_block=NULL_BLOCK))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from restow.broker.cli.options import JsonFile, JsonOption
+from restow.broker.cli.options import ConfigPath, JsonFile, JsonOption
 from restow.broker.cli.output import FOUND, print_json
 
 if TYPE_CHECKING:
-    from restow.broker.families import Scales
+    from restow.broker.families import Readings, Scales
 
 app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
@@ -20,7 +21,7 @@ KvDType = Literal["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m
 
 @app.command("from-config")
 def from_config(
-    config: JsonFile,
+    config: ConfigPath,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 1,
     layers_per_stage: Annotated[
@@ -33,6 +34,10 @@ def from_config(
     conv_layout: Annotated[
         Literal["SD", "DS"], typer.Option(help="Innermost axis of conv states: channels or taps.")
     ] = "SD",
+    matrix_order: Annotated[
+        Literal["VK", "KV"],
+        typer.Option(help="Axes of a head's matrix in delta nets, KDA and linear attention."),
+    ] = "VK",
     page_tokens: Annotated[int, typer.Option(min=1, help="Tokens in an attention page.")] = 16,
     pages_per_block: Annotated[int, typer.Option(min=1, help="Pages that a block id names.")] = 1,
     kv_order: Annotated[
@@ -49,13 +54,29 @@ def from_config(
             help="Keys and values side by side, or in regions of their own.",
         ),
     ] = True,
+    cross_layer_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--cross-layer-blocks", help="Blocks hold the pages of all layers, side by side."
+        ),
+    ] = False,
+    dtype: Annotated[
+        StateDType | None,
+        typer.Option(
+            help="Type that the engine computes in. Default: what vLLM's auto makes of the "
+            "model's, so bfloat16 for float32."
+        ),
+    ] = None,
     kv_dtype: Annotated[
         KvDType | None,
         typer.Option(help="Type of keys and values. Default: the checkpoint's, or the model's."),
     ] = None,
     kv_scales: Annotated[
-        Literal["none", "static", "per-token-head"] | None,
-        typer.Option(help="Scales of float8 or int8 KV. Default: none, where there can be none."),
+        Literal["none", "static", "per-token-head", "per-block"] | None,
+        typer.Option(
+            help="Scales of float8 or int8 KV; per-block: of latents beside an indexer "
+            "(vLLM fp8_ds_mla). Default: none, where there can be none."
+        ),
     ] = None,
     kv_scales_fingerprint: Annotated[
         str | None,
@@ -98,23 +119,39 @@ def from_config(
         typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
     ] = None,
     revision: Annotated[
-        str,
-        typer.Option(help="Tells weights apart: equal on P and D exactly when their weights are."),
-    ] = "",
+        str | None,
+        typer.Option(
+            help="Tells weights apart: equal on P and D exactly when their weights are. Default: "
+            "a fingerprint of the weights in the folder, if it is given and has some."
+        ),
+    ] = None,
     adapter: Annotated[
         str, typer.Option(help="The adapter that all of the engine's requests go through.")
     ] = "",
-    quantisation: Annotated[str, typer.Option(help="How the weights are quantised.")] = "",
+    quantisation: Annotated[
+        str | None,
+        typer.Option(help="How the weights are quantised. Default: what the config says."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing of what was read and assumed.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the layout of a model with a Hugging Face config.json as JSON."""
+    """Write the layout of a model with a Hugging Face config.json as JSON.
+
+    Which value was taken from which key of which file, and what was assumed, is said on stderr:
+    with --json as JSON.
+    """
     from dataclasses import replace
 
-    from restow.broker.cli.files import read_json
+    from restow.broker.cli.files import read_model_config
+    from restow.broker.cli.views.config_readings import show_readings
     from restow.broker.families import (
         ConvLayout,
         EngineSettings,
         KvOrder,
+        MatrixOrder,
+        Readings,
         build_layout,
         model_from_hf_config,
     )
@@ -122,10 +159,17 @@ def from_config(
     from restow.broker.layout.json_form import layout_to_json
 
     scales = _scales(kv_scales, kv_scales_fingerprint)
-    kv, conv, ssm = (
-        None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype)
+    kv, conv, ssm, computed = (
+        None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype, dtype)
     )
-    model = model_from_hf_config(read_json(config), kv, conv, ssm, scales)
+    content, quant_config = read_model_config(config)
+    readings = Readings()
+    model = model_from_hf_config(
+        *(content, kv, conv, ssm, scales),
+        dtype=computed,
+        quant_config=quant_config,
+        readings=readings,
+    )
     settings = EngineSettings(
         tp=tp,
         page_tokens=page_tokens,
@@ -140,17 +184,35 @@ def from_config(
         mixer_inputs=mixer_inputs,
         projections=projections,
         null_block=null_block,
+        cross_layer_blocks=cross_layer_blocks,
+        matrix_order=MatrixOrder(matrix_order),
     )
     model = replace(
         model,
         name=name or model.name,
-        revision=revision,
+        revision=_fingerprint(config, readings) if revision is None else revision,
         adapter=adapter,
-        quantisation=quantisation,
+        quantisation=model.quantisation if quantisation is None else quantisation,
     )
     layout = build_layout(model, settings)
     check_layout(layout)
+    if not quiet:
+        show_readings(readings, as_json)
     print_json(layout_to_json(layout))
+
+
+def _fingerprint(config: Path, readings: Readings) -> str:
+    """Return a word for the weights in a folder; "" where there are none, or a file was given."""
+    from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
+    from restow.broker.families import Reading
+
+    try:
+        found = checkpoint_revision(config) if config.is_dir() else ""
+    except CheckpointInvalidError:
+        return ""
+    if found:
+        readings.add(Reading("revision", found, str(config), "a fingerprint of its weights"))
+    return found
 
 
 def _scales(kind: str | None, fingerprint: str | None) -> Scales | None:

@@ -80,7 +80,7 @@ def rank_layout(
 
     Of ``settings`` tokens and order of a page are not looked at: every cache has its own.
     """
-    laid = [_laid(_spec(model, cache), settings, rank % settings.tp, cache) for cache in caches]
+    laid = [_laid(layer_of(model, cache), settings, rank % settings.tp, cache) for cache in caches]
     layout = RankLayout(
         rank,
         tuple(region for pages, _ in laid for region in pages.regions),
@@ -90,16 +90,8 @@ def rank_layout(
     return RankRegions(layout, tuple(memory for _, memory in laid))
 
 
-def dtype_of(tensor_dtype: torch.dtype) -> DType:
-    """Return the layout's name of a torch dtype. Raises `LayoutFormError`."""
-    return DType.parse(str(tensor_dtype).removeprefix("torch."))
-
-
-# -- inside ---------------------------------------------------------------------------------------
-
-
-def _spec(model: ModelSpec, cache: LayerCache) -> LayerSpec:
-    """Return what the config says of the layer's cache."""
+def layer_of(model: ModelSpec, cache: LayerCache) -> LayerSpec:
+    """Return what the model has of the layer's cache. Raises `CacheUnknownError`."""
     for spec in model.layers:
         if spec.layer == cache.layer and isinstance(spec, RecurrentSpec) == cache.is_state:
             return spec
@@ -110,6 +102,14 @@ def _spec(model: ModelSpec, cache: LayerCache) -> LayerSpec:
         "EAGLE) are not handed over yet",
         layer=cache.name,
     )
+
+
+def dtype_of(tensor_dtype: torch.dtype) -> DType:
+    """Return the layout's name of a torch dtype. Raises `LayoutFormError`."""
+    return DType.parse(str(tensor_dtype).removeprefix("torch."))
+
+
+# -- inside ---------------------------------------------------------------------------------------
 
 
 def _laid(
