@@ -1,41 +1,18 @@
-"""Small models of many types, whose layouts come from vLLM's own specs or from a family.
-
-Three engines are both P and D: two of one rank, one of two. What is right the first one says, asked
-without a handoff.
-"""
+"""Small models of many types, whose layouts come from vLLM's own specs or from a family."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from restow.agents.engines.recall.model import checkpoint_folder
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
-from restow.broker.core.actions import State
-from restow.broker.server.serve import running_broker
-from restow.broker.server.settings import BrokerSettings
-from vllm_harness.engine import Options, VllmEngine, vllm_engine
-from vllm_harness.pair import GRANT_S
+from vllm_harness.engine import Options
+from vllm_harness.three_engines import WAYS, three_engines_answers
 from vllm_harness.tiny_models import tiny_model
 
 pytestmark = pytest.mark.timeout(900)
 ONE_GROUP = checkpoint_folder(1)
-STEPS = 12
-NO_FAMILIES = {"RESTOW_TEST_NO_FAMILIES": "1"}
-TPS = (1, 1, 2)
-WAYS = [(0, 1), (0, 2), (2, 0)]
-"""P and D among these: P1 to D1, P1 to D2, P2 to D1."""
-
-
-def prompts() -> list[list[int]]:
-    """Shorter and longer than a window of 32 tokens, and than vLLM's blocks."""
-    rng = Random(7)  # noqa: S311 - reproducible, not secret
-    return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in (3, 20, 33, 128, 200)]
 
 
 @pytest.mark.parametrize(
@@ -53,65 +30,8 @@ async def test_tokens_are_those_of_an_engine_that_serves_alone(
     """The first engine's connector may know the type by its family; the others' never do."""
     recall = model_type == "recall"  # Nemotron-H, with a group that every rank has whole
     model = ONE_GROUP if recall else tiny_model(model_type, tmp_path / "model")
-    expected, answers = await _answers(vllm_python, tmp_path, model, first_knows)
+    expected, answers = await three_engines_answers(
+        vllm_python, tmp_path, Options(model), first_knows
+    )
     assert len(set(expected)) == len(expected)
     assert answers == dict.fromkeys(WAYS, expected)
-
-
-async def _answers(
-    python: Path, logs: Path, model: Path, first_knows: bool
-) -> tuple[list[tuple[int, ...]], dict[tuple[int, int], list[tuple[int, ...]]]]:
-    """Return what the first engine says alone, and what each D says after its P."""
-    async with (
-        running_broker(BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)) as broker,
-        _engines(python, logs, broker.address, model, first_knows) as engines,
-    ):
-        asked = prompts()
-        expected = [(await engines[0].ask(ids, STEPS)).tokens for ids in asked]
-        answers = {}
-        for p, d in WAYS:
-            answers[p, d] = await asyncio.gather(
-                *(
-                    _hand_over(engines[p], engines[d], f"{p}{d}{number}", ids)
-                    for number, ids in enumerate(asked)
-                )
-            )
-        counts = broker.hub.directory.ledger.statistics.by_state
-        assert counts == {State.DONE: len(WAYS) * len(asked)}
-    return expected, answers
-
-
-async def _hand_over(
-    prefill: VllmEngine, decode: VllmEngine, handoff_id: str, ids: list[int]
-) -> tuple[int, ...]:
-    params = {"handoff_id": handoff_id}
-    first = prefill.begin(ids, 1, {**params, "do_remote_decode": True})
-    answer = await decode.ask(ids, STEPS, {**params, "do_remote_prefill": True})
-    await prefill.answer(first)
-    assert not answer.error
-    return answer.tokens
-
-
-@contextlib.asynccontextmanager
-async def _engines(
-    python: Path, logs: Path, address: str, model: Path, first_knows: bool
-) -> AsyncIterator[list[VllmEngine]]:
-    async with contextlib.AsyncExitStack() as stack:
-        yield await asyncio.gather(
-            *(
-                stack.enter_async_context(
-                    vllm_engine(
-                        python,
-                        Options(
-                            model,
-                            tp,
-                            role="kv_both",
-                            broker=address,
-                            environment={} if first_knows and not number else NO_FAMILIES,
-                        ),
-                        logs / f"{number}.log",
-                    )
-                )
-                for number, tp in enumerate(TPS)
-            )
-        )

@@ -43,8 +43,11 @@ REFUSED = {
     "pooled": "ENGINE_UNSUPPORTED: layers.0.x: FullAttentionSpec with tokens_per_state 1/4",
     "packed": "ENGINE_UNSUPPORTED: layers.0.x: FullAttentionSpec with state_content_size_bytes 100",
     "slots": "ENGINE_UNSUPPORTED: layers.0.x: FullAttentionSpec with num_head_slots 4",
-    "float8": "ENGINE_UNSUPPORTED: layers.0.x: KV in torch.uint8 (FP8_PER_TENSOR): its scales",
-    "bytes": "ENGINE_UNSUPPORTED: layers.0.x: KV in torch.uint8 (NONE): its scales",
+    "float8 of no layer": "ENGINE_UNSUPPORTED: layers.0.x: KV of type None (FP8_PER_TENSOR) is",
+    "nvfp4": "ENGINE_UNSUPPORTED: layers.0.x: KV of type None (NVFP4) is not",
+    "scales per token": "ENGINE_UNSUPPORTED: layers.0.x: KV of type None (FP8_PER_TOKEN_HEAD) is",
+    "fp8_inc": "ENGINE_UNSUPPORTED: layers.0.x: KV of type fp8_inc (FP8_PER_TENSOR) is",
+    "bytes": "ENGINE_UNSUPPORTED: layers.0.x: KV in torch.uint8: what its elements",
     "values": "ENGINE_UNSUPPORTED: layers.0.x: keys of 32 and values of 16",
     "heads": "ENGINE_UNSUPPORTED: layers.0.x: vLLM gives a rank of TP 2 2 KV heads, and",
     "states": "ENGINE_UNSUPPORTED: layers.0.x: how TP 2 cuts states of ((3, 96), (4, 8, 16)) is",
@@ -76,6 +79,9 @@ async def test_what_specs_leave_open_is_refused_by_name(vllm_python: Path) -> No
     for name, words in REFUSED.items():
         assert found.pop(name).startswith(words)
     assert found.pop("sharing") == "['layers.0.x']"
+    for word, dtype in (("fp8", "FLOAT8_E4M3FN"), ("fp8_e5m2", "FLOAT8_E5M2")):
+        assert f"dtype=<DType.{dtype}" in found[word]
+        assert "fingerprint='k 0.5, v 1.0'" in found.pop(word)
     # The rest is served; a full cache has the window that its layer has, not its group's.
     windows = {
         name: "window_tokens=8" in words for name, words in found.items() if "Mla" not in words

@@ -45,6 +45,7 @@ TOKENS: dict[str, Any] = {
     "dtype": torch.float32,
 }
 FULL = FullAttentionSpec(**TOKENS)
+FLOAT8 = replace(FULL, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR)
 LATENT = MLAAttentionSpec(**TOKENS)
 STATES = MambaSpec(16, ((3, 96), (4, 8, 16)), (torch.float32, torch.float32))
 SPECS = {
@@ -59,13 +60,20 @@ SPECS = {
     "pooled": replace(FULL, tokens_per_state=Fraction(1, 4)),
     "packed": replace(FULL, state_content_bytes=100),
     "slots": replace(FULL, num_head_slots=4),
-    "float8": replace(FULL, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR),
+    "float8 of no layer": FLOAT8,
+    "nvfp4": replace(FLOAT8, kv_quant_mode=KVQuantMode.NVFP4),
+    "scales per token": replace(FLOAT8, kv_quant_mode=KVQuantMode.FP8_PER_TOKEN_HEAD),
     "bytes": replace(FULL, dtype=torch.uint8),
     "values": replace(FULL, head_size_v=16),
     "heads": replace(FULL, num_kv_heads=2),
     "states": STATES,
 }
 MODULE = SimpleNamespace(sliding_window=None)
+SCALED = {
+    word: SimpleNamespace(kv_cache_dtype=word, _k_scale_float=0.5, _v_scale_float=1.0)
+    for word in ("fp8", "fp8_e5m2", "fp8_inc")
+}
+"""Layers that write float8, by the type that they were asked for."""
 
 
 def main() -> None:
@@ -83,6 +91,8 @@ def main() -> None:
         return f"{rank_model('llama', None, found, engine, ConvLayout.SD).layers}"
 
     answers = {name: _words(made, _found(spec)) for name, spec in SPECS.items()}
+    for word, module in SCALED.items():
+        answers[word] = _words(made, _found(FLOAT8, module=module))
     answers["twice"] = _words(made, _found(FULL, "a.0.x"), _found(FULL, "b.0.x"))
     for kind in (EncoderOnlyAttentionSpec, CrossAttentionSpec):
         answers[kind.__name__] = _words(check_groups, _groups(kind(**TOKENS)))
@@ -111,10 +121,10 @@ def _words(ask: Any, *arguments: Any) -> str:
         return f"{error.reason}: {error.message}"
 
 
-def _found(spec: Any, name: str = "layers.0.x") -> FoundCache:
+def _found(spec: Any, name: str = "layers.0.x", module: Any = MODULE) -> FoundCache:
     shapes = spec.shapes if isinstance(spec, MambaSpec) else ()
     cache = LayerCache(name, 0, "group", torch.zeros(1), state_shapes=shapes)
-    return FoundCache(cache, spec, MODULE)
+    return FoundCache(cache, spec, module)
 
 
 def _groups(spec: Any, *names: str) -> KVCacheConfig:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
@@ -50,3 +53,32 @@ def tiny_model(model_type: str, folder: Path) -> Path:
         return made
 
     return write_checkpoint(make, folder)
+
+
+def float8_kv(model: Path, scale: float) -> Path:
+    """Give a checkpoint of `tiny_model` scales for float8, twice as large for values as for keys.
+
+    As compressed-tensors writes them, and without quantised weights.
+    """
+    config = json.loads((model / "config.json").read_text())
+    (weights,) = model.glob("*.safetensors")
+    tensors = load_file(weights)
+    for layer in range(config["num_hidden_layers"]):
+        for part, times in (("k", 1), ("v", 2)):
+            tensors[f"model.layers.{layer}.self_attn.{part}_scale"] = torch.tensor(scale * times)
+    save_file(tensors, weights, metadata={"format": "pt"})
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": {
+            "num_bits": 8,
+            "type": "float",
+            "strategy": "tensor",
+            "dynamic": False,
+            "symmetric": True,
+        },
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    return model

@@ -13,7 +13,7 @@ from restow.broker.families.recurrent import (
     RecurrentSpec,
     ShortConvSpec,
 )
-from restow.broker.families.scales import ScaleKind, Scales
+from restow.broker.families.scales import NO_SCALES, ScaleKind, Scales
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
 from restow.broker.families.specs import (
     AttentionSpec,
@@ -25,6 +25,7 @@ from restow.broker.families.specs import (
 )
 
 __all__ = [
+    "NO_SCALES",
     "AttentionSpec",
     "BlockScaledMlaSpec",
     "ConvLayout",

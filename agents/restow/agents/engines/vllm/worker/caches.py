@@ -1,7 +1,7 @@
 """vLLM's cache config and tensors become the connector's own values (`v1/kv_cache_interface.py`).
 
-Beside `connector`, `engine_checks`, `kv_order`, `said_caches` and `scheduler.metrics` no other
-module needs vLLM.
+Beside `connector`, `engine_checks`, `kv_order`, `kv_scales`, `said_caches` and `scheduler.metrics`
+no other module needs vLLM.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
+    KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
     UniformTypeKVCacheSpecs,
@@ -29,6 +30,8 @@ from restow.broker.errors import UnknownModelError
 from restow.broker.families import KvOrder, ModelSpec, model_from_hf_config
 from restow.broker.layout import DType
 
+UNQUANTISED = DType.BFLOAT16
+
 
 class FoundCache(NamedTuple):
     """A layer's cache, what vLLM says of it, and vLLM's layer."""
@@ -41,7 +44,8 @@ class FoundCache(NamedTuple):
 def known_model(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpec | None:
     """Return what the config says, in the types of vLLM's caches; None for a type without family.
 
-    Raises `LayoutFormError`.
+    Keys and values that are quantised have the type `UNQUANTISED`: the cache itself says of which
+    type they are. Raises `LayoutFormError`.
     """
     kv: DType | None = None
     conv: DType | None = None
@@ -51,7 +55,8 @@ def known_model(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpe
             if isinstance(spec, MambaSpec):
                 conv, ssm = dtype_of(spec.dtypes[0]), dtype_of(spec.dtypes[-1])
             elif isinstance(spec, AttentionSpec):
-                kv = dtype_of(spec.dtype)
+                quantised = spec.kv_quant_mode is not KVQuantMode.NONE
+                kv = UNQUANTISED if quantised else dtype_of(spec.dtype)
     try:
         return model_from_hf_config(hf_config, kv_dtype=kv, conv_dtype=conv, ssm_dtype=ssm)
     except UnknownModelError:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
-    KVQuantMode,
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
@@ -22,6 +22,7 @@ from vllm.v1.kv_cache_interface import (
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.agents.engines.vllm.worker.agreement import check_agreement, engine_model
 from restow.agents.engines.vllm.worker.caches import FoundCache
+from restow.agents.engines.vllm.worker.kv_scales import kv_type
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of, layer_of
 from restow.agents.engines.vllm.worker.said_layers import (
     SaidHeads,
@@ -31,7 +32,7 @@ from restow.agents.engines.vllm.worker.said_layers import (
     state_layer,
     unsaid,
 )
-from restow.broker.families import ConvLayout, LayerSpec, ModelSpec
+from restow.broker.families import AttentionSpec, ConvLayout, LayerSpec, MlaSpec, ModelSpec
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -46,24 +47,36 @@ def rank_model(
     config: VllmConfig,
     conv_layout: ConvLayout,
 ) -> ModelSpec:
-    """Return ``known`` where vLLM says nothing else, or the model that the rank's caches are of.
+    """Return the model that the rank's caches are of: what ``known`` says, if vLLM says no other.
 
-    Raises `CacheUnknownError` with both numbers where they differ; of a model that is not known
-    `EngineUnsupportedError` that names what vLLM leaves open.
+    Types and scales are those of the caches. Raises `CacheUnknownError` with both numbers where the
+    two differ; of a model that is not known `EngineUnsupportedError` that names what vLLM leaves
+    open.
     """
     said = _SaidCaches(config, conv_layout)
     if known is None:
         return engine_model(name, [_distinct(found, said)])
+    layers = []
     for one in found:
+        spec = _typed(layer_of(known, one.cache), one)
+        layers.append(spec)
         try:
             layer = said.layer(one)
         except EngineUnsupportedError:  # the family says it
             continue
-        check_agreement(one.cache.name, layer_of(known, one.cache), layer)
-    return known
+        check_agreement(one.cache.name, spec, layer)
+    return engine_model(name, [layers])
 
 
 # -- inside ---------------------------------------------------------------------------------------
+
+
+def _typed(spec: LayerSpec, found: FoundCache) -> LayerSpec:
+    """Return the layer in the cache's type, with its scales. Raises `EngineUnsupportedError`."""
+    if not isinstance(spec, AttentionSpec | MlaSpec):
+        return spec
+    dtype, scales = kv_type(found.cache.name, found.spec, found.module)
+    return replace(spec, dtype=dtype, scales=scales)
 
 
 def _distinct(found: Iterable[FoundCache], said: _SaidCaches) -> Iterator[LayerSpec]:
@@ -97,10 +110,9 @@ class _SaidCaches:
         if isinstance(spec, MambaSpec):
             return self._states(cache, spec)
         self._check_form(cache, spec)
-        self._check_type(cache, spec)
-        dtype = dtype_of(spec.dtype)
+        dtype, scales = kv_type(cache.name, spec, module)
         if isinstance(spec, MLAAttentionSpec):
-            return latent_layer(cache.layer, spec.head_size, dtype)
+            return latent_layer(cache.layer, spec.head_size, dtype, scales)
         return attention_layer(
             cache.name,
             cache.layer,
@@ -108,6 +120,7 @@ class _SaidCaches:
             (spec.head_size, spec.head_size_v),
             dtype,
             _window_tokens(spec, module),
+            scales,
         )
 
     def _check_own(self, cache: LayerCache) -> None:
@@ -144,14 +157,6 @@ class _SaidCaches:
                     f"{type(spec).__name__} with {what} {found} in place of {wanted}: "
                     "how its elements lie is missing",
                 )
-
-    def _check_type(self, cache: LayerCache, spec: Any) -> None:
-        """Refuse keys and values that are values only under scales, or whose type is not told."""
-        if spec.kv_quant_mode is not KVQuantMode.NONE or not dtype_of(spec.dtype).castable:
-            raise unsaid(
-                cache.name,
-                f"KV in {spec.dtype} ({spec.kv_quant_mode.name}): its scales are missing",
-            )
 
     def _model_heads(self, cache: LayerCache) -> int:
         """Return how many KV heads the layer has over all ranks; layers may differ in it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.broker.families import (
+    NO_SCALES,
     AttentionSpec,
     ConvLayout,
     GdnSpec,
@@ -19,6 +20,7 @@ from restow.broker.families import (
     Mamba2Spec,
     MlaSpec,
     RecurrentSpec,
+    Scales,
     ShortConvSpec,
 )
 from restow.broker.layout import DType
@@ -66,6 +68,7 @@ def attention_layer(
     head_dims: tuple[int, int],
     dtype: DType,
     window_tokens: int,
+    scales: Scales = NO_SCALES,
 ) -> AttentionSpec:
     """Return a layer of keys and values; ``head_dims`` are those of a key and of a value.
 
@@ -83,12 +86,12 @@ def attention_layer(
             f"keys of {head_dims[0]} and values of {head_dims[1]} elements a head: how both lie is "
             "missing",
         )
-    return AttentionSpec(layer, heads.model, head_dims[0], dtype, window_tokens)
+    return AttentionSpec(layer, heads.model, head_dims[0], dtype, window_tokens, scales)
 
 
-def latent_layer(layer: int, latent_dim: int, dtype: DType) -> MlaSpec:
+def latent_layer(layer: int, latent_dim: int, dtype: DType, scales: Scales = NO_SCALES) -> MlaSpec:
     """Return a layer of latents, which every rank holds whole."""
-    return MlaSpec(layer, latent_dim, dtype)
+    return MlaSpec(layer, latent_dim, dtype, scales)
 
 
 def state_layer(name: str, layer: int, said: SaidStates) -> RecurrentSpec:
