@@ -21,6 +21,11 @@ ONE_GROUP = checkpoint_folder(1)
         ("llama", False),
         ("gpt_oss", False),
         ("gemma3_text", True),
+        ("qwen3_moe", True),
+        ("mistral", True),
+        ("gemma2", False),
+        ("olmo3", True),
+        ("cohere2", True),
         ("recall", True),
     ],
 )

@@ -39,6 +39,11 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "llama": HEADS,
     "gemma3_text": HEADS | WINDOWS | {"num_hidden_layers": 6},
     "gpt_oss": HEADS | WINDOWS | EXPERTS,
+    "qwen3_moe": HEADS | EXPERTS | {"mlp_only_layers": [0]},
+    "mistral": HEADS | WINDOWS,
+    "gemma2": HEADS | WINDOWS,
+    "olmo3": HEADS | WINDOWS,
+    "cohere2": HEADS | WINDOWS | {"logit_scale": 1.0},
 }
 """What a type has beside `COMMON`."""
 
