@@ -69,3 +69,10 @@ def test_runs_of_shared_tokens() -> None:
 def test_runs_are_cut_where_they_say() -> None:
     begins, ends = cut_runs(np.array([4, 20]), np.array([9, 22]), np.array([2, 6]), 3)
     assert (begins.tolist(), ends.tolist()) == ([4, 5, 8, 20], [5, 8, 9, 22])
+
+
+def test_as_much_is_made_as_is_shared() -> None:
+    """A run of 2**31 tokens is not cut at all of its 2**31 turns, of which few are the other's."""
+    begins, ends = shared_runs(TokenClass(1024, 0, 2**31 - 1), TokenClass(1023, 5), 0, 2**31 - 1)
+    assert len(begins) == (2**31 - 1) // 1023 + 1
+    assert (ends - begins == 1).all()

@@ -93,19 +93,28 @@ def shared_runs(one: TokenClass, other: TokenClass, start: int, stop: int) -> tu
     >>> [ends.tolist() for ends in shared_runs(TokenClass(2, 1, 3), TokenClass(2, 0, 2), 0, 12)]
     [[4, 9], [6, 10]]
     """
+    some = slice(0, int(start < stop))
+    whole = np.array([start], np.int64)[some], np.array([stop], np.int64)[some]
     rarer, other = sorted((one, other), key=lambda each: -each.parts)  # so there is less to cut
-    if start >= stop or rarer.parts == 1:
-        some = slice(0, int(start < stop))
-        return np.array([start], np.int64)[some], np.array([stop], np.int64)[some]
-    turns = np.arange(start // rarer.period_tokens, -(-stop // rarer.period_tokens), dtype=np.int64)
-    begins = turns * rarer.period_tokens + rarer.part * rarer.interleave_tokens
-    begins, ends = np.maximum(begins, start), np.minimum(begins + rarer.interleave_tokens, stop)
-    begins, ends = begins[begins < ends], ends[begins < ends]
-    if other.parts > 1:
-        begins, ends = cut_runs(begins, ends, begins, other.interleave_tokens)
-        mine = other.holds(begins)
-        begins, ends = begins[mine], ends[mine]
-    return begins, ends
+    return _turns(other, *_turns(rarer, *whole))
+
+
+def _turns(one: TokenClass, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    """Return what of runs of tokens is the turn of a class."""
+    if one.parts == 1 or not len(begins):
+        return begins, ends
+    run, first = one.interleave_tokens, one.part * one.interleave_tokens
+    turn = (begins - first - run) // one.period_tokens + 1
+    counts = (ends - 1 - first) // one.period_tokens - turn + 1
+    index, turn = _counted(turn, counts)
+    starts = turn * one.period_tokens + first
+    return np.maximum(starts, begins[index]), np.minimum(starts + run, ends[index])
+
+
+def _counted(first: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+    """So many numbers from each first one on, and which of these each came from."""
+    index = np.repeat(np.arange(len(first)), counts)
+    return index, first[index] + np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
 
 
 def cut_runs(begins: Int64s, ends: Int64s, places: Int64s, size: int) -> tuple[Int64s, Int64s]:
@@ -116,9 +125,8 @@ def cut_runs(begins: Int64s, ends: Int64s, places: Int64s, size: int) -> tuple[I
     counts = last - first + 1
     if (counts == 1).all():
         return begins, ends
-    index = np.repeat(np.arange(len(begins)), counts)
-    piece = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
-    edges = (begins - places)[index] + (first[index] + piece) * size
+    index, piece = _counted(first, counts)
+    edges = (begins - places)[index] + piece * size
     return np.maximum(edges, begins[index]), np.minimum(edges + size, ends[index])
 
 
