@@ -193,7 +193,11 @@ class RankMemory:
                 continue
             first = tokens - field.window_tokens if field.window_tokens else 0
             for token in range(max(first, 0), tokens):
-                index, in_page = divmod(token, region.page_tokens or 1)
+                turn, in_turn = divmod(token, region.interleave_tokens)
+                if turn % region.context_parts != region.context_part:
+                    continue
+                place = turn // region.context_parts * region.interleave_tokens + in_turn
+                index, in_page = divmod(place, region.page_tokens or 1)
                 page = self.ids[region.group][index]
                 self._view(image, region, shard, page, in_page)[...] = part[token]
 

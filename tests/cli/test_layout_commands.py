@@ -121,6 +121,27 @@ def test_check_and_diff_say_the_scales(layout_file: LayoutFile, run: Run, fail: 
     assert outcome.json["error"]["reason"] == "SCALES_MISMATCH"
 
 
+def test_tokens_that_ranks_share_out(
+    config: Path, layout_file: LayoutFile, run: Run, fail: Fail
+) -> None:
+    asked = ("--tp", 8, "--decode-context-parallel", 4, "--kv-interleave", 8)
+    shared, whole = layout_file("shared", *asked), layout_file("whole", "--tp", 8)
+    settings = EngineSettings(tp=8, dcp=4, interleave_tokens=8)
+    made = layout_from_json(json.loads(shared.read_text()))
+    assert made.ranks == build_layout(model_from_hf_config(CONFIG), settings).ranks
+    assert "tokens of attention: in 4 parts, 8 in turn" in run("layout", "check", shared)
+    data = json.loads(run("layout", "check", shared, "--json"))
+    assert data["shared_tokens"] == {"attention": {"context_parts": 4, "interleave_tokens": 8}}
+    outcome = fail("layout", "diff", shared, whole, "--json")
+    assert {(one["aspect"], one["left"], one["right"]) for one in outcome.json["differences"]} == {
+        ("cut", "2 parts", "2 parts, 4 copies"),
+        ("tokens", "in 4 parts, 8 in turn", "on each rank"),
+    }
+    assert "8 ranks to 8" in run("plan", shared, whole, "--explain")
+    outcome = fail("layout", "from-config", config, "--tp", 8, "--decode-context-parallel", 3)
+    assert "it must divide tp" in outcome.err
+
+
 def test_stages_in_words_are_wrong_usage(config: Path, fail: Fail) -> None:
     outcome = fail("layout", "from-config", config, "--pp", 2, "--layers-per-stage", "2,many")
     assert outcome.code == 2

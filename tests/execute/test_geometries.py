@@ -287,6 +287,33 @@ def test_float8_with_its_scales(name: str) -> None:
     check_all(name, model, every)
 
 
+SHARED_OUT = (
+    # P's TP, into how many parts tokens are cut there and by how many; then D's
+    ((8, 4, 1), (8, 4, 1)),
+    ((8, 4, 4), (2, 1, 1)),
+    ((4, 1, 1), (8, 4, 1)),
+    ((8, 2, 1), (8, 4, 2)),
+    ((8, 4, 2), (4, 2, 4)),
+)
+
+
+@pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like"])
+def test_tokens_that_ranks_share_out(name: str) -> None:
+    """Each way of cutting them with every two sides; strategies take turns."""
+    model = shortened(geometries()[name])
+    every: list[tuple[Layout, Layout, Strategy]] = []
+    for index, (cuts, sides) in enumerate(itertools.product(SHARED_OUT, SIDES)):
+        source, destination = (
+            build_layout(model, replace(side, tp=tp, dcp=dcp, interleave_tokens=run))
+            for side, (tp, dcp, run) in zip(sides, cuts, strict=True)
+        )
+        for layout in (source, destination):
+            check_layout(layout)
+        strategy = SENDING[(index + index // len(SIDES)) % len(SENDING)]
+        every.append((source, destination, strategy))
+    check_all(name, model, every)
+
+
 def check_all(name: str, model: ModelSpec, every: list[tuple[Layout, Layout, Strategy]]) -> None:
     fields = {field.name: field for field in model.model().fields}
     wire = Wire(max(size_of(layout) for case in every for layout in case[:2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 
@@ -10,9 +11,9 @@ import numpy as np
 from laws.executor import Arena
 from laws.strategies import Case
 from laws.transfers import Traffic, served, transfer
-from laws.world import Engine
+from laws.world import Engine, held_tokens
 from restow.agents.binding.pages import Tokens
-from restow.broker.layout import Box, Kind, Layout, digest
+from restow.broker.layout import Box, Layout, Region, TokenClass, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.span import overlap, volume
 from restow.broker.planner import Move, Plan, Strategy, compile_programs, make_plan
@@ -70,12 +71,15 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     """Bytes read equal bytes needed, each from one replica, and replicas share the load."""
     source, destination = case.layouts
     plan = make_plan(source, destination)
-    count = case.tokens.stop - case.tokens.start
-    needed, counts = needed_bytes(destination, count), entry_counts(destination, count)
-    assert plan.bytes_at(count) == sum(needed.values()), "the plan reads more than is needed"
-    for rank, size in needed.items():
-        mine = sum(m.bytes * counts[m.field] for m in plan.moves if m.dst_rank == rank)
-        assert mine == size, f"rank {rank} reads {mine} bytes and needs {size}"
+    stop = case.tokens.stop
+    whole = needed_bytes(destination, Tokens(0, stop))
+    fields = {field.name: field for field in source.model.fields}
+    assert plan.bytes_at(stop) == sum(whole.values()), "the plan reads more than is needed"
+    for rank, size in whole.items():
+        mine = [m for m in plan.moves if m.dst_rank == rank]
+        told = sum(move.bytes * move.entries(fields[move.field], stop) for move in mine)
+        assert told == size, f"rank {rank} reads {told} bytes and needs {size}"
+    needed = needed_bytes(destination, case.tokens)
     traffic = check_cover(case, strategy)
     read: dict[int, int] = defaultdict(int)
     for (_, dst_rank), size in traffic.read_bytes.items():
@@ -102,50 +106,63 @@ def bytes_of_pages(layout: Layout, tokens: Tokens) -> dict[int, int]:
             region = rank.region(name)
             size = region.page_tokens
             first = max(tokens.start, tokens.stop - (window or tokens.stop))
-            pages = -(-tokens.stop // size) - first // size if size else 1
-            total += max(pages, 0) * region.page_stride_bytes
+            ends = [len(held_tokens(region, 0, end)) for end in (first, tokens.stop)]
+            pages = -(-ends[1] // size) - ends[0] // size if size else 1
+            if not size or ends[0] < ends[1]:
+                total += pages * region.page_stride_bytes
         found[rank.rank] = total
     return found
 
 
-def needed_bytes(layout: Layout, tokens: int) -> dict[int, int]:
+def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
     """What each rank lacks."""
-    counts = entry_counts(layout, tokens)
+    windows = {field.name: field.window_tokens for field in layout.model.fields}
     return {
         rank.rank: sum(
-            volume(s.box) * s.dtype.itemsize_bytes * counts[s.field] for s in rank.shards
+            volume(shard.box)
+            * shard.dtype.itemsize_bytes
+            * _entries(rank.region(shard.region), windows[shard.field], tokens)
+            for shard in rank.shards
         )
         for rank in layout.ranks
     }
 
 
-def entry_counts(layout: Layout, tokens: int) -> dict[str, int]:
-    """How many entries of each field are needed."""
-    counts = {}
-    for field in layout.model.fields:
-        per_token = min(tokens, field.window_tokens or tokens)
-        counts[field.name] = per_token if field.kind is Kind.PER_TOKEN else 1
-    return counts
+def _entries(region: Region, window_tokens: int, tokens: Tokens) -> int:
+    """How many entries a region needs of a field."""
+    if region.page_tokens is None:
+        return 1
+    first = max(tokens.start, tokens.stop - (window_tokens or tokens.stop))
+    return len(held_tokens(region, first, tokens.stop))
 
 
 def check_disjoint(plan: Plan) -> None:
-    """No rank is told twice to read an element."""
+    """No rank is told twice to read an element of a token."""
     by_field: dict[tuple[int, str], list[Move]] = defaultdict(list)
     for move in plan.moves:
         by_field[move.dst_rank, move.field].append(move)
     for moves in by_field.values():
         for index, one in enumerate(moves):
-            assert all(overlap(one.box, other.box) is None for other in moves[:index])
+            assert not any(
+                overlap(one.box, other.box) and _same_token(one, other) for other in moves[:index]
+            )
+
+
+def _same_token(one: Move, other: Move) -> bool:
+    held = (one.src.tokens, one.dst.tokens, other.src.tokens, other.dst.tokens)
+    tokens = np.arange(math.lcm(*(part.period_tokens for part in held)))
+    return bool(np.logical_and.reduce([part.holds(tokens) for part in held]).any())
 
 
 def check_shared(plan: Plan) -> None:
     """Of r replicas with n readers none serves more than n / r, rounded up."""
-    replicas: dict[tuple[str, Box], set[int]] = defaultdict(set)
+    replicas: dict[tuple[str, Box, TokenClass], set[int]] = defaultdict(set)
     for rank in plan.source.ranks:
         for shard in rank.shards:
-            replicas[shard.field, shard.box].add(rank.rank)
-    for (name, box), holders in replicas.items():
+            replicas[shard.field, shard.box, rank.region(shard.region).tokens].add(rank.rank)
+    for (name, box, tokens), holders in replicas.items():
         mine = [m for m in plan.moves if m.field == name and overlap(m.box, box) is not None]
+        mine = [move for move in mine if move.src.tokens == tokens]
         readers = {move.dst_rank for move in mine}
         for holder in holders:
             served = {move.dst_rank for move in mine if move.src_rank == holder}

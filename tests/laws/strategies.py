@@ -58,6 +58,7 @@ _LAYERS = st.one_of(
 _WINDOWS = st.sampled_from([0, 0, 1, 3, 6, 100])
 _GAPS = st.sampled_from([0, 0, 0, 1])
 _PICKS = st.integers(0, 7)
+_PCPS = st.sampled_from([1, 1, 1, 2])
 _SEEDS = st.integers(0, 2**16)
 _GUARDS = st.sampled_from([64, 0])
 _QUANTISED = st.sampled_from([DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8])
@@ -266,6 +267,7 @@ def family_cases(
         pp = 1 + draw(_PICKS) % min(model.depth, 3) if pipelines else 1
         stages = draw(_stages(model.depth, pp))
         settings = replace(draw(_SETTINGS[casts]), tp=tp, pp=pp, layers_per_stage=stages)
+        settings = draw(_shared_out(model, settings))
         if any(isinstance(one, AttentionSpec) and one.scales.per_token for one in own.layers):
             order = KvOrder.NHD if settings.kv_order is KvOrder.NHD else KvOrder.HND
             settings = replace(settings, kv_order=order)
@@ -281,6 +283,23 @@ def _stages(draw: st.DrawFn, depth: int, pp: int) -> tuple[int, ...]:
     first = draw(st.integers(1, depth - pp + 1))
     rest = depth - first
     return (first, *(1 for _ in range(pp - 2)), rest - (pp - 2))
+
+
+@st.composite
+def _shared_out(draw: st.DrawFn, model: ModelSpec, settings: EngineSettings) -> EngineSettings:
+    """Perhaps the tokens of attention are shared out over ranks, as far as vLLM does that."""
+    layers, tp = model.layers, settings.tp
+    heads = [one.kv_heads for one in layers if isinstance(one, AttentionSpec)]
+    if any(isinstance(one, AttentionSpec) and one.window_tokens for one in layers):
+        return settings
+    latent = all(isinstance(one, AttentionSpec | LatentSpec | IndexerSpec) for one in layers)
+    pcp = draw(_PCPS) if latent else 1
+    sizes = [dcp for dcp in range(1, tp + 1) if tp % dcp == 0] if pcp == 1 else [1, pcp, tp * pcp]
+    sizes = [dcp for dcp in sizes if dcp == 1 or all(dcp <= tp // each for each in heads)]
+    block_tokens = settings.page_tokens * settings.pages_per_block
+    runs = [run for run in range(1, block_tokens + 1) if block_tokens % run == 0]
+    dcp = sizes[-1 - draw(_PICKS) % len(sizes)]
+    return replace(settings, pcp=pcp, dcp=dcp, interleave_tokens=draw(st.sampled_from(runs)))
 
 
 @st.composite

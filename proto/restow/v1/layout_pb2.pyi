@@ -178,6 +178,9 @@ class Region(google.protobuf.message.Message):
     PAGE_TOKENS_FIELD_NUMBER: builtins.int
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
     NULL_BLOCK_FIELD_NUMBER: builtins.int
+    CONTEXT_PARTS_FIELD_NUMBER: builtins.int
+    CONTEXT_PART_FIELD_NUMBER: builtins.int
+    INTERLEAVE_TOKENS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the rank. Empty is refused."""
     group: builtins.str
@@ -195,6 +198,17 @@ class Region(google.protobuf.message.Message):
     """The id that stands in lists where a request has no block, and may stand there more than once; the
     same in all regions of a group. Nothing is ever read from it or written to it. Unset: there is none.
     """
+    context_parts: builtins.int
+    """Where ranks share out the tokens of a prompt (context parallelism): how many parts there are, of
+    which the pages hold one. 0: one, so they hold all tokens. At most 1024; for pages of tokens.
+    """
+    context_part: builtins.int
+    """Which of the parts: token t is in part t / interleave_tokens % context_parts, and lies behind the
+    part's tokens before it. A block holds page_tokens * pages_per_block tokens of the part, so a list
+    of blocks reaches context_parts times as far. All parts must be held by some rank.
+    """
+    interleave_tokens: builtins.int
+    """So many tokens in turn go to each part; it divides the tokens that a block holds. 0: 1."""
     def __init__(
         self,
         *,
@@ -204,9 +218,12 @@ class Region(google.protobuf.message.Message):
         page_tokens: builtins.int = ...,
         pages_per_block: builtins.int = ...,
         null_block: builtins.int | None = ...,
+        context_parts: builtins.int = ...,
+        context_part: builtins.int = ...,
+        interleave_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_null_block", b"_null_block", "null_block", b"null_block"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "group", b"group", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "context_part", b"context_part", "context_parts", b"context_parts", "group", b"group", "interleave_tokens", b"interleave_tokens", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_null_block", b"_null_block"]) -> typing.Literal["null_block"] | None: ...
 
 Global___Region: typing_extensions.TypeAlias = Region

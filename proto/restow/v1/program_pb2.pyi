@@ -110,6 +110,61 @@ class PageForm(google.protobuf.message.Message):
 Global___PageForm: typing_extensions.TypeAlias = PageForm
 
 @typing.final
+class TokenClass(google.protobuf.message.Message):
+    """Which tokens of a prompt the pages of a list hold, where ranks share them out: token t is in part
+    t / interleave_tokens % parts, and lies behind the part's tokens before it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    INTERLEAVE_TOKENS_FIELD_NUMBER: builtins.int
+    parts: builtins.int
+    """How many parts there are. 0: one."""
+    part: builtins.int
+    """Which of them the pages hold, from 0."""
+    interleave_tokens: builtins.int
+    """So many tokens in turn go to each part. 0: 1."""
+    def __init__(
+        self,
+        *,
+        parts: builtins.int = ...,
+        part: builtins.int = ...,
+        interleave_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["interleave_tokens", b"interleave_tokens", "part", b"part", "parts", b"parts"]) -> None: ...
+
+Global___TokenClass: typing_extensions.TypeAlias = TokenClass
+
+@typing.final
+class PairTokens(google.protobuf.message.Message):
+    """The tokens that a pair of lists holds. Rows move those that both sides hold."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SRC_FIELD_NUMBER: builtins.int
+    DST_FIELD_NUMBER: builtins.int
+    @property
+    def src(self) -> Global___TokenClass:
+        """In the source's pages."""
+
+    @property
+    def dst(self) -> Global___TokenClass:
+        """In the destination's pages."""
+
+    def __init__(
+        self,
+        *,
+        src: Global___TokenClass | None = ...,
+        dst: Global___TokenClass | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["dst", b"dst", "src", b"src"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dst", b"dst", "src", b"src"]) -> None: ...
+
+Global___PairTokens: typing_extensions.TypeAlias = PairTokens
+
+@typing.final
 class GroupPair(google.protobuf.message.Message):
     """A list of the source and a list of the destination that rows use together."""
 
@@ -202,6 +257,7 @@ class Program(google.protobuf.message.Message):
     DST_RANK_FIELD_NUMBER: builtins.int
     GROUP_PAIRS_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    PAIR_TOKENS_FIELD_NUMBER: builtins.int
     program_id: builtins.str
     """Name of the program; equal layouts, rank and strategy give equal names."""
     dst_rank: builtins.int
@@ -216,6 +272,12 @@ class Program(google.protobuf.message.Message):
         hash those of READ.
         """
 
+    @property
+    def pair_tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PairTokens]:
+        """Which tokens the lists of each pair hold, in the order of group_pairs. Empty: all lists hold all
+        tokens. Agents that do not know the field refuse a program that has it.
+        """
+
     def __init__(
         self,
         *,
@@ -223,7 +285,8 @@ class Program(google.protobuf.message.Message):
         dst_rank: builtins.int = ...,
         group_pairs: collections.abc.Iterable[Global___GroupPair] | None = ...,
         steps: collections.abc.Iterable[Global___Step] | None = ...,
+        pair_tokens: collections.abc.Iterable[Global___PairTokens] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dst_rank", b"dst_rank", "group_pairs", b"group_pairs", "program_id", b"program_id", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dst_rank", b"dst_rank", "group_pairs", b"group_pairs", "pair_tokens", b"pair_tokens", "program_id", b"program_id", "steps", b"steps"]) -> None: ...
 
 Global___Program: typing_extensions.TypeAlias = Program

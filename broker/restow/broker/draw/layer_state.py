@@ -73,7 +73,7 @@ class LayerState:
 def _form(rank: RankLayout, names: dict[str, str]) -> object:
     number = {region.name: str(index) for index, region in enumerate(rank.regions)}
     return (
-        tuple((region.page_stride_bytes, region.page_tokens) for region in rank.regions),
+        tuple((one.page_stride_bytes, one.page_tokens, one.tokens) for one in rank.regions),
         tuple(replace(s, field=names[s.field], region=number[s.region]) for s in rank.shards),
         tuple(replace(s, region=number[s.region]) for s in rank.scratch),
         tuple(replace(s, field="", box=(), region=number[s.region]) for s in rank.inputs),

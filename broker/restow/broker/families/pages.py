@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from restow.broker.errors import LayoutFormError
+from restow.broker.families.context import check_context, with_tokens
 from restow.broker.families.cut import rank_span
 from restow.broker.families.parts import StatePart
 from restow.broker.families.rebuilding import input_shards, weights
@@ -31,13 +32,19 @@ class Pages:
     projections: tuple[Projection, ...] = ()
 
 
-def layer_pages(layer: LayerSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """What a rank of a layer's stage holds of it. Raises `TpSizeError`."""
+def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> Pages:
+    """What a rank of a layer's stage holds of it. Raises `TpSizeError` and `LayoutFormError`."""
+    check_context(layer, settings)
+    tp_rank = stage_rank % settings.tp
     if isinstance(layer, AttentionSpec):
-        return _attention(layer, settings, tp_rank)
-    if isinstance(layer, LatentSpec | IndexerSpec):
-        return _parts(layer, settings)
-    return _recurrent(layer, settings, tp_rank)
+        pages = _attention(layer, settings, tp_rank)
+    elif isinstance(layer, LatentSpec | IndexerSpec):
+        pages = _parts(layer, settings)
+    else:
+        return _recurrent(layer, settings, tp_rank)
+    if settings.dcp == 1:
+        return pages
+    return replace(pages, regions=with_tokens(pages.regions, settings, stage_rank))
 
 
 def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:

@@ -28,7 +28,8 @@ def digest(layout: Layout) -> str:
     """SHA-256 over the layout's numbers and names: equal layouts, equal digests, anywhere.
 
     The text is one line of ASCII for each field, region and shard, in the layout's order: quoted
-    names and integers, so that two layouts never share a text.
+    names and integers, so that two layouts never share a text. What is `later` follows in lines of
+    its own, where it is not the default.
     """
     model = layout.model
     lines = _lines("layout", [model], MODEL.attributes)
@@ -38,7 +39,9 @@ def digest(layout: Layout) -> str:
     for rank in layout.ranks:
         lines += _lines("rank", [rank], RANK.attributes)
         for part in _OF_RANK:
-            lines += _lines(part.word, getattr(rank, part.name), part.record.attributes)
+            values, all_told = getattr(rank, part.name), part.record.attributes
+            lines += _lines(part.word, values, [one for one in all_told if not one.later])
+            lines += _later_lines(part.word, values, [one for one in all_told if one.later])
     return hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest()
 
 
@@ -46,6 +49,16 @@ def _lines(word: str, values: Sequence[object], told: Iterable[Attribute]) -> li
     """One line a value, made of columns: that is quicker than value by value."""
     columns = [_column(values, one) for one in told]
     return [ascii(line) for line in zip(repeat(word), *columns, strict=False)]
+
+
+def _later_lines(word: str, values: Sequence[object], told: Sequence[Attribute]) -> list[str]:
+    """A line for each value that has more to tell than the defaults, by its number."""
+    lines = []
+    for number, value in enumerate(values if told else ()):
+        held = [getattr(value, one.name) for one in told]
+        if held != [one.default for one in told]:
+            lines.append(ascii((f"{word} later", number, *held)))
+    return lines
 
 
 def _column(values: Sequence[object], one: Attribute) -> Iterable[object]:

@@ -45,7 +45,9 @@ class Attribute(Worded):
 
     It is ``default`` where JSON says nothing, and where a message says zero, unless ``zero`` is a
     number like any other. ``key`` is its name in JSON, if that is another; ``sparse`` ones are left
-    out of JSON when empty. ``of_inputs``: digests tell it of the model's inputs too.
+    out of JSON where they are the default. ``of_inputs``: digests tell it of the model's inputs
+    too. ``later`` ones came when there were digests: these, and messages, tell nothing of the
+    default.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Attribute(Worded):
     key: str = ""
     sparse: bool = False
     of_inputs: bool = True
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,14 @@ MODEL = _record(
     **{part: {"sparse": True} for part in IDENTITY_PARTS},
 )
 REGION = _record(
-    Region, group={"sort": Sort.TEXT}, page_tokens={"default": None}, null_block={"zero": True}
+    Region,
+    group={"sort": Sort.TEXT},
+    page_tokens={"default": None},
+    null_block={"zero": True},
+    **{
+        name: {"sparse": True, "later": True}
+        for name in ("context_parts", "context_part", "interleave_tokens")
+    },
 )
 SHARD = _record(Shard)
 SCRATCH = _record(Scratch)

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box
+from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
 from restow.broker.words import Worded
 
 
@@ -108,6 +109,11 @@ class Region:
     ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
     ``null_block`` is the id that stands in lists where a request has no block; None: no id does.
 
+    Where ranks share out the tokens of a prompt (context parallelism), the pages hold those of one
+    `TokenClass` alone: number ``context_part`` of ``context_parts``, which take turns by
+    ``interleave_tokens``. A page holds ``page_tokens`` of these, and a list of block ids reaches
+    ``context_parts`` times as far.
+
     A region without a group is constant: one page, number 0, that no request owns. It holds weights
     for projections, and no peer reads it.
     """
@@ -118,6 +124,24 @@ class Region:
     page_tokens: int | None
     pages_per_block: int = 1
     null_block: int | None = None
+    context_parts: int = 1
+    context_part: int = 0
+    interleave_tokens: int = 1
+
+    @property
+    def tokens(self) -> TokenClass:
+        """Which tokens of a prompt its pages hold."""
+        if self.context_parts == 1:
+            return ALL_TOKENS
+        return TokenClass(self.context_parts, self.context_part, self.interleave_tokens)
+
+    @property
+    def block_tokens(self) -> int:
+        """How many tokens of a prompt a block reaches over, those of other ranks among them.
+
+        0: it holds a snapshot.
+        """
+        return (self.page_tokens or 0) * self.pages_per_block * self.context_parts
 
     @property
     def constant(self) -> bool:

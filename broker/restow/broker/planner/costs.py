@@ -13,7 +13,7 @@ import numpy.typing as npt
 from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.program import Column, GroupPair, cut_shared, moved_tokens
 from restow.broker.planner.program.rows import strided
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ of 256 bytes to 4 KiB (docs/benchmarks.md).
 
 def token_counts(pairs: Sequence[GroupPair], tokens: int) -> Int64s:
     """How often the rows of each pair repeat for a prompt of ``tokens``."""
-    counts = [tokens - pair.first_token(0, tokens) if pair.per_token else 1 for pair in pairs]
+    counts = [moved_tokens(pair, 0, tokens) if pair.per_token else 1 for pair in pairs]
     return np.array(counts, np.int64)
 
 
@@ -41,6 +41,9 @@ def row_costs(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> tuple[In
     sizes = np.maximum(page_tokens, 1)
     edges = -(-repeats[:, None] // sizes)
     stretches = edges.sum(axis=1) - -(-repeats // np.lcm(sizes[:, 0], sizes[:, 1]))
+    for number, pair in enumerate(pairs):
+        if not pair.alike and len(mine := np.flatnonzero(rows[:, Column.GROUP_PAIR] == number)):
+            stretches[mine] = len(cut_shared(pair, 0, tokens, (pair.src, pair.dst))[0])
     pieces = np.where(length == row_bytes, 1, rows[:, Column.COUNT])
     return pieces * np.where(joined, stretches, repeats), row_bytes * repeats
 
@@ -66,11 +69,12 @@ def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Second
 def page_runs(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
     """A number for each row, equal for those that are one piece in whole pages of both sides.
 
-    Such are the heads of a page, where both sides have as many tokens in one.
+    Such are the heads of a page, where both sides have as many tokens in one, and the same ones.
     """
     run = np.arange(len(rows))
     page_tokens, joined, length = _joined(rows, pairs)
-    index = np.flatnonzero(joined & (page_tokens[:, 0] == page_tokens[:, 1]))
+    alike = np.array([pair.alike for pair in pairs], np.bool_)[rows[:, Column.GROUP_PAIR]]
+    index = np.flatnonzero(joined & alike & (page_tokens[:, 0] == page_tokens[:, 1]))
     if len(index) < 2:
         return run
     order = index[np.lexsort((rows[index, Column.SRC_OFFSET_BYTES], *rows[index][:, _SAME].T))]

@@ -14,7 +14,7 @@ from restow.broker.errors import (
     ScalesMismatchError,
     TooManyPiecesError,
 )
-from restow.broker.layout import Box, Field, Layout, Shard
+from restow.broker.layout import Box, Field, Layout, RankLayout, Shard, TokenClass
 from restow.broker.layout.span import overlap, volume
 from restow.broker.planner.move import Move, Place
 
@@ -37,13 +37,13 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all moves, counting one token of every per-token field."""
+        """Bytes of all moves, counting one token of every per-token move."""
         return sum(move.bytes for move in self.moves)
 
     def bytes_at(self, tokens: int) -> int:
         """Bytes read for a prompt of ``tokens``."""
         fields = {field.name: field for field in self.source.model.fields}
-        return sum(move.bytes * fields[move.field].entries(tokens) for move in self.moves)
+        return sum(move.bytes * move.entries(fields[move.field], tokens) for move in self.moves)
 
 
 def make_plan(source: Layout, destination: Layout) -> Plan:
@@ -74,8 +74,15 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
     shards = {
         (rank.rank, shard.field, shard.box): shard for rank in source.ranks for shard in rank.shards
     }
+    cut = {rank.rank: _tokens(rank) for rank in destination.ranks}
     moves = tuple(
-        _move(route, shards[route.src_rank, shard.field, route.held], rank.rank, shard)
+        _move(
+            route,
+            shards[route.src_rank, shard.field, route.held],
+            rank.rank,
+            shard,
+            cut[rank.rank][shard.region],
+        )
         for rank in destination.ranks
         for shard in rank.shards
         for route in routes[shard.field][rank.rank, shard.box]
@@ -83,7 +90,12 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
     return Plan(source, destination, moves)
 
 
-def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:
+def _tokens(rank: RankLayout) -> dict[str, TokenClass]:
+    """Which tokens the pages of each region hold."""
+    return {region.name: region.tokens for region in rank.regions}
+
+
+def _move(route: Route, src: Shard, dst_rank: int, dst: Shard, tokens: TokenClass) -> Move:
     if src.dtype is not dst.dtype and not (src.dtype.castable and dst.dtype.castable):
         raise CastUnsupportedError(
             f"field {dst.field}: rank {route.src_rank} of P holds {src.dtype.label}, rank "
@@ -93,7 +105,8 @@ def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:
             ranks=f"{route.src_rank},{dst_rank}",
         )
     box = route.box
-    return Move(dst.field, route.src_rank, dst_rank, box, Place.of(src, box), Place.of(dst, box))
+    places = Place.of(src, box, route.tokens), Place.of(dst, box, tokens)
+    return Move(dst.field, route.src_rank, dst_rank, box, *places)
 
 
 def check_same_model(source: Layout, destination: Layout) -> None:
@@ -152,17 +165,18 @@ def _scales(field: Field) -> str:
     return f"scales {field.scales!r}" if field.scales else "no scales"
 
 
-Held: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
-"""The distinct boxes of a field, each with the ranks that hold it."""
+Held: TypeAlias = tuple[tuple[tuple[Box, TokenClass], tuple[int, ...]], ...]
+"""The distinct boxes of a field, each with tokens and the ranks that hold these of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``box`` comes from the shard of ``src_rank`` that holds the box ``held``."""
+    """``box`` comes from the shard of ``src_rank`` that holds ``tokens`` of the box ``held``."""
 
     box: Box
     src_rank: int
     held: Box
+    tokens: TokenClass
 
 
 Routes: TypeAlias = dict[tuple[int, Box], list[Route]]
@@ -170,31 +184,33 @@ Routes: TypeAlias = dict[tuple[int, Box], list[Route]]
 
 
 def _holders(layout: Layout) -> dict[str, Held]:
-    found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, dict[tuple[Box, TokenClass], list[int]]]
+    found = defaultdict(lambda: defaultdict(list))
     for rank in layout.ranks:
+        tokens = _tokens(rank)
         for shard in rank.shards:
-            found[shard.field][shard.box].append(rank.rank)
+            found[shard.field][shard.box, tokens[shard.region]].append(rank.rank)
     return {
-        name: tuple((box, tuple(sorted(ranks))) for box, ranks in boxes.items())
-        for name, boxes in found.items()
+        name: tuple((part, tuple(sorted(ranks))) for part, ranks in parts.items())
+        for name, parts in found.items()
     }
 
 
 def _routes(field: str, held: Held, wanted: Held) -> Routes:
     """Tile every wanted box with parts of held ones; replicas share the ranks that want a part."""
     routes: Routes = defaultdict(list)
-    for held_box, src_ranks in held:
+    for (held_box, tokens), src_ranks in held:
         parts = [
             (common, dst_rank, box)
-            for box, dst_ranks in wanted
-            if (common := overlap(held_box, box)) is not None
+            for (box, needed), dst_ranks in wanted
+            if (common := overlap(held_box, box)) is not None and tokens.shared(needed)
             for dst_rank in dst_ranks
         ]
         readers = sorted({dst_rank for _, dst_rank, _ in parts})
         number = {dst_rank: index for index, dst_rank in enumerate(readers)}
         for common, dst_rank, box in parts:
             src_rank = spread(src_ranks, number[dst_rank], len(readers))
-            routes[dst_rank, box].append(Route(common, src_rank, held_box))
+            routes[dst_rank, box].append(Route(common, src_rank, held_box, tokens))
     _check_tiled(field, routes, wanted)
     return routes
 
@@ -209,13 +225,16 @@ def spread(replicas: Sequence[int], reader: int, readers: int) -> int:
 
 
 def _check_tiled(field: str, routes: Routes, wanted: Held) -> None:
-    """Parts of disjoint boxes tile a box when their volumes add up."""
-    for box, dst_ranks in wanted:
+    """Parts of disjoint boxes tile a box when their volumes add up, for a token on average."""
+    for (box, tokens), dst_ranks in wanted:
+        needed = volume(box) * tokens.shared(tokens)
         for dst_rank in dst_ranks:
-            covered = sum(volume(route.box) for route in routes[dst_rank, box])
-            if covered != volume(box):
+            covered = sum(
+                volume(route.box) * route.tokens.shared(tokens) for route in routes[dst_rank, box]
+            )
+            if covered != needed:
                 raise PlanError(
-                    f"field {field}: the source holds {covered} of the {volume(box)} elements "
+                    f"field {field}: the source holds {covered} of the {needed} elements "
                     f"that destination rank {dst_rank} needs",
                     field=field,
                     ranks=dst_rank,

@@ -38,6 +38,8 @@ def _told(value: object, record: Record) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for one in record.attributes:
         held, write = getattr(value, one.name), _WRITE.get(one.sort)
+        if one.later and held == one.default:
+            continue
         told[one.name] = write(held) if write else held
     for part in record.nested:
         told[part.name] = [_told(one, part.record) for one in getattr(value, part.name)]

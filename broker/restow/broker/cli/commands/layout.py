@@ -24,6 +24,29 @@ def from_config(
     config: ConfigPath,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline-parallel size.")] = 1,
+    decode_context_parallel: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Ranks that share out the tokens of attention (vLLM's "
+            "decode_context_parallel_size).",
+        ),
+    ] = 1,
+    prefill_context_parallel: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="So many times as many ranks (vLLM prefill_context_parallel_size).",
+        ),
+    ] = 1,
+    kv_interleave: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Tokens in turn on each of the ranks that share them out (vLLM "
+            "cp_kv_cache_interleave_size).",
+        ),
+    ] = 1,
     layers_per_stage: Annotated[
         str | None,
         typer.Option(
@@ -186,6 +209,9 @@ def from_config(
         null_block=null_block,
         cross_layer_blocks=cross_layer_blocks,
         matrix_order=MatrixOrder(matrix_order),
+        pcp=prefill_context_parallel,
+        dcp=decode_context_parallel,
+        interleave_tokens=kv_interleave,
     )
     model = replace(
         model,
@@ -243,7 +269,7 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
     from restow.broker.cli.files import read_layout
     from restow.broker.cli.views.plan_tables import show_layout
     from restow.broker.layout import digest
-    from restow.broker.layout.summary import scaled_fields, summarize
+    from restow.broker.layout.summary import scaled_fields, shared_tokens, summarize
     from restow.broker.layout.values import IDENTITY_PARTS
 
     layout = read_layout(file)
@@ -256,6 +282,10 @@ def check(file: JsonFile, as_json: JsonOption = False) -> None:
             **{part: getattr(layout.model, part) for part in IDENTITY_PARTS},
             "fields": len(layout.model.fields),
             "scales": scaled_fields(layout.model),
+            "shared_tokens": {
+                group: {"context_parts": parts, "interleave_tokens": run}
+                for group, (parts, run) in shared_tokens(layout).items()
+            },
             "ranks": [asdict(rank) for rank in ranks],
         }
         print_json(summary)

@@ -14,7 +14,7 @@ from restow.broker.draw.explain import RankLines, by_way
 from restow.broker.draw.picture import Picture
 from restow.broker.layout import Layout, digest
 from restow.broker.layout.difference import Difference
-from restow.broker.layout.summary import RankSummary, scaled_fields
+from restow.broker.layout.summary import RankSummary, scaled_fields, shared_tokens
 from restow.broker.planner import CostModel, Plan
 from restow.broker.planner.estimate import Cost
 
@@ -29,6 +29,8 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
     )
     for scales, names in scaled_fields(layout.model).items():
         console.print(f"scales of {', '.join(names)}: {scales}", soft_wrap=True)
+    for group, (parts, run) in shared_tokens(layout).items():
+        console.print(f"tokens of {group}: in {parts} parts, {run} in turn", soft_wrap=True)
     columns = ["rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding"]
     rebuilding = any(rank.bytes_of_inputs or rank.bytes_of_weights for rank in ranks)
     table = _table(*columns, *(["mixer inputs", "weights"] if rebuilding else []))

@@ -22,6 +22,7 @@ from restow.broker.layout.limits import (
 )
 from restow.broker.layout.schema import RANK
 from restow.broker.layout.span import Box
+from restow.broker.layout.token_class import TokenClass
 from restow.broker.layout.values import IDENTITY_PARTS, Field, Kind, Layout
 
 
@@ -30,8 +31,8 @@ def check_layout(layout: Layout) -> None:
 
     Checked: names (printable) and shapes, strides (positive, inside the page, folding nothing),
     memory of a page claimed once, ranks that agree on dtypes and pages, every element held by some
-    rank, overlaps only between equal boxes of different ranks; inputs kept whole, and projections
-    that fit the shards that they speak of.
+    rank, of every token, overlaps only between equal boxes of different ranks; inputs kept whole,
+    and projections that fit the shards that they speak of.
     """
     _check_size(layout)
     _check_names(layout)
@@ -42,10 +43,11 @@ def check_layout(layout: Layout) -> None:
     for rank in layout.ranks:
         pages.check(rank)
     _check_agreement(layout)
-    held: dict[str, list[tuple[int, Box]]] = defaultdict(list)
+    held: dict[str, list[tuple[int, Box, TokenClass]]] = defaultdict(list)
     for rank in layout.ranks:
+        tokens = {region.name: region.tokens for region in rank.regions}
         for shard in rank.shards:
-            held[shard.field].append((rank.rank, shard.box))
+            held[shard.field].append((rank.rank, shard.box, tokens[shard.region]))
     proven: set[object] = set()  # layers of a kind are held alike
     for field in layout.model.fields:
         form = (field.axes, field.shape, tuple(held[field.name]))
@@ -149,19 +151,29 @@ def _check_field(field: Field) -> None:
             )
 
 
+_OF_A_LIST = (
+    "page_tokens",
+    "pages_per_block",
+    "null_block",
+    "context_parts",
+    "interleave_tokens",
+)
+"""What regions of one group have in common, for one list of block ids addresses them all."""
+
+
 def _check_agreement(layout: Layout) -> None:
     dtypes: dict[str, tuple[int, str]] = {}
-    groups: dict[str, tuple[int, tuple[int | None, int, int | None]]] = {}
+    groups: dict[str, tuple[int, tuple[int | None, ...]]] = {}
     for rank in layout.ranks:
         for region in rank.regions:
-            pages = (region.page_tokens, region.pages_per_block, region.null_block)
+            pages = tuple(getattr(region, name) for name in _OF_A_LIST)
             first = groups.setdefault(region.group, (rank.rank, pages))
             if len(groups) > MAX_GROUPS:
                 raise LayoutFormError(f"more than {MAX_GROUPS} groups of regions")
             if first[1] != pages:
                 raise RanksDisagreeError(
-                    f"group {region.group}: rank {first[0]} has (page_tokens, pages_per_block, "
-                    f"null_block) {first[1]}, rank {rank.rank}, region {region.name} has {pages}",
+                    f"group {region.group}: rank {first[0]} has ({', '.join(_OF_A_LIST)}) "
+                    f"{first[1]}, rank {rank.rank}, region {region.name} has {pages}",
                     group=region.group,
                     region=region.name,
                     ranks=f"{first[0]},{rank.rank}",

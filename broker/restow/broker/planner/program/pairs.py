@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
+
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """How a side's list of block ids addresses tokens; ``page_tokens`` 0 means snapshots."""
+    """How a side's list of block ids addresses tokens; ``page_tokens`` 0 means snapshots.
+
+    Its pages hold those ``tokens`` alone.
+    """
 
     group: str
     page_tokens: int
     pages_per_block: int
+    tokens: TokenClass = ALL_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPair:
     """A list of page ids on each side that rows use together.
 
-    With ``window_tokens`` rows repeat for so many tokens before the last one; 0: for all.
+    Rows repeat for the tokens that both sides hold. With ``window_tokens`` they do for so many
+    tokens before the last one; 0: for all.
     """
 
     src: PageForm
@@ -30,6 +37,11 @@ class GroupPair:
         """Whether rows of this pair repeat for every token."""
         return self.src.page_tokens > 0
 
+    @property
+    def alike(self) -> bool:
+        """Whether both sides hold the same tokens, so that these follow each other alike."""
+        return self.src.tokens == self.dst.tokens
+
     def first_token(self, start: int, stop: int) -> int:
         """Where the tokens that move begin, of ``[start, stop)``."""
         return max(start, stop - self.window_tokens) if self.window_tokens else start
@@ -37,12 +49,13 @@ class GroupPair:
     def src_pages(self, start: int, stop: int) -> range:
         """Which of the source's pages, counted from token 0, hold what moves of ``[start, stop)``.
 
+        Those between two of them may hold nothing that moves, where D's ranks share tokens out.
+
         >>> GroupPair(PageForm("kv", 16, 1), PageForm("kv", 8, 1)).src_pages(20, 50)
         range(1, 4)
         """
         if not self.per_token:
             return range(1)
-        if start >= stop:
-            return range(0)
-        size = self.src.page_tokens
-        return range(self.first_token(start, stop) // size, -(-stop // size))
+        held, size = self.src.tokens, self.src.page_tokens
+        first, last = held.before(self.first_token(start, stop)), held.before(stop)
+        return range(first // size, -(-last // size)) if first < last else range(0)
