@@ -81,11 +81,12 @@ def _form(rank: RankLayout, names: dict[str, str]) -> object:
 
 
 def layer_states(plan: Plan, rebuilt: Sequence[Rebuilt] = ()) -> tuple[LayerState, ...]:
-    """All of which something moves, in the order of the model's fields.
+    """All of which something moves, in the order of P's fields, then of those that D alone has.
 
     ``rebuilt`` is what the ranks of D need not be sent.
     """
-    names = [field.name for field in plan.source.model.fields]
+    both = (*plan.source.model.fields, *plan.destination.model.fields)
+    names = list(dict.fromkeys(field.name for field in both))
     group_of = _groups(plan, names)
     members: dict[int, list[str]] = defaultdict(list)
     for name in names:

@@ -44,8 +44,13 @@ def digest(layout: Layout) -> str:
 
 def _lines(word: str, values: Sequence[object], told: Iterable[Attribute]) -> list[str]:
     """One line a value, made of columns: that is quicker than value by value."""
-    columns = [_column(values, one) for one in told]
+    columns = [_column(values, one) for one in told if not one.late or _used(values, one)]
     return [ascii(line) for line in zip(repeat(word), *columns, strict=False)]
+
+
+def _used(values: Sequence[object], one: Attribute) -> bool:
+    """Whether any of the values has another one than the default."""
+    return any(getattr(value, one.name) != one.default for value in values)
 
 
 def _column(values: Sequence[object], one: Attribute) -> Iterable[object]:

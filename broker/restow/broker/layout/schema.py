@@ -45,7 +45,8 @@ class Attribute(Worded):
 
     It is ``default`` where JSON says nothing, and where a message says zero, unless ``zero`` is a
     number like any other. ``key`` is its name in JSON, if that is another; ``sparse`` ones are left
-    out of JSON when empty. ``of_inputs``: digests tell it of the model's inputs too.
+    out of JSON when empty. ``of_inputs``: digests tell it of the model's inputs too. A ``late`` one
+    came after digests were kept: they tell it only of layouts in which some value has one.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Attribute(Worded):
     key: str = ""
     sparse: bool = False
     of_inputs: bool = True
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,11 @@ def _record(of: type, *nested: Nested, **more: dict[str, Any]) -> Record:
 
 
 FIELD = _record(
-    Field, name={"key": "field"}, window_tokens={"of_inputs": False}, scales={"of_inputs": False}
+    Field,
+    name={"key": "field"},
+    window_tokens={"of_inputs": False},
+    scales={"of_inputs": False},
+    draft={"sparse": True, "of_inputs": False, "late": True},
 )
 MODEL = _record(
     Model,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.model_executor.models.registry import ModelRegistry
@@ -20,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
+from restow.agents.engines.vllm.model_revision import draft_name
 from restow.agents.engines.vllm.worker.agreement import check_agreement, engine_model
 from restow.agents.engines.vllm.worker.caches import FoundCache
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of, layer_of
@@ -48,13 +50,19 @@ def rank_model(
 ) -> ModelSpec:
     """Return ``known`` where vLLM says nothing else, or the model that the rank's caches are of.
 
-    Raises `CacheUnknownError` with both numbers where they differ; of a model that is not known
+    Layers of a draft, which no config of the model says, are those of vLLM in either case. Raises
+    `CacheUnknownError` with both numbers where they differ; of a model that is not known
     `EngineUnsupportedError` that names what vLLM leaves open.
     """
-    said = _SaidCaches(config, conv_layout)
+    said, found = _SaidCaches(config, conv_layout), list(found)
+    own = [one for one in found if not one.drafted]
+    drafts = engine_model(name, [_distinct((one for one in found if one.drafted), said)]).layers
+    if drafts:
+        model = rank_model(name, known, own, config, conv_layout)
+        return replace(model, draft_layers=drafts, draft=draft_name(config))
     if known is None:
-        return engine_model(name, [_distinct(found, said)])
-    for one in found:
+        return engine_model(name, [_distinct(own, said)])
+    for one in own:
         try:
             layer = said.layer(one)
         except EngineUnsupportedError:  # the family says it
@@ -92,9 +100,10 @@ class _SaidCaches:
 
         Raises `EngineUnsupportedError` that names what is missing.
         """
-        cache, spec, module = found
-        self._check_own(cache)
+        cache, spec, module, drafted = found
         if isinstance(spec, MambaSpec):
+            if drafted:
+                raise unsaid(cache.name, "recurrent states of a draft are not handed over")
             return self._states(cache, spec)
         self._check_form(cache, spec)
         self._check_type(cache, spec)
@@ -104,21 +113,11 @@ class _SaidCaches:
         return attention_layer(
             cache.name,
             cache.layer,
-            SaidHeads(spec.num_kv_heads, self._model_heads(cache), self._tp),
+            SaidHeads(spec.num_kv_heads, self._all_heads(found), self._tp),
             (spec.head_size, spec.head_size_v),
             dtype,
             _window_tokens(spec, module),
         )
-
-    def _check_own(self, cache: LayerCache) -> None:
-        """Refuse layers of a draft: the other side may have none."""
-        model = self._config.model_config
-        if self._config.speculative_config and cache.layer >= model.get_total_num_hidden_layers():
-            raise unsaid(
-                cache.name,
-                "layers that are not the model's own (drafts of MTP or EAGLE) are not "
-                "handed over yet",
-            )
 
     def _check_form(self, cache: LayerCache, spec: Any) -> None:
         """Refuse a cache that holds more or other than its kind says."""
@@ -153,10 +152,17 @@ class _SaidCaches:
                 f"KV in {spec.dtype} ({spec.kv_quant_mode.name}): its scales are missing",
             )
 
-    def _model_heads(self, cache: LayerCache) -> int:
+    def _all_heads(self, found: FoundCache) -> int:
         """Return how many KV heads the layer has over all ranks; layers may differ in it."""
+        cache, spec = found.cache, found.spec
+        if found.drafted and self._tp == 1:
+            return int(spec.num_kv_heads)
         try:
-            heads: int = self._config.model_config.model_arch_config[cache.layer].total_num_kv_heads
+            heads: int
+            if found.drafted:
+                heads = self._config.speculative_config.draft_model_config.get_total_num_kv_heads()
+            else:
+                heads = self._config.model_config.model_arch_config[cache.layer].total_num_kv_heads
         except IndexError:
             raise unsaid(cache.name, f"vLLM's model config has no layer {cache.layer}") from None
         return heads
