@@ -1,4 +1,4 @@
-"""Engines with a draft model (EAGLE, a small model of its own) beside engines without one.
+"""Engines with a draft (EAGLE, a small model of its own, MTP) beside engines without one.
 
 Layers of the draft that P lacks begin cold at D; the others move. What D says is what an engine
 without any draft says alone: drafts are checked, so it is their number that a cold draft changes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from random import Random
 
@@ -20,7 +20,7 @@ from restow.broker.layout import Layout
 from restow.broker.planner import make_plan
 from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
-from vllm_harness.draft_checkpoints import eagle_draft
+from vllm_harness.draft_checkpoints import eagle_draft, mtp_model
 from vllm_harness.engine import Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
 from vllm_harness.tiny_models import tiny_model
@@ -45,14 +45,21 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in (3, 33, 200)]
 
 
+MTP_WAYS: dict[tuple[str, str], set[str]] = {
+    ("plain", "mtp"): {f"layers.2.{part}" for part in "kv"},
+    ("mtp", "plain"): set(),
+}
+
+
 def options(folder: Path, name: str, broker: str) -> Options:
     model = folder / "model"
-    drafts = {"eagle": folder / "eagle", "eagle 2": folder / "eagle", "model": model}
-    drafting: dict[str, object] = {}
-    if name in drafts:
-        method = "draft_model" if name == "model" else "eagle"
-        said = {"method": method, "model": str(drafts[name]), "num_speculative_tokens": 2}
-        drafting = {"speculative_config": said}
+    drafts: dict[str, dict[str, object]] = {
+        "eagle": {"method": "eagle", "model": str(folder / "eagle"), "num_speculative_tokens": 2},
+        "model": {"method": "draft_model", "model": str(model), "num_speculative_tokens": 2},
+        "mtp": {"method": "mtp", "num_speculative_tokens": 1},
+    }
+    said = drafts.get(name.removesuffix(" 2"))
+    drafting: dict[str, object] = {"speculative_config": said} if said else {}
     tp = 2 if name == "eagle 2" else 1
     return Options(
         model, tp, role="kv_both", broker=broker, engine_id=name.replace(" ", "-"), engine=drafting
@@ -61,9 +68,9 @@ def options(folder: Path, name: str, broker: str) -> Options:
 
 @contextlib.asynccontextmanager
 async def engines_of(
-    python: Path, folder: Path, broker: RunningBroker
+    python: Path, folder: Path, broker: RunningBroker, names: Iterable[str]
 ) -> AsyncIterator[dict[str, VllmEngine]]:
-    names = ("plain", "eagle", "eagle 2", "model")
+    names = sorted(names)
     async with contextlib.AsyncExitStack() as stack:
         started = await asyncio.gather(
             *(
@@ -97,14 +104,25 @@ async def hand_over(
 async def test_drafts_of_one_side_or_both(vllm_python: Path, tmp_path: Path) -> None:
     tiny_model("llama", tmp_path / "model")
     eagle_draft(tmp_path / "eagle")
+    await check_ways(vllm_python, tmp_path, WAYS)
+
+
+async def test_mtp_of_one_side(vllm_python: Path, tmp_path: Path) -> None:
+    """GLM-4.5: the connector knows the model by its family, and the draft by vLLM's specs."""
+    mtp_model(tmp_path / "model")
+    await check_ways(vllm_python, tmp_path, MTP_WAYS)
+
+
+async def check_ways(python: Path, folder: Path, ways: Mapping[tuple[str, str], set[str]]) -> None:
+    names = {name for way in ways for name in way}
     async with (
         running_broker(BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)) as broker,
-        engines_of(vllm_python, tmp_path, broker) as engines,
+        engines_of(python, folder, broker, names) as engines,
     ):
         asked, said = prompts(), layouts(broker)
         expected = [(await engines["plain"].ask(ids, STEPS)).tokens for ids in asked]
         assert len(set(expected)) == len(expected)
-        for (p, d), cold in WAYS.items():
+        for (p, d), cold in ways.items():
             plan = make_plan(said[p], said[d])
             assert plan.cold == cold
             drafted = {field.name for field in said[d].model.fields if field.draft}
@@ -113,4 +131,4 @@ async def test_drafts_of_one_side_or_both(vllm_python: Path, tmp_path: Path) -> 
                 found = await hand_over(engines[p], engines[d], f"{p}{d}{number}", ids)
                 assert found == expected[number], (p, d, number)
         counts = broker.hub.directory.ledger.statistics.by_state
-        assert counts == {State.DONE: len(WAYS) * len(asked)}
+        assert counts == {State.DONE: len(ways) * len(asked)}

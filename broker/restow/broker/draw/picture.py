@@ -132,8 +132,7 @@ def make_picture(plan: Plan, ranks: Sequence[RankLines], tokens: int) -> Picture
         for line in rank.fields
         for field in line.fields
     }
-    both = (*plan.destination.model.fields, *plan.source.model.fields)
-    fields = {field.name: field for field in both}
+    fields = {field.name: field for field in plan.source.model.fields}
     alike: dict[object, list[LayerState]] = defaultdict(list)
     for state in layer_states(plan, [rank.rebuilt for rank in ranks]):
         travels = tuple(ways[move.dst_rank, move.field] for move in state.moves)
