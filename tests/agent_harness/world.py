@@ -25,6 +25,8 @@ from restow.broker.layout import DType, Field, Kind, Layout, RankLayout, Region,
 
 POISON = 0xA5
 GUARD_BYTES = 64
+COLD = "D's"
+"""The name of a draft that P has not: its fields are zero."""
 _UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 Bytes = npt.NDArray[np.uint8]
@@ -46,7 +48,7 @@ def make_case(name: str) -> Case:
 
     ``big``: enough bytes to be caught in the middle. ``stages``: pipelines of different cuts, and
     ranks of P that hold nothing, because the last layer has no state. ``recompute``: P keeps mixer
-    inputs, D has weights.
+    inputs, D has weights. ``drafts``: both have a draft, of one name, but D has another than P.
     """
     head_dim, layers = (64, 4) if name == "big" else (8, 2)
     spec = _model(head_dim, layers, DType.FLOAT32)
@@ -86,6 +88,13 @@ def make_case(name: str) -> Case:
             EngineSettings(
                 tp=4, page_tokens=8, conv_layout=ConvLayout.DS, conv_rows_extra=2, projections=True
             ),
+        )
+    if name == "drafts":
+        drafts = (replace(one, layer=2) for one in spec.layers if isinstance(one, AttentionSpec))
+        drafting = replace(spec, draft_layers=tuple(drafts), draft="P's")
+        source = build_layout(drafting, EngineSettings(tp=2, page_tokens=4))
+        destination = build_layout(
+            replace(drafting, draft=COLD), EngineSettings(tp=4, page_tokens=8)
         )
     tokens = 4096 if name == "big" else 21
     return Case(
@@ -257,6 +266,8 @@ def _known(field: Field, dtype: DType, tokens: int) -> npt.NDArray[np.unsignedin
     shape = (tokens, *field.shape) if field.kind is Kind.PER_TOKEN else field.shape
     seed = sum(field.name.encode())
     small = np.random.default_rng(seed).integers(-120, 120, shape, np.int8)
+    if field.draft == COLD:
+        small[...] = 0
     numbers = small.astype(np.float32)
     wide = numbers.view(np.uint32)
     if dtype.itemsize_bytes == 1:

@@ -31,6 +31,8 @@ from restow.broker.server.settings import BrokerSettings
         ("cast", Strategy.AUTO),
         ("cast", Strategy.INTERLEAVE),
         *(("stages", one) for one in SENDING if one is not Strategy.AUTO),
+        ("drafts", Strategy.SLICES),
+        ("drafts", Strategy.WHOLE),
     ],
 )
 @pytest.mark.parametrize("host_reads", [True, False], ids=["by itself", "by NIXL"])

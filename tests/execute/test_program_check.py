@@ -180,12 +180,15 @@ def test_a_cleared_row_with_one_wrong_number_is_refused(column: Column, value: i
         _check(program)
 
 
-def test_pages_of_tokens_are_not_cleared() -> None:
+@pytest.mark.parametrize(
+    ("stride_bytes", "why"), [(0, "DST_TOKEN_STRIDE_BYTES below 1"), (HUGE, "leaves its dest")]
+)
+def test_tokens_are_cleared_inside_their_pages(stride_bytes: int, why: str) -> None:
     program = _program(Strategy.SLICES)
     per_token = [pair.per_token for pair in program.group_pairs].index(True)
     program.rows(CLEAR_PAGES)[0, [Column.GROUP_PAIR, Column.SRC_TOKEN_STRIDE_BYTES]] = per_token, 1
-    program.rows(CLEAR_PAGES)[0, Column.DST_TOKEN_STRIDE_BYTES] = 1
-    with pytest.raises(ProgramInvalidError, match=r"a row of CLEAR .* clears pages of tokens"):
+    program.rows(CLEAR_PAGES)[0, Column.DST_TOKEN_STRIDE_BYTES] = stride_bytes
+    with pytest.raises(ProgramInvalidError, match=rf"a row of CLEAR .* {why}"):
         _check(program)
 
 

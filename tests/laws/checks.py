@@ -35,7 +35,7 @@ def check_cover(case: Case, strategy: Strategy) -> Traffic:
     arena = Arena()
     source, destination = engines_of(case, arena)
     traffic = transfer(source, destination, case.tokens, strategy)
-    destination.check(case.state, case.tokens, written=True)
+    destination.check(case.arriving, case.tokens, written=True)
     source.check(case.state, Tokens(0, case.tokens.stop), written=False)
     return traffic
 

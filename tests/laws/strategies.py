@@ -99,6 +99,13 @@ class Case:
         return GlobalState(self.layouts[0].model, self.tokens.stop, self.numbers)
 
     @property
+    def arriving(self) -> GlobalState:
+        """What D has in the end: the fields of drafts that P has not, or otherwise, are zero."""
+        held, wanted = (layout.model.fields for layout in self.layouts[:2])
+        cold = tuple(one for one in wanted if one.draft and one not in held)
+        return replace(self.state, cold=cold)
+
+    @property
     def rng(self) -> random.Random:
         return random.Random(self.seed)  # noqa: S311
 
@@ -273,6 +280,39 @@ def family_cases(
             settings = replace(settings, kv_order=order)
         layouts.append(build_layout(own, settings))
     return Case(tuple(layouts), draw(prompts()), casts, draw(_GUARDS), draw(_SEEDS))
+
+
+@st.composite
+def draft_cases(draw: st.DrawFn) -> Case:
+    """One model on two engines, of which either has drafts, both do, or two different ones do."""
+    model = draw(model_specs())
+    tps = allowed_tp(model)
+    number = model.depth + max((layer.layer for layer in model.layers), default=0)
+    word = st.sampled_from(["", "mtp", "mtp", "other"])
+    kinds = st.text(draw(_DRAFTED), min_size=1, max_size=2)
+    letters, unlike = draw(kinds), draw(kinds)
+    made = {kind: _FAMILIES[kind](draw, _SMALL, _DTYPES[False]) for kind in {*letters, *unlike}}
+    layouts = []
+    for _ in range(2):
+        name = draw(word)
+        some = draw(st.sampled_from([letters, letters, unlike])) if name == "other" else letters
+        drafts = tuple(
+            replace(made[kind], layer=number + index) for index, kind in enumerate(some) if name
+        )
+        own = replace(model, draft_layers=drafts, draft=name)
+        able = [tp for tp in tps if all(_allows(layer, tp, False) for layer in drafts)]
+        settings = replace(draw(_SETTINGS[False]), tp=able[draw(_PICKS) % len(able)])
+        scaled = (one for one in (*own.layers, *drafts) if isinstance(one, AttentionSpec))
+        if any(one.scales.per_token for one in scaled):
+            settings = replace(settings, kv_order=KvOrder.HND)
+        pp = 1 + draw(_PICKS) % min(model.depth, 3)
+        settings = replace(settings, pp=pp)
+        layouts.append(build_layout(own, settings))
+    return Case(tuple(layouts), draw(prompts()), False, draw(_GUARDS), draw(_SEEDS))
+
+
+_DRAFTED = st.sampled_from(["avlq", "m"])
+"""Mostly layers of tokens; no engine has drafts with states, and a layout may say them."""
 
 
 @st.composite

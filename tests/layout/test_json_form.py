@@ -63,6 +63,7 @@ CHANGES: dict[str, object] = {
     "shape": (2, 5),
     "window_tokens": 9,
     "scales": "static v2",
+    "draft": "mtp",
 }
 
 

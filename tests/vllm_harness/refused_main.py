@@ -32,6 +32,7 @@ from vllm.v1.kv_cache_interface import (
 
 from restow.agents.engines.vllm.engine_checks import check_engine, check_groups
 from restow.agents.engines.vllm.worker.caches import FoundCache, layer_caches
+from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
 from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache
 from restow.agents.engines.vllm.worker.said_caches import rank_model
@@ -110,7 +111,9 @@ def _own_caches(names: tuple[str, ...], last_reads: str | None) -> list[str]:
     tensors = dict.fromkeys(names, torch.zeros(4, 1, 16, 64))
     return [
         one.cache.name
-        for one in layer_caches(_groups(LATENT, *names), tensors, modules, LayerNumbers(0, {}))
+        for one in layer_caches(
+            _groups(LATENT, *names), tensors, modules, LayerNumbers(0, {}), DraftLayers()
+        )
     ]
 
 

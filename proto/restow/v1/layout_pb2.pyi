@@ -81,6 +81,7 @@ class Field(google.protobuf.message.Message):
     SHAPE_FIELD_NUMBER: builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     SCALES_FIELD_NUMBER: builtins.int
+    DRAFT_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the model, for example "layers.7.conv.x". Empty is refused."""
     kind: Global___FieldKind.ValueType
@@ -93,6 +94,11 @@ class Field(google.protobuf.message.Message):
     """Words that name the factors which make values of the elements, for example "static v1" or "per
     token and head". Equal bytes under other factors are other values: both sides of a handoff must
     give the same. Empty: the elements are the values, as if all factors were 1.
+    """
+    draft: builtins.str
+    """Which draft model's it is: any text that is equal exactly when the weights of the draft are. A
+    side may lack such a field, or have it otherwise: then it is not moved, and D's begins zeroed.
+    Empty: it is the model's own, and both sides must have it.
     """
     @property
     def axes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -113,8 +119,9 @@ class Field(google.protobuf.message.Message):
         shape: collections.abc.Iterable[builtins.int] | None = ...,
         window_tokens: builtins.int = ...,
         scales: builtins.str = ...,
+        draft: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["axes", b"axes", "kind", b"kind", "name", b"name", "scales", b"scales", "shape", b"shape", "window_tokens", b"window_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["axes", b"axes", "draft", b"draft", "kind", b"kind", "name", b"name", "scales", b"scales", "shape", b"shape", "window_tokens", b"window_tokens"]) -> None: ...
 
 Global___Field: typing_extensions.TypeAlias = Field
 

@@ -93,7 +93,9 @@ class PageForm(google.protobuf.message.Message):
     PAGE_TOKENS_FIELD_NUMBER: builtins.int
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
     group: builtins.str
-    """Name of the list, as in the block lists of a publication or request."""
+    """Name of the list, as in the block lists of a publication or request. Empty, of the source alone:
+    there is none, and rows of the pair are only zeroed.
+    """
     page_tokens: builtins.int
     """Tokens in a page. 0: one block that holds a snapshot."""
     pages_per_block: builtins.int

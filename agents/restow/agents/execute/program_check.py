@@ -21,7 +21,6 @@ from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK, MAX_RANKS
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
-    CLEAR_PAGES,
     GATHER_PLACED,
     PROJECT_SPANS,
     READ_OR_GATHERED,
@@ -72,7 +71,6 @@ _NOT_NEGATIVE = (
 _ONCE = {
     GATHER_PLACED: "gathers tokens to a place",
     SCATTER_PLACED: "scatters tokens from a place",
-    CLEAR_PAGES: "clears pages of tokens",
 }
 """Forms of snapshots alone, and what a row of tokens would do."""
 _STAGED = (StepKind.GATHER, StepKind.SCATTER)

@@ -23,6 +23,7 @@ def build_layout(model: ModelSpec, settings: EngineSettings) -> Layout:
     """
     settings.check()
     model.check_rebuilding(settings.mixer_inputs or settings.projections)
+    model.check_drafts()
     stages = stage_layers(model.depth, settings.pp, settings.layers_per_stage)
     ranks = tuple(
         _rank(model, settings, layers, index * settings.stage_ranks + rank, rank)
@@ -35,11 +36,13 @@ def build_layout(model: ModelSpec, settings: EngineSettings) -> Layout:
 def _rank(
     model: ModelSpec, settings: EngineSettings, layers: Span, rank: int, stage_rank: int
 ) -> RankLayout:
-    pages = [
-        layer_pages(layer, settings, stage_rank)
+    own = [
+        layer
         for layer in model.layers
         if layers.start <= layer.layer // model.numbers_per_layer < layers.stop
     ]
+    drafts = model.draft_layers if layers.stop == model.depth else ()
+    pages = [layer_pages(layer, settings, stage_rank) for layer in (*own, *drafts)]
     parts = {
         part.name: tuple(chain.from_iterable(getattr(one, part.name) for one in pages))
         for part in fields(Pages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.parts import Recurrence
@@ -178,7 +178,8 @@ class ModelSpec:
     ``layer_count`` counts the other layers too, which pipeline stages are cut by; 0: the last
     layer with state is the last of all. ``revision``, ``adapter`` and ``quantisation`` are as of
     `ModelIdentity`. Where layers have several attentions each, these are numbered on,
-    ``numbers_per_layer`` in a layer: no stage parts them.
+    ``numbers_per_layer`` in a layer: no stage parts them. ``draft_layers`` are those of the draft
+    model that ``draft`` names (see `Field`), numbered behind all others; the last stage runs them.
     """
 
     name: str
@@ -188,6 +189,8 @@ class ModelSpec:
     adapter: str = ""
     quantisation: str = ""
     numbers_per_layer: int = 1
+    draft_layers: tuple[LayerSpec, ...] = ()
+    draft: str = ""
 
     @property
     def depth(self) -> int:
@@ -203,6 +206,8 @@ class ModelSpec:
     def model(self, with_inputs: bool = False) -> Model:
         """The fields, in the order of the layers, and what recurrent layers read if asked for."""
         fields = tuple(f for layer in self.layers for f in layer.fields())
+        drafted = (f for layer in self.draft_layers for f in layer.fields())
+        fields += tuple(replace(f, draft=self.draft) for f in drafted)
         found = self._recurrences() if with_inputs else []
         inputs = tuple(f for n, one in found for f in one.inputs(n))
         identity = (self.revision, self.adapter, self.quantisation)
@@ -214,6 +219,14 @@ class ModelSpec:
         if wanted and all(one.obstacle for one in found):
             why = found[0].obstacle if found else "no layer is recurrent"
             raise LayoutFormError(f"model {self.name!r}: no conv state can be rebuilt: {why}")
+
+    def check_drafts(self) -> None:
+        """Raise `LayoutFormError` for layers of a draft without its name, or a name without any."""
+        if bool(self.draft_layers) != bool(self.draft):
+            raise LayoutFormError(
+                f"model {self.name!r}: {len(self.draft_layers)} layers of a draft called "
+                f"{self.draft!r}: layers need a name, and a name layers"
+            )
 
     def _recurrences(self) -> list[tuple[int, Recurrence]]:
         return [

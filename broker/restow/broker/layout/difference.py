@@ -89,6 +89,7 @@ def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]
         "cut": f"{len(boxes)} parts" + (f", {'/'.join(map(str, copies))} copies" * (copies != [1])),
         "ranks": _ranges(sorted({rank for rank, _, _ in held})),
         "scales": field.scales or "none",
+        "draft": field.draft or "none",
         "type": _all(shard.dtype.label for _, shard, _ in held),
         "order": _all(_order(field, shard) for _, shard, _ in held),
         "page": _all(

@@ -39,24 +39,23 @@ def digest(layout: Layout) -> str:
     for rank in layout.ranks:
         lines += _lines("rank", [rank], RANK.attributes)
         for part in _OF_RANK:
-            values, all_told = getattr(rank, part.name), part.record.attributes
-            lines += _lines(part.word, values, [one for one in all_told if not one.later])
-            lines += _later_lines(part.word, values, [one for one in all_told if one.later])
+            lines += _lines(part.word, getattr(rank, part.name), part.record.attributes)
     return hashlib.sha256("\n".join(lines).encode("ascii")).hexdigest()
 
 
 def _lines(word: str, values: Sequence[object], told: Iterable[Attribute]) -> list[str]:
-    """One line a value, made of columns: that is quicker than value by value."""
-    columns = [_column(values, one) for one in told]
-    return [ascii(line) for line in zip(repeat(word), *columns, strict=False)]
+    """One line a value, made of columns: that is quicker than value by value.
 
-
-def _later_lines(word: str, values: Sequence[object], told: Sequence[Attribute]) -> list[str]:
-    """A line for each value that has more to tell than the defaults, by its number."""
-    lines = []
-    for number, value in enumerate(values if told else ()):
-        held = [getattr(value, one.name) for one in told]
-        if held != [one.default for one in told]:
+    Then one for each value that has more to tell than the defaults of what is `later`.
+    """
+    told = tuple(told)
+    columns = [_column(values, one) for one in told if not one.later]
+    lines = [ascii(line) for line in zip(repeat(word), *columns, strict=False)]
+    later = [one for one in told if one.later]
+    defaults = [one.default for one in later]
+    for number, value in enumerate(values if later else ()):
+        held = [getattr(value, one.name) for one in later]
+        if held != defaults:
             lines.append(ascii((f"{word} later", number, *held)))
     return lines
 

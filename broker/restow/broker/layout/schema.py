@@ -110,7 +110,11 @@ def _record(of: type, *nested: Nested, **more: dict[str, Any]) -> Record:
 
 
 FIELD = _record(
-    Field, name={"key": "field"}, window_tokens={"of_inputs": False}, scales={"of_inputs": False}
+    Field,
+    name={"key": "field"},
+    window_tokens={"of_inputs": False},
+    scales={"of_inputs": False},
+    draft={"sparse": True, "of_inputs": False, "later": True},
 )
 MODEL = _record(
     Model,

@@ -31,6 +31,10 @@ class Field(Worded):
     ``scales`` says in words which factors make values of the elements, such as "static v1": equal
     bytes under other factors are other values, so both engines must say the same. "": the elements
     are the values.
+
+    ``draft`` names the draft model (MTP, EAGLE) whose field it is, by any text that is equal
+    exactly when its weights are: a side may lack it or have another one, and then D's begins
+    zeroed. "": it is the model's own, and both sides must have it.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Field(Worded):
     shape: tuple[int, ...]
     window_tokens: int = 0
     scales: str = ""
+    draft: str = ""
 
     def entries(self, tokens: int) -> int:
         """How many entries a handoff of ``tokens`` moves."""

@@ -29,11 +29,14 @@ class Plan:
     Law *cover*: every element of every destination shard is written by exactly one move.
     Law *minimality*: the moves' boxes add up to the destination's shards, each read from one
     source however many hold it.
+
+    Fields of D that begin ``cold``, by name, are zeroed in place: those of drafts that P lacks.
     """
 
     source: Layout
     destination: Layout
     moves: tuple[Move, ...]
+    cold: frozenset[str] = frozenset()
 
     @property
     def bytes(self) -> int:
@@ -55,7 +58,8 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
     cover the destination (which `check_layout` rules out).
     """
     check_same_model(source, destination)
-    held, wanted = _holders(source), _holders(destination)
+    cold = cold_fields(source, destination)
+    held, wanted = _holders(source), _holders(destination, cold)
     by_form: dict[object, Routes] = {}  # the same for all layers of a kind
     routes: dict[str, Routes] = {}
     pairs_of_boxes = 0
@@ -85,9 +89,16 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
         )
         for rank in destination.ranks
         for shard in rank.shards
+        if shard.field not in cold
         for route in routes[shard.field][rank.rank, shard.box]
     )
-    return Plan(source, destination, moves)
+    return Plan(source, destination, moves, cold)
+
+
+def cold_fields(source: Layout, destination: Layout) -> frozenset[str]:
+    """Return the names of D's fields that P lacks, or has otherwise: of one model, so of drafts."""
+    held = set(source.model.fields)
+    return frozenset(field.name for field in destination.model.fields if field not in held)
 
 
 def _tokens(rank: RankLayout) -> dict[str, TokenClass]:
@@ -112,7 +123,7 @@ def _move(route: Route, src: Shard, dst_rank: int, dst: Shard, tokens: TokenClas
 def check_same_model(source: Layout, destination: Layout) -> None:
     """Raise `ModelMismatchError` or `ScalesMismatchError` that names the first difference.
 
-    Of the inputs only those that both list must be the same.
+    Of the inputs only those that both list must be the same. Fields of drafts need not be.
     """
     ours, theirs = source.model, destination.model
     if ours.identity != theirs.identity:
@@ -127,7 +138,7 @@ def check_same_model(source: Layout, destination: Layout) -> None:
     other = {field.name: field for field in theirs.fields}
     for name in sorted(mine.keys() | other.keys()):
         one, two = mine.get(name), other.get(name)
-        if one == two:
+        if one == two or not any(field and not field.draft for field in (one, two)):
             continue
         if one and two and one == replace(two, scales=one.scales):
             raise ScalesMismatchError(
@@ -158,7 +169,8 @@ def _describe(field: Field | None) -> str:
     sizes = (f"{axis} {size}" for axis, size in zip(field.axes, field.shape, strict=True))
     window = [f"a window of {field.window_tokens} tokens"] if field.window_tokens else []
     scales = [_scales(field)] if field.scales else []
-    return ", ".join([field.kind.value, *sizes, *window, *scales])
+    draft = [f"of the draft {field.draft!r}"] if field.draft else []
+    return ", ".join([field.kind.value, *sizes, *window, *scales, *draft])
 
 
 def _scales(field: Field) -> str:
@@ -183,7 +195,7 @@ Routes: TypeAlias = dict[tuple[int, Box], list[Route]]
 """For each destination rank and box that it wants: where the parts come from."""
 
 
-def _holders(layout: Layout) -> dict[str, Held]:
+def _holders(layout: Layout, without: frozenset[str] = frozenset()) -> dict[str, Held]:
     found: dict[str, dict[tuple[Box, TokenClass], list[int]]]
     found = defaultdict(lambda: defaultdict(list))
     for rank in layout.ranks:
@@ -193,6 +205,7 @@ def _holders(layout: Layout) -> dict[str, Held]:
     return {
         name: tuple((part, tuple(sorted(ranks))) for part, ranks in parts.items())
         for name, parts in found.items()
+        if name not in without
     }
 
 

@@ -32,14 +32,15 @@ from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, Rest
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker import caches
-from restow.agents.engines.vllm.worker.agreement import engine_model, group_windows
+from restow.agents.engines.vllm.worker.agreement import group_windows, joined_model
+from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
 from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import rank_layout
 from restow.agents.engines.vllm.worker.said_caches import rank_model
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide
 from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.client import BlockingSession
-from restow.broker.families import ConvLayout, EngineSettings, LayerSpec
+from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
 from restow.broker.logs import get_logger, log_as
 
@@ -63,10 +64,10 @@ class RestowMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """A worker's part of the engine's layout, and the layers that it holds."""
+    """A worker's part of the engine's layout, and of its model."""
 
     layout: RankLayout
-    layers: tuple[LayerSpec, ...]
+    model: ModelSpec
 
 
 class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -153,12 +154,13 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         rank = get_pp_group().rank_in_group * settings.tp + get_tensor_model_parallel_rank()
         layers = config.compilation_config.static_forward_context
-        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers, self._numbers))
+        numbers = self._numbers, DraftLayers.of(config)
+        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers, *numbers))
         model = rank_model(self._name, self._known, found, config, settings.conv_layout)
         laid = [one.cache for one in found]
         regions = rank_layout(model, settings, rank, laid)
         self._worker = WorkerSide(self._engine_id, self._incarnation, regions, laid, self._settings)
-        self._handshake = RankHandshake(regions.layout, model.layers)
+        self._handshake = RankHandshake(regions.layout, model)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return the rank's layout, for the scheduler's side to register."""
@@ -202,7 +204,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """
         ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
         model = replace(
-            engine_model(self._name, (one.layers for one in ranks)),
+            joined_model([one.model for one in ranks]),
             revision=weights_revision(self._vllm_config, self._settings.model_revision),
             quantisation=self._vllm_config.model_config.quantization or "",
         )

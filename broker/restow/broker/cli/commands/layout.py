@@ -117,6 +117,14 @@ def from_config(
     speculative_tokens: Annotated[
         int, typer.Option(min=0, help="Rows for speculative tokens behind the conv window.")
     ] = 0,
+    draft_layers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Draft layers (MTP) that the engine runs; the other side may have none. As many "
+            "as the config says, for vLLM.",
+        ),
+    ] = 0,
     page_align_bytes: Annotated[
         int, typer.Option(min=1, help="Pages are padded to a multiple of this.")
     ] = 1,
@@ -192,6 +200,7 @@ def from_config(
         dtype=computed,
         quant_config=quant_config,
         readings=readings,
+        draft_layers=draft_layers,
     )
     settings = EngineSettings(
         tp=tp,

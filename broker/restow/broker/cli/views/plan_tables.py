@@ -70,6 +70,9 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Pict
         f"{size_text(plan.bytes_at(tokens))} at {tokens:,} tokens, {len(plan.moves):,} moves",
         soft_wrap=True,
     )
+    if plan.cold:
+        names = ", ".join(sorted(plan.cold))
+        console.print(f"D's fields of drafts that P lacks begin zeroed: {names}", soft_wrap=True)
     table = _table("rank", "from", "state", "a token", "of these fields")
     for rank in ranks:
         for src, size in rank.bytes_from.items():

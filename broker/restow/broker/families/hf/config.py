@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from restow.broker.errors import LayoutFormError, UnknownModelError
+from restow.broker.families.hf.draft_layers import MTP, drafted
 from restow.broker.families.hf.keys import FLOATS, Keys
 from restow.broker.families.hf.kv_types import KvTypes
 from restow.broker.families.hf.layers import Reader
@@ -19,7 +20,7 @@ from restow.broker.families.hf.quantization import Quantisation, quantisation_of
 from restow.broker.families.hf.readings import Readings
 from restow.broker.families.hf.types import Types
 from restow.broker.families.scales import Scales
-from restow.broker.families.specs import ModelSpec
+from restow.broker.families.specs import LayerSpec, ModelSpec
 from restow.broker.layout import DType
 from restow.broker.layout.limits import MAX_WORD_LENGTH
 from restow.broker.words import member
@@ -38,6 +39,7 @@ def model_from_hf_config(
     dtype: DType | None = None,
     quant_config: Mapping[str, Any] | None = None,
     readings: Readings | None = None,
+    draft_layers: int = 0,
 ) -> ModelSpec:
     """Return the state of the model that ``config`` describes, by the name of its ``model_type``.
 
@@ -48,8 +50,9 @@ def model_from_hf_config(
     names its own and Kimi-Linear's are float32. A checkpoint that declares a float8 KV cache, there
     or in ``quant_config`` (what ``hf_quant_config.json`` holds), has one as far as vLLM heeds that,
     with static scales that ``kv_scales`` has to tell apart, because no config holds them. The
-    model's ``quantisation`` is the checkpoint's method. What was read and assumed is said to
-    ``readings``. Raises `UnknownModelError`, and `LayoutFormError` that names the key at fault.
+    model's ``quantisation`` is the checkpoint's method. So many ``draft_layers`` (MTP) are those of
+    an engine that runs them. What was read and assumed is said to ``readings``. Raises
+    `UnknownModelError`, and `LayoutFormError` that names the key at fault.
     """
     kv_dtype, conv_dtype, ssm_dtype, dtype = (
         None if given is None else member(DType, given, name)
@@ -72,16 +75,22 @@ def model_from_hf_config(
     if kv_dtype is not None or kv_scales is not None:
         kv.attention()  # what is asked for makes sense, also of a model without attention
     layers = make(text, Types(kv, conv_dtype or computed, ssm_dtype, computed))
-    text.leave_out_drafts()
     flat = tuple(spec for specs in layers for spec in specs)
     numbers = max((1 + spec.layer for spec in flat), default=1)
     per_layer = -(-numbers // (len(layers) or 1))
+    drafts: tuple[LayerSpec, ...] = ()
+    if draft_layers:
+        drafts = drafted(text, model_type, flat, len(layers) * per_layer, draft_layers)
+    else:
+        text.leave_out_drafts()
     return ModelSpec(
         model_type,
         flat,
         layer_count=len(layers),
         quantisation=_method(found),
         numbers_per_layer=per_layer,
+        draft_layers=drafts,
+        draft=MTP if drafts else "",
     )
 
 

@@ -225,7 +225,9 @@ class Keys:
         """Say that layers of drafts (MTP) are left out, if there are some."""
         for key in _DRAFT_LAYERS:
             if self.has(key) and self.number(key, least=0):
-                self.took(key, "left out: layers of drafts are no part of a layout")
+                self.took(
+                    key, "left out: layers of drafts that no engine runs (else: --draft-layers)"
+                )
 
     def fault(self, key: str, said: str) -> LayoutFormError:
         """Return what to raise about a key, of which ``said`` tells more than its value."""

@@ -81,6 +81,7 @@ def _check_names(layout: Layout) -> None:
     named = [(f"the model's {part}", getattr(model, part)) for part in ("name", *IDENTITY_PARTS)]
     for field in (*model.fields, *model.inputs):
         named += [("a field's name", field.name), ("a field's scales", field.scales)]
+        named.append(("a field's draft", field.draft))
         named += [("an axis", axis) for axis in field.axes]
     for region in (region for rank in layout.ranks for region in rank.regions):
         named += [("a region's name", region.name), ("a region's group", region.group)]

@@ -25,7 +25,7 @@ from restow.broker.planner.program.forms import (
     StepKind,
     columns_of,
 )
-from restow.broker.planner.program.pairs import GroupPair, PageForm
+from restow.broker.planner.program.pairs import NO_LIST, GroupPair, PageForm
 from restow.broker.planner.program.programs import Program, Step, joined_steps
 from restow.broker.planner.program.rows import no_rows
 from restow.broker.planner.program.shared_tokens import (
@@ -42,6 +42,7 @@ __all__ = [
     "GATHERED",
     "GATHER_IN_ORDER",
     "GATHER_PLACED",
+    "NO_LIST",
     "PROJECT_SPANS",
     "READ_OR_GATHERED",
     "READ_PAGES",

@@ -20,17 +20,27 @@ class PageForm:
     tokens: TokenClass = ALL_TOKENS
 
 
+NO_LIST = ""
+"""The group of no list: rows that are zeroed need none of the source."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupPair:
     """A list of page ids on each side that rows use together.
 
-    Rows repeat for the tokens that both sides hold. With ``window_tokens`` they do for so many
-    tokens before the last one; 0: for all.
+    Of the source there may be none (`NO_LIST`), where nothing of it is read. Rows repeat for the
+    tokens that both sides hold. With ``window_tokens`` they do for so many tokens before the last
+    one; 0: for all.
     """
 
     src: PageForm
     dst: PageForm
     window_tokens: int = 0
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it has a list of the source."""
+        return self.src.group != NO_LIST
 
     @property
     def per_token(self) -> bool:

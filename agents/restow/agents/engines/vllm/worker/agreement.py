@@ -1,12 +1,14 @@
 """`check_agreement` compares what a model's config and vLLM's spec say of a layer.
 
-`engine_model` joins what all ranks say, `group_windows` finds the windows of groups.
+`engine_model` and `joined_model` join what all ranks say, `group_windows` finds the windows of
+groups.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from restow.agents.engines.vllm.errors import CacheUnknownError
 from restow.broker.families import (
@@ -46,6 +48,21 @@ def engine_model(name: str, ranks: Iterable[Iterable[LayerSpec]]) -> ModelSpec:
                     layer=f"{spec.layer}",
                 )
     return ModelSpec(name, tuple(found[key] for key in sorted(found)))
+
+
+def joined_model(ranks: Sequence[ModelSpec]) -> ModelSpec:
+    """Return the model that all ranks hold parts of, of which one may have layers of a draft.
+
+    Raises `CacheUnknownError` where ranks do not agree.
+    """
+    name, drafts = ranks[0].name, {rank.draft for rank in ranks if rank.draft}
+    if len(drafts) > 1:
+        raise CacheUnknownError(f"ranks have several drafts: {sorted(drafts)}")
+    return replace(
+        engine_model(name, (rank.layers for rank in ranks)),
+        draft_layers=engine_model(name, (rank.draft_layers for rank in ranks)).layers,
+        draft=next(iter(drafts), ""),
+    )
 
 
 def group_windows(layout: Layout) -> dict[str, int]:

@@ -23,6 +23,7 @@ from vllm.v1.kv_cache_interface import (
 
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.errors import CacheUnknownError, EngineUnsupportedError
+from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
 from restow.agents.engines.vllm.worker.kv_order import kv_order
 from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache, dtype_of
@@ -34,11 +35,12 @@ UNQUANTISED = DType.BFLOAT16
 
 
 class FoundCache(NamedTuple):
-    """A layer's cache, what vLLM says of it, and vLLM's layer."""
+    """A layer's cache, what vLLM says of it, vLLM's layer, and whether that is one of a draft."""
 
     cache: LayerCache
     spec: KVCacheSpec
     module: Any
+    drafted: bool = False
 
 
 def known_model(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpec | None:
@@ -77,6 +79,7 @@ def layer_caches(
     tensors: Mapping[str, torch.Tensor],
     layers: Mapping[str, Any],
     numbers: LayerNumbers,
+    drafts: DraftLayers,
 ) -> Iterator[FoundCache]:
     """Yield every layer's cache on this rank, in the order of the groups.
 
@@ -106,9 +109,12 @@ def layer_caches(
             state = isinstance(spec, MambaSpec)
             # Of a latent there is one a token: it lies in the order of the tokens.
             plain = state or isinstance(spec, MLAAttentionSpec)
+            number = _number(name)
+            layer = numbers.layer(number, state)
+            drafted = drafts.layer(name, number, layer)
             cache = LayerCache(
                 name,
-                numbers.layer(_number(name), state),
+                layer if drafted is None else drafted,
                 _group_name(index),
                 tensor,
                 pages // blocks,
@@ -116,7 +122,7 @@ def layer_caches(
                 tuple(tuple(shape) for shape in spec.shapes) if state else (),
                 tuple(spec.dtypes) if state else (),
             )
-            yield FoundCache(cache, spec, module)
+            yield FoundCache(cache, spec, module, drafted is not None)
 
 
 def _number(name: str) -> int:

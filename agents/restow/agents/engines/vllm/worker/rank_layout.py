@@ -92,14 +92,13 @@ def rank_layout(
 
 def layer_of(model: ModelSpec, cache: LayerCache) -> LayerSpec:
     """Return what the model has of the layer's cache. Raises `CacheUnknownError`."""
-    for spec in model.layers:
+    for spec in (*model.layers, *model.draft_layers):
         if spec.layer == cache.layer and isinstance(spec, RecurrentSpec) == cache.is_state:
             return spec
     kind = "recurrent state" if cache.is_state else "keys and values"
     raise CacheUnknownError(
         f"layer {cache.layer} ({cache.name}) keeps {kind}, of which the config of model "
-        f"{model.name!r} says nothing: layers that are not the model's own (drafts of MTP or "
-        "EAGLE) are not handed over yet",
+        f"{model.name!r} says nothing",
         layer=cache.name,
     )
 

@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
+from restow.agents.engines.vllm.model_revision import draft_name
 from restow.agents.engines.vllm.worker.agreement import check_agreement, engine_model
 from restow.agents.engines.vllm.worker.caches import FoundCache
 from restow.agents.engines.vllm.worker.kv_scales import kv_type
@@ -49,15 +50,20 @@ def rank_model(
 ) -> ModelSpec:
     """Return the model that the rank's caches are of: what ``known`` says, if vLLM says no other.
 
-    Types and scales are those of the caches. Raises `CacheUnknownError` with both numbers where the
-    two differ; of a model that is not known `EngineUnsupportedError` that names what vLLM leaves
-    open.
+    Layers of a draft, which no config of the model says, are those of vLLM in either case; types
+    and scales are those of the caches. Raises `CacheUnknownError` with both numbers where the two
+    differ; of a model that is not known `EngineUnsupportedError` that names what vLLM leaves open.
     """
-    said = _SaidCaches(config, conv_layout)
+    said, found = _SaidCaches(config, conv_layout), list(found)
+    own = [one for one in found if not one.drafted]
+    drafts = engine_model(name, [_distinct((one for one in found if one.drafted), said)]).layers
+    if drafts:
+        model = rank_model(name, known, own, config, conv_layout)
+        return replace(model, draft_layers=drafts, draft=draft_name(config))
     if known is None:
-        return engine_model(name, [_distinct(found, said)])
+        return engine_model(name, [_distinct(own, said)])
     layers = []
-    for one in found:
+    for one in own:
         spec = _typed(layer_of(known, one.cache), one)
         layers.append(spec)
         try:
@@ -105,9 +111,10 @@ class _SaidCaches:
 
         Raises `EngineUnsupportedError` that names what is missing.
         """
-        cache, spec, module = found
-        self._check_own(cache)
+        cache, spec, module, drafted = found
         if isinstance(spec, MambaSpec):
+            if drafted:
+                raise unsaid(cache.name, "recurrent states of a draft are not handed over")
             return self._states(cache, spec)
         self._check_form(cache, spec)
         dtype, scales = kv_type(cache.name, spec, module)
@@ -116,22 +123,12 @@ class _SaidCaches:
         return attention_layer(
             cache.name,
             cache.layer,
-            SaidHeads(spec.num_kv_heads, self._model_heads(cache), self._tp),
+            SaidHeads(spec.num_kv_heads, self._all_heads(found), self._tp),
             (spec.head_size, spec.head_size_v),
             dtype,
             _window_tokens(spec, module),
             scales,
         )
-
-    def _check_own(self, cache: LayerCache) -> None:
-        """Refuse layers of a draft: the other side may have none."""
-        model = self._config.model_config
-        if self._config.speculative_config and cache.layer >= model.get_total_num_hidden_layers():
-            raise unsaid(
-                cache.name,
-                "layers that are not the model's own (drafts of MTP or EAGLE) are not "
-                "handed over yet",
-            )
 
     def _check_form(self, cache: LayerCache, spec: Any) -> None:
         """Refuse a cache that holds more or other than its kind says."""
@@ -158,10 +155,17 @@ class _SaidCaches:
                     "how its elements lie is missing",
                 )
 
-    def _model_heads(self, cache: LayerCache) -> int:
+    def _all_heads(self, found: FoundCache) -> int:
         """Return how many KV heads the layer has over all ranks; layers may differ in it."""
+        cache, spec = found.cache, found.spec
+        if found.drafted and self._tp == 1:
+            return int(spec.num_kv_heads)
         try:
-            heads: int = self._config.model_config.model_arch_config[cache.layer].total_num_kv_heads
+            heads: int
+            if found.drafted:
+                heads = self._config.speculative_config.draft_model_config.get_total_num_kv_heads()
+            else:
+                heads = self._config.model_config.model_arch_config[cache.layer].total_num_kv_heads
         except IndexError:
             raise unsaid(cache.name, f"vLLM's model config has no layer {cache.layer}") from None
         return heads
