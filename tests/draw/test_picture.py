@@ -22,6 +22,7 @@ from restow.broker.families import (
     EngineSettings,
     KvOrder,
     Mamba2Spec,
+    MlaSpec,
     ModelSpec,
     build_layout,
 )
@@ -40,7 +41,7 @@ def picture_of(model: ModelSpec, source: EngineSettings, destination: EngineSett
 
 
 def picture_of_layer(
-    layer: Mamba2Spec | AttentionSpec, source: EngineSettings, destination: EngineSettings
+    layer: Mamba2Spec | AttentionSpec | MlaSpec, source: EngineSettings, destination: EngineSettings
 ) -> Panel:
     (panel,) = picture_of(ModelSpec("m", (layer,)), source, destination).panels
     return panel
@@ -278,6 +279,19 @@ def test_rows_that_are_zeroed() -> None:
     assert panel.remarks[-1] == (
         f"{3 * 3072 * 2:,} bytes of scratch rows a layer are zeroed on each rank of D"
     )
+
+
+def test_tokens_that_ranks_share_out() -> None:
+    layer = MlaSpec(0, 8, BF16)
+    shared, whole = EngineSettings(tp=4, dcp=4, interleave_tokens=2), EngineSettings(tp=2)
+    said = "ranks share the tokens out in 4 parts, 2 in turn"
+    for sides, words in (
+        ((shared, whole), f"P's {said}: each token is read from a rank that keeps it"),
+        ((whole, shared), f"D's {said}: each token is read from a rank that keeps it"),
+        ((shared, shared), f"P's {said} and D's {said}: pages move as pages"),
+    ):
+        assert words in picture_of_layer(layer, *sides).remarks
+    assert not any("share" in one for one in picture_of_layer(layer, whole, whole).remarks)
 
 
 def test_groups_that_ranks_share() -> None:
