@@ -304,3 +304,14 @@ def test_diff_of_a_broken_layout_is_no_answer(layout_file: LayoutFile, fail: Fai
     outcome = fail("layout", "diff", good, bad, "--json")
     assert outcome.code == 1
     assert outcome.json["error"]["reason"] == "LAYOUT_HOLE"
+
+
+def test_float4_has_scales_for_16_elements_and_static_ones(
+    config: Path, run: Run, fail: Fail
+) -> None:
+    packed = ("--kv-dtype", "float4_e2m1fn_x2", "--kv-scales", "per-16")
+    named = (*packed, "--kv-scales-fingerprint", "v1")
+    layout = layout_from_json(json.loads(run("layout", "from-config", config, *named)))
+    scales = {field.scales for field in layout.model.fields if field.name.endswith(".k")}
+    assert scales == {"per token, head and 16 elements, static v1"}
+    assert fail("layout", "from-config", config, *packed).code == 2

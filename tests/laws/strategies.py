@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from hypothesis import strategies as st
@@ -51,9 +51,9 @@ _KV_HEADS = st.sampled_from([1, 2, 3, 4, 6, 8])
 _KERNELS = st.integers(2, 4)
 _LAYERS = st.one_of(
     st.sampled_from(
-        ["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq", "av", "vma", "li"]
+        ["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq", "av", "vma", "li", "4", "m4"]
     ),
-    st.text("avldiq1mgkcr", min_size=1, max_size=3),
+    st.text("avldiq41mgkcr", min_size=1, max_size=3),
 )
 _WINDOWS = st.sampled_from([0, 0, 1, 3, 6, 100])
 _GAPS = st.sampled_from([0, 0, 0, 1])
@@ -154,6 +154,13 @@ def _quantised(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES), value_dim=width)
 
 
+def _float4(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    """Two elements in a byte, and a float8 for 16 of them."""
+    scales = Scales(ScaleKind.PER_16, "v1")
+    packed = DType.FLOAT4_E2M1FN_X2, draw(_WINDOWS), scales
+    return AttentionSpec(0, draw(_KV_HEADS), 16 * draw(_SMALL), *packed)
+
+
 def _block_scaled_mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     block = 2 * draw(sizes)
     return BlockScaledMlaSpec(0, block * draw(_SMALL), 2 * draw(sizes), block, draw(dtypes))
@@ -212,6 +219,7 @@ _FAMILIES: dict[str, Make] = {
     "a": _attention,
     "v": _two_widths,
     "q": _quantised,
+    "4": _float4,
     "l": _mla,
     "d": _block_scaled_mla,
     "i": _indexer,
@@ -275,9 +283,7 @@ def family_cases(
         stages = draw(_stages(model.depth, pp))
         settings = replace(draw(_SETTINGS[casts]), tp=tp, pp=pp, layers_per_stage=stages)
         settings = draw(_shared_out(model, settings))
-        if any(isinstance(one, AttentionSpec) and one.scales.per_token for one in own.layers):
-            order = KvOrder.NHD if settings.kv_order is KvOrder.NHD else KvOrder.HND
-            settings = replace(settings, kv_order=order)
+        settings = _possible(settings, own.layers)
         layouts.append(build_layout(own, settings))
     return Case(tuple(layouts), draw(prompts()), casts, draw(_GUARDS), draw(_SEEDS))
 
@@ -302,16 +308,24 @@ def draft_cases(draw: st.DrawFn) -> Case:
         own = replace(model, draft_layers=drafts, draft=name)
         able = [tp for tp in tps if all(_allows(layer, tp, False) for layer in drafts)]
         settings = replace(draw(_SETTINGS[False]), tp=able[draw(_PICKS) % len(able)])
-        scaled = (one for one in (*own.layers, *drafts) if isinstance(one, AttentionSpec))
-        if any(one.scales.per_token for one in scaled):
-            settings = replace(settings, kv_order=KvOrder.HND)
+        settings = _possible(settings, (*own.layers, *drafts))
         pp = 1 + draw(_PICKS) % min(model.depth, 3)
         settings = replace(settings, pp=pp)
         layouts.append(build_layout(own, settings))
     return Case(tuple(layouts), draw(prompts()), False, draw(_GUARDS), draw(_SEEDS))
 
 
-_DRAFTED = st.sampled_from(["avlq", "m"])
+def _possible(settings: EngineSettings, layers: Sequence[LayerSpec]) -> EngineSettings:
+    """No engine has scales of tokens beside keys with tokens innermost, nor float4 apart."""
+    attention = [one for one in layers if isinstance(one, AttentionSpec)]
+    packed = any(one.packed for one in attention)
+    if packed or any(one.scales.per_token for one in attention):
+        order = KvOrder.NHD if settings.kv_order is KvOrder.NHD else KvOrder.HND
+        settings = replace(settings, kv_order=order)
+    return replace(settings, kv_packed=True) if packed else settings
+
+
+_DRAFTED = st.sampled_from(["avlq4", "m"])
 """Mostly layers of tokens; no engine has drafts with states, and a layout may say them."""
 
 

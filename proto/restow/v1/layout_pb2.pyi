@@ -33,6 +33,8 @@ class _DataTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DATA_TYPE_FLOAT16: _DataType.ValueType  # 5
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 6
     DATA_TYPE_FLOAT32: _DataType.ValueType  # 7
+    DATA_TYPE_FLOAT4_E2M1FN_X2: _DataType.ValueType  # 8
+    """Two numbers in a byte: an element of an axis is such a pair."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Type of one element."""
@@ -45,6 +47,8 @@ DATA_TYPE_FLOAT8_E5M2: DataType.ValueType  # 4
 DATA_TYPE_FLOAT16: DataType.ValueType  # 5
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 6
 DATA_TYPE_FLOAT32: DataType.ValueType  # 7
+DATA_TYPE_FLOAT4_E2M1FN_X2: DataType.ValueType  # 8
+"""Two numbers in a byte: an element of an axis is such a pair."""
 Global___DataType: typing_extensions.TypeAlias = DataType
 
 class _FieldKind:

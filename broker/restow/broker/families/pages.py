@@ -11,7 +11,7 @@ from restow.broker.families.cut import rank_span
 from restow.broker.families.parts import StatePart
 from restow.broker.families.rebuilding import input_shards, weights
 from restow.broker.families.recurrent import MATRICES, RecurrentSpec
-from restow.broker.families.scales import SCALE_DTYPE
+from restow.broker.families.scales import BLOCK_DIM, PACKED, SCALE_DTYPE, SIXTEENTH_DTYPE
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
 from restow.broker.families.specs import AttentionSpec, IndexerSpec, LatentSpec, LayerSpec
 from restow.broker.layout import Box, DType, Projection, Region, Scratch, Shard, Span
@@ -37,7 +37,8 @@ def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> 
     check_context(layer, settings)
     tp_rank = stage_rank % settings.tp
     if isinstance(layer, AttentionSpec):
-        pages = _attention(layer, settings, tp_rank)
+        made = _packed if layer.packed else _attention
+        pages = made(layer, settings, tp_rank)
     elif isinstance(layer, LatentSpec | IndexerSpec):
         pages = _parts(layer, settings)
     else:
@@ -102,6 +103,43 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
             )
             shards.append(scale)
     return Pages(tuple(regions.values()), tuple(shards))
+
+
+def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+    """Keys and values in float4: ``[K | k_scale | V | v_scale]``, each of all heads and tokens.
+
+    (vLLM `_nvfp4_kv_views` and `nvfp4_split_data_scale`.) On GPUs of compute capability 10 its
+    scales are interleaved over four tokens, which no strides say: this is not of those.
+    """
+    heads, tokens = rank_span(layer.kv_heads, settings.tp, tp_rank, "head"), settings.page_tokens
+    if settings.kv_order is KvOrder.HDN or not settings.kv_packed:
+        raise LayoutFormError(
+            f"kv_order {settings.kv_order}, kv_packed {settings.kv_packed}: {PACKED.label} lies in "
+            f"pages of keys and values, with heads or tokens first (HND, NHD)"
+        )
+    prefix, name = f"layers.{layer.layer}", f"layers.{layer.layer}.kv"
+    shards: list[Shard] = []
+    end = 0
+    for part, dim in layer.dims.items():
+        for suffix, row, dtype in (
+            ("", dim // 2, PACKED),
+            ("_scale", dim // BLOCK_DIM, SIXTEENTH_DTYPE),
+        ):
+            by_head = settings.kv_order is KvOrder.HND
+            head_stride, token_stride = (tokens * row, row) if by_head else (row, heads.size * row)
+            shards.append(
+                Shard(
+                    field=f"{prefix}.{part}{suffix}",
+                    box=(heads, Span(0, row)),
+                    dtype=dtype,
+                    region=name,
+                    offset_bytes=end,
+                    strides_bytes=(head_stride, 1),
+                    token_stride_bytes=token_stride,
+                )
+            )
+            end += heads.size * tokens * row
+    return Pages((_token_region(name, _group(layer), end, settings),), tuple(shards))
 
 
 def _group(layer: AttentionSpec) -> str:

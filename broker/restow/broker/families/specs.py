@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.parts import Recurrence
 from restow.broker.families.recurrent import RecurrentSpec
-from restow.broker.families.scales import NO_SCALES, SCALE_DTYPE, ScaleKind, Scales
+from restow.broker.families.scales import (
+    BLOCK_DIM,
+    NO_SCALES,
+    SCALE_DTYPE,
+    ScaleKind,
+    Scales,
+)
 from restow.broker.layout import DType, Field, Kind, Model
 from restow.broker.words import Worded
 
@@ -17,8 +23,8 @@ class AttentionSpec(Worded):
     """Grouped-query attention: keys and values of ``kv_heads`` heads, one entry a token.
 
     With ``window_tokens`` the next token sees only so many before it (sliding window); 0: all.
-    ``scales`` are for float8 and int8. ``value_dim`` is for values of another width than keys; 0:
-    of the same.
+    ``scales`` are for float8, int8 and float4 (of which pairs are counted). ``value_dim``
+    is for values of another width than keys; 0: of the same.
     """
 
     layer: int
@@ -35,18 +41,37 @@ class AttentionSpec(Worded):
         self.scales.check(self.dtype)
         if self.scales.kind is ScaleKind.PER_BLOCK:
             raise LayoutFormError("keys and values of heads have no scales per block")
+        if self.packed and (self.head_dim % BLOCK_DIM or len(set(self.dims.values())) > 1):
+            raise LayoutFormError(
+                f"keys of {self.head_dim} and values of {self.dims['v']} elements a head: with a "
+                f"scale for {BLOCK_DIM} both are equal, and a multiple of that"
+            )
 
     @property
     def dims(self) -> dict[str, int]:
         """Elements of a head's key ``k`` and value ``v``."""
         return {"k": self.head_dim, "v": self.value_dim or self.head_dim}
 
+    @property
+    def packed(self) -> bool:
+        """Whether a byte holds two elements."""
+        return self.scales.kind is ScaleKind.PER_16
+
     def fields(self) -> tuple[Field, ...]:
-        """``k`` and ``v``, each ``[head, dim]`` a token; scales in the cache are ``[head]``."""
+        """``k`` and ``v``, each ``[head, dim]`` a token; scales in the cache are ``[head]``.
+
+        Where bytes hold two elements each they are ``[head, pair]``, with scales ``[head, block]``.
+        """
         fields = []
         for part, dim in self.dims.items():
             name, axes, shape = f"layers.{self.layer}.{part}", ("head", "dim"), (self.kv_heads, dim)
             window, words = self.window_tokens, self.scales.words
+            if self.packed:
+                pairs, blocks = (self.kv_heads, dim // 2), (self.kv_heads, dim // BLOCK_DIM)
+                data = Field(name, Kind.PER_TOKEN, ("head", "pair"), pairs, window, words)
+                scale = f"{name}_scale", Kind.PER_TOKEN, ("head", "block"), blocks, window
+                fields += [data, Field(*scale)]
+                continue
             fields.append(Field(name, Kind.PER_TOKEN, axes, shape, window, words))
             if self.scales.per_token:
                 heads = ("head",), (self.kv_heads,)
@@ -70,7 +95,7 @@ class MlaSpec(Worded):
         """Refuse scales of a type that has none, and those that no engine keeps with latents."""
         Worded.__post_init__(self)
         self.scales.check(self.dtype)
-        if self.scales.per_token:
+        if self.scales.per_token or self.scales.kind is ScaleKind.PER_16:
             raise LayoutFormError(
                 "latents (MLA) have no scales per token and head: no engine keeps them; give "
                 "static scales or none"

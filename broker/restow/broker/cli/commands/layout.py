@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
 StateDType = Literal["float32", "bfloat16", "float16"]
-KvDType = Literal["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8"]
+KvDType = Literal[
+    "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "float4_e2m1fn_x2"
+]
 
 
 @app.command("from-config")
@@ -95,10 +97,11 @@ def from_config(
         typer.Option(help="Type of keys and values. Default: the checkpoint's, or the model's."),
     ] = None,
     kv_scales: Annotated[
-        Literal["none", "static", "per-token-head", "per-block"] | None,
+        Literal["none", "static", "per-token-head", "per-block", "per-16"] | None,
         typer.Option(
             help="Scales of float8 or int8 KV; per-block: of latents beside an indexer "
-            "(vLLM fp8_ds_mla). Default: none, where there can be none."
+            "(vLLM fp8_ds_mla); per-16: of float4_e2m1fn_x2 (vLLM nvfp4, but not on a B200). "
+            "Default: none, where there can be none."
         ),
     ] = None,
     kv_scales_fingerprint: Annotated[
@@ -253,9 +256,9 @@ def _fingerprint(config: Path, readings: Readings) -> str:
 def _scales(kind: str | None, fingerprint: str | None) -> Scales | None:
     from restow.broker.families import ScaleKind, Scales
 
-    if (kind == "static") != bool(fingerprint):
+    if (kind in ("static", "per-16")) != bool(fingerprint):
         raise typer.BadParameter(
-            "static scales need a fingerprint, and no others have one",
+            "static scales and per-16 need a fingerprint, and no others have one",
             param_hint="--kv-scales-fingerprint",
         )
     return None if kind is None else Scales(ScaleKind(kind), fingerprint or "")
