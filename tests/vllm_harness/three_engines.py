@@ -20,7 +20,7 @@ from vllm_harness.engine import Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
 
 STEPS = 12
-NO_FAMILIES = {"RESTOW_TEST_NO_FAMILIES": "1"}
+NO_FAMILIES = {"NO_FAMILIES_IN_TESTS": "1"}
 TPS = (1, 1, 2)
 WAYS = [(0, 1), (0, 2), (2, 0)]
 """P and D among these: P1 to D1, P1 to D2, P2 to D1."""

@@ -4,7 +4,7 @@ vLLM's processes wait for each other by `os.sched_yield`, for a second after eac
 of them on two processors let nobody else run: under Linux 6.18 a stage that waited for its state
 kept the engine that computed it from a processor for minutes.
 
-With RESTOW_TEST_NO_FAMILIES the connector knows no type of model by its config.
+With NO_FAMILIES_IN_TESTS the connector knows no type of model by its config.
 """
 
 import os
@@ -19,7 +19,7 @@ def _sleep() -> None:
 
 os.sched_yield = _sleep
 
-if os.environ.get("RESTOW_TEST_NO_FAMILIES"):
+if os.environ.get("NO_FAMILIES_IN_TESTS"):
     from restow.broker.families.hf.models import MODELS
 
     MODELS.clear()
