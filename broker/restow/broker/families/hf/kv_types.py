@@ -10,7 +10,6 @@ from restow.broker.families.hf.quantization import Quantisation
 from restow.broker.families.hf.readings import Readings
 from restow.broker.families.scales import NO_SCALES, QUANTISED, ScaleKind, Scales
 from restow.broker.layout import DType
-from restow.broker.words import Worded
 
 _NAME_THEM = (
     "name the static scales by what is equal on P and D exactly when they are, such as the "
@@ -22,7 +21,7 @@ _FP8 = "static float8, the one that a family describes"
 
 
 @dataclass(frozen=True, slots=True)
-class KvTypes(Worded):
+class KvTypes:
     """Finds the type and the scales of keys and values, as vLLM 0.32 would choose them.
 
     Without ``asked`` the checkpoint's own type holds, else the ``model``'s. Which static scales
