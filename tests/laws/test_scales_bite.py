@@ -41,7 +41,7 @@ def _scales_of_other_ranks(layout: Layout) -> Layout:
         if not scale(shard.field):
             return shard
         count, span = counts[shard.field], shard.box[0]
-        return replace(shard, box=(Span(count - span.stop, count - span.start),))
+        return replace(shard, box=(Span(count - span.stop, count - span.start), *shard.box[1:]))
 
     ranks = (replace(one, shards=tuple(map(turned, one.shards))) for one in layout.ranks)
     return replace(layout, ranks=tuple(ranks))
