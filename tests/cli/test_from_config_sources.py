@@ -128,3 +128,11 @@ def test_a_type_to_compute_in(config: Path) -> None:
         layout = layout_from_json(json.loads(from_config(config, *options).stdout))
         found = {s.field.rpartition(".")[2]: s.dtype.label for s in layout.ranks[0].shards}
         assert found["k"] == found["x"] == wanted
+
+
+def test_pages_that_an_indexer_needs_are_said_to_be_assumed(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "deepseek_v32", "num_hidden_layers": 1}))
+    (line,) = (one for one in from_config(file).stderr.splitlines() if "page_tokens" in one)
+    assert line.split()[:3] == ["page_tokens", "64", "assumed:"]
+    assert "page_tokens" not in from_config(file, "--page-tokens", 64).stderr

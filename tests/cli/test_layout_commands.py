@@ -77,12 +77,12 @@ def test_from_config_of_a_model_with_an_indexer(tmp_path: Path, run: Run, fail: 
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
     asked = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "per-block")
-    layout = layout_from_json(
-        json.loads(run("layout", "from-config", file, *asked, "--page-tokens", 64))
-    )
+    # Pages have as many tokens as its kernels take, unless another number is asked for.
+    layout = layout_from_json(json.loads(run("layout", "from-config", file, *asked)))
     (rank,) = layout.ranks
     assert [region.page_stride_bytes for region in rank.regions] == [64 * 656, 64 * 132]
-    outcome = fail("layout", "from-config", file, "--json")
+    assert {region.page_tokens for region in rank.regions} == {64}
+    outcome = fail("layout", "from-config", file, "--page-tokens", 16, "--json")
     assert "page_tokens 64" in outcome.json["error"]["message"]
 
 

@@ -18,8 +18,8 @@ from restow.broker.layout import check_layout
 
 SIZED = {"num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4}
 SAYING_ALL = (
-    *("bailing_moe", "exaone", "internlm2", "internlm3", "iquestcoder", "mimo", "minicpm"),
-    *("orion", "solar", "telechat3"),
+    *("bailing_moe", "deepseek", "exaone", "internlm2", "internlm3", "iquestcoder", "mimo"),
+    *("minicpm", "minicpmo", "minicpmv", "orion", "phi3_v", "phi4mm", "solar", "telechat3"),
 )
 """Types whose configuration class comes with the checkpoint, without defaults here."""
 MIMO: dict[str, Any] = {
@@ -46,6 +46,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "nemotron_h": {"hybrid_override_pattern": "M-*E"},
     "pangu_ultra_moe": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "qwen3_omni_moe_text": {"head_dim": 128},
     "sarvam_mla": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     **dict.fromkeys(SAYING_ALL, SIZED),
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "num_hidden_layers": 2},

@@ -32,6 +32,18 @@ CHOOSING = {
     "HY-V4": [1, 5],
 }
 """Layers with an indexer."""
+OCR = {
+    "model_type": "deepseek_v2",
+    "num_hidden_layers": 3,
+    "hidden_size": 1280,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 10,
+    "kv_lora_rank": None,
+    "qk_nope_head_dim": 0,
+    "qk_rope_head_dim": 0,
+    "v_head_dim": 0,
+}
+"""The language model of DeepSeek-OCR."""
 
 
 def layers(config: dict[str, Any], **asked: Any) -> list[LayerSpec]:
@@ -72,6 +84,14 @@ def test_heads_whose_keys_and_values_are_made_of_latents() -> None:
     assert layers(CONFIGS["Step3"]) == [AttentionSpec(i, 1, 256, BF16) for i in range(3)]
     with pytest.raises(LayoutFormError, match="num_attention_groups: 2 is not 1"):
         layers({"model_type": "step3_text", "num_attention_groups": 2, "num_hidden_layers": 1})
+
+
+def test_small_models_of_a_type_with_latents_have_none() -> None:
+    part = {key: value for key, value in OCR.items() if key != "model_type"}
+    whole = {"model_type": "deepseek_vl_v2", "language_config": part, "vision_config": {}}
+    heads = [AttentionSpec(i, 10, 128, BF16) for i in range(3)]
+    assert layers(OCR) == layers({**whole, **part}) == heads
+    assert layers({**OCR, "model_type": "deepseek"}) == heads  # whose attention vLLM takes
 
 
 @pytest.mark.parametrize("name", CHOOSING)
@@ -139,6 +159,14 @@ def test_layouts_are_whole_at_every_tp(name: str, tp: int) -> None:
 SPARSE = CONFIGS["DeepSeek-V3.2"]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no rank": ({**CONFIGS["DeepSeek-V3"], "kv_lora_rank": None}, "kv_lora_rank: null"),
+    "no rank, but dims of queries": (
+        {**OCR, "qk_nope_head_dim": 128},
+        "kv_lora_rank: null: .* unless qk_nope_head_dim and qk_rope_head_dim are 0",
+    ),
+    "heads that do not share the hidden size": (
+        {**OCR, "num_attention_heads": 12},
+        "num_key_value_heads: 10 is not a divisor of num_attention_heads, 12",
+    ),
     "no rank in a part": (
         {"model_type": "kimi_k25", "text_config": {"num_hidden_layers": 1, "kv_lora_rank": None}},
         "kv_lora_rank: null",

@@ -228,6 +228,12 @@ class ModelSpec:
         """Whether it has recurrent state, so that the N-1 rule holds."""
         return any(isinstance(layer, RecurrentSpec) for layer in self.layers)
 
+    @property
+    def page_tokens(self) -> int:
+        """The only number of tokens that pages can have; 0: any."""
+        indexers = (layer for layer in self.layers if isinstance(layer, IndexerSpec))
+        return max((one.page_tokens for one in indexers), default=0)
+
     def model(self, with_inputs: bool = False) -> Model:
         """The fields, in the order of the layers, and what recurrent layers read if asked for."""
         fields = tuple(f for layer in self.layers for f in layer.fields())

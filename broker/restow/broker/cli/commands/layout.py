@@ -11,7 +11,7 @@ from restow.broker.cli.options import ConfigPath, JsonFile, JsonOption
 from restow.broker.cli.output import FOUND, print_json
 
 if TYPE_CHECKING:
-    from restow.broker.families import Readings, Scales
+    from restow.broker.families import ModelSpec, Readings, Scales
 
 app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
@@ -63,7 +63,13 @@ def from_config(
         Literal["VK", "KV"],
         typer.Option(help="Axes of a head's matrix in delta nets, KDA and linear attention."),
     ] = "VK",
-    page_tokens: Annotated[int, typer.Option(min=1, help="Tokens in an attention page.")] = 16,
+    page_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens in an attention page. Default: 16, or what an indexer's kernels take.",
+        ),
+    ] = None,
     pages_per_block: Annotated[int, typer.Option(min=1, help="Pages that a block id names.")] = 1,
     kv_order: Annotated[
         Literal["HND", "NHD", "HDN"],
@@ -207,7 +213,7 @@ def from_config(
     )
     settings = EngineSettings(
         tp=tp,
-        page_tokens=page_tokens,
+        page_tokens=page_tokens or _page_tokens(model, readings),
         pages_per_block=pages_per_block,
         conv_layout=ConvLayout(conv_layout),
         kv_order=KvOrder(kv_order),
@@ -237,6 +243,17 @@ def from_config(
     if not quiet:
         show_readings(readings, as_json)
     print_json(layout_to_json(layout))
+
+
+def _page_tokens(model: ModelSpec, readings: Readings) -> int:
+    """Return how many tokens a page has where nobody says."""
+    from restow.broker.families import EngineSettings, Reading
+
+    if not (tokens := model.page_tokens):
+        return EngineSettings().page_tokens
+    note = "pages of the kernels of an indexer (else: --page-tokens)"
+    readings.add(Reading("page_tokens", tokens, note=note))
+    return tokens
 
 
 def _fingerprint(config: Path, readings: Readings) -> str:

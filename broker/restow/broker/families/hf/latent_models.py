@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from restow.broker.families.hf.attention.reader import Gqa
 from restow.broker.families.hf.keys import Keys
 from restow.broker.families.hf.layers import Layers, ModelTable, WholeTable, layers_by_kind
 from restow.broker.families.hf.nested import Whole
@@ -13,12 +14,21 @@ def _deepseek(keys: Keys, types: Types) -> Layers:
     """DeepSeek-V2 and V3, Kimi-K2: latent attention in every layer.
 
     Of draft layers (``num_nextn_predict_layers``), which lie behind the others, the model itself
-    keeps nothing: an engine that runs them has state of them.
+    keeps nothing: an engine that runs them has state of them. Small models of the family have keys
+    and values of heads in place of latents (DeepSeek-OCR, DeepSeek-VL2-Tiny).
     """
     if keys.has("index_topk"):
         said = f": {keys.config['index_topk']!r:.60}: this model type has no indexer"
         raise keys.fault("index_topk", f"{said}; deepseek_v32, glm_moe_dsa and hy_v4 have one")
+    if _without_latents(keys):
+        return _HEADS(keys, types)
     return _every_layer(keys, latent(keys, types))
+
+
+def _without_latents(keys: Keys) -> bool:
+    """Return whether vLLM runs the attention of the first DeepSeek (`DeepseekV2DecoderLayer`)."""
+    sizes = [keys.config.get(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    return not keys.has("kv_lora_rank") and "kv_lora_rank" in keys.config and sizes == [0, 0]
 
 
 def _mistral4(keys: Keys, types: Types) -> Layers:
@@ -60,9 +70,13 @@ def latent_dims(keys: Keys, default_rank: int = 512) -> tuple[int, int]:
     """Return the sizes of the compressed keys and values, and of the rotary part behind them."""
     for key in ("kv_lora_rank", "qk_rope_head_dim"):
         if keys.config.get(key, 0) is None:
-            said = ": null: such a model has no latents (MLA) but keys and values of every head"
-            raise keys.fault(key, f"{said}, and no family describes these")
+            said = ": null: such a model has no latents (MLA), and its heads are not described"
+            raise keys.fault(key, f"{said}, unless qk_nope_head_dim and qk_rope_head_dim are 0")
     return keys.number("kv_lora_rank", default_rank), keys.number("qk_rope_head_dim", 64)
+
+
+_HEADS = Gqa(by_layer=False, sized=False)
+"""A head is its share of the hidden size."""
 
 
 def _every_layer(keys: Keys, spec: MlaSpec) -> Layers:

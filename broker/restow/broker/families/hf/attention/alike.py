@@ -133,11 +133,14 @@ _QWEN2 = Gqa(
     uniform=True,
 )
 _QWEN2_VL = replace(_QWEN2, layers=80, hidden=8192, heads=64, kv_heads=8)
+_MINICPM_V = Gqa(kinds=_from_layer, gate="use_sliding_window", uniform=True)
+"""Of whichever language model the version has: Llama, Qwen2 or Qwen3."""
 
 ALIKE: ModelTable = {
     "afmoe": Gqa(32, 2048, 16, 16, 128, window=1024, kinds=every(4, "global_attn_every_n_layers")),
     "apertus": Gqa(32, 4096, 32),
     "arcee": Gqa(32, 2560, 32),
+    "aria_text": _LLAMA,
     "bailing_moe": _SAID,
     "bloom": Gqa(2, 64, 8, sized=False, by_layer=False, names=_BLOOM),
     "chatglm": _chatglm,
@@ -146,6 +149,8 @@ ALIKE: ModelTable = {
     "cohere2_moe": Gqa(40, 8192, 64, head_dim=128, window=4096, kinds=_after_dense, extra=1),
     "cwm": Gqa(64, 6144, 48, 8, 128, window=8192, kinds=every(4, first=3)),
     "dbrx": _dbrx,
+    "deepseek": _SPLIT,
+    "dots_ocr": _QWEN2,
     "ernie4_5": Gqa(18, 1024, 16, 2, 128),
     "ernie4_5_moe": Gqa(28, 2560, 20, 4, by_layer=False),
     "ernie4_5_vl_moe_text": Gqa(28, 2560, 20, 4, by_layer=False),
@@ -162,6 +167,7 @@ ALIKE: ModelTable = {
     "glm4_moe": Gqa(46, 4096, 96, 8, by_layer=False),
     "glm4v_moe_text": Gqa(46, 4096, 96, 8, by_layer=False),
     "glm4v_text": Gqa(40, 4096, 32, 2, by_layer=False),
+    "glm_ocr_text": Gqa(16, 1024, 16, 8, by_layer=False),
     "gpt2": Gqa(12, 768, 12, sized=False, names=_GPT2, by_layer=False),
     "gpt_bigcode": _gpt_bigcode,
     "gpt_neox": Gqa(44, 6144, 64),
@@ -185,6 +191,8 @@ ALIKE: ModelTable = {
     "mellum": Gqa(28, 2304, 32, 4, 128, window=1024, kinds=full),
     "mimo": replace(_QWEN2, layers=None, hidden=None, heads=None, kv_heads=None),
     "minicpm": _SPLIT,
+    "minicpmo": _MINICPM_V,
+    "minicpmv": _MINICPM_V,
     "minimax_m2": Gqa(62, 3072, 48, 8, 128, by_layer=False),
     "ministral": Gqa(32, 4096, 32, 8, window=4096),
     "ministral3": Gqa(34, 4096, 32, 8, 128),
@@ -197,10 +205,16 @@ ALIKE: ModelTable = {
     "olmoe": Gqa(16, 2048, 16, 16, sized=False, by_layer=False),
     "opt": Gqa(12, 768, 12, sized=False, by_layer=False),
     "orion": _SPLIT,
+    "paddleocr_vl_text": Gqa(18, 1024, 16, 2, 128),
     "phi": Gqa(24, 2048, 32),
     "phi3": Gqa(32, 3072, 32),
+    "phi3_v": _SAID,
+    "phi4mm": _SAID,
     "phimoe": Gqa(32, 4096, 32, 8, by_layer=False),
     "qwen2": _QWEN2,
+    "qwen2_5_omni_text": replace(
+        _QWEN2, layers=28, hidden=3584, heads=28, kv_heads=4, window=32768
+    ),
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_moe": Gqa(
         24,
@@ -216,6 +230,7 @@ ALIKE: ModelTable = {
     "qwen2_vl_text": _QWEN2_VL,
     "qwen3": replace(_QWEN2, head_dim=128, sized=True),
     "qwen3_moe": Gqa(24, 2048, 32, 4, window=4096, by_layer=False, gate="use_sliding_window"),
+    "qwen3_omni_moe_text": Gqa(28, 2048, 28, 4, by_layer=False),
     "qwen3_vl_moe_text": Gqa(24, 2048, 16, 16, by_layer=False),
     "qwen3_vl_text": Gqa(32, 4096, 32, 32, 128, by_layer=False),
     "seed_oss": Gqa(64, 4096, 80, 8, 128),
