@@ -72,10 +72,11 @@ def make_case(name: str) -> Case:
             staged, EngineSettings(pp=2, layers_per_stage=(1, 2), page_tokens=2 * page_tokens)
         )
     if name == "shared":
-        layers = (
-            one if isinstance(one, Mamba2Spec) else replace(one, kv_heads=1) for one in spec.layers
+        one_head = (
+            replace(one, kv_heads=1) if isinstance(one, AttentionSpec) else one
+            for one in spec.layers
         )
-        single = replace(spec, layers=tuple(layers))
+        single = replace(spec, layers=tuple(one_head))
         source = build_layout(single, EngineSettings(tp=4, page_tokens=page_tokens, dcp=4))
         destination = build_layout(
             single, EngineSettings(tp=2, page_tokens=2 * page_tokens, dcp=2, interleave_tokens=4)
