@@ -47,8 +47,9 @@ def make_case(name: str) -> Case:
     """``wide``: P2 to D4 with other pages and conv layout. ``cast``: and other SSM dtype.
 
     ``big``: enough bytes to be caught in the middle. ``stages``: pipelines of different cuts, and
-    ranks of P that hold nothing, because the last layer has no state. ``recompute``: P keeps mixer
-    inputs, D has weights. ``drafts``: both have a draft, of one name, but D has another than P.
+    ranks of P that hold nothing, because the last layer has no state. ``shared``: the ranks of
+    both share tokens out, each in its own way. ``recompute``: P keeps mixer inputs, D has weights.
+    ``drafts``: both have a draft, of one name, but D has another than P.
     """
     head_dim, layers = (64, 4) if name == "big" else (8, 2)
     spec = _model(head_dim, layers, DType.FLOAT32)
@@ -72,6 +73,16 @@ def make_case(name: str) -> Case:
         source = build_layout(staged, EngineSettings(tp=2, pp=3, page_tokens=page_tokens))
         destination = build_layout(
             staged, EngineSettings(pp=2, layers_per_stage=(1, 2), page_tokens=2 * page_tokens)
+        )
+    if name == "shared":
+        one_head = (
+            replace(one, kv_heads=1) if isinstance(one, AttentionSpec) else one
+            for one in spec.layers
+        )
+        single = replace(spec, layers=tuple(one_head))
+        source = build_layout(single, EngineSettings(tp=4, page_tokens=page_tokens, dcp=4))
+        destination = build_layout(
+            single, EngineSettings(tp=2, page_tokens=2 * page_tokens, dcp=2, interleave_tokens=4)
         )
     if name == "recompute":
         mixer = Mixer(24, DType.BFLOAT16)

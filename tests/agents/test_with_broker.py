@@ -30,7 +30,12 @@ from restow.broker.server.settings import BrokerSettings
         *(("wide", one) for one in SENDING if one is not Strategy.AUTO),
         ("cast", Strategy.AUTO),
         ("cast", Strategy.INTERLEAVE),
-        *(("stages", one) for one in SENDING if one is not Strategy.AUTO),
+        *(
+            (name, one)
+            for name in ("stages", "shared")
+            for one in SENDING
+            if one is not Strategy.AUTO
+        ),
         ("drafts", Strategy.SLICES),
         ("drafts", Strategy.WHOLE),
     ],
