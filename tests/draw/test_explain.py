@@ -47,7 +47,9 @@ def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None
     plan = make_plan(source, destination)
     strategy, count = served(plan, strategy), case.tokens.stop
     ranks = explain(plan, strategy, count)
-    assert {r.dst_rank: r.bytes_at_tokens for r in ranks} == needed_bytes(destination, count)
+    assert {r.dst_rank: r.bytes_at_tokens for r in ranks} == needed_bytes(
+        destination, Tokens(0, count)
+    )
     assert sum(rank.bytes for rank in ranks) == plan.bytes
     for rank in ranks:
         assert rank.cost == rank.cost_by_strategy[strategy]

@@ -70,9 +70,10 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     """Bytes read equal bytes needed, each from one replica, and replicas share the load."""
     source, destination = case.layouts
     plan = make_plan(source, destination)
-    count = case.tokens.stop - case.tokens.start
-    needed, counts = needed_bytes(destination, count), entry_counts(destination, count)
-    assert plan.bytes_at(count) == sum(needed.values()), "the plan reads more than is needed"
+    tokens = case.tokens
+    whole = needed_bytes(destination, Tokens(0, tokens.stop))
+    assert plan.bytes_at(tokens.stop) == sum(whole.values()), "the plan reads more than is needed"
+    needed, counts = needed_bytes(destination, tokens), entry_counts(destination, tokens)
     for rank, size in needed.items():
         mine = sum(m.bytes * counts[m.field] for m in plan.moves if m.dst_rank == rank)
         assert mine == size, f"rank {rank} reads {mine} bytes and needs {size}"
@@ -83,32 +84,31 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     assert {r: n for r, n in read.items() if n} == {r: n for r, n in needed.items() if n}
     check_disjoint(plan)
     check_shared(plan)
-    page_bytes = bytes_of_pages(source, case.tokens)
+    page_bytes = bytes_of_pages(source, destination, case.tokens)
     for (src_rank, _), size in traffic.span_bytes.items():
         assert size <= page_bytes[src_rank], "spans of pages without a needed byte are read"
 
 
-def bytes_of_pages(layout: Layout, tokens: Tokens) -> dict[int, int]:
+def bytes_of_pages(layout: Layout, destination: Layout, tokens: Tokens) -> dict[int, int]:
     """Length of all the pages that hold something of ``tokens``, by rank.
 
     Fields of one region that have windows of their own are read each for itself.
     """
-    windows = {field.name: field.window_tokens for field in layout.model.fields}
+    begins = first_tokens(destination, tokens)
     found = {}
     for rank in layout.ranks:
-        held = {(shard.region, windows[shard.field]) for shard in rank.shards}
+        held = {(shard.region, begins[shard.field]) for shard in rank.shards}
         total = 0
-        for name, window in held:
+        for name, first in held:
             region = rank.region(name)
             size = region.page_tokens
-            first = max(tokens.start, tokens.stop - (window or tokens.stop))
             pages = -(-tokens.stop // size) - first // size if size else 1
             total += max(pages, 0) * region.page_stride_bytes
         found[rank.rank] = total
     return found
 
 
-def needed_bytes(layout: Layout, tokens: int) -> dict[int, int]:
+def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
     """What each rank lacks."""
     counts = entry_counts(layout, tokens)
     return {
@@ -119,13 +119,29 @@ def needed_bytes(layout: Layout, tokens: int) -> dict[int, int]:
     }
 
 
-def entry_counts(layout: Layout, tokens: int) -> dict[str, int]:
+def entry_counts(layout: Layout, tokens: Tokens) -> dict[str, int]:
     """How many entries of each field are needed."""
-    counts = {}
+    begins = first_tokens(layout, tokens)
+    return {
+        field.name: tokens.stop - begins[field.name] if field.kind is Kind.PER_TOKEN else 1
+        for field in layout.model.fields
+    }
+
+
+def first_tokens(layout: Layout, tokens: Tokens) -> dict[str, int]:
+    """Where what is needed of each field begins: its window, or the block that is kept whole."""
+    blocks = {
+        shard.field: (region.page_tokens or 0) * region.pages_per_block
+        for rank in layout.ranks
+        for shard in rank.shards
+        if (region := rank.region(shard.region)).whole_blocks
+    }
+    found = {}
     for field in layout.model.fields:
-        per_token = min(tokens, field.window_tokens or tokens)
-        counts[field.name] = per_token if field.kind is Kind.PER_TOKEN else 1
-    return counts
+        first = max(tokens.stop - (field.window_tokens or tokens.stop), 0)
+        first = first // blocks.get(field.name, 1) * blocks.get(field.name, 1)
+        found[field.name] = max(first, tokens.start)
+    return found
 
 
 def check_disjoint(plan: Plan) -> None:

@@ -178,6 +178,7 @@ class Region(google.protobuf.message.Message):
     PAGE_TOKENS_FIELD_NUMBER: builtins.int
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
     NULL_BLOCK_FIELD_NUMBER: builtins.int
+    WHOLE_BLOCKS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the rank. Empty is refused."""
     group: builtins.str
@@ -195,6 +196,12 @@ class Region(google.protobuf.message.Message):
     """The id that stands in lists where a request has no block, and may stand there more than once; the
     same in all regions of a group. Nothing is ever read from it or written to it. Unset: there is none.
     """
+    whole_blocks: builtins.bool
+    """Whether the engine keeps full blocks for other requests whose prompts begin alike: the first block
+    of a window is then filled from its beginning, for which P's blocks must have a multiple of its
+    tokens. The same in all regions of a group, whose fields have one window. Unset: blocks are filled
+    from where a window begins. For pages of tokens.
+    """
     def __init__(
         self,
         *,
@@ -204,9 +211,10 @@ class Region(google.protobuf.message.Message):
         page_tokens: builtins.int = ...,
         pages_per_block: builtins.int = ...,
         null_block: builtins.int | None = ...,
+        whole_blocks: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_null_block", b"_null_block", "null_block", b"null_block"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "group", b"group", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "group", b"group", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block", "whole_blocks", b"whole_blocks"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_null_block", b"_null_block"]) -> typing.Literal["null_block"] | None: ...
 
 Global___Region: typing_extensions.TypeAlias = Region

@@ -102,7 +102,7 @@ def explain(
         except StrategyRefusedError as error:
             by_strategy[other] = [error.message] * len(drafts)
     replicas = holders(plan.source.ranks)
-    entries = {field.name: field.entries(tokens) for field in plan.source.model.fields}
+    entries = plan.entries(tokens)
     return tuple(
         _rank_lines(
             draft,

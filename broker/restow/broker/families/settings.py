@@ -52,7 +52,8 @@ class EngineSettings(Worded):
     ``mixer_inputs`` the engine keeps what its recurrent layers read behind their states; with
     ``projections`` it offers the in-projection weights that such inputs can be multiplied with.
     ``null_block`` is the id that lists have where a request has no block; None: no id is. With
-    ``cross_layer_blocks`` a block has the pages of all layers of its group, side by side.
+    ``cross_layer_blocks`` a block has the pages of all layers of its group, side by side; with
+    ``whole_blocks`` the engine keeps full blocks for other prompts that begin alike.
     """
 
     tp: int = 1
@@ -70,6 +71,7 @@ class EngineSettings(Worded):
     null_block: int | None = None
     cross_layer_blocks: bool = False
     matrix_order: MatrixOrder = MatrixOrder.VK
+    whole_blocks: bool = False
 
     def check(self) -> None:
         """Raise `LayoutFormError` that names a setting outside of its bounds."""

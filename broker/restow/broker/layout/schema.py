@@ -32,6 +32,7 @@ class Sort(StrEnum):
     """Text, not empty."""
     TEXT = auto()
     NUMBER = auto()
+    FLAG = auto()
     NAMES = auto()
     NUMBERS = auto()
     BOX = auto()
@@ -80,6 +81,7 @@ class Record:
 
 
 _SORTS: dict[object, Sort] = {
+    bool: Sort.FLAG,
     int: Sort.NUMBER,
     int | None: Sort.NUMBER,
     tuple[str, ...]: Sort.NAMES,
@@ -117,7 +119,11 @@ MODEL = _record(
     **{part: {"sparse": True} for part in IDENTITY_PARTS},
 )
 REGION = _record(
-    Region, group={"sort": Sort.TEXT}, page_tokens={"default": None}, null_block={"zero": True}
+    Region,
+    group={"sort": Sort.TEXT},
+    page_tokens={"default": None},
+    null_block={"zero": True},
+    whole_blocks={"sparse": True},
 )
 SHARD = _record(Shard)
 SCRATCH = _record(Scratch)

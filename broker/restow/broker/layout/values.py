@@ -39,11 +39,12 @@ class Field(Worded):
     window_tokens: int = 0
     scales: str = ""
 
-    def entries(self, tokens: int) -> int:
-        """How many entries a handoff of ``tokens`` moves."""
+    def entries(self, tokens: int, block_tokens: int = 1) -> int:
+        """How many entries a handoff of ``tokens`` moves into whole blocks of ``block_tokens``."""
         if self.kind is Kind.SNAPSHOT:
             return 1
-        return min(tokens, self.window_tokens) if self.window_tokens else tokens
+        first = max(tokens - self.window_tokens, 0) if self.window_tokens else 0
+        return tokens - first + first % block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,8 @@ class Region:
     An engine's id counts blocks of ``pages_per_block`` pages: block ``b`` is the pages
     ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
     ``null_block`` is the id that stands in lists where a request has no block; None: no id does.
+    With ``whole_blocks`` the engine keeps full blocks for other prompts that begin alike: the first
+    block of a window is filled from its beginning.
 
     A region without a group is constant: one page, number 0, that no request owns. It holds weights
     for projections, and no peer reads it.
@@ -118,6 +121,12 @@ class Region:
     page_tokens: int | None
     pages_per_block: int = 1
     null_block: int | None = None
+    whole_blocks: bool = False
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block; 0: it holds a snapshot."""
+        return (self.page_tokens or 0) * self.pages_per_block
 
     @property
     def constant(self) -> bool:

@@ -23,8 +23,9 @@ from restow.broker.planner.program import (
 )
 from restow.v1 import program_pb2
 
-PROGRAM_FORM = 2
-"""What `Hello.program_form` says of the programs here: 2, lists of steps. 1 were eight tables."""
+PROGRAM_FORM = 3
+"""What `Hello.program_form` says of the programs here: 3, lists of steps, and windows may begin at
+blocks. 2 were steps without that, 1 eight tables."""
 
 
 def program_to_proto(
@@ -77,7 +78,10 @@ def step_to_proto(step: Step) -> program_pb2.Step:
 
 def _form_to_proto(form: PageForm) -> program_pb2.PageForm:
     return program_pb2.PageForm(
-        group=form.group, page_tokens=form.page_tokens, pages_per_block=form.pages_per_block
+        group=form.group,
+        page_tokens=form.page_tokens,
+        pages_per_block=form.pages_per_block,
+        whole_blocks=form.whole_blocks,
     )
 
 
@@ -111,7 +115,9 @@ def _step(message: program_pb2.Step) -> Step:
 
 
 def _form(message: program_pb2.PageForm) -> PageForm:
-    return PageForm(message.group, message.page_tokens, message.pages_per_block)
+    return PageForm(
+        message.group, message.page_tokens, message.pages_per_block, message.whole_blocks
+    )
 
 
 def _other_release(why: str) -> AgentReleaseError:

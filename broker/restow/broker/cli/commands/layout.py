@@ -114,6 +114,14 @@ def from_config(
         int | None,
         typer.Option(min=0, help="The id in lists where a request has no block. Default: none."),
     ] = None,
+    whole_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--whole-blocks",
+            help="The engine keeps full blocks for other prompts (prefix caching): the first block "
+            "of a window is filled from its beginning.",
+        ),
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
@@ -186,6 +194,7 @@ def from_config(
         null_block=null_block,
         cross_layer_blocks=cross_layer_blocks,
         matrix_order=MatrixOrder(matrix_order),
+        whole_blocks=whole_blocks,
     )
     model = replace(
         model,

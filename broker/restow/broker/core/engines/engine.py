@@ -78,7 +78,7 @@ class EngineRecord(BlockLists):
     ) -> EngineRecord:
         """A record of a checked layout; ``account`` is that of the tenant."""
         block_tokens = {
-            region.group: (region.page_tokens or 0) * region.pages_per_block
+            region.group: region.block_tokens
             for rank in layout.ranks
             for region in rank.regions
             if not region.constant

@@ -42,6 +42,7 @@ def check_layout(layout: Layout) -> None:
     for rank in layout.ranks:
         pages.check(rank)
     _check_agreement(layout)
+    _check_windows(layout)
     held: dict[str, list[tuple[int, Box]]] = defaultdict(list)
     for rank in layout.ranks:
         for shard in rank.shards:
@@ -151,17 +152,23 @@ def _check_field(field: Field) -> None:
 
 def _check_agreement(layout: Layout) -> None:
     dtypes: dict[str, tuple[int, str]] = {}
-    groups: dict[str, tuple[int, tuple[int | None, int, int | None]]] = {}
+    groups: dict[str, tuple[int, tuple[int | None, int, int | None, bool]]] = {}
     for rank in layout.ranks:
         for region in rank.regions:
-            pages = (region.page_tokens, region.pages_per_block, region.null_block)
+            pages = (
+                region.page_tokens,
+                region.pages_per_block,
+                region.null_block,
+                region.whole_blocks,
+            )
             first = groups.setdefault(region.group, (rank.rank, pages))
             if len(groups) > MAX_GROUPS:
                 raise LayoutFormError(f"more than {MAX_GROUPS} groups of regions")
             if first[1] != pages:
                 raise RanksDisagreeError(
                     f"group {region.group}: rank {first[0]} has (page_tokens, pages_per_block, "
-                    f"null_block) {first[1]}, rank {rank.rank}, region {region.name} has {pages}",
+                    f"null_block, whole_blocks) {first[1]}, rank {rank.rank}, region "
+                    f"{region.name} has {pages}",
                     group=region.group,
                     region=region.name,
                     ranks=f"{first[0]},{rank.rank}",
@@ -174,4 +181,24 @@ def _check_agreement(layout: Layout) -> None:
                     f"{shard.dtype.label}",
                     field=shard.field,
                     ranks=f"{known[0]},{rank.rank}",
+                )
+
+
+def _check_windows(layout: Layout) -> None:
+    """Refuse whole blocks of fields with several windows: a block is whole only in one of them."""
+    windows = {field.name: field.window_tokens for field in layout.model.fields}
+    found: dict[str, tuple[str, int]] = {}
+    for rank in layout.ranks:
+        whole = {region.name: region.group for region in rank.regions if region.whole_blocks}
+        for shard in rank.shards if whole else ():
+            group, window = whole.get(shard.region), windows[shard.field]
+            if group is None:
+                continue
+            first = found.setdefault(group, (shard.field, window))
+            if first[1] != window:
+                raise LayoutFormError(
+                    f"group {group} keeps whole blocks, and its fields have several windows: "
+                    f"{first[0]} one of {first[1]} tokens, {shard.field} one of {window} (0: all)",
+                    group=group,
+                    field=shard.field,
                 )
