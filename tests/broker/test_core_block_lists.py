@@ -102,6 +102,22 @@ def test_a_program_of_cold_fields_names_no_group_of_p() -> None:
     assert pair.dst_groups == {"attention", "window.9"}
 
 
+def test_a_null_block_where_d_keeps_a_whole_block_fails_the_handoff() -> None:
+    """As where P's engine frees more than its blocks of tokens say."""
+    world = World()
+    kept = replace(KV, pages_per_block=2, whole_blocks=True)
+    world.outcome = replace(
+        pair_plan(1, 1, False, False),
+        group_pairs=frozenset({GroupPair(KV, kept, window_tokens=9), GroupPair(STATE, STATE)}),
+    )
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, blocks={"kv": [0, 2, 3], "state": [4]})
+    world.fence(p)
+    world.request(d, blocks={"kv": [11, 12, 13], "state": [14]})
+    assert ends(d) == [("FAILED", "NULL_BLOCK")]
+    assert "token 0 of [0, 40)" in d.told[0].detail
+
+
 @pytest.mark.parametrize(
     ("src", "dst", "held", "who"),
     [

@@ -49,6 +49,14 @@ def test_from_config_cuts_stages_and_keeps_keys_apart(config: Path, run: Run) ->
     assert [len(rank.regions) for rank in layout.ranks] == [1, 7]
 
 
+def test_from_config_keeps_whole_blocks(config: Path, run: Run) -> None:
+    layout = layout_from_json(json.loads(run("layout", "from-config", config, "--whole-blocks")))
+    settings = EngineSettings(whole_blocks=True)
+    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
+    regions = layout.ranks[0].regions
+    assert [one.whole_blocks for one in regions] == [one.page_tokens is not None for one in regions]
+
+
 def test_from_config_puts_all_layers_into_one_block(config: Path, run: Run) -> None:
     out = run("layout", "from-config", config, "--cross-layer-blocks", "--page-align-bytes", 256)
     settings = EngineSettings(page_align_bytes=256, cross_layer_blocks=True)

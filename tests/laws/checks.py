@@ -72,12 +72,11 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     source, destination = case.layouts
     plan = make_plan(source, destination)
     stop = case.tokens.stop
-    whole = needed_bytes(destination, Tokens(0, stop))
-    fields = {field.name: field for field in source.model.fields}
+    whole, counts = needed_bytes(destination, Tokens(0, stop)), plan.entries(stop)
     assert plan.bytes_at(stop) == sum(whole.values()), "the plan reads more than is needed"
     for rank, size in whole.items():
         mine = [m for m in plan.moves if m.dst_rank == rank]
-        told = sum(move.bytes * move.entries(fields[move.field], stop) for move in mine)
+        told = sum(move.bytes * move.entries(counts[move.field], stop) for move in mine)
         assert told == size, f"rank {rank} reads {told} bytes and needs {size}"
     needed = needed_bytes(destination, case.tokens)
     traffic = check_cover(case, strategy)
@@ -87,25 +86,24 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     assert {r: n for r, n in read.items() if n} == {r: n for r, n in needed.items() if n}
     check_disjoint(plan)
     check_shared(plan)
-    page_bytes = bytes_of_pages(source, case.tokens)
+    page_bytes = bytes_of_pages(source, destination, case.tokens)
     for (src_rank, _), size in traffic.span_bytes.items():
         assert size <= page_bytes[src_rank], "spans of pages without a needed byte are read"
 
 
-def bytes_of_pages(layout: Layout, tokens: Tokens) -> dict[int, int]:
+def bytes_of_pages(layout: Layout, destination: Layout, tokens: Tokens) -> dict[int, int]:
     """Length of all the pages that hold something of ``tokens``, by rank.
 
     Fields of one region that have windows of their own are read each for itself.
     """
-    windows = {field.name: field.window_tokens for field in layout.model.fields}
+    begins = first_tokens(destination, tokens)
     found = {}
     for rank in layout.ranks:
-        held = {(shard.region, windows[shard.field]) for shard in rank.shards}
+        held = {(shard.region, begins[shard.field]) for shard in rank.shards}
         total = 0
-        for name, window in held:
+        for name, first in held:
             region = rank.region(name)
             size = region.page_tokens
-            first = max(tokens.start, tokens.stop - (window or tokens.stop))
             ends = [len(held_tokens(region, 0, end)) for end in (first, tokens.stop)]
             pages = -(-ends[1] // size) - ends[0] // size if size else 1
             if not size or ends[0] < ends[1]:
@@ -116,24 +114,37 @@ def bytes_of_pages(layout: Layout, tokens: Tokens) -> dict[int, int]:
 
 def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
     """What each rank lacks."""
-    windows = {field.name: field.window_tokens for field in layout.model.fields}
+    begins = first_tokens(layout, tokens)
     return {
         rank.rank: sum(
             volume(shard.box)
             * shard.dtype.itemsize_bytes
-            * _entries(rank.region(shard.region), windows[shard.field], tokens)
+            * _entries(rank.region(shard.region), begins[shard.field], tokens)
             for shard in rank.shards
         )
         for rank in layout.ranks
     }
 
 
-def _entries(region: Region, window_tokens: int, tokens: Tokens) -> int:
-    """How many entries a region needs of a field."""
-    if region.page_tokens is None:
-        return 1
-    first = max(tokens.start, tokens.stop - (window_tokens or tokens.stop))
-    return len(held_tokens(region, first, tokens.stop))
+def first_tokens(layout: Layout, tokens: Tokens) -> dict[str, int]:
+    """Where what is needed of each field begins: its window, or the block that is kept whole."""
+    blocks = {
+        shard.field: region.block_tokens
+        for rank in layout.ranks
+        for shard in rank.shards
+        if (region := rank.region(shard.region)).whole_blocks
+    }
+    found = {}
+    for field in layout.model.fields:
+        first = max(tokens.stop - (field.window_tokens or tokens.stop), 0)
+        first = first // blocks.get(field.name, 1) * blocks.get(field.name, 1)
+        found[field.name] = max(first, tokens.start)
+    return found
+
+
+def _entries(region: Region, first: int, tokens: Tokens) -> int:
+    """How many entries a region needs of a field, of which nothing before ``first`` is."""
+    return 1 if region.page_tokens is None else len(held_tokens(region, first, tokens.stop))
 
 
 def check_disjoint(plan: Plan) -> None:

@@ -80,6 +80,7 @@ _SETTINGS = {
     )
     for even in (False, True)
 }
+_WHOLE = st.booleans()
 _STOPS = st.integers(1, 13)
 _STARTS = st.sampled_from(["none", "none", "one", "half", "last", "all"])
 
@@ -270,9 +271,13 @@ def prompts(draw: st.DrawFn) -> Tokens:
 def family_cases(
     draw: st.DrawFn, engines: int = 2, casts: bool = False, pipelines: bool = True
 ) -> Case:
-    """One model on ``engines`` engines; with ``casts`` each engine has float types of its own."""
+    """One model on ``engines`` engines; with ``casts`` each engine has float types of its own.
+
+    Perhaps all but the first keep whole blocks, each such that divide those of the one before.
+    """
     model = draw(model_specs(casts))
     tps = allowed_tp(model, casts)
+    whole, block_tokens = draw(_WHOLE), 0
     layouts = []
     for _ in range(engines):
         own = (
@@ -282,6 +287,9 @@ def family_cases(
         pp = 1 + draw(_PICKS) % min(model.depth, 3) if pipelines else 1
         stages = draw(_stages(model.depth, pp))
         settings = replace(draw(_SETTINGS[casts]), tp=tp, pp=pp, layers_per_stage=stages)
+        if whole and block_tokens:
+            settings = draw(_keeping_blocks(settings, block_tokens))
+        block_tokens = settings.page_tokens * settings.pages_per_block
         settings = draw(_shared_out(model, settings))
         settings = _possible(settings, own.layers)
         layouts.append(build_layout(own, settings))
@@ -327,6 +335,14 @@ def _possible(settings: EngineSettings, layers: Sequence[LayerSpec]) -> EngineSe
 
 _DRAFTED = st.sampled_from(["avlq4", "m"])
 """Mostly layers of tokens; no engine has drafts with states, and a layout may say them."""
+
+
+@st.composite
+def _keeping_blocks(draw: st.DrawFn, settings: EngineSettings, block_tokens: int) -> EngineSettings:
+    """The same settings with blocks that divide such of ``block_tokens``, and are kept whole."""
+    size = draw(st.sampled_from([n for n in range(1, block_tokens + 1) if block_tokens % n == 0]))
+    pages = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+    return replace(settings, page_tokens=size // pages, pages_per_block=pages, whole_blocks=True)
 
 
 @st.composite

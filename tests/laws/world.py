@@ -85,8 +85,9 @@ class Engine:
     def write(self, memory: Bytes, state: GlobalState, tokens: Tokens) -> None:
         """Write every rank's slices of ``state`` into ``memory``, an image of the arena.
 
-        Of a field with a window nothing lies before it: those pages are null blocks. Scratch memory
-        is zero.
+        Of a field with a window nothing lies before it: those pages are null blocks. P has what its
+        block of the window's first token begins with, and so has an engine that keeps whole blocks.
+        Scratch memory is zero.
         """
         tensors: dict[tuple[str, DType], Patterns] = {}
         windows = {field.name: field.window_tokens for field in self.layout.model.fields}
@@ -102,10 +103,10 @@ class Engine:
                     page = self._ids[region.group][0] * region.pages_per_block
                     self._view(memory, rank, region, shard, page)[...] = part[0][..., None]
                     continue
-                window = windows[shard.field] or tokens.stop
-                for token in held_tokens(
-                    region, max(tokens.start, tokens.stop - window), tokens.stop
-                ):
+                first = max(tokens.stop - (windows[shard.field] or tokens.stop), 0)
+                if self.keeps_inputs or region.whole_blocks:
+                    first -= first % region.block_tokens
+                for token in held_tokens(region, max(tokens.start, first), tokens.stop):
                     page, in_page = self._page_of(region, region.page_tokens, token)
                     view = self._view(memory, rank, region, shard, page)
                     view[..., in_page] = part[token]

@@ -47,6 +47,10 @@ def test_round_trip() -> None:
     assert layout_from_json(as_json()) == LAYOUT
 
 
+def test_blocks_that_are_not_kept_whole_need_not_say_so() -> None:
+    assert not any("whole_blocks" in region for region in as_json()["ranks"][0]["regions"])
+
+
 def test_a_model_without_a_name_is_read_back() -> None:
     nameless = replace(LAYOUT, model=replace(LAYOUT.model, name=""))
     assert layout_from_json(layout_to_json(nameless)) == nameless

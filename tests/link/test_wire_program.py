@@ -25,7 +25,7 @@ from restow.broker.planner.program import (
 from restow.broker.rpc.wire_program import program_from_proto, program_to_proto
 from restow.v1 import program_pb2
 
-PAIR = GroupPair(PageForm("kv", 16, 2), PageForm("kv", 8, 1), 4)
+PAIR = GroupPair(PageForm("kv", 16, 2), PageForm("kv", 8, 1, whole_blocks=True), 4)
 
 
 def every_form() -> Program:

@@ -54,6 +54,15 @@ REFUSED = {
     "twice": "ENGINE_UNSUPPORTED: b.0.x: a.0.x is layer 0, too",
     "EncoderOnlyAttentionSpec": "ENGINE_UNSUPPORTED: caches of kind EncoderOnlyAttentionSpec",
     "CrossAttentionSpec": "ENGINE_UNSUPPORTED: caches of kind CrossAttentionSpec",
+    "group of chunked": "ENGINE_UNSUPPORTED: attention in chunks, of which vLLM keeps the last one",
+    "group of window of latents": "ENGINE_UNSUPPORTED: caches of kind SlidingWindowMLASpec",
+    "window, kept": "None",
+    "full, kept": "None",
+    "a full cache's window, kept": "ENGINE_UNSUPPORTED: prefix caching, and sliding windows whose",
+    "window and more, kept": "ENGINE_UNSUPPORTED: prefix caching, and sliding windows whose",
+    "window and more": "None",
+    "window, diverging": "False",
+    "full, diverging": "True",
     "one cache": "CACHE_UNKNOWN: layers.1.x and layers.0.x have one cache",
     "no number": "ENGINE_UNSUPPORTED: a.0.b.1: which layer it is",
     "context parallel": "ENGINE_UNSUPPORTED: decode_context_parallel_size is 2",
@@ -84,7 +93,7 @@ async def test_what_specs_leave_open_is_refused_by_name(vllm_python: Path) -> No
         assert "fingerprint='k 0.5, v 1.0'" in found.pop(word)
     # The rest is served; a full cache has the window that its layer has, not its group's.
     windows = {
-        name: "window_tokens=8" in words for name, words in found.items() if "Mla" not in words
+        name: "window_tokens=7" in words for name, words in found.items() if "Mla" not in words
     }
     assert windows == {"full": False, "window": True, "a full cache's window": False}
     assert found["latent"].startswith("(MlaSpec(layer=0, latent_dim=32")

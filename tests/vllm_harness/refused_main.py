@@ -30,7 +30,8 @@ from vllm.v1.kv_cache_interface import (
     SparseCacheRole,
 )
 
-from restow.agents.engines.vllm.engine_checks import check_engine, check_groups
+from restow.agents.engines.vllm.connector import RestowConnector
+from restow.agents.engines.vllm.engine_checks import check_engine, check_groups, check_windows
 from restow.agents.engines.vllm.worker.caches import FoundCache, layer_caches
 from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
 from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
@@ -97,6 +98,17 @@ def main() -> None:
     answers["twice"] = _words(made, _found(FULL, "a.0.x"), _found(FULL, "b.0.x"))
     for kind in (EncoderOnlyAttentionSpec, CrossAttentionSpec):
         answers[kind.__name__] = _words(check_groups, _groups(kind(**TOKENS)))
+    for name in ("chunked", "window of latents"):
+        answers[f"group of {name}"] = _words(check_groups, _groups(SPECS[name]))
+    for name in ("window", "a full cache's window", "full"):
+        answers[f"{name}, kept"] = _words(check_windows, _keeping(True), _groups(SPECS[name]))
+    freed_late = replace(SPECS["window"], extra_retained_tokens=1)
+    answers["window and more, kept"] = _words(check_windows, _keeping(True), _groups(freed_late))
+    answers["window and more"] = _words(check_windows, _keeping(False), _groups(freed_late))
+    diverging = vars(RestowConnector)["supports_divergent_local_hybrid_hits"].fget
+    for name in ("window", "full"):
+        holder = SimpleNamespace(_kv_cache_config=_groups(SPECS[name]))
+        answers[f"{name}, diverging"] = _words(diverging, holder)
     answers["sharing"] = _words(_own_caches, ("layers.0.x", "layers.1.x"), "layers.0.x")
     answers["one cache"] = _words(_own_caches, ("layers.0.x", "layers.1.x"), None)
     answers["no number"] = _words(_own_caches, ("a.0.b.1",), None)
@@ -128,6 +140,13 @@ def _found(spec: Any, name: str = "layers.0.x", module: Any = MODULE) -> FoundCa
     shapes = spec.shapes if isinstance(spec, MambaSpec) else ()
     cache = LayerCache(name, 0, "group", torch.zeros(1), state_shapes=shapes)
     return FoundCache(cache, spec, module)
+
+
+def _keeping(caching: bool) -> Any:
+    """Return as much of a D's config as says whether it keeps prefixes."""
+    transfer = SimpleNamespace(is_kv_consumer=True)
+    cache = SimpleNamespace(enable_prefix_caching=caching)
+    return SimpleNamespace(kv_transfer_config=transfer, cache_config=cache)
 
 
 def _groups(spec: Any, *names: str) -> KVCacheConfig:

@@ -192,6 +192,7 @@ class Region(google.protobuf.message.Message):
     CONTEXT_PARTS_FIELD_NUMBER: builtins.int
     CONTEXT_PART_FIELD_NUMBER: builtins.int
     INTERLEAVE_TOKENS_FIELD_NUMBER: builtins.int
+    WHOLE_BLOCKS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the rank. Empty is refused."""
     group: builtins.str
@@ -220,6 +221,12 @@ class Region(google.protobuf.message.Message):
     """
     interleave_tokens: builtins.int
     """So many tokens in turn go to each part; it divides the tokens that a block holds. 0: 1."""
+    whole_blocks: builtins.bool
+    """Whether the engine keeps full blocks for other requests whose prompts begin alike: the first block
+    of a window is then filled from its beginning, for which P's blocks must have a multiple of its
+    tokens. The same in all regions of a group, whose fields have one window. Unset: blocks are filled
+    from where a window begins. For pages of tokens.
+    """
     def __init__(
         self,
         *,
@@ -232,9 +239,10 @@ class Region(google.protobuf.message.Message):
         context_parts: builtins.int = ...,
         context_part: builtins.int = ...,
         interleave_tokens: builtins.int = ...,
+        whole_blocks: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_null_block", b"_null_block", "null_block", b"null_block"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "context_part", b"context_part", "context_parts", b"context_parts", "group", b"group", "interleave_tokens", b"interleave_tokens", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "context_part", b"context_part", "context_parts", b"context_parts", "group", b"group", "interleave_tokens", b"interleave_tokens", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block", "whole_blocks", b"whole_blocks"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_null_block", b"_null_block"]) -> typing.Literal["null_block"] | None: ...
 
 Global___Region: typing_extensions.TypeAlias = Region

@@ -92,6 +92,7 @@ class PageForm(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     PAGE_TOKENS_FIELD_NUMBER: builtins.int
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
+    WHOLE_BLOCKS_FIELD_NUMBER: builtins.int
     group: builtins.str
     """Name of the list, as in the block lists of a publication or request. Empty, of the source alone:
     there is none, and rows of the pair are only zeroed.
@@ -100,14 +101,19 @@ class PageForm(google.protobuf.message.Message):
     """Tokens in a page. 0: one block that holds a snapshot."""
     pages_per_block: builtins.int
     """Pages in a block: block b is the pages [b * n, (b + 1) * n). At least 1."""
+    whole_blocks: builtins.bool
+    """Of the destination's side: the first block of a window is written from its beginning. Unset: from
+    where the window begins.
+    """
     def __init__(
         self,
         *,
         group: builtins.str = ...,
         page_tokens: builtins.int = ...,
         pages_per_block: builtins.int = ...,
+        whole_blocks: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block", "whole_blocks", b"whole_blocks"]) -> None: ...
 
 Global___PageForm: typing_extensions.TypeAlias = PageForm
 
@@ -176,7 +182,9 @@ class GroupPair(google.protobuf.message.Message):
     DST_FIELD_NUMBER: builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     window_tokens: builtins.int
-    """Only so many tokens before the last one are moved. 0: all."""
+    """Only so many tokens before the last one are moved, and with the destination's whole_blocks those
+    before them in its block. 0: all.
+    """
     @property
     def src(self) -> Global___PageForm:
         """The source's side. Required."""

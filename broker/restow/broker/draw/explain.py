@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
-from restow.broker.layout import Box, Field, RankLayout, TokenClass
+from restow.broker.layout import Box, RankLayout, TokenClass
 from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.names import field_class, joined_name
 from restow.broker.layout.span import overlap
@@ -102,14 +102,14 @@ def explain(
         except StrategyRefusedError as error:
             by_strategy[other] = [error.message] * len(drafts)
     replicas = holders(plan.source.ranks)
-    fields = {field.name: field for field in plan.source.model.fields}
+    entries = plan.entries(tokens)
     return tuple(
         _rank_lines(
             draft,
             estimate(draft.shares, pairs, tokens, costs),
             {other: found[index] for other, found in by_strategy.items()},
             replicas,
-            fields,
+            entries,
             tokens,
         )
         for index, draft in enumerate(drafts)
@@ -142,11 +142,11 @@ def _rank_lines(
     cost: Cost,
     by_strategy: dict[Strategy, Cost | str],
     replicas: Replicas,
-    fields: dict[str, Field],
+    entries: dict[str, int],
     tokens: int,
 ) -> RankLines:
     rebuilt = Rebuilt.among(draft.shares)
-    reads = [*_moved(draft, replicas, fields, tokens), *_inputs(rebuilt)]
+    reads = [*_moved(draft, replicas, entries, tokens), *_inputs(rebuilt)]
     bytes_from: Counter[int] = Counter()
     token_bytes_from: Counter[int] = Counter()
     classes: dict[int, dict[str, None]] = defaultdict(dict)
@@ -156,7 +156,7 @@ def _rank_lines(
         classes[read.part.src_rank][field_class(read.field)] = None
     ways: dict[str, set[str]] = defaultdict(set)
     for read in reads:
-        if read.field in fields:
+        if read.field in entries:
             ways[field_class(read.field)].add(read.way)
     for name in rebuilt.names:
         ways[field_class(name)].add(Strategy.RECOMPUTE.value)
@@ -176,7 +176,7 @@ def _rank_lines(
 
 
 def _moved(
-    draft: Draft, replicas: Replicas, fields: dict[str, Field], tokens: int
+    draft: Draft, replicas: Replicas, entries: dict[str, int], tokens: int
 ) -> Iterable[_Read]:
     """What is read of fields."""
     ways: list[set[str]] = [set() for _ in draft.moves]
@@ -193,8 +193,8 @@ def _moved(
         src, dst = move.src.dtype, move.dst.dtype
         cast = "" if src is dst else f"{src.label} to {dst.label}"
         part = ReadBox(move.box, move.src_rank, sharing, pieces, size, cast)
-        entries = move.entries(fields[move.field], tokens)
-        yield _Read(move.field, move.per_token, _one_way(found), move.bytes, entries, part)
+        moved = move.entries(entries[move.field], tokens)
+        yield _Read(move.field, move.per_token, _one_way(found), move.bytes, moved, part)
 
 
 def _inputs(rebuilt: Rebuilt) -> Iterable[_Read]:

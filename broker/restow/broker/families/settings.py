@@ -55,7 +55,8 @@ class EngineSettings(Worded):
     tokens of attention without windows, ``interleave_tokens`` at a time (vLLM's prefill and decode
     context parallel sizes): ``page_tokens`` are then those of one rank's page.
     ``null_block`` is the id that lists have where a request has no block; None: no id is. With
-    ``cross_layer_blocks`` a block has the pages of all layers of its group, side by side.
+    ``cross_layer_blocks`` a block has the pages of all layers of its group, side by side; with
+    ``whole_blocks`` the engine keeps full blocks for other prompts that begin alike.
     """
 
     tp: int = 1
@@ -73,6 +74,7 @@ class EngineSettings(Worded):
     null_block: int | None = None
     cross_layer_blocks: bool = False
     matrix_order: MatrixOrder = MatrixOrder.VK
+    whole_blocks: bool = False
     pcp: int = 1
     dcp: int = 1
     interleave_tokens: int = 1

@@ -100,6 +100,9 @@ def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]
             "none" if region.null_block is None else str(region.null_block) for _, _, region in held
         ),
         "tokens": _all(_cut_text(region) for _, _, region in held),
+        "first block of a window": _all(
+            "whole" if region.whole_blocks else "in part" for _, _, region in held
+        ),
         "pages in a block": _all(str(region.pages_per_block) for _, _, region in held),
         "page bytes": _all(f"{region.page_stride_bytes}" for _, _, region in held),
     }

@@ -164,6 +164,7 @@ _READ: dict[Sort, Callable[[object, str], object]] = {
     Sort.NAME: read.name,
     Sort.TEXT: read.text,
     Sort.NUMBER: read.integer,
+    Sort.FLAG: read.flag,
     Sort.NAMES: read.texts,
     Sort.NUMBERS: read.integers,
     Sort.BOX: _box,

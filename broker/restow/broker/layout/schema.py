@@ -32,6 +32,7 @@ class Sort(StrEnum):
     """Text, not empty."""
     TEXT = auto()
     NUMBER = auto()
+    FLAG = auto()
     NAMES = auto()
     NUMBERS = auto()
     BOX = auto()
@@ -83,6 +84,7 @@ class Record:
 
 
 _SORTS: dict[object, Sort] = {
+    bool: Sort.FLAG,
     int: Sort.NUMBER,
     int | None: Sort.NUMBER,
     tuple[str, ...]: Sort.NAMES,
@@ -130,7 +132,7 @@ REGION = _record(
     null_block={"zero": True},
     **{
         name: {"sparse": True, "later": True}
-        for name in ("context_parts", "context_part", "interleave_tokens")
+        for name in ("context_parts", "context_part", "interleave_tokens", "whole_blocks")
     },
 )
 SHARD = _record(Shard)

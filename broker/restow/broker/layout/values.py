@@ -45,11 +45,12 @@ class Field(Worded):
     scales: str = ""
     draft: str = ""
 
-    def entries(self, tokens: int) -> int:
-        """How many entries a handoff of ``tokens`` moves."""
+    def entries(self, tokens: int, block_tokens: int = 1) -> int:
+        """How many entries a handoff of ``tokens`` moves into whole blocks of ``block_tokens``."""
         if self.kind is Kind.SNAPSHOT:
             return 1
-        return min(tokens, self.window_tokens) if self.window_tokens else tokens
+        first = max(tokens - self.window_tokens, 0) if self.window_tokens else 0
+        return tokens - first + first % block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,8 @@ class Region:
     An engine's id counts blocks of ``pages_per_block`` pages: block ``b`` is the pages
     ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
     ``null_block`` is the id that stands in lists where a request has no block; None: no id does.
+    With ``whole_blocks`` the engine keeps full blocks for other prompts that begin alike: the first
+    block of a window is filled from its beginning.
 
     Where ranks share out the tokens of a prompt (context parallelism), the pages hold those of one
     `TokenClass` alone: number ``context_part`` of ``context_parts``, which take turns by
@@ -132,6 +135,7 @@ class Region:
     context_parts: int = 1
     context_part: int = 0
     interleave_tokens: int = 1
+    whole_blocks: bool = False
 
     @property
     def tokens(self) -> TokenClass:

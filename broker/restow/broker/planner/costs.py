@@ -58,10 +58,10 @@ def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Second
     run = page_runs(rows, pairs)
     members = np.bincount(run, minlength=len(rows))[run]
     pair = rows[:, Column.GROUP_PAIR]
-    windows = np.array([one.window_tokens for one in pairs], np.int64)
+    cut = np.array([one.window_tokens > 0 and not one.dst.whole_blocks for one in pairs], bool)
     size = np.array([max(one.src.page_tokens, 1) for one in pairs], np.int64)
     # A window begins anywhere in its first page.
-    before = np.where(windows > 0, size - 1, 0)
+    before = np.where(cut, size - 1, 0)
     full = (np.maximum(token_counts(pairs, tokens) - before, 0) // size)[pair]
     return counts - np.where(members > 1, full * (1 - 1 / members), 0.0)
 

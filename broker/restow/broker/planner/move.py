@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from restow.broker.layout import ALL_TOKENS, Box, DType, Field, Shard, TokenClass
+from restow.broker.layout import ALL_TOKENS, Box, DType, Shard, TokenClass
 from restow.broker.layout.span import volume
 from restow.broker.layout.token_class import count_shared
 from restow.broker.words import Worded
@@ -62,9 +62,8 @@ class Move:
         """Source bytes read, for one token where the field is per-token."""
         return self.elements * self.src.dtype.itemsize_bytes
 
-    def entries(self, field: Field, tokens: int) -> int:
-        """How many entries of ``field``, its own, it moves in a handoff of ``tokens``."""
-        count = field.entries(tokens)
+    def entries(self, count: int, tokens: int) -> int:
+        """How many of its field's last ``count`` entries it moves, in a handoff of ``tokens``."""
         if not self.per_token:
             return count
         return count_shared(self.src.tokens, self.dst.tokens, tokens - count, tokens)

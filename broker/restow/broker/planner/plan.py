@@ -17,6 +17,7 @@ from restow.broker.errors import (
 from restow.broker.layout import Box, Field, Layout, RankLayout, Shard, TokenClass
 from restow.broker.layout.span import overlap, volume
 from restow.broker.planner.move import Move, Place
+from restow.broker.planner.whole_blocks import check_whole_blocks
 
 MAX_PAIRS_OF_BOXES = 1 << 23
 """Compared in one plan: enough for 1,024 ranks on both sides, and bounded in time."""
@@ -45,8 +46,21 @@ class Plan:
 
     def bytes_at(self, tokens: int) -> int:
         """Bytes read for a prompt of ``tokens``."""
-        fields = {field.name: field for field in self.source.model.fields}
-        return sum(move.bytes * move.entries(fields[move.field], tokens) for move in self.moves)
+        entries = self.entries(tokens)
+        return sum(move.bytes * move.entries(entries[move.field], tokens) for move in self.moves)
+
+    def entries(self, tokens: int) -> dict[str, int]:
+        """How many entries of each field a handoff of ``tokens`` moves."""
+        blocks = {
+            shard.field: region.block_tokens
+            for rank in self.destination.ranks
+            for shard in rank.shards
+            if (region := rank.region(shard.region)).whole_blocks
+        }
+        return {
+            field.name: field.entries(tokens, blocks.get(field.name, 1))
+            for field in self.source.model.fields
+        }
 
 
 def make_plan(source: Layout, destination: Layout) -> Plan:
@@ -54,10 +68,12 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
 
     Raises `ModelMismatchError` when they are not of one model, `ScalesMismatchError` when the same
     bytes would be other values, `CastUnsupportedError` when a field changes to a type that nothing
-    casts to, `TooManyPiecesError` for layouts cut too finely, `PlanError` if the plan does not
-    cover the destination (which `check_layout` rules out).
+    casts to, `BlockTokensMismatchError` when D keeps whole blocks of which P may lack some,
+    `TooManyPiecesError` for layouts cut too finely, `PlanError` if the plan does not cover the
+    destination (which `check_layout` rules out).
     """
     check_same_model(source, destination)
+    check_whole_blocks(source, destination)
     cold = cold_fields(source, destination)
     held, wanted = _holders(source), _holders(destination, cold)
     by_form: dict[object, Routes] = {}  # the same for all layers of a kind

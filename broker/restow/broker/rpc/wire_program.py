@@ -24,8 +24,9 @@ from restow.broker.planner.program import (
 )
 from restow.v1 import program_pb2
 
-PROGRAM_FORM = 2
-"""What `Hello.program_form` says of the programs here: 2, lists of steps. 1 were eight tables."""
+PROGRAM_FORM = 3
+"""What `Hello.program_form` says of the programs here: 3, lists of steps, and windows may begin at
+blocks. 2 were steps without that, 1 eight tables."""
 
 
 def program_to_proto(
@@ -98,7 +99,10 @@ def _tokens_to_proto(tokens: TokenClass) -> program_pb2.TokenClass:
 
 def _form_to_proto(form: PageForm) -> program_pb2.PageForm:
     return program_pb2.PageForm(
-        group=form.group, page_tokens=form.page_tokens, pages_per_block=form.pages_per_block
+        group=form.group,
+        page_tokens=form.page_tokens,
+        pages_per_block=form.pages_per_block,
+        whole_blocks=form.whole_blocks,
     )
 
 
@@ -139,7 +143,9 @@ def _step(message: program_pb2.Step) -> Step:
 
 def _form(message: program_pb2.PageForm, held: program_pb2.TokenClass) -> PageForm:
     tokens = TokenClass(held.parts or 1, held.part, held.interleave_tokens or 1)
-    return PageForm(message.group, message.page_tokens, message.pages_per_block, tokens)
+    return PageForm(
+        message.group, message.page_tokens, message.pages_per_block, tokens, message.whole_blocks
+    )
 
 
 def _other_release(why: str) -> AgentReleaseError:

@@ -24,7 +24,13 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from restow.agents.engines.vllm.engine_checks import check_engine, check_groups, check_windows
+from restow.agents.engines.vllm.engine_checks import (
+    check_engine,
+    check_groups,
+    check_windows,
+    has_windows,
+    keeps_blocks,
+)
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.agents.engines.vllm.model_revision import weights_revision
 from restow.agents.engines.vllm.scheduler.broker_session import registered
@@ -108,8 +114,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """A state is always loaded whole, whatever D holds of the keys and values."""
-        return True
+        """A state is always loaded whole, whatever D holds of the keys and values.
+
+        A window is not: of what D holds it loads nothing, so D must hold all of that.
+        """
+        return not has_windows(self._kv_cache_config)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -151,6 +160,7 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             config.parallel_config.tensor_parallel_size,
             conv_layout=ConvLayout(get_conv_state_layout()),
             conv_rows_extra=config.num_speculative_tokens if config.speculative_config else 0,
+            whole_blocks=keeps_blocks(config),
         )
         rank = get_pp_group().rank_in_group * settings.tp + get_tensor_model_parallel_rank()
         layers = config.compilation_config.static_forward_context
@@ -225,7 +235,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._engine_id,
             self._incarnation,
             transfer.kv_role,
-            caches.groups_of(group_windows(layout), self._kv_cache_config),
+            caches.groups_of(
+                group_windows(layout), self._kv_cache_config, keeps_blocks(self._vllm_config)
+            ),
             self._vllm_config.num_prefill_lookahead_tokens,
             session,
             self._settings,

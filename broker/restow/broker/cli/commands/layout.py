@@ -154,6 +154,14 @@ def from_config(
         int | None,
         typer.Option(min=0, help="The id in lists where a request has no block. Default: none."),
     ] = None,
+    whole_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--whole-blocks",
+            help="The engine keeps full blocks for other prompts (prefix caching): the first block "
+            "of a window is filled from its beginning.",
+        ),
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option(help="Name of the model, equal on both sides. Default: its model_type."),
@@ -230,6 +238,7 @@ def from_config(
         pcp=prefill_context_parallel,
         dcp=decode_context_parallel,
         interleave_tokens=kv_interleave,
+        whole_blocks=whole_blocks,
     )
     model = replace(
         model,

@@ -48,6 +48,8 @@ def _wrong(region: Region) -> str:
         return f"null_block is {null}; it must be 0 to {MAX_BLOCK}, and a constant region has none"
     if region.page_tokens is None and blocks != 1:
         return f"pages_per_block is {blocks}, but a block of snapshots is one page"
+    if region.page_tokens is None and region.whole_blocks:
+        return "whole_blocks is for pages of tokens"
     return _wrong_tokens(region)
 
 

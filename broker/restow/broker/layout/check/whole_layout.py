@@ -43,6 +43,7 @@ def check_layout(layout: Layout) -> None:
     for rank in layout.ranks:
         pages.check(rank)
     _check_agreement(layout)
+    _check_windows(layout)
     held: dict[str, list[tuple[int, Box, TokenClass]]] = defaultdict(list)
     for rank in layout.ranks:
         tokens = {region.name: region.tokens for region in rank.regions}
@@ -187,4 +188,24 @@ def _check_agreement(layout: Layout) -> None:
                     f"{shard.dtype.label}",
                     field=shard.field,
                     ranks=f"{known[0]},{rank.rank}",
+                )
+
+
+def _check_windows(layout: Layout) -> None:
+    """Refuse whole blocks of fields with several windows: a block is whole only in one of them."""
+    windows = {field.name: field.window_tokens for field in layout.model.fields}
+    found: dict[str, tuple[str, int]] = {}
+    for rank in layout.ranks:
+        whole = {region.name: region.group for region in rank.regions if region.whole_blocks}
+        for shard in rank.shards if whole else ():
+            group, window = whole.get(shard.region), windows[shard.field]
+            if group is None:
+                continue
+            first = found.setdefault(group, (shard.field, window))
+            if first[1] != window:
+                raise LayoutFormError(
+                    f"group {group} keeps whole blocks, and its fields have several windows: "
+                    f"{first[0]} one of {first[1]} tokens, {shard.field} one of {window} (0: all)",
+                    group=group,
+                    field=shard.field,
                 )

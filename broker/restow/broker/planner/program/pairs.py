@@ -11,13 +11,20 @@ from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
 class PageForm:
     """How a side's list of block ids addresses tokens; ``page_tokens`` 0 means snapshots.
 
-    Its pages hold those ``tokens`` alone.
+    Its pages hold those ``tokens`` alone. ``whole_blocks``: a block that is written at all is
+    written from its beginning.
     """
 
     group: str
     page_tokens: int
     pages_per_block: int
     tokens: TokenClass = ALL_TOKENS
+    whole_blocks: bool = False
+
+    @property
+    def block_tokens(self) -> int:
+        """How many tokens of a prompt a block reaches over, others' too; 0: it holds snapshots."""
+        return self.page_tokens * self.pages_per_block * self.tokens.parts
 
 
 NO_LIST = ""
@@ -30,7 +37,7 @@ class GroupPair:
 
     Of the source there may be none (`NO_LIST`), where nothing of it is read. Rows repeat for the
     tokens that both sides hold. With ``window_tokens`` they do for so many tokens before the last
-    one; 0: for all.
+    one; 0: for all. A destination of ``whole_blocks`` gets those before them in its block, too.
     """
 
     src: PageForm
@@ -53,8 +60,18 @@ class GroupPair:
         return self.src.tokens == self.dst.tokens
 
     def first_token(self, start: int, stop: int) -> int:
-        """Where the tokens that move begin, of ``[start, stop)``."""
-        return max(start, stop - self.window_tokens) if self.window_tokens else start
+        """Where the tokens that move begin, of ``[start, stop)``.
+
+        >>> kv, kept = PageForm("kv", 16, 1), PageForm("kv", 16, 1, whole_blocks=True)
+        >>> GroupPair(kv, kv, 31).first_token(0, 57), GroupPair(kv, kept, 31).first_token(0, 57)
+        (26, 16)
+        """
+        if not self.window_tokens:
+            return start
+        first = stop - self.window_tokens
+        if self.dst.whole_blocks:
+            first -= first % self.dst.block_tokens
+        return max(start, first)
 
     def src_pages(self, start: int, stop: int) -> range:
         """Which of the source's pages, counted from token 0, hold what moves of ``[start, stop)``.

@@ -65,12 +65,15 @@ def known_model(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpe
         return None
 
 
-def groups_of(windows: Mapping[str, int], config: KVCacheConfig) -> tuple[Group, ...]:
+def groups_of(
+    windows: Mapping[str, int], config: KVCacheConfig, whole_blocks: bool
+) -> tuple[Group, ...]:
     """Return the groups whose state is handed over, with the windows of their layers."""
     found = []
     for index, group in enumerate(config.transfer_groups):
         name, spec = _group_name(index), group.kv_cache_spec
-        found.append(Group(name, spec.block_size, _scratch(spec), windows.get(name, 0)))
+        window = windows.get(name, 0)
+        found.append(Group(name, spec.block_size, _scratch(spec), window, whole_blocks))
     return tuple(found)
 
 

@@ -141,6 +141,7 @@ def _laid(
         page_tokens=page_tokens,
         pages_per_block=cache.pages_per_block,
         null_block=NULL_BLOCK,
+        whole_blocks=settings.whole_blocks and not cache.is_state,
     )
     device = cache.tensor.device
     memory = RegionMemory(

@@ -126,7 +126,7 @@ class _SaidCaches:
             SaidHeads(spec.num_kv_heads, self._all_heads(found), self._tp),
             (spec.head_size, spec.head_size_v),
             dtype,
-            _window_tokens(spec, module),
+            _window_tokens(cache, spec, module),
             scales,
         )
 
@@ -212,8 +212,14 @@ def _shapes(model: Any, config: VllmConfig) -> list[Shapes]:
     return [tuple(tuple(shape) for shape in shapes) for shapes in found]
 
 
-def _window_tokens(spec: Any, module: Any) -> int:
-    """Return the window. vLLM gives a group of full caches that of any of its layers."""
-    if isinstance(spec, SlidingWindowSpec):
-        return int(spec.sliding_window)
-    return int(getattr(module, "sliding_window", None) or 0) if spec.sliding_window else 0
+def _window_tokens(cache: LayerCache, spec: Any, module: Any) -> int:
+    """Return how many tokens the next one sees before itself, which vLLM counts too.
+
+    It gives a group of full caches the window of any of its layers.
+    """
+    window: int | None = spec.sliding_window
+    if window and not isinstance(spec, SlidingWindowSpec):
+        window = getattr(module, "sliding_window", None)
+    if window == 1:
+        raise unsaid(cache.name, "a window of 1 token, in which nothing is kept, is not known")
+    return window - 1 if window else 0

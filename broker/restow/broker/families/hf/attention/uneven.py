@@ -80,7 +80,7 @@ def _first(layers: Layers, keys: Keys, default: int, kinds: list[str] | None = N
 
 
 def _llama4(keys: Keys, types: Types) -> Layers:
-    """Llama 4: attention in chunks, whose layers keep all tokens in vLLM unless it is told else."""
+    """Llama 4: attention in chunks, whose layers keep all tokens where vLLM is told so."""
     count = keys.number("num_hidden_layers", 48)
     listed = keys.config.get("layer_types")
     if listed is not None and (not isinstance(listed, list | tuple) or len(listed) != count):
