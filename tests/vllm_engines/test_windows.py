@@ -60,8 +60,8 @@ class Engines:
 
 
 async def test_d_finds_what_arrived_as_prefixes(vllm_python: Path, tmp_path: Path) -> None:
-    """Seen with blocks filled from where a window begins: a prompt that shares 32 tokens with one
-    of 58 got wrong tokens. Seen with P's whole prompt handed over: one of 127 did."""
+    """Seen with blocks filled from where a window begins: a prompt that shares 96 tokens with one
+    of 120 got wrong tokens."""
     rng = Random(7)  # noqa: S311 - reproducible, not secret
 
     def drawn(count: int) -> list[int]:
