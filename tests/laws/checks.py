@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -87,29 +88,45 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     check_disjoint(plan)
     check_shared(plan)
     page_bytes = bytes_of_pages(source, destination, case.tokens)
-    for (src_rank, _), size in traffic.span_bytes.items():
-        assert size <= page_bytes[src_rank], "spans of pages without a needed byte are read"
+    for ranks, size in traffic.span_bytes.items():
+        assert size <= page_bytes[ranks], "spans of pages without a needed byte are read"
 
 
-def bytes_of_pages(layout: Layout, destination: Layout, tokens: Tokens) -> dict[int, int]:
-    """Length of all the pages that hold something of ``tokens``, by rank.
+def bytes_of_pages(
+    source: Layout, destination: Layout, tokens: Tokens
+) -> dict[tuple[int, int], int]:
+    """Length of all the pages of a rank that hold something that another one lacks, by both.
 
-    Fields of one region that have windows of their own are read each for itself.
+    Fields of one region that have windows of their own are read each for itself, and so are those
+    that the other side keeps by other lists, or other tokens of which.
     """
-    begins = first_tokens(destination, tokens)
-    found = {}
-    for rank in layout.ranks:
-        held = {(shard.region, begins[shard.field]) for shard in rank.shards}
+    begins, found = first_tokens(destination, tokens), {}
+    windows = {field.name: field.window_tokens for field in source.model.fields}
+    for src, dst in product(source.ranks, destination.ranks):
+        wanted: dict[str, list[Region]] = defaultdict(list)
+        for shard in dst.shards:
+            wanted[shard.field].append(dst.region(shard.region))
+        read = {
+            (shard.region, begins[shard.field], windows[shard.field], one.group, one.tokens): one
+            for shard in src.shards
+            for one in wanted[shard.field]
+        }
         total = 0
-        for name, first in held:
-            region = rank.region(name)
-            size = region.page_tokens
-            ends = [len(held_tokens(region, 0, end)) for end in (first, tokens.stop)]
-            pages = -(-ends[1] // size) - ends[0] // size if size else 1
-            if not size or ends[0] < ends[1]:
-                total += pages * region.page_stride_bytes
-        found[rank.rank] = total
+        for (name, first, *_), one in read.items():
+            region = src.region(name)
+            total += _pages_of(region, one, first, tokens.stop) * region.page_stride_bytes
+        found[src.rank, dst.rank] = total
     return found
+
+
+def _pages_of(src: Region, dst: Region, first: int, stop: int) -> int:
+    """How many pages have tokens from ``first`` on, if the other region lacks any of these."""
+    if src.page_tokens is None:
+        return 1
+    before, held = len(held_tokens(src, 0, first)), len(held_tokens(src, 0, stop))
+    if not set(held_tokens(src, first, stop)) & set(held_tokens(dst, first, stop)):
+        return 0
+    return -(-held // src.page_tokens) - before // src.page_tokens
 
 
 def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:

@@ -290,7 +290,7 @@ def family_cases(
         if whole and block_tokens:
             settings = draw(_keeping_blocks(settings, block_tokens))
         block_tokens = settings.page_tokens * settings.pages_per_block
-        settings = draw(_shared_out(model, settings))
+        settings = draw(_shared_out(model.layers, settings))
         settings = _possible(settings, own.layers)
         layouts.append(build_layout(own, settings))
     return Case(tuple(layouts), draw(prompts()), casts, draw(_GUARDS), draw(_SEEDS))
@@ -316,6 +316,7 @@ def draft_cases(draw: st.DrawFn) -> Case:
         own = replace(model, draft_layers=drafts, draft=name)
         able = [tp for tp in tps if all(_allows(layer, tp, False) for layer in drafts)]
         settings = replace(draw(_SETTINGS[False]), tp=able[draw(_PICKS) % len(able)])
+        settings = draw(_shared_out((*own.layers, *drafts), settings))
         settings = _possible(settings, (*own.layers, *drafts))
         pp = 1 + draw(_PICKS) % min(model.depth, 3)
         settings = replace(settings, pp=pp)
@@ -356,9 +357,11 @@ def _stages(draw: st.DrawFn, depth: int, pp: int) -> tuple[int, ...]:
 
 
 @st.composite
-def _shared_out(draw: st.DrawFn, model: ModelSpec, settings: EngineSettings) -> EngineSettings:
+def _shared_out(
+    draw: st.DrawFn, layers: Sequence[LayerSpec], settings: EngineSettings
+) -> EngineSettings:
     """Perhaps the tokens of attention are shared out over ranks, as far as vLLM does that."""
-    layers, tp = model.layers, settings.tp
+    tp = settings.tp
     heads = [one.kv_heads for one in layers if isinstance(one, AttentionSpec)]
     if any(isinstance(one, AttentionSpec) and one.window_tokens for one in layers):
         return settings

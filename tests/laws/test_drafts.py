@@ -5,17 +5,21 @@ Each mutation below turns it red.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from laws.checks import check_cover
 from laws.rounds import tried
 from laws.strategies import STRATEGIES, Case, draft_cases
 from laws.test_laws_bite import bites, change_function, cover
-from restow.broker.errors import PlanError
-from restow.broker.layout import check_layout
+from restow.agents.binding.pages import Tokens
+from restow.broker.errors import PlanError, RestowError
+from restow.broker.families import EngineSettings, MlaSpec, ModelSpec, build_layout
+from restow.broker.layout import DType, check_layout
 from restow.broker.planner import Strategy, clearing, plan
 from restow.broker.planner.program import Column
 
@@ -52,3 +56,16 @@ def test_only_the_first_token_of_a_page_is_zeroed(monkeypatch: pytest.MonkeyPatc
 
     change_function(monkeypatch, clearing, "_shard_rows", one_token)
     bites(cover(Strategy.SLICES), draft_cases())
+
+
+def test_the_pages_of_a_rank_that_shares_tokens_out_are_taken_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = ModelSpec("m", (MlaSpec(0, 8, DType.FLOAT32),))
+    drafting = replace(own, draft_layers=(MlaSpec(1, 8, DType.FLOAT32),), draft="mtp")
+    shared = EngineSettings(tp=2, dcp=2, page_tokens=4, interleave_tokens=2)
+    layouts = build_layout(own, EngineSettings()), build_layout(drafting, shared)
+    case = Case(layouts, Tokens(0, 13), False, 64, 0)
+    check_cover(case, Strategy.SLICES)
+    change_function(monkeypatch, clearing, "PageForm", lambda right, *args: right(*args[:3]))
+    bites(cover(Strategy.SLICES), st.just(case), by=(AssertionError, RestowError))

@@ -188,7 +188,7 @@ def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettin
         settings.page_tokens,
         settings.pages_per_block,
         settings.null_block,
-        settings.whole_blocks,
+        whole_blocks=settings.whole_blocks,
     )
 
 

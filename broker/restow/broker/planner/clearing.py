@@ -72,7 +72,9 @@ class ColdRows:
     def _pair(self, region: Region, shard: Shard) -> int:
         field = self._fields[shard.field]
         tokens = region.page_tokens or 0 if field.kind is Kind.PER_TOKEN else 0
-        form = PageForm(region.group, tokens, region.pages_per_block)
+        form = PageForm(
+            region.group, tokens, region.pages_per_block, region.tokens, region.whole_blocks
+        )
         pair = GroupPair(replace(form, group=NO_LIST), form, field.window_tokens)
         return self._numbers.setdefault(pair, self._first + len(self._numbers))
 

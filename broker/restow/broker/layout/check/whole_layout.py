@@ -159,6 +159,7 @@ _OF_A_LIST = (
     "null_block",
     "context_parts",
     "interleave_tokens",
+    "whole_blocks",
 )
 """What regions of one group have in common, for one list of block ids addresses them all."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
+from restow.broker.layout.token_class import ALL_TOKENS, TokenClass, count_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class GroupPair:
     def src_pages(self, start: int, stop: int) -> range:
         """Which of the source's pages, counted from token 0, hold what moves of ``[start, stop)``.
 
-        Those between two of them may hold nothing that moves, where D's ranks share tokens out.
+        Some of them may hold nothing that moves, where D's ranks share tokens out.
 
         >>> GroupPair(PageForm("kv", 16, 1), PageForm("kv", 8, 1)).src_pages(20, 50)
         range(1, 4)
@@ -84,5 +84,8 @@ class GroupPair:
         if not self.per_token:
             return range(1)
         held, size = self.src.tokens, self.src.page_tokens
-        first, last = held.before(self.first_token(start, stop)), held.before(stop)
-        return range(first // size, -(-last // size)) if first < last else range(0)
+        begin = self.first_token(start, stop)
+        first, last = held.before(begin), held.before(stop)
+        if first >= last or not (self.alike or count_shared(held, self.dst.tokens, begin, stop)):
+            return range(0)
+        return range(first // size, -(-last // size))
