@@ -22,6 +22,7 @@ from restow.broker.families import (
 from restow.broker.layout import DType, Field, Kind, check_layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.rpc import wire
+from restow.v1 import layout_pb2
 
 MODEL = ModelSpec(
     "m",
@@ -69,6 +70,19 @@ CHANGES: dict[str, object] = {
     "scales": "static v2",
     "draft": "mtp",
 }
+
+
+@pytest.mark.parametrize("part", ["", "model", "model.fields", "ranks", "ranks.regions"])
+def test_a_message_of_a_later_release_is_refused(part: str) -> None:
+    """What is left out might be what tells pages apart."""
+    message = wire.layout_to_proto(LAYOUT)
+    inner: Any = message
+    for name in part.split(".") if part else ():
+        inner = getattr(inner, name)
+        inner = inner if hasattr(inner, "MergeFromString") else inner[0]
+    inner.MergeFromString(b"\xc2\x3e\x01x")  # field 1000, a text
+    with pytest.raises(LayoutFormError, match="upgrade the broker first"):
+        wire.layout_from_proto(layout_pb2.Layout.FromString(message.SerializeToString()))
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Field)])
