@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from restow.broker.cli.options import ConfigPath, JsonFile, JsonOption
 from restow.broker.cli.output import FOUND, print_json
-
-if TYPE_CHECKING:
-    from restow.broker.families import ModelSpec, Readings, Scales
 
 app = typer.Typer(help="Make, check and compare layouts.", no_args_is_help=True)
 
@@ -192,6 +188,12 @@ def from_config(
     """
     from dataclasses import replace
 
+    from restow.broker.cli.config_options import (
+        counts_of,
+        default_page_tokens,
+        scales_of,
+        weights_fingerprint,
+    )
     from restow.broker.cli.files import read_model_config
     from restow.broker.cli.views.config_readings import show_readings
     from restow.broker.families import (
@@ -206,7 +208,7 @@ def from_config(
     from restow.broker.layout import DType, check_layout
     from restow.broker.layout.json_form import layout_to_json
 
-    scales = _scales(kv_scales, kv_scales_fingerprint)
+    scales = scales_of(kv_scales, kv_scales_fingerprint)
     kv, conv, ssm, computed = (
         None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype, dtype)
     )
@@ -221,14 +223,14 @@ def from_config(
     )
     settings = EngineSettings(
         tp=tp,
-        page_tokens=page_tokens or _page_tokens(model, readings),
+        page_tokens=page_tokens or default_page_tokens(model, readings),
         pages_per_block=pages_per_block,
         conv_layout=ConvLayout(conv_layout),
         kv_order=KvOrder(kv_order),
         conv_rows_extra=speculative_tokens,
         page_align_bytes=page_align_bytes,
         pp=pp,
-        layers_per_stage=_counts(layers_per_stage),
+        layers_per_stage=counts_of(layers_per_stage),
         kv_packed=kv_packed,
         mixer_inputs=mixer_inputs,
         projections=projections,
@@ -243,7 +245,7 @@ def from_config(
     model = replace(
         model,
         name=name or model.name,
-        revision=_fingerprint(config, readings) if revision is None else revision,
+        revision=weights_fingerprint(config, readings) if revision is None else revision,
         adapter=adapter,
         quantisation=model.quantisation if quantisation is None else quantisation,
     )
@@ -252,51 +254,6 @@ def from_config(
     if not quiet:
         show_readings(readings, as_json)
     print_json(layout_to_json(layout))
-
-
-def _page_tokens(model: ModelSpec, readings: Readings) -> int:
-    """Return how many tokens a page has where nobody says."""
-    from restow.broker.families import EngineSettings, Reading
-
-    if not (tokens := model.page_tokens):
-        return EngineSettings().page_tokens
-    note = "pages of the kernels of an indexer (else: --page-tokens)"
-    readings.add(Reading("page_tokens", tokens, note=note))
-    return tokens
-
-
-def _fingerprint(config: Path, readings: Readings) -> str:
-    """Return a word for the weights in a folder; "" where there are none, or a file was given."""
-    from restow.agents.engines.common.checkpoint import CheckpointInvalidError, checkpoint_revision
-    from restow.broker.families import Reading
-
-    try:
-        found = checkpoint_revision(config) if config.is_dir() else ""
-    except CheckpointInvalidError:
-        return ""
-    if found:
-        readings.add(Reading("revision", found, str(config), "a fingerprint of its weights"))
-    return found
-
-
-def _scales(kind: str | None, fingerprint: str | None) -> Scales | None:
-    from restow.broker.families import ScaleKind, Scales
-
-    if (kind in ("static", "per-16")) != bool(fingerprint):
-        raise typer.BadParameter(
-            "static scales and per-16 need a fingerprint, and no others have one",
-            param_hint="--kv-scales-fingerprint",
-        )
-    return None if kind is None else Scales(ScaleKind(kind), fingerprint or "")
-
-
-def _counts(text: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(",")) if text else ()
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a list of numbers such as 12,14", param_hint="--layers-per-stage"
-        ) from None
 
 
 @app.command()
