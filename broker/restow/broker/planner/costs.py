@@ -39,13 +39,22 @@ def row_costs(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> tuple[In
     repeats = token_counts(pairs, tokens)[rows[:, Column.GROUP_PAIR]]
     row_bytes = rows[:, Column.COUNT] * ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
     sizes = np.maximum(page_tokens, 1)
-    edges = -(-repeats[:, None] // sizes)
-    stretches = edges.sum(axis=1) - -(-repeats // np.lcm(sizes[:, 0], sizes[:, 1]))
+    stretches = _stretches(sizes, pairs, tokens, rows[:, Column.GROUP_PAIR])
     for number, pair in enumerate(pairs):
         if not pair.alike and len(mine := np.flatnonzero(rows[:, Column.GROUP_PAIR] == number)):
             stretches[mine] = len(cut_shared(pair, 0, tokens, (pair.src, pair.dst))[0])
     pieces = np.where(length == row_bytes, 1, rows[:, Column.COUNT])
     return pieces * np.where(joined, stretches, repeats), row_bytes * repeats
+
+
+def _stretches(sizes: Int64s, pairs: Sequence[GroupPair], tokens: int, pair: Int64s) -> Int64s:
+    """How many pieces the pages of both sides, of ``sizes`` ``[rows, 2]``, cut what moves into."""
+    ends = [(p.first_token(0, tokens), tokens) if p.per_token else (0, 1) for p in pairs]
+    first, stop = np.array(ends, np.int64).reshape(-1, 2)[pair].T
+    steps = np.column_stack([sizes, np.lcm(sizes[:, 0], sizes[:, 1])])
+    cuts = (stop - 1)[:, None] // steps - first[:, None] // steps
+    found: Int64s = np.where(first < stop, 1 + cuts[:, 0] + cuts[:, 1] - cuts[:, 2], 0)
+    return found
 
 
 def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Seconds:
