@@ -90,6 +90,7 @@ def page_runs(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
     mine = rows[order]
     reach = length[order] * page_tokens[order, 0]
     follows = (mine[1:, _SAME] == mine[:-1, _SAME]).all(axis=1)
+    follows &= reach[1:] == reach[:-1]  # as agents join them
     for offset in (Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES):
         follows &= mine[1:, offset] == mine[:-1, offset] + reach[:-1]
     begins = np.concatenate([[True], ~follows])
