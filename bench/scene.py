@@ -52,7 +52,7 @@ class Engines:
 def contiguous(plan: Plan, tokens: int) -> tuple[Layout, Layout]:
     """Two layouts between which the same ranks move the same bytes as one run each."""
     sizes: Counter[tuple[int, int]] = Counter()
-    entries = {field.name: field.entries(tokens) for field in plan.source.model.fields}
+    entries = plan.entries(tokens)
     for move in plan.moves:
         sizes[move.src_rank, move.dst_rank] += move.bytes * entries[move.field]
     fields = {pair: f"from{pair[0]}to{pair[1]}" for pair in sizes}

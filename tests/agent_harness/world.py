@@ -25,6 +25,8 @@ from restow.broker.layout import DType, Field, Kind, Layout, RankLayout, Region,
 
 POISON = 0xA5
 GUARD_BYTES = 64
+COLD = "D's"
+"""The name of a draft that P has not: its fields are zero."""
 _UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,8 +47,9 @@ def make_case(name: str) -> Case:
     """``wide``: P2 to D4 with other pages and conv layout. ``cast``: and other SSM dtype.
 
     ``big``: enough bytes to be caught in the middle. ``stages``: pipelines of different cuts, and
-    ranks of P that hold nothing, because the last layer has no state. ``recompute``: P keeps mixer
-    inputs, D has weights.
+    ranks of P that hold nothing, because the last layer has no state. ``shared``: the ranks of
+    both share tokens out, each in its own way. ``recompute``: P keeps mixer inputs, D has weights.
+    ``drafts``: both have a draft, of one name, but D has another than P.
     """
     head_dim, layers = (64, 4) if name == "big" else (8, 2)
     spec = _model(head_dim, layers, DType.FLOAT32)
@@ -71,6 +74,16 @@ def make_case(name: str) -> Case:
         destination = build_layout(
             staged, EngineSettings(pp=2, layers_per_stage=(1, 2), page_tokens=2 * page_tokens)
         )
+    if name == "shared":
+        one_head = (
+            replace(one, kv_heads=1) if isinstance(one, AttentionSpec) else one
+            for one in spec.layers
+        )
+        single = replace(spec, layers=tuple(one_head))
+        source = build_layout(single, EngineSettings(tp=4, page_tokens=page_tokens, dcp=4))
+        destination = build_layout(
+            single, EngineSettings(tp=2, page_tokens=2 * page_tokens, dcp=2, interleave_tokens=4)
+        )
     if name == "recompute":
         mixer = Mixer(24, DType.BFLOAT16)
         mixing = replace(
@@ -86,6 +99,13 @@ def make_case(name: str) -> Case:
             EngineSettings(
                 tp=4, page_tokens=8, conv_layout=ConvLayout.DS, conv_rows_extra=2, projections=True
             ),
+        )
+    if name == "drafts":
+        drafts = (replace(one, layer=2) for one in spec.layers if isinstance(one, AttentionSpec))
+        drafting = replace(spec, draft_layers=tuple(drafts), draft="P's")
+        source = build_layout(drafting, EngineSettings(tp=2, page_tokens=4))
+        destination = build_layout(
+            replace(drafting, draft=COLD), EngineSettings(tp=4, page_tokens=8)
         )
     tokens = 4096 if name == "big" else 21
     return Case(
@@ -193,7 +213,11 @@ class RankMemory:
                 continue
             first = tokens - field.window_tokens if field.window_tokens else 0
             for token in range(max(first, 0), tokens):
-                index, in_page = divmod(token, region.page_tokens or 1)
+                turn, in_turn = divmod(token, region.interleave_tokens)
+                if turn % region.context_parts != region.context_part:
+                    continue
+                place = turn // region.context_parts * region.interleave_tokens + in_turn
+                index, in_page = divmod(place, region.page_tokens or 1)
                 page = self.ids[region.group][index]
                 self._view(image, region, shard, page, in_page)[...] = part[token]
 
@@ -253,6 +277,8 @@ def _known(field: Field, dtype: DType, tokens: int) -> npt.NDArray[np.unsignedin
     shape = (tokens, *field.shape) if field.kind is Kind.PER_TOKEN else field.shape
     seed = sum(field.name.encode())
     small = np.random.default_rng(seed).integers(-120, 120, shape, np.int8)
+    if field.draft == COLD:
+        small[...] = 0
     numbers = small.astype(np.float32)
     wide = numbers.view(np.uint32)
     if dtype.itemsize_bytes == 1:

@@ -30,7 +30,14 @@ from restow.broker.server.settings import BrokerSettings
         *(("wide", one) for one in SENDING if one is not Strategy.AUTO),
         ("cast", Strategy.AUTO),
         ("cast", Strategy.INTERLEAVE),
-        *(("stages", one) for one in SENDING if one is not Strategy.AUTO),
+        *(
+            (name, one)
+            for name in ("stages", "shared")
+            for one in SENDING
+            if one is not Strategy.AUTO
+        ),
+        ("drafts", Strategy.SLICES),
+        ("drafts", Strategy.WHOLE),
     ],
 )
 @pytest.mark.parametrize("host_reads", [True, False], ids=["by itself", "by NIXL"])

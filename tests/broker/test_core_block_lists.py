@@ -21,7 +21,8 @@ from restow.broker.core.pair import PairPlan
 from restow.broker.errors import NullBlockError, PageCountError, PageRepeatedError, PagesError
 from restow.broker.families import AttentionSpec, EngineSettings, ModelSpec, build_layout
 from restow.broker.layout import DType
-from restow.broker.planner import GroupPair, compile_programs, make_plan
+from restow.broker.planner import GroupPair, PageForm, compile_programs, make_plan
+from restow.broker.planner.program import NO_LIST
 
 POSITION = 40
 
@@ -71,6 +72,50 @@ def test_null_blocks_stand_where_nothing_is_moved() -> None:
     world.fence(p)
     world.request(d, blocks={"kv": [0, 12, 13, 0], "state": [14]})
     assert world.orders(act.SendExecute)
+
+
+def test_of_what_begins_cold_p_needs_no_list() -> None:
+    """D's list of the drafts' layers alone is looked at."""
+    (none, drafts) = (PageForm(name, BLOCK_TOKENS, 1) for name in (NO_LIST, "kv"))
+    plan = pair_plan(1, 1, False, False)
+    world = World()
+    world.outcome = replace(plan, group_pairs=frozenset({GroupPair(none, drafts)}))
+    p, d = world.engine("p"), world.engine("d")
+    for handoff_id, ids in (("a", [11, 12, 13]), ("b", [0, 12, 13])):
+        world.publish(p, name=handoff_id, blocks={"kv": [0, 2, 3], "state": [4]})
+        world.fence(p, name=handoff_id)
+        world.request(d, name=handoff_id, blocks={"kv": ids, "state": [14]})
+    assert len(world.orders(act.SendExecute)) == 1
+    assert ends(d) == [("FAILED", "NULL_BLOCK")]
+
+
+def test_a_program_of_cold_fields_names_no_group_of_p() -> None:
+    layer = AttentionSpec(0, 2, 4, DType.FLOAT32)
+    model = ModelSpec("m", (layer,))
+    window = replace(layer, layer=1, window_tokens=9)  # D has lists of its own for it
+    drafting = replace(model, draft_layers=(window,), draft="mtp")
+    plan = make_plan(
+        build_layout(model, EngineSettings()), build_layout(drafting, EngineSettings(tp=2))
+    )
+    pair = PairPlan.of(compile_programs(plan))
+    assert pair.src_groups == {"attention"}
+    assert pair.dst_groups == {"attention", "window.9"}
+
+
+def test_a_null_block_where_d_keeps_a_whole_block_fails_the_handoff() -> None:
+    """As where P's engine frees more than its blocks of tokens say."""
+    world = World()
+    kept = replace(KV, pages_per_block=2, whole_blocks=True)
+    world.outcome = replace(
+        pair_plan(1, 1, False, False),
+        group_pairs=frozenset({GroupPair(KV, kept, window_tokens=9), GroupPair(STATE, STATE)}),
+    )
+    p, d = world.engine("p"), world.engine("d")
+    world.publish(p, blocks={"kv": [0, 2, 3], "state": [4]})
+    world.fence(p)
+    world.request(d, blocks={"kv": [11, 12, 13], "state": [14]})
+    assert ends(d) == [("FAILED", "NULL_BLOCK")]
+    assert "token 0 of [0, 40)" in d.told[0].detail
 
 
 @pytest.mark.parametrize(

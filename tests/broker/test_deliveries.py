@@ -15,7 +15,7 @@ from restow.broker.client import BlockingSession, HandoffEnded, PagesNotFreeErro
 from restow.broker.client.engine.delivery import Delivery
 from restow.broker.client.engine.open_handoffs import DEFAULT_TIMEOUT_S, SILENCE_S, OpenHandoffs
 from restow.broker.core.limits import Limits
-from restow.broker.errors import HandoffConflictError, RestowError
+from restow.broker.errors import HandoffConflictError, RequestError, RestowError
 from restow.broker.rpc.pings import NOTICED_S
 from restow.v1 import broker_pb2 as pb
 
@@ -170,6 +170,14 @@ async def test_pages_are_free_when_a_broker_that_is_there_says_so_and_not_sooner
     notes.open.finish(DONE, 1)
     assert asked.pages_free.result() is None
     assert notes.open.empty
+
+
+async def test_a_lease_of_the_broker_s_own_length_is_refused() -> None:
+    """P that has lost the broker would not know when the pages are free."""
+    async with broker(lease_s=100.0) as running, pair(running.address, 1, 1) as both:
+        for lease_ms in (0, -1):
+            with pytest.raises(RequestError, match="at least"):
+                both.p.publish("h", P_BLOCKS, POSITION, lease_ms=lease_ms)
 
 
 async def test_p_has_its_pages_back_when_the_last_lease_has_run_out() -> None:

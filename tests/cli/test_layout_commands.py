@@ -49,6 +49,26 @@ def test_from_config_cuts_stages_and_keeps_keys_apart(config: Path, run: Run) ->
     assert [len(rank.regions) for rank in layout.ranks] == [1, 7]
 
 
+def test_from_config_keeps_whole_blocks(config: Path, run: Run) -> None:
+    layout = layout_from_json(json.loads(run("layout", "from-config", config, "--whole-blocks")))
+    settings = EngineSettings(whole_blocks=True)
+    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
+    regions = layout.ranks[0].regions
+    assert [one.whole_blocks for one in regions] == [one.page_tokens is not None for one in regions]
+
+
+def test_from_config_puts_all_layers_into_one_block(config: Path, run: Run) -> None:
+    out = run("layout", "from-config", config, "--cross-layer-blocks", "--page-align-bytes", 256)
+    settings = EngineSettings(page_align_bytes=256, cross_layer_blocks=True)
+    layout = layout_from_json(json.loads(out))
+    assert layout == build_layout(model_from_hf_config(CONFIG), settings)
+    apart = build_layout(model_from_hf_config(CONFIG), EngineSettings(page_align_bytes=256))
+    together = {region.group: region for region in layout.ranks[0].regions}
+    for group, region in together.items():
+        strides = [r.page_stride_bytes for r in apart.ranks[0].regions if r.group == group]
+        assert region.page_stride_bytes == sum(strides)
+
+
 def test_from_config_takes_scales(config: Path, run: Run) -> None:
     own, static = Scales(ScaleKind.PER_TOKEN_HEAD), Scales(ScaleKind.STATIC, "rev 7")
     for scales, options in (
@@ -58,6 +78,20 @@ def test_from_config_takes_scales(config: Path, run: Run) -> None:
         out = run("layout", "from-config", config, "--kv-dtype", "float8_e4m3fn", *options)
         model = model_from_hf_config(CONFIG, DType.FLOAT8_E4M3FN, kv_scales=scales)
         assert layout_from_json(json.loads(out)) == build_layout(model, EngineSettings())
+
+
+def test_from_config_of_a_model_with_an_indexer(tmp_path: Path, run: Run, fail: Fail) -> None:
+    config = {"model_type": "deepseek_v32", "num_hidden_layers": 1}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    asked = ("--kv-dtype", "float8_e4m3fn", "--kv-scales", "per-block")
+    # Pages have as many tokens as its kernels take, unless another number is asked for.
+    layout = layout_from_json(json.loads(run("layout", "from-config", file, *asked)))
+    (rank,) = layout.ranks
+    assert [region.page_stride_bytes for region in rank.regions] == [64 * 656, 64 * 132]
+    assert {region.page_tokens for region in rank.regions} == {64}
+    outcome = fail("layout", "from-config", file, "--page-tokens", 16, "--json")
+    assert "page_tokens 64" in outcome.json["error"]["message"]
 
 
 def test_check_diff_and_plan_say_which_model(layout_file: LayoutFile, run: Run, fail: Fail) -> None:
@@ -93,6 +127,27 @@ def test_check_and_diff_say_the_scales(layout_file: LayoutFile, run: Run, fail: 
     }
     outcome = fail("plan", left, right, "--json")
     assert outcome.json["error"]["reason"] == "SCALES_MISMATCH"
+
+
+def test_tokens_that_ranks_share_out(
+    config: Path, layout_file: LayoutFile, run: Run, fail: Fail
+) -> None:
+    asked = ("--tp", 8, "--decode-context-parallel", 4, "--kv-interleave", 8)
+    shared, whole = layout_file("shared", *asked), layout_file("whole", "--tp", 8)
+    settings = EngineSettings(tp=8, dcp=4, interleave_tokens=8)
+    made = layout_from_json(json.loads(shared.read_text()))
+    assert made.ranks == build_layout(model_from_hf_config(CONFIG), settings).ranks
+    assert "tokens of attention: in 4 parts, 8 in turn" in run("layout", "check", shared)
+    data = json.loads(run("layout", "check", shared, "--json"))
+    assert data["shared_tokens"] == {"attention": {"context_parts": 4, "interleave_tokens": 8}}
+    outcome = fail("layout", "diff", shared, whole, "--json")
+    assert {(one["aspect"], one["left"], one["right"]) for one in outcome.json["differences"]} == {
+        ("cut", "2 parts", "2 parts, 4 copies"),
+        ("tokens", "in 4 parts, 8 in turn", "on each rank"),
+    }
+    assert "8 ranks to 8" in run("plan", shared, whole, "--explain")
+    outcome = fail("layout", "from-config", config, "--tp", 8, "--decode-context-parallel", 3)
+    assert "it must divide tp" in outcome.err
 
 
 def test_stages_in_words_are_wrong_usage(config: Path, fail: Fail) -> None:
@@ -186,7 +241,7 @@ def test_check_of_what_is_no_layout(
 @pytest.mark.parametrize(
     ("changes", "settings", "reason"),
     [
-        ({"model_type": "llama"}, [], "MODEL_TYPE_UNKNOWN"),
+        ({"model_type": "perceptron"}, [], "MODEL_TYPE_UNKNOWN"),
         ({}, ["--tp", 3], "TP_SIZE_NOT_ALLOWED"),
         ({}, ["--tp", 5000], "LAYOUT_MALFORMED"),
         ({"n_groups": "two"}, [], "LAYOUT_MALFORMED"),
@@ -257,3 +312,14 @@ def test_diff_of_a_broken_layout_is_no_answer(layout_file: LayoutFile, fail: Fai
     outcome = fail("layout", "diff", good, bad, "--json")
     assert outcome.code == 1
     assert outcome.json["error"]["reason"] == "LAYOUT_HOLE"
+
+
+def test_float4_has_scales_for_16_elements_and_static_ones(
+    config: Path, run: Run, fail: Fail
+) -> None:
+    packed = ("--kv-dtype", "float4_e2m1fn_x2", "--kv-scales", "per-16")
+    named = (*packed, "--kv-scales-fingerprint", "v1")
+    layout = layout_from_json(json.loads(run("layout", "from-config", config, *named)))
+    scales = {field.scales for field in layout.model.fields if field.name.endswith(".k")}
+    assert scales == {"per token, head and 16 elements, static v1"}
+    assert fail("layout", "from-config", config, *packed).code == 2

@@ -243,3 +243,20 @@ def test_what_is_rebuilt_and_what_that_saves(
     assert said[1:] in (tmp_path / "plan.svg").read_text()
     outcome = fail("plan", p, layout_file("plain"), *forced)
     assert "D offers no in-projection weights" in outcome.json["error"]["message"]
+
+
+def test_what_begins_cold_is_said(tmp_path: Path, run: Run) -> None:
+    """Layers of MTP that D alone runs."""
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+    config = {"model_type": "mimo", **heads, "num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pair = []
+    for count in (0, 1):
+        pair.append(tmp_path / f"{count}.json")
+        asked = ("--draft-layers", count, "--tp", 1 + count)
+        pair[-1].write_text(run("layout", "from-config", tmp_path / "config.json", *asked))
+    said = run("plan", *pair, "--explain")
+    assert "D's fields of drafts that P lacks begin zeroed: layers.2.k, layers.2.v" in said
+    assert json.loads(run("plan", *pair, "--json"))["cold"] == ["layers.2.k", "layers.2.v"]
+    assert json.loads(run("plan", *reversed(pair), "--json"))["cold"] == []
+    run("plan", *pair, "--svg", tmp_path / "drawn.svg")

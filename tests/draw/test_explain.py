@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from restow.broker.families import (
     AttentionSpec,
     ConvLayout,
     EngineSettings,
+    IndexerSpec,
     Mamba2Spec,
     ModelSpec,
     build_layout,
@@ -47,7 +49,9 @@ def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None
     plan = make_plan(source, destination)
     strategy, count = served(plan, strategy), case.tokens.stop
     ranks = explain(plan, strategy, count)
-    assert {r.dst_rank: r.bytes_at_tokens for r in ranks} == needed_bytes(destination, count)
+    assert {r.dst_rank: r.bytes_at_tokens for r in ranks} == needed_bytes(
+        destination, Tokens(0, count)
+    )
     assert sum(rank.bytes for rank in ranks) == plan.bytes
     for rank in ranks:
         assert rank.cost == rank.cost_by_strategy[strategy]
@@ -61,6 +65,16 @@ def test_costs_are_those_of_the_transfer(case: Case, strategy: Strategy) -> None
         assert sum(traffic.wire_bytes.values()) == sum(rank.cost.bytes for rank in ranks)
     assert traffic.launches == sum(rank.cost.launches for rank in ranks)
     assert traffic.reads <= sum(rank.cost.reads for rank in ranks)
+
+
+def test_keys_and_scales_of_one_page_are_read_apart() -> None:
+    """Rows of unequal length follow each other in a page, and agents do not join them."""
+    layout = build_layout(ModelSpec("m", (IndexerSpec(0, 8, 8),)), EngineSettings(page_tokens=4))
+    (rank,) = explain(make_plan(layout, layout), Strategy.SLICES, 8)
+    arena = Arena()
+    engines = [Engine(arena, layout, 8, random.Random(1), 64) for _ in range(2)]  # noqa: S311
+    traffic = transfer(engines[0], engines[1], Tokens(0, 8), Strategy.SLICES)
+    assert traffic.reads == rank.cost.reads == 4
 
 
 def test_equal_layers_share_a_line() -> None:

@@ -22,6 +22,7 @@ from restow.broker.families import (
     EngineSettings,
     KvOrder,
     Mamba2Spec,
+    MlaSpec,
     ModelSpec,
     build_layout,
 )
@@ -40,7 +41,7 @@ def picture_of(model: ModelSpec, source: EngineSettings, destination: EngineSett
 
 
 def picture_of_layer(
-    layer: Mamba2Spec | AttentionSpec, source: EngineSettings, destination: EngineSettings
+    layer: Mamba2Spec | AttentionSpec | MlaSpec, source: EngineSettings, destination: EngineSettings
 ) -> Panel:
     (panel,) = picture_of(ModelSpec("m", (layer,)), source, destination).panels
     return panel
@@ -79,21 +80,29 @@ def painted(stripes: Sequence[Stripe]) -> dict[int, Painted]:
     return found
 
 
-def check_page(page: DrawnPage, rank: RankLayout, region: Region, names: dict[str, str]) -> None:
+def check_page(
+    page: DrawnPage, rank: RankLayout, region: Region, names: dict[str, str], shown: set[str]
+) -> None:
+    """A page has all its bytes; those of fields without a move that is ``shown`` say so."""
+    shards = [shard for shard in rank.shards if shard.region == region.name]
+    drawn = [shard for shard in shards if names[shard.field] in shown]
+    rest = Content.REST if len(drawn) < len(shards) else Content.PADDING
     for tokens, stripes in ((region.page_tokens or 1, page.stripes), (1, page.token_stripes)):
         if not stripes:
             continue
         whole = stripes is page.stripes
         expected: dict[int, Painted] = {}
-        for shard in (s for s in rank.shards if s.region == region.name):
+        for shard in drawn:
             what: Painted = (Content.STATE, names[shard.field], shard.box)
             expected |= dict.fromkeys(bytes_of_shard(shard, tokens), what)
         for one in (s for s in rank.scratch if s.region == region.name and whole):
             expected |= dict.fromkeys(bytes_of_scratch(one), (Content.SCRATCH, "", ()))
         found = painted(stripes)
-        gap = Content.PADDING if whole else Content.OTHER_TOKENS
-        rest = range(region.page_stride_bytes) if whole else range(min(expected), max(expected) + 1)
-        assert found.keys() == set(rest)
+        gap = rest if whole else Content.OTHER_TOKENS
+        every = range(region.page_stride_bytes)
+        if not whole and drawn:
+            every = range(min(expected), max(expected) + 1)
+        assert found.keys() == set(every)
         for at, seen in found.items():
             if seen[0] is not Content.WOVEN:
                 assert seen == expected.get(at, (gap, "", ()))
@@ -106,12 +115,13 @@ def test_every_byte_of_a_page_is_drawn_once_and_as_what_it_is(case: Case) -> Non
     states = {state.layers: state for state in layer_states(plan)}
     for panel in make_picture(plan, explain(plan), 5).panels:
         state = state_of(states, panel)
+        shown = {ribbon.name for ribbon in panel.ribbons}
         for drawn, ranks in ((panel.source, state.source), (panel.destination, state.destination)):
             by_number = {rank.rank: rank for rank in ranks}
             for pages in drawn:
                 rank = by_number[pages.rank]
                 for page, region in zip(pages.pages, rank.regions, strict=True):
-                    check_page(page, rank, region, state.names())
+                    check_page(page, rank, region, state.names(), shown)
 
 
 @settings(max_examples=80, derandomize=True)
@@ -278,6 +288,19 @@ def test_rows_that_are_zeroed() -> None:
     assert panel.remarks[-1] == (
         f"{3 * 3072 * 2:,} bytes of scratch rows a layer are zeroed on each rank of D"
     )
+
+
+def test_tokens_that_ranks_share_out() -> None:
+    layer = MlaSpec(0, 8, BF16)
+    shared, whole = EngineSettings(tp=4, dcp=4, interleave_tokens=2), EngineSettings(tp=2)
+    said = "ranks share the tokens out in 4 parts, 2 in turn"
+    for sides, words in (
+        ((shared, whole), f"P's {said}: each token is read from a rank that keeps it"),
+        ((whole, shared), f"D's {said}: each token is read from a rank that keeps it"),
+        ((shared, shared), f"P's {said} and D's {said}: pages move as pages"),
+    ):
+        assert words in picture_of_layer(layer, *sides).remarks
+    assert not any("share" in one for one in picture_of_layer(layer, whole, whole).remarks)
 
 
 def test_groups_that_ranks_share() -> None:

@@ -14,6 +14,7 @@ from restow.agents.engines.common.unwritten import UnwrittenTokens, unwritten
 from restow.agents.engines.vllm.worker.rank_layout import LayerCache
 from restow.agents.engines.vllm.worker.worker_side import zero_tokens
 from restow.broker.families import KvOrder
+from restow.broker.planner.program import GroupPair, PageForm
 
 STATE, SPECULATIVE = Group("s", 16, 0), Group("s", 16, 2)
 TOKENS = Group("t", 16)
@@ -50,8 +51,8 @@ def test_token_groups_name_all_their_blocks() -> None:
 
 
 @st.composite
-def prompts(draw: st.DrawFn) -> tuple[int, int, int, int, list[int]]:
-    """Tokens of a block, of a window (0: none), held, of the prompt, and D's blocks."""
+def prompts(draw: st.DrawFn) -> tuple[int, int, bool, int, int, list[int]]:
+    """Tokens of a block, of a window (0: none), whole blocks, held, of the prompt, D's blocks."""
     size = draw(st.integers(1, 9))
     position = draw(st.integers(1, 60))
     held = draw(st.integers(0, position // size)) * size
@@ -59,18 +60,19 @@ def prompts(draw: st.DrawFn) -> tuple[int, int, int, int, list[int]]:
     count = -(-position // size) + draw(st.integers(0, 2))
     first = max(position - window, 0) // size if window else 0
     blocks = [0 if index < first else index + 1 for index in range(count)]
-    return size, window, held, position, blocks
+    return size, window, draw(st.booleans()), held, position, blocks
 
 
 @given(prompts())
 def test_every_token_of_a_loaded_block_is_held_moved_or_a_hole(
-    prompt: tuple[int, int, int, int, list[int]],
+    prompt: tuple[int, int, bool, int, int, list[int]],
 ) -> None:
-    size, window, held, position, blocks = prompt
-    group = Group("t", size, window_tokens=window)
+    size, window, whole, held, position, blocks = prompt
+    group = Group("t", size, None, window, whole)
     holes = unwritten((group,), {"t": blocks}, held, position)
     owners = np.zeros((len(blocks) + 1, size), int)
-    moved = max(position - window, held) if window else held
+    form = PageForm("t", size, 1, whole_blocks=whole)
+    moved = GroupPair(form, form, window).first_token(held, position)
     for token in range(len(blocks) * size):
         index, inside = divmod(token, size)
         if blocks[index] and (token < held or moved <= token < position):

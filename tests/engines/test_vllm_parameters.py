@@ -124,9 +124,12 @@ def test_a_list_of_prompts_needs_an_id_of_the_router_s() -> None:
     assert named.handoff_ids(index) == ["h/prompt1"]
 
 
-@pytest.mark.parametrize(("recurrent", "lookahead", "tokens"), [(0, 0, 0), (1, 0, 1), (1, 4, 3)])
-def test_what_d_computes_anew(recurrent: int, lookahead: int, tokens: int) -> None:
-    assert backoff_tokens(bool(recurrent), lookahead) == tokens
+@pytest.mark.parametrize(
+    ("recurrent", "windows", "lookahead", "tokens"),
+    [(0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 0, 1), (1, 1, 0, 1), (1, 0, 4, 3), (0, 1, 4, 3)],
+)
+def test_what_d_computes_anew(recurrent: int, windows: int, lookahead: int, tokens: int) -> None:
+    assert backoff_tokens(bool(recurrent), bool(windows), lookahead) == tokens
 
 
 def test_a_prompt_is_cut_once_however_often_it_comes_back() -> None:

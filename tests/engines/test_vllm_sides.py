@@ -80,6 +80,24 @@ def test_what_p_says_itself_is_not_part_of_keys_and_values_that_are_handed_over(
     assert session.take() == [("publish", "h", {"group.0": [1, 2, 3, 4]}, len(PROMPT), True)]
 
 
+def test_the_token_that_d_computes_anew_has_its_window() -> None:
+    """The last of 10 tokens sees 6 to 8 beside itself, which begin in the middle of a block."""
+    hole, behind = UnwrittenTokens("group.0", 12, 0, 2), UnwrittenTokens("group.0", 13, 1, 4)
+    for whole, holes in ((False, [hole, behind]), (True, [behind])):
+        groups, settings = (Group("group.0", 4, None, 3, whole),), ConnectorSettings()
+        session = Session()
+        p = SchedulerSide("E", "life", "kv_producer", groups, 0, session, settings)
+        request = prefill()
+        p.new_request(request)
+        assert request.num_prompt_tokens == len(PROMPT) - 1 == 9
+        d = SchedulerSide("F", "life", "kv_consumer", groups, 0, session, settings)
+        asking = decode()
+        d.new_request(asking)
+        assert d.loadable_tokens(asking, 0) == 9
+        d.allocated(asking, ([0, 12, 13],), 9)
+        assert d.step(nothing()).unwritten == holes
+
+
 def test_p_that_is_aborted_tells_d_and_holds_nothing() -> None:
     session = Session()
     p, request = side(session), prefill()

@@ -116,6 +116,7 @@ async def pair(
         ("wide", SENDING),
         ("cast", tuple(one for one in SENDING if one is not Strategy.SLICES)),
         ("stages", (Strategy.SLICES, Strategy.PACK)),
+        ("shared", SENDING),
         ("recompute", (Strategy.RECOMPUTE, Strategy.PACK)),
     ],
 )

@@ -38,6 +38,7 @@ from restow.broker.families import (
     EngineSettings,
     KvOrder,
     LayerSpec,
+    MatrixOrder,
     MlaSpec,
     ModelSpec,
     ScaleKind,
@@ -76,6 +77,10 @@ SIDES = (
     (
         EngineSettings(page_tokens=16, kv_packed=False, conv_rows_extra=1),
         EngineSettings(page_tokens=20, pp=2, layers_per_stage=(1, 3)),
+    ),
+    (
+        EngineSettings(page_tokens=16, conv_rows_extra=1, cross_layer_blocks=True),
+        EngineSettings(page_tokens=16, kv_packed=False, matrix_order=MatrixOrder.KV),
     ),
 )
 OWN_SCALES = Scales(ScaleKind.PER_TOKEN_HEAD)
@@ -279,6 +284,33 @@ def test_float8_with_its_scales(name: str) -> None:
     model = replace(model, layers=tuple(map(quantised, model.layers)))
     every = list(cases(model))[::7]  # every pair of sides and every strategy occurs
     assert any(field.name.endswith("_scale") for field in model.model().fields)
+    check_all(name, model, every)
+
+
+SHARED_OUT = (
+    # P's TP, into how many parts tokens are cut there and by how many; then D's
+    ((8, 4, 1), (8, 4, 1)),
+    ((8, 4, 4), (2, 1, 1)),
+    ((4, 1, 1), (8, 4, 1)),
+    ((8, 2, 1), (8, 4, 2)),
+    ((8, 4, 2), (4, 2, 4)),
+)
+
+
+@pytest.mark.parametrize("name", ["nemotron3-nano-30b", "kimi-linear-48b-like"])
+def test_tokens_that_ranks_share_out(name: str) -> None:
+    """Each way of cutting them with every two sides; strategies take turns."""
+    model = shortened(geometries()[name])
+    every: list[tuple[Layout, Layout, Strategy]] = []
+    for index, (cuts, sides) in enumerate(itertools.product(SHARED_OUT, SIDES)):
+        source, destination = (
+            build_layout(model, replace(side, tp=tp, dcp=dcp, interleave_tokens=run))
+            for side, (tp, dcp, run) in zip(sides, cuts, strict=True)
+        )
+        for layout in (source, destination):
+            check_layout(layout)
+        strategy = SENDING[(index + index // len(SIDES)) % len(SENDING)]
+        every.append((source, destination, strategy))
     check_all(name, model, every)
 
 

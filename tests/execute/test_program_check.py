@@ -12,11 +12,21 @@ from agent_harness.steps import with_rows
 from agent_harness.world import make_case
 from fuzzing.hostile_orders import PROGRAMS
 from laws.strategies import SENDING
-from restow.agents.binding.pages import Tokens
+from restow.agents.binding.copies import bind_copies
+from restow.agents.binding.operands import DST, SRC, paged
+from restow.agents.binding.pages import Blocks, RegionTable, Tokens
 from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.execute.program_check import CheckedProgram
-from restow.broker.layout import DType
-from restow.broker.planner import GroupPair, PageForm, Program, Strategy
+from restow.broker.families import EngineSettings, MlaSpec, ModelSpec, build_layout
+from restow.broker.layout import DType, TokenClass
+from restow.broker.planner import (
+    GroupPair,
+    PageForm,
+    Program,
+    Strategy,
+    compile_programs,
+    make_plan,
+)
 from restow.broker.planner.program import (
     CLEAR_PAGES,
     GATHER_IN_ORDER,
@@ -170,12 +180,15 @@ def test_a_cleared_row_with_one_wrong_number_is_refused(column: Column, value: i
         _check(program)
 
 
-def test_pages_of_tokens_are_not_cleared() -> None:
+@pytest.mark.parametrize(
+    ("stride_bytes", "why"), [(0, "DST_TOKEN_STRIDE_BYTES below 1"), (HUGE, "leaves its dest")]
+)
+def test_tokens_are_cleared_inside_their_pages(stride_bytes: int, why: str) -> None:
     program = _program(Strategy.SLICES)
     per_token = [pair.per_token for pair in program.group_pairs].index(True)
     program.rows(CLEAR_PAGES)[0, [Column.GROUP_PAIR, Column.SRC_TOKEN_STRIDE_BYTES]] = per_token, 1
-    program.rows(CLEAR_PAGES)[0, Column.DST_TOKEN_STRIDE_BYTES] = 1
-    with pytest.raises(ProgramInvalidError, match=r"a row of CLEAR .* clears pages of tokens"):
+    program.rows(CLEAR_PAGES)[0, Column.DST_TOKEN_STRIDE_BYTES] = stride_bytes
+    with pytest.raises(ProgramInvalidError, match=rf"a row of CLEAR .* {why}"):
         _check(program)
 
 
@@ -236,6 +249,12 @@ def test_a_strided_row_is_not_read_into_place() -> None:
         GroupPair(PageForm("a", 4, 0), PageForm("b", 4, 1)),
         GroupPair(PageForm("a", 4, 1), PageForm("b", 4, 1), window_tokens=-1),
         GroupPair(PageForm("a", 0, 1), PageForm("b", 0, 1), window_tokens=4),
+        GroupPair(PageForm("a", 4, 1, TokenClass(2, 2)), PageForm("b", 4, 1)),
+        GroupPair(PageForm("a", 4, 1), PageForm("b", 4, 1, TokenClass(2, -1))),
+        GroupPair(PageForm("a", 4, 1, TokenClass(0, 0)), PageForm("b", 4, 1)),
+        GroupPair(PageForm("a", 4, 1), PageForm("b", 4, 1, TokenClass(2**31 - 1, 0))),
+        GroupPair(PageForm("a", 4, 1, TokenClass(2, 0, -4)), PageForm("b", 4, 1)),
+        GroupPair(PageForm("a", 0, 1, TokenClass(2, 0)), PageForm("b", 0, 1)),
     ],
 )
 def test_lists_that_do_not_go_together_are_refused(pair: GroupPair) -> None:
@@ -250,6 +269,37 @@ def test_an_order_for_more_descriptors_than_fit_is_refused_before_they_are_made(
         checked.check_size(Tokens(0, 21))
         with pytest.raises(OrderTooLargeError):
             checked.check_size(Tokens(0, 2**31 - 1))
+
+
+@pytest.mark.parametrize("strategy", [Strategy.SLICES, Strategy.WHOLE, Strategy.PACK])
+@pytest.mark.parametrize(
+    "cuts", [((8, 1), (8, 1)), ((8, 16), (1, 1)), ((1, 1), (8, 4)), ((4, 2), (8, 8))]
+)
+def test_as_many_descriptors_are_expected_as_binding_makes_at_least(
+    cuts: tuple[tuple[int, int], ...], strategy: Strategy
+) -> None:
+    """Of tokens that ranks share out; and not many more, else long prompts would be refused."""
+    model = ModelSpec("m", (MlaSpec(0, 8, DType.BFLOAT16),))
+    settings = [
+        EngineSettings(tp=dcp, dcp=dcp, interleave_tokens=run, page_tokens=16) for dcp, run in cuts
+    ]
+    plan = make_plan(*(build_layout(model, one) for one in settings))
+    for tokens in (Tokens(0, 1), Tokens(3, 700), Tokens(0, 5000)):
+        count, blocks = tokens.stop - tokens.start, Blocks({"attention": np.arange(1, 400)})
+        memory = RegionTable(*(np.full(64, n, np.int64) for n in (1 << 20, 256, 1 << 20)))
+        for program in compile_programs(plan, strategy):
+            checked = CheckedProgram(program)
+            for step in program.steps:
+                told = checked._descriptors(step, count)
+                src, dst = (paged(memory, side, blocks) for side in (SRC, DST))
+                if step.form == READ_SPANS:
+                    pair = [program.group_pairs[row] for row in step.rows[:, Column.GROUP_PAIR]]
+                    made = sum(len(one.src_pages(tokens.start, tokens.stop)) for one in pair)
+                else:
+                    made = len(bind_copies(step.rows, program.group_pairs, src, dst, tokens))
+                assert made <= told
+                if step.form == READ_PAGES:
+                    assert told <= 5 * made + 8 * len(step.rows)
 
 
 def test_every_source_rank_is_held_to_its_own_pages() -> None:

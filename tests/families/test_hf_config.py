@@ -115,10 +115,10 @@ def test_older_names_of_nemotron_h() -> None:
 
 
 def test_no_number_of_kv_heads_means_all_heads() -> None:
-    config: dict[str, Any] = {**NEMOTRON, "num_key_value_heads": None, "num_attention_heads": 12}
-    assert attention(model_from_hf_config(config))[0].kv_heads == 12
+    config: dict[str, Any] = {**NEMOTRON, "num_key_value_heads": None, "num_attention_heads": 16}
+    assert attention(model_from_hf_config(config))[0].kv_heads == 16
     config["model_type"], config["layer_types"] = "granitemoehybrid", ["attention"] * 32
-    assert attention(model_from_hf_config(config))[0].kv_heads == 12
+    assert attention(model_from_hf_config(config))[0].kv_heads == 16
 
 
 @pytest.mark.parametrize("key", ["layers_block_type", "layer_types"])
@@ -202,14 +202,20 @@ def test_bamba_with_its_layers_listed() -> None:
 def test_types_of_the_states() -> None:
     def types(**changes: Any) -> tuple[DType, DType, DType]:
         given = {key: changes.pop(key) for key in list(changes) if key[:2] in ("kv", "co", "ss")}
-        model = model_from_hf_config({**NEMOTRON, **changes}, **given)
+        asked = changes.pop("asked", None)
+        model = model_from_hf_config({**NEMOTRON, **changes}, **given, dtype=asked)
         return attention(model)[0].dtype, mamba(model)[0].conv_dtype, mamba(model)[0].ssm_dtype
 
     bf16, f16, f32 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32
     assert types() == (bf16, bf16, f32)
     assert types(dtype="float16") == (f16, f16, f32)
     assert types(torch_dtype="torch.float16") == (f16, f16, f32)
-    assert types(dtype="float32", torch_dtype="float16") == (f32, f32, f32)
+    # vLLM's auto: _resolve_auto_dtype
+    assert types(dtype="float32", torch_dtype="float16") == (bf16, bf16, f32)
+    assert types(dtype="float32", mamba_ssm_cache_dtype="auto") == (bf16, bf16, bf16)
+    assert types(dtype="auto") == (bf16, bf16, f32)
+    assert types(dtype="bfloat16", asked=f32) == (f32, f32, f32)
+    assert types(asked=f16, kv_dtype=f32, mamba_ssm_cache_dtype="auto") == (f32, f16, f16)
     assert types(mamba_ssm_cache_dtype="auto") == (bf16, bf16, bf16)
     assert types(mamba_ssm_cache_dtype="float16") == (bf16, bf16, f16)
     assert types(kv_dtype=DType.FLOAT8_E4M3FN) == (DType.FLOAT8_E4M3FN, bf16, f32)
@@ -224,7 +230,7 @@ WRONG: dict[str, tuple[object, str]] = {
     "type is no name": ({"model_type": 5}, "model_type: 5"),
     "no layers": (
         {"model_type": "nemotron_h", "num_hidden_layers": 52},
-        "'hybrid_override_pattern' or 'layers_block_type' is missing",
+        "hybrid_override_pattern is missing, and so is layers_block_type",
     ),
     "letter": ({**NEMOTRON, "hybrid_override_pattern": "MX"}, r"hybrid_override_pattern\[1\]"),
     "word": ({"model_type": "nemotron_h", "layer_types": ["rwkv"]}, r"layer_types\[0\].*rwkv"),
@@ -255,8 +261,8 @@ def test_what_is_wrong_is_named(name: str) -> None:
 
 
 def test_an_unknown_type_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownModelError, match="bamba, deepseek_v2, deepseek_v3, falcon_h1"):
-        model_from_hf_config({"model_type": "llama"})
+    with pytest.raises(UnknownModelError, match=r"'perceptron' is unknown; known are .*bamba, "):
+        model_from_hf_config({"model_type": "perceptron"})
 
 
 @pytest.mark.parametrize("conv_layout", ConvLayout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from restow.broker.errors import LayoutFormError
 from restow.broker.families import (
     AttentionSpec,
     GdnSpec,
+    IndexerSpec,
     KdaSpec,
     LayerSpec,
     Mamba1Spec,
@@ -129,12 +131,26 @@ CASES: dict[str, tuple[str, list[dict[str, Any]], Expected]] = {
         [{}, {"num_hidden_layers": 7, "sliding_window": 512, "head_dim": 32}],
         {
             "sliding_attention": lambda c: AttentionSpec(
-                0, c.num_key_value_heads, c.head_dim, BF16, c.sliding_window
+                0, c.num_key_value_heads, c.head_dim, BF16, c.sliding_window - 1
             ),
             "full_attention": _gqa(lambda c: int(c.head_dim)),
         },
     ),
-    "deepseek_v3": ("DeepseekV3Config", [{"num_hidden_layers": 3}], {"": _mla}),
+    **{
+        name: (kind, [{"num_hidden_layers": 3}], {"": _mla})
+        for name, kind in (
+            ("axk1", "AXK1Config"),
+            ("deepseek_v2", "DeepseekV2Config"),
+            ("deepseek_v3", "DeepseekV3Config"),
+            ("glm4_moe_lite", "Glm4MoeLiteConfig"),
+            ("mistral4", "Mistral4Config"),
+        )
+    },
+    "minicpm3": (
+        "MiniCPM3Config",
+        [{"num_hidden_layers": 3}],
+        {"": lambda c: AttentionSpec(0, c.num_attention_heads, c.qk_head_dim, BF16)},
+    ),
 }
 RUNS = [(name, changes) for name, (_, all_changes, _) in CASES.items() for changes in all_changes]
 
@@ -164,6 +180,35 @@ def type_and_numbers(layer: LayerSpec) -> tuple[Any, ...]:
     return type(layer), numbers
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name", "changes"),
+    [
+        ("deepseek_v32", "DeepseekV32Config", {}),
+        ("glm_moe_dsa", "GlmMoeDsaConfig", {}),
+        ("glm_moe_dsa", "GlmMoeDsaConfig", {"index_topk_freq": 4, "index_skip_topk_offset": 3}),
+        ("glm_moe_dsa", "GlmMoeDsaConfig", {"index_topk_pattern": "FSSFSSFSS"}),
+        ("hy_v4", "HYV4Config", {"layer_types": ["deepseek_sparse_attention"] * 9}),
+    ],
+)
+def test_which_layers_have_an_indexer(
+    model_type: str, name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    changes = {"num_hidden_layers": 9, **changes}
+    config = getattr(transformers, name)(**changes)
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    kinds = getattr(config, "indexer_types", None) or ["full"] * 9
+    latent = _mla(config)
+    assert isinstance(latent, MlaSpec)
+    wanted: list[LayerSpec] = []
+    for layer, kind in enumerate(kinds):
+        wanted.append(replace(latent, layer=layer))
+        if kind == "full":
+            wanted.append(IndexerSpec(layer, config.index_head_dim, 128, 64))
+    for given in (saved, {**changes, "model_type": model_type}):
+        assert list(model_from_hf_config(given).layers) == wanted
+
+
 def test_zamba2_attends_over_twice_the_hidden_size(tmp_path: Path) -> None:
     config = transformers.Zamba2Config()
     config.save_pretrained(tmp_path)
@@ -191,7 +236,7 @@ def test_zamba2_attends_over_twice_the_hidden_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "key"),
     [
-        ({"model_type": "zamba2"}, "layers_block_type"),
+        ({"model_type": "zamba2", "num_hidden_layers": 53}, "layers_block_type"),
         ({"model_type": "deepseek_v3"}, "num_hidden_layers"),
         ({"model_type": "lfm2", "full_attn_idxs": "all"}, "full_attn_idxs"),
         ({"model_type": "kimi_linear", "linear_attn_config": {"kda_layers": [1.5]}}, "kda_layers"),

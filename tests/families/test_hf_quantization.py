@@ -15,6 +15,7 @@ from restow.broker.families import (
     model_from_hf_config,
 )
 from restow.broker.layout import DType
+from vllm_harness.config_cases import CASES, Case
 
 E4M3, BF16, INT8 = DType.FLOAT8_E4M3FN, DType.BFLOAT16, DType.INT8
 NONE, OWN = Scales(), Scales(ScaleKind.PER_TOKEN_HEAD)
@@ -34,6 +35,7 @@ DECLARED: dict[str, dict[str, Any]] = {
     },
 }
 WEIGHTS_ONLY = {"quant_method": "fp8", "kv_cache_scheme": None}
+BY_TENSORS = {"quant_method": "compressed-tensors", "kv_cache_scheme": SCHEME}
 MODEL = {"model_type": "granitemoehybrid", "num_hidden_layers": 2, "layer_types": ["attention"] * 2}
 
 
@@ -68,7 +70,7 @@ def test_a_declared_cache_is_float8_and_its_scales_have_to_be_named(name: str) -
 
 def test_a_multimodal_model_has_it_beside_its_text() -> None:
     text = {"num_hidden_layers": 2}
-    inside = {"text_config": {**text, "quantization_config": DECLARED["modelopt, a word"]}}
+    inside = {"text_config": {**text, "quantization_config": BY_TENSORS}}
     beside = {"text_config": text, "quantization_config": DECLARED["modelopt, a word"]}
     for config in (inside, beside):
         model = model_from_hf_config({"model_type": "gemma3", **config}, kv_scales=STATIC)
@@ -86,16 +88,59 @@ def test_a_quantised_checkpoint_may_hold_scales_that_it_does_not_declare() -> No
     "config",
     [
         {"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"},
-        {"kv_cache_scheme": {**SCHEME, "num_bits": 4}},
-        {"kv_cache_scheme": {**SCHEME, "type": "int"}},
-        {"kv_cache_scheme": {**SCHEME, "dynamic": True}},
-        {"kv_cache_scheme": ["float", 8]},
+        {"quant_method": "modelopt", "kv_cache_quant_algo": "INT8"},
+        {"quant_method": "modelopt", "kv_cache_scheme": {**SCHEME, "dynamic": None}},
+        {**BY_TENSORS, "kv_cache_scheme": {**SCHEME, "num_bits": 4}},
+        {**BY_TENSORS, "kv_cache_scheme": {**SCHEME, "type": "int"}},
+        {**BY_TENSORS, "kv_cache_scheme": {**SCHEME, "symmetric": False}},
+        {**BY_TENSORS, "kv_cache_scheme": {**SCHEME, "strategy": "token"}},
+        {**BY_TENSORS, "kv_cache_scheme": ["float", 8]},
+        {**BY_TENSORS, "kv_cache_scheme": {}},
+        {"kv_cache_scheme": SCHEME},
+        {"quant_method": "spqr2"},
+        {"quant_method": 8},
+        {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MIXED_PRECISION"}},
     ],
 )
-def test_a_scheme_that_no_family_describes(config: dict[str, Any]) -> None:
+def test_what_does_not_say_the_type_of_kv(config: dict[str, Any]) -> None:
     assert kv(config, kv_dtype=BF16) == (BF16, NONE)
-    with pytest.raises(LayoutFormError, match=r"is no KV cache that a family describes"):
+    with pytest.raises(LayoutFormError, match=r"is not .*--kv-dtype") as caught:
         kv(config)
+    assert caught.value.subject["key"].startswith("quantization_config.")
+
+
+@pytest.mark.parametrize("config", ["fp8", ["fp8"], 8])
+def test_a_quantisation_that_is_no_object(config: object) -> None:
+    with pytest.raises(LayoutFormError, match=r"quantization_config: .* is not an object"):
+        kv(config)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_types_are_those_of_vllm(case: Case) -> None:
+    """Cases that vLLM is asked about in tests/vllm_engines/test_config_types.py."""
+    if case.refused:
+        with pytest.raises(LayoutFormError, match=case.refused):
+            case.model()
+        return
+    model = case.model()
+    assert {one.dtype.label for one in model.layers} == {case.kv}  # type: ignore[union-attr]
+    assert (model.name, model.quantisation) == (case.model_type, case.method)
+
+
+def test_latents_heed_what_modelopt_declares_and_nothing_else() -> None:
+    """vLLM: `MLAAttention` has no eye for kv_cache_scheme, which compressed-tensors has."""
+    config = {"model_type": "deepseek_v3", "num_hidden_layers": 1}
+    for said, dtype, scales in (
+        (DECLARED["modelopt, a word"], E4M3, STATIC),
+        (BY_TENSORS, BF16, None),
+    ):
+        model = model_from_hf_config({**config, "quantization_config": said}, kv_scales=scales)
+        assert {one.dtype for one in model.layers} == {dtype}  # type: ignore[union-attr]
+
+
+def test_a_model_without_attention_has_no_kv_to_be_told() -> None:
+    model = model_from_hf_config({"model_type": "mamba2", "quantization_config": BY_TENSORS})
+    assert model.quantisation == "compressed-tensors"
 
 
 @pytest.mark.parametrize(

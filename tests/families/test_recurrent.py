@@ -13,6 +13,7 @@ from restow.broker.families import (
     LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
+    MatrixOrder,
     MlaSpec,
     ModelSpec,
     RecurrentSpec,
@@ -87,6 +88,21 @@ def test_columns_lie_in_vllms_order(
 
 def shard_of(rank: RankLayout, name: str) -> Shard:
     return next(shard for shard in rank.shards if shard.field.endswith(name))
+
+
+@pytest.mark.parametrize(
+    ("order", "strides"),
+    [(MatrixOrder.VK, (6 * 4 * 4, 4 * 4, 4)), (MatrixOrder.KV, (6 * 4 * 4, 4, 6 * 4))],
+)
+def test_matrices_lie_in_the_engines_order(order: MatrixOrder, strides: tuple[int, ...]) -> None:
+    gdn = GdnSpec(0, 2, 4, 4, 6, 4, DType.BFLOAT16, DType.FLOAT32)
+    rank = rank_of(gdn, EngineSettings(2, matrix_order=order))
+    assert shard_of(rank, "state").strides_bytes == strides
+    mamba = Mamba2Spec(0, 4, 8, 16, 2, 4, DType.BFLOAT16, DType.FLOAT32)
+    states = [
+        shard_of(rank_of(mamba, EngineSettings(2, matrix_order=one)), "ssm") for one in MatrixOrder
+    ]
+    assert states[0] == states[1]
 
 
 def test_value_heads_go_with_their_key_heads() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from restow.broker.errors import LayoutFormError
@@ -9,6 +11,7 @@ from restow.broker.families import (
     AttentionSpec,
     BlockScaledMlaSpec,
     EngineSettings,
+    IndexerSpec,
     KvOrder,
     MlaSpec,
     ModelSpec,
@@ -102,13 +105,45 @@ def test_rows_of_block_scaled_latents_have_the_parts_of_vllm() -> None:
     assert not ModelSpec("m", (BlockScaledMlaSpec(0),)).recurrent
 
 
+@pytest.mark.parametrize("dim", [128, 256])
+def test_an_indexers_scales_lie_behind_the_elements_of_the_page(dim: int) -> None:
+    """`indexer_k_quant_and_cache`: 64 tokens of 128 bytes, then 64 float32 (vLLM)."""
+    spec = IndexerSpec(0, dim, page_tokens=64)
+    settings = EngineSettings(tp=4, page_tokens=64, pages_per_block=2)
+    rank = rank_of(spec, settings)
+    blocks = dim // 128
+    assert rank.regions[0].page_stride_bytes == 64 * (dim + 4 * blocks)
+    places = {
+        n: (s.offset_bytes, s.token_stride_bytes, s.box[0].size, s.dtype)
+        for n, s in shards_of(rank).items()
+    }
+    assert places == {
+        "index_k": (0, dim, dim, E4M3),
+        "index_k_scale": (64 * dim, 4 * blocks, blocks, DType.FLOAT32),
+    }
+    assert rank == replace(rank_of(spec, replace(settings, tp=1)), rank=3)
+    assert [one.scales for one in spec.fields()] == ["per token and 128 elements", ""]
+    assert not ModelSpec("m", (spec,)).recurrent
+
+
+def test_an_indexers_pages_are_those_of_its_kernels() -> None:
+    for tokens in (16, 128):
+        with pytest.raises(LayoutFormError, match=f"layers.0.index_k: .* 64 tokens, not {tokens}"):
+            rank_of(IndexerSpec(0, page_tokens=64), EngineSettings(page_tokens=tokens))
+    rank_of(IndexerSpec(0), EngineSettings(page_tokens=16))  # of an engine that has other kernels
+    with pytest.raises(LayoutFormError, match="blocks of 128 elements do not divide"):
+        IndexerSpec(0, 64)
+
+
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("scales", [OWN, STATIC])
 def test_only_types_of_one_byte_that_are_numbers_have_scales(dtype: DType, scales: Scales) -> None:
     if dtype in (E4M3, E5M2, INT8):
         AttentionSpec(0, 2, 4, dtype, scales=scales)
         return
-    with pytest.raises(LayoutFormError, match=f"KV of type {dtype.label} has no scales"):
+    others = dtype is DType.FLOAT4_E2M1FN_X2
+    why = "with scales of kind" if others else "has no scales"
+    with pytest.raises(LayoutFormError, match=f"KV of type {dtype.label} {why}"):
         AttentionSpec(0, 2, 4, dtype, scales=scales)
 
 

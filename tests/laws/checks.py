@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from laws.executor import Arena
 from laws.strategies import Case
 from laws.transfers import Traffic, served, transfer
-from laws.world import Engine
+from laws.world import Engine, held_tokens
 from restow.agents.binding.pages import Tokens
-from restow.broker.layout import Box, Kind, Layout, digest
+from restow.broker.layout import Box, Layout, Region, TokenClass, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.layout.span import overlap, volume
 from restow.broker.planner import Move, Plan, Strategy, compile_programs, make_plan
@@ -34,7 +36,7 @@ def check_cover(case: Case, strategy: Strategy) -> Traffic:
     arena = Arena()
     source, destination = engines_of(case, arena)
     traffic = transfer(source, destination, case.tokens, strategy)
-    destination.check(case.state, case.tokens, written=True)
+    destination.check(case.arriving, case.tokens, written=True)
     source.check(case.state, Tokens(0, case.tokens.stop), written=False)
     return traffic
 
@@ -70,12 +72,14 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     """Bytes read equal bytes needed, each from one replica, and replicas share the load."""
     source, destination = case.layouts
     plan = make_plan(source, destination)
-    count = case.tokens.stop - case.tokens.start
-    needed, counts = needed_bytes(destination, count), entry_counts(destination, count)
-    assert plan.bytes_at(count) == sum(needed.values()), "the plan reads more than is needed"
-    for rank, size in needed.items():
-        mine = sum(m.bytes * counts[m.field] for m in plan.moves if m.dst_rank == rank)
-        assert mine == size, f"rank {rank} reads {mine} bytes and needs {size}"
+    stop = case.tokens.stop
+    whole, counts = needed_bytes(destination, Tokens(0, stop)), plan.entries(stop)
+    assert plan.bytes_at(stop) == sum(whole.values()), "the plan reads more than is needed"
+    for rank, size in whole.items():
+        mine = [m for m in plan.moves if m.dst_rank == rank]
+        told = sum(move.bytes * move.entries(counts[move.field], stop) for move in mine)
+        assert told == size, f"rank {rank} reads {told} bytes and needs {size}"
+    needed = needed_bytes(destination, case.tokens)
     traffic = check_cover(case, strategy)
     read: dict[int, int] = defaultdict(int)
     for (_, dst_rank), size in traffic.read_bytes.items():
@@ -83,69 +87,110 @@ def check_minimality(case: Case, strategy: Strategy) -> None:
     assert {r: n for r, n in read.items() if n} == {r: n for r, n in needed.items() if n}
     check_disjoint(plan)
     check_shared(plan)
-    page_bytes = bytes_of_pages(source, case.tokens)
-    for (src_rank, _), size in traffic.span_bytes.items():
-        assert size <= page_bytes[src_rank], "spans of pages without a needed byte are read"
+    page_bytes = bytes_of_pages(source, destination, case.tokens)
+    for ranks, size in traffic.span_bytes.items():
+        assert size <= page_bytes[ranks], "spans of pages without a needed byte are read"
 
 
-def bytes_of_pages(layout: Layout, tokens: Tokens) -> dict[int, int]:
-    """Length of all the pages that hold something of ``tokens``, by rank.
+def bytes_of_pages(
+    source: Layout, destination: Layout, tokens: Tokens
+) -> dict[tuple[int, int], int]:
+    """Length of all the pages of a rank that hold something that another one lacks, by both.
 
-    Fields of one region that have windows of their own are read each for itself.
+    Fields of one region that have windows of their own are read each for itself, and so are those
+    that the other side keeps by other lists, or other tokens of which.
     """
-    windows = {field.name: field.window_tokens for field in layout.model.fields}
-    found = {}
-    for rank in layout.ranks:
-        held = {(shard.region, windows[shard.field]) for shard in rank.shards}
+    begins, found = first_tokens(destination, tokens), {}
+    windows = {field.name: field.window_tokens for field in source.model.fields}
+    for src, dst in product(source.ranks, destination.ranks):
+        wanted: dict[str, list[Region]] = defaultdict(list)
+        for shard in dst.shards:
+            wanted[shard.field].append(dst.region(shard.region))
+        read = {
+            (shard.region, begins[shard.field], windows[shard.field], one.group, one.tokens): one
+            for shard in src.shards
+            for one in wanted[shard.field]
+        }
         total = 0
-        for name, window in held:
-            region = rank.region(name)
-            size = region.page_tokens
-            first = max(tokens.start, tokens.stop - (window or tokens.stop))
-            pages = -(-tokens.stop // size) - first // size if size else 1
-            total += max(pages, 0) * region.page_stride_bytes
-        found[rank.rank] = total
+        for (name, first, *_), one in read.items():
+            region = src.region(name)
+            total += _pages_of(region, one, first, tokens.stop) * region.page_stride_bytes
+        found[src.rank, dst.rank] = total
     return found
 
 
-def needed_bytes(layout: Layout, tokens: int) -> dict[int, int]:
+def _pages_of(src: Region, dst: Region, first: int, stop: int) -> int:
+    """How many pages have tokens from ``first`` on, if the other region lacks any of these."""
+    if src.page_tokens is None:
+        return 1
+    before, held = len(held_tokens(src, 0, first)), len(held_tokens(src, 0, stop))
+    if not set(held_tokens(src, first, stop)) & set(held_tokens(dst, first, stop)):
+        return 0
+    return -(-held // src.page_tokens) - before // src.page_tokens
+
+
+def needed_bytes(layout: Layout, tokens: Tokens) -> dict[int, int]:
     """What each rank lacks."""
-    counts = entry_counts(layout, tokens)
+    begins = first_tokens(layout, tokens)
     return {
         rank.rank: sum(
-            volume(s.box) * s.dtype.itemsize_bytes * counts[s.field] for s in rank.shards
+            volume(shard.box)
+            * shard.dtype.itemsize_bytes
+            * _entries(rank.region(shard.region), begins[shard.field], tokens)
+            for shard in rank.shards
         )
         for rank in layout.ranks
     }
 
 
-def entry_counts(layout: Layout, tokens: int) -> dict[str, int]:
-    """How many entries of each field are needed."""
-    counts = {}
+def first_tokens(layout: Layout, tokens: Tokens) -> dict[str, int]:
+    """Where what is needed of each field begins: its window, or the block that is kept whole."""
+    blocks = {
+        shard.field: region.block_tokens
+        for rank in layout.ranks
+        for shard in rank.shards
+        if (region := rank.region(shard.region)).whole_blocks
+    }
+    found = {}
     for field in layout.model.fields:
-        per_token = min(tokens, field.window_tokens or tokens)
-        counts[field.name] = per_token if field.kind is Kind.PER_TOKEN else 1
-    return counts
+        first = max(tokens.stop - (field.window_tokens or tokens.stop), 0)
+        first = first // blocks.get(field.name, 1) * blocks.get(field.name, 1)
+        found[field.name] = max(first, tokens.start)
+    return found
+
+
+def _entries(region: Region, first: int, tokens: Tokens) -> int:
+    """How many entries a region needs of a field, of which nothing before ``first`` is."""
+    return 1 if region.page_tokens is None else len(held_tokens(region, first, tokens.stop))
 
 
 def check_disjoint(plan: Plan) -> None:
-    """No rank is told twice to read an element."""
+    """No rank is told twice to read an element of a token."""
     by_field: dict[tuple[int, str], list[Move]] = defaultdict(list)
     for move in plan.moves:
         by_field[move.dst_rank, move.field].append(move)
     for moves in by_field.values():
         for index, one in enumerate(moves):
-            assert all(overlap(one.box, other.box) is None for other in moves[:index])
+            assert not any(
+                overlap(one.box, other.box) and _same_token(one, other) for other in moves[:index]
+            )
+
+
+def _same_token(one: Move, other: Move) -> bool:
+    held = (one.src.tokens, one.dst.tokens, other.src.tokens, other.dst.tokens)
+    tokens = np.arange(math.lcm(*(part.period_tokens for part in held)))
+    return bool(np.logical_and.reduce([part.holds(tokens) for part in held]).any())
 
 
 def check_shared(plan: Plan) -> None:
     """Of r replicas with n readers none serves more than n / r, rounded up."""
-    replicas: dict[tuple[str, Box], set[int]] = defaultdict(set)
+    replicas: dict[tuple[str, Box, TokenClass], set[int]] = defaultdict(set)
     for rank in plan.source.ranks:
         for shard in rank.shards:
-            replicas[shard.field, shard.box].add(rank.rank)
-    for (name, box), holders in replicas.items():
+            replicas[shard.field, shard.box, rank.region(shard.region).tokens].add(rank.rank)
+    for (name, box, tokens), holders in replicas.items():
         mine = [m for m in plan.moves if m.field == name and overlap(m.box, box) is not None]
+        mine = [move for move in mine if move.src.tokens == tokens]
         readers = {move.dst_rank for move in mine}
         for holder in holders:
             served = {move.dst_rank for move in mine if move.src_rank == holder}

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
@@ -39,6 +39,7 @@ class _Piece:
     field: Field
     box: Box
     dtype: DType
+    context_part: int = 0
 
 
 @st.composite
@@ -80,12 +81,18 @@ class _Maker:
         rng = self.rng
         numbers = rng.sample(range(10), rank_count)
         held: dict[int, list[_Piece]] = {number: [] for number in numbers}
+        parts = rng.choice([1, rng.randint(1, rank_count)])
         for field in model.fields:
+            least = parts if field.kind is Kind.PER_TOKEN else 1
             for box in self._cut(field):
-                for number in rng.sample(numbers, rng.randint(1, rank_count)):
-                    held[number].append(_Piece(field, box, dtypes[field.name]))
+                holding = rng.sample(numbers, rng.randint(least, rank_count))
+                for index, number in enumerate(holding):
+                    part = index if index < least else rng.randrange(least)
+                    held[number].append(_Piece(field, box, dtypes[field.name], part))
         page_tokens, per_block = rng.randint(1, 4), rng.randint(1, 2)
-        ranks = (self._rank(n, pieces, page_tokens, per_block) for n, pieces in held.items())
+        run = rng.choice([run for run in range(1, 9) if page_tokens * per_block % run == 0])
+        form = page_tokens, per_block, parts, run if parts > 1 else 1
+        ranks = (self._rank(number, pieces, form) for number, pieces in held.items())
         return Layout(model, tuple(ranks))
 
     def _cut(self, field: Field) -> list[Box]:
@@ -98,21 +105,32 @@ class _Maker:
         return list(itertools.product(*axes))
 
     def _rank(
-        self, number: int, pieces: list[_Piece], page_tokens: int, per_block: int
+        self, number: int, pieces: list[_Piece], form: tuple[int, int, int, int]
     ) -> RankLayout:
         regions: list[Region] = []
         shards: list[Shard] = []
-        for kind in Kind:
-            mine = [piece for piece in pieces if piece.field.kind is kind]
+        page_tokens, per_block, parts, run = form
+        kinds = {(piece.field.kind, piece.context_part) for piece in pieces}
+        for kind, context_part in sorted(kinds):
+            mine = [p for p in pieces if (p.field.kind, p.context_part) == (kind, context_part)]
             split = self.rng.randint(0, len(mine)) if self.rng.random() < 0.5 else 0
             for part in (mine[split:], mine[:split]):
                 if not part:
                     continue
-                tokens, blocks = (page_tokens, per_block) if kind is Kind.PER_TOKEN else (None, 1)
+                tokens = page_tokens if kind is Kind.PER_TOKEN else None
                 name = f"r{len(regions)}"
                 placed, size = self._place(part, name, tokens)
                 stride = size + self.rng.choice([0, 0, 3, 8]) * self.grain_bytes
-                regions.append(Region(name, kind.value, stride, tokens, blocks))
+                region = Region(name, kind.value, stride, tokens)
+                if tokens is not None:
+                    region = replace(
+                        region,
+                        pages_per_block=per_block,
+                        context_parts=parts,
+                        context_part=context_part,
+                        interleave_tokens=run,
+                    )
+                regions.append(region)
                 shards.extend(placed)
         return RankLayout(number, tuple(regions), tuple(shards))
 

@@ -127,7 +127,7 @@ def check_recompute(case: Case) -> None:
     traffic = transfers.transfer(source, destination, case.tokens, Strategy.RECOMPUTE, plan)
     destination.check(case.state, case.tokens, written=True)
     source.check(case.state, Tokens(0, case.tokens.stop), written=False)
-    needed = needed_bytes(destination_layout, case.tokens.stop - case.tokens.start)
+    needed = needed_bytes(destination_layout, case.tokens)
     read: dict[int, int] = defaultdict(int)
     for (_, dst_rank), size in traffic.read_bytes.items():
         read[dst_rank] += size

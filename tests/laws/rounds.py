@@ -13,6 +13,7 @@ CASES = {
     "cover, families": 900,
     "cover, outright": 500,
     "cover, casts": 250,
+    "cover, drafts": 250,
     "recompute": 300,
     "round trip": 300,
     "round trip, casts": 150,

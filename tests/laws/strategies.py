@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from hypothesis import strategies as st
@@ -17,12 +17,14 @@ from restow.broker.families import (
     ConvLayout,
     EngineSettings,
     GdnSpec,
+    IndexerSpec,
     KdaSpec,
     KvOrder,
     LayerSpec,
     LinearAttentionSpec,
     Mamba1Spec,
     Mamba2Spec,
+    MatrixOrder,
     MlaSpec,
     ModelSpec,
     ScaleKind,
@@ -30,6 +32,7 @@ from restow.broker.families import (
     ShortConvSpec,
     build_layout,
 )
+from restow.broker.families.specs import LatentSpec
 from restow.broker.layout import DType, Layout
 from restow.broker.planner import Strategy
 
@@ -47,12 +50,15 @@ _GROUPS = st.sampled_from([1, 1, 2, 3, 4, 6])
 _KV_HEADS = st.sampled_from([1, 2, 3, 4, 6, 8])
 _KERNELS = st.integers(2, 4)
 _LAYERS = st.one_of(
-    st.sampled_from(["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq"]),
-    st.text("aldq1mgkcr", min_size=1, max_size=3),
+    st.sampled_from(
+        ["m", "a", "ma", "am", "mm", "mam", "amm", "aam", "q", "mqq", "av", "vma", "li", "4", "m4"]
+    ),
+    st.text("avldiq41mgkcr", min_size=1, max_size=3),
 )
 _WINDOWS = st.sampled_from([0, 0, 1, 3, 6, 100])
 _GAPS = st.sampled_from([0, 0, 0, 1])
 _PICKS = st.integers(0, 7)
+_PCPS = st.sampled_from([1, 1, 1, 2])
 _SEEDS = st.integers(0, 2**16)
 _GUARDS = st.sampled_from([64, 0])
 _QUANTISED = st.sampled_from([DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8])
@@ -69,9 +75,12 @@ _SETTINGS = {
         conv_rows_extra=st.integers(0, 3),
         page_align_bytes=st.sampled_from([4, 64] if even else [1, 4, 64, 100]),
         null_block=st.sampled_from([None, 0]),
+        cross_layer_blocks=st.booleans(),
+        matrix_order=st.sampled_from(MatrixOrder),
     )
     for even in (False, True)
 }
+_WHOLE = st.booleans()
 _STOPS = st.integers(1, 13)
 _STARTS = st.sampled_from(["none", "none", "one", "half", "last", "all"])
 
@@ -89,6 +98,13 @@ class Case:
     @property
     def state(self) -> GlobalState:
         return GlobalState(self.layouts[0].model, self.tokens.stop, self.numbers)
+
+    @property
+    def arriving(self) -> GlobalState:
+        """What D has in the end: the fields of drafts that P has not, or otherwise, are zero."""
+        held, wanted = (layout.model.fields for layout in self.layouts[:2])
+        cold = tuple(one for one in wanted if one.draft and one not in held)
+        return replace(self.state, cold=cold)
 
     @property
     def rng(self) -> random.Random:
@@ -109,6 +125,8 @@ def model_specs(draw: st.DrawFn, casts: bool = False) -> ModelSpec:
     for kind in draw(_LAYERS):
         if kind not in known:
             known[kind] = _FAMILIES[kind](draw, sizes, dtypes)
+        if kind == "i" and layers and isinstance(layers[-1], LatentSpec):
+            index = layers[-1].layer  # latents and an indexer's keys are of one layer
         layers.append(replace(known[kind], layer=index))
         index += 1 + draw(_GAPS)
     return ModelSpec("random", tuple(layers), layer_count=index + draw(_GAPS))
@@ -119,20 +137,39 @@ DTypes = st.SearchStrategy[DType]
 Make = Callable[[st.DrawFn, Ints, DTypes], LayerSpec]
 
 
-def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+def _attention(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> AttentionSpec:
     window = draw(_WINDOWS)
     return AttentionSpec(0, draw(_KV_HEADS), draw(sizes), draw(dtypes), window_tokens=window)
+
+
+def _two_widths(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    """Values of another width than keys, more often than not."""
+    layer = _attention(draw, sizes, dtypes)
+    return replace(layer, value_dim=draw(sizes))
 
 
 def _quantised(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     """KV with scales: a float32 behind the elements of every head, or static ones."""
     size, types = 2 * draw(sizes), (draw(_QUANTISED), draw(_WINDOWS))
-    return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES))
+    width = draw(st.sampled_from([0, 0, 4]))
+    return AttentionSpec(0, draw(_KV_HEADS), size, *types, scales=draw(_SCALES), value_dim=width)
+
+
+def _float4(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    """Two elements in a byte, and a float8 for 16 of them."""
+    scales = Scales(ScaleKind.PER_16, "v1")
+    packed = DType.FLOAT4_E2M1FN_X2, draw(_WINDOWS), scales
+    return AttentionSpec(0, draw(_KV_HEADS), 16 * draw(_SMALL), *packed)
 
 
 def _block_scaled_mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
     block = 2 * draw(sizes)
     return BlockScaledMlaSpec(0, block * draw(_SMALL), 2 * draw(sizes), block, draw(dtypes))
+
+
+def _indexer(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
+    block = 2 * draw(sizes)
+    return IndexerSpec(0, block * draw(_SMALL), block)
 
 
 def _mla(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
@@ -181,9 +218,12 @@ def _linear(draw: st.DrawFn, sizes: Ints, dtypes: DTypes) -> LayerSpec:
 
 _FAMILIES: dict[str, Make] = {
     "a": _attention,
+    "v": _two_widths,
     "q": _quantised,
+    "4": _float4,
     "l": _mla,
     "d": _block_scaled_mla,
+    "i": _indexer,
     "1": _mamba1,
     "m": _mamba2,
     "g": _gdn,
@@ -202,7 +242,7 @@ def _allows(layer: LayerSpec, tp: int, casts: bool) -> bool:
     match layer:
         case AttentionSpec():
             return layer.kv_heads % tp == 0 or tp % layer.kv_heads == 0
-        case MlaSpec() | BlockScaledMlaSpec():
+        case MlaSpec() | BlockScaledMlaSpec() | IndexerSpec():
             return True
         case Mamba1Spec():
             # The state follows the window: a rank's share of channels has to be even.
@@ -231,9 +271,13 @@ def prompts(draw: st.DrawFn) -> Tokens:
 def family_cases(
     draw: st.DrawFn, engines: int = 2, casts: bool = False, pipelines: bool = True
 ) -> Case:
-    """One model on ``engines`` engines; with ``casts`` each engine has float types of its own."""
+    """One model on ``engines`` engines; with ``casts`` each engine has float types of its own.
+
+    Perhaps all but the first keep whole blocks, each such that divide those of the one before.
+    """
     model = draw(model_specs(casts))
     tps = allowed_tp(model, casts)
+    whole, block_tokens = draw(_WHOLE), 0
     layouts = []
     for _ in range(engines):
         own = (
@@ -243,11 +287,63 @@ def family_cases(
         pp = 1 + draw(_PICKS) % min(model.depth, 3) if pipelines else 1
         stages = draw(_stages(model.depth, pp))
         settings = replace(draw(_SETTINGS[casts]), tp=tp, pp=pp, layers_per_stage=stages)
-        if any(isinstance(one, AttentionSpec) and one.scales.per_token for one in own.layers):
-            order = KvOrder.NHD if settings.kv_order is KvOrder.NHD else KvOrder.HND
-            settings = replace(settings, kv_order=order)
+        if whole and block_tokens:
+            settings = draw(_keeping_blocks(settings, block_tokens))
+        block_tokens = settings.page_tokens * settings.pages_per_block
+        settings = draw(_shared_out(model.layers, settings))
+        settings = _possible(settings, own.layers)
         layouts.append(build_layout(own, settings))
     return Case(tuple(layouts), draw(prompts()), casts, draw(_GUARDS), draw(_SEEDS))
+
+
+@st.composite
+def draft_cases(draw: st.DrawFn) -> Case:
+    """One model on two engines, of which either has drafts, both do, or two different ones do."""
+    model = draw(model_specs())
+    tps = allowed_tp(model)
+    number = model.depth + max((layer.layer for layer in model.layers), default=0)
+    word = st.sampled_from(["", "mtp", "mtp", "other"])
+    kinds = st.text(draw(_DRAFTED), min_size=1, max_size=2)
+    letters, unlike = draw(kinds), draw(kinds)
+    made = {kind: _FAMILIES[kind](draw, _SMALL, _DTYPES[False]) for kind in {*letters, *unlike}}
+    layouts = []
+    for _ in range(2):
+        name = draw(word)
+        some = draw(st.sampled_from([letters, letters, unlike])) if name == "other" else letters
+        drafts = tuple(
+            replace(made[kind], layer=number + index) for index, kind in enumerate(some) if name
+        )
+        own = replace(model, draft_layers=drafts, draft=name)
+        able = [tp for tp in tps if all(_allows(layer, tp, False) for layer in drafts)]
+        settings = replace(draw(_SETTINGS[False]), tp=able[draw(_PICKS) % len(able)])
+        settings = draw(_shared_out((*own.layers, *drafts), settings))
+        settings = _possible(settings, (*own.layers, *drafts))
+        pp = 1 + draw(_PICKS) % min(model.depth, 3)
+        settings = replace(settings, pp=pp)
+        layouts.append(build_layout(own, settings))
+    return Case(tuple(layouts), draw(prompts()), False, draw(_GUARDS), draw(_SEEDS))
+
+
+def _possible(settings: EngineSettings, layers: Sequence[LayerSpec]) -> EngineSettings:
+    """No engine has scales of tokens beside keys with tokens innermost, nor float4 apart."""
+    attention = [one for one in layers if isinstance(one, AttentionSpec)]
+    packed = any(one.packed for one in attention)
+    if packed or any(one.scales.per_token for one in attention):
+        order = KvOrder.NHD if settings.kv_order is KvOrder.NHD else KvOrder.HND
+        settings = replace(settings, kv_order=order)
+    return replace(settings, kv_packed=True) if packed else settings
+
+
+_DRAFTED = st.sampled_from(["avlq4", "m"])
+"""Mostly layers of tokens; no engine has drafts with states, and a layout may say them."""
+
+
+@st.composite
+def _keeping_blocks(draw: st.DrawFn, settings: EngineSettings, block_tokens: int) -> EngineSettings:
+    """The same settings with blocks that divide such of ``block_tokens``, and are kept whole."""
+    size = draw(st.sampled_from([n for n in range(1, block_tokens + 1) if block_tokens % n == 0]))
+    pages = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+    return replace(settings, page_tokens=size // pages, pages_per_block=pages, whole_blocks=True)
 
 
 @st.composite
@@ -258,6 +354,25 @@ def _stages(draw: st.DrawFn, depth: int, pp: int) -> tuple[int, ...]:
     first = draw(st.integers(1, depth - pp + 1))
     rest = depth - first
     return (first, *(1 for _ in range(pp - 2)), rest - (pp - 2))
+
+
+@st.composite
+def _shared_out(
+    draw: st.DrawFn, layers: Sequence[LayerSpec], settings: EngineSettings
+) -> EngineSettings:
+    """Perhaps the tokens of attention are shared out over ranks, as far as vLLM does that."""
+    tp = settings.tp
+    heads = [one.kv_heads for one in layers if isinstance(one, AttentionSpec)]
+    if any(isinstance(one, AttentionSpec) and one.window_tokens for one in layers):
+        return settings
+    latent = all(isinstance(one, AttentionSpec | LatentSpec | IndexerSpec) for one in layers)
+    pcp = draw(_PCPS) if latent else 1
+    sizes = [dcp for dcp in range(1, tp + 1) if tp % dcp == 0] if pcp == 1 else [1, pcp, tp * pcp]
+    sizes = [dcp for dcp in sizes if dcp == 1 or all(dcp <= tp // each for each in heads)]
+    block_tokens = settings.page_tokens * settings.pages_per_block
+    runs = [run for run in range(1, block_tokens + 1) if block_tokens % run == 0]
+    dcp = sizes[-1 - draw(_PICKS) % len(sizes)]
+    return replace(settings, pcp=pcp, dcp=dcp, interleave_tokens=draw(st.sampled_from(runs)))
 
 
 @st.composite

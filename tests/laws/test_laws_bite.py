@@ -151,6 +151,17 @@ def test_a_window_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     bites(cover(PACK), family_cases())
 
 
+def test_a_block_that_is_kept_and_of_which_a_window_fills_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def in_the_middle(pair: GroupPair, start: int, stop: int) -> int:
+        return max(start, stop - pair.window_tokens) if pair.window_tokens else start
+
+    monkeypatch.setattr(GroupPair, "first_token", in_the_middle)
+    bites(cover(SLICES), family_cases())
+    bites(cover(PACK), family_cases())
+
+
 def test_the_wrong_group_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner believes that rank r holds group r % G; the engine's memory says r // (T/G)."""
 

@@ -41,9 +41,46 @@ def _scales_of_other_ranks(layout: Layout) -> Layout:
         if not scale(shard.field):
             return shard
         count, span = counts[shard.field], shard.box[0]
-        return replace(shard, box=(Span(count - span.stop, count - span.start),))
+        return replace(shard, box=(Span(count - span.stop, count - span.start), *shard.box[1:]))
 
     ranks = (replace(one, shards=tuple(map(turned, one.shards))) for one in layout.ranks)
+    return replace(layout, ranks=tuple(ranks))
+
+
+def test_an_indexers_scales_behind_the_elements_of_their_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P's pages are believed to have rows of elements and scales, as those of latents do."""
+
+    def wrong(source: Layout, destination: Layout) -> object:
+        return make_plan(_indexers_in_rows(source), destination)
+
+    monkeypatch.setattr(transfers, "make_plan", wrong)
+    bites(cover(Strategy.SLICES), family_cases(pipelines=False))
+
+
+def _indexers_in_rows(layout: Layout) -> Layout:
+    """The same sizes in other places, which no check of a layout can tell."""
+
+    def in_rows(shard: Shard, page_tokens: dict[str, int | None]) -> Shard:
+        if "index_k" not in shard.field:
+            return shard
+        sizes = {
+            one.field: one.box[0].size * one.dtype.itemsize_bytes
+            for one in layout.ranks[0].shards
+            if one.region == shard.region
+        }
+        tokens = page_tokens[shard.region] or 1
+        return replace(
+            shard,
+            offset_bytes=shard.offset_bytes // tokens,
+            token_stride_bytes=sum(sizes.values()),
+        )
+
+    ranks = []
+    for rank in layout.ranks:
+        tokens = {region.name: region.page_tokens for region in rank.regions}
+        ranks.append(replace(rank, shards=tuple(in_rows(one, tokens) for one in rank.shards)))
     return replace(layout, ranks=tuple(ranks))
 
 

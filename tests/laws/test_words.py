@@ -38,6 +38,7 @@ INTERNAL = {
     "restow.agents.binding.operands.SideColumns",
     "restow.broker.core.events.Failure",
     "restow.broker.doctor.finding.Finding",
+    "restow.broker.families.hf.kv_types.KvTypes",
     "restow.broker.families.hf.types.Types",
     "restow.broker.families.parts.StatePart",
     "restow.broker.families.parts.Recurrence",

@@ -31,7 +31,7 @@ from restow.broker.planner.program import (
 )
 from restow.broker.planner.program.chunk import INTERLEAVED_TO, chunk_bytes
 
-ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4])
+ITEMS = np.array([0, 1, 1, 1, 1, 2, 2, 4, 1])
 """Bytes of an element by `DType` number."""
 
 

@@ -30,9 +30,15 @@ class GlobalState:
     model: Model
     tokens: int
     numbers: bool = False
+    cold: tuple[Field, ...] = ()
+    """What has no value, and is zero."""
 
     def tensor(self, name: str, dtype: DType) -> Patterns:
         """Bit patterns ``[token, *shape]`` of a field; a snapshot has one token."""
+        for field in self.cold:
+            if field.name == name:
+                shape = self._entries(field), *field.shape
+                return np.zeros(shape, _UINTS[dtype.itemsize_bytes])
         if self._source(name):
             window = self.weights(name) @ self.read(self._source(name)).T
             return to_bits(window.astype(np.float32), dtype)[None]

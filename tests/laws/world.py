@@ -51,7 +51,7 @@ class Engine:
 
     def _choose_ids(self, region: Region, tokens: int, rng: random.Random) -> None:
         """Scattered ids, in no order; block 0 is the null block and is nobody's."""
-        per_block = (region.page_tokens or 0) * region.pages_per_block
+        per_block = _block_reach(region)
         needed = -(-tokens // per_block) if per_block else 1
         self._block_count[region.group] = needed + 3
         self._ids[region.group] = rng.sample(range(1, needed + 3), needed)
@@ -59,7 +59,7 @@ class Engine:
     def _leave_behind(self, group: str, first_token: int) -> None:
         """Put the null block where a block lies wholly before the window."""
         region = next(r for rank in self.layout.ranks for r in rank.regions if r.group == group)
-        per_block = (region.page_tokens or 0) * region.pages_per_block
+        per_block = _block_reach(region)
         for index in range(max(first_token, 0) // per_block):
             self._ids[group][index] = 0
 
@@ -85,8 +85,9 @@ class Engine:
     def write(self, memory: Bytes, state: GlobalState, tokens: Tokens) -> None:
         """Write every rank's slices of ``state`` into ``memory``, an image of the arena.
 
-        Of a field with a window nothing lies before it: those pages are null blocks. Scratch memory
-        is zero.
+        Of a field with a window nothing lies before it: those pages are null blocks. P has what its
+        block of the window's first token begins with, and so has an engine that keeps whole blocks.
+        Scratch memory is zero.
         """
         tensors: dict[tuple[str, DType], Patterns] = {}
         windows = {field.name: field.window_tokens for field in self.layout.model.fields}
@@ -102,8 +103,10 @@ class Engine:
                     page = self._ids[region.group][0] * region.pages_per_block
                     self._view(memory, rank, region, shard, page)[...] = part[0][..., None]
                     continue
-                window = windows[shard.field] or tokens.stop
-                for token in range(max(tokens.start, tokens.stop - window), tokens.stop):
+                first = max(tokens.stop - (windows[shard.field] or tokens.stop), 0)
+                if self.keeps_inputs or region.whole_blocks:
+                    first -= first % region.block_tokens
+                for token in held_tokens(region, max(tokens.start, first), tokens.stop):
                     page, in_page = self._page_of(region, region.page_tokens, token)
                     view = self._view(memory, rank, region, shard, page)
                     view[..., in_page] = part[token]
@@ -144,7 +147,10 @@ class Engine:
                 self._view(memory, rank, region, shard, page)[...] = bits[..., None]
 
     def _page_of(self, region: Region, page_tokens: int, token: int) -> tuple[int, int]:
-        block, in_block = divmod(token, page_tokens * region.pages_per_block)
+        """As vLLM's block tables have it: the block, then the place in the rank's part of it."""
+        block, in_block = divmod(token, _block_reach(region))
+        turn, in_turn = divmod(in_block, region.interleave_tokens)
+        in_block = turn // region.context_parts * region.interleave_tokens + in_turn
         page, in_page = divmod(in_block, page_tokens)
         return self._ids[region.group][block] * region.pages_per_block + page, in_page
 
@@ -187,6 +193,17 @@ class Engine:
         )
         inside = at - self.offsets.get((rank, name), self.start)
         return f"{count} wrong bytes, the first at byte {inside} of rank {rank}, region {name}"
+
+
+def held_tokens(region: Region, start: int, stop: int) -> list[int]:
+    """The tokens of ``[start, stop)`` that a rank keeps in a region."""
+    run, parts = region.interleave_tokens, region.context_parts
+    return [token for token in range(start, stop) if token // run % parts == region.context_part]
+
+
+def _block_reach(region: Region) -> int:
+    """How many tokens of the prompt a block reaches over; 0: it holds a snapshot."""
+    return (region.page_tokens or 0) * region.pages_per_block * region.context_parts
 
 
 def group_windows(layout: Layout) -> dict[str, int]:

@@ -44,6 +44,7 @@ MODEL = ModelSpec(
     ),
 )
 GOOD = build_layout(MODEL, EngineSettings(tp=4, page_align_bytes=32))
+KEPT = build_layout(MODEL, EngineSettings(tp=4, page_align_bytes=32, whole_blocks=True))
 SIZE = GOOD.ranks[0].regions[0].page_stride_bytes
 X, B, C, SSM, K, V = range(6)
 """Where the shards of a rank are in its list."""
@@ -189,6 +190,21 @@ REFUSED: dict[str, tuple[Layout, type[LayoutError], dict[str, str]]] = {
         with_region(3, 1, null_block=0),
         RanksDisagreeError,
         {"group": "attention", "ranks": "0,3"},
+    ),
+    "whole blocks disagree": (
+        with_region(3, 1, whole_blocks=True),
+        RanksDisagreeError,
+        {"group": "attention", "ranks": "0,3"},
+    ),
+    "whole blocks of snapshots": (
+        with_region(0, 0, whole_blocks=True),
+        LayoutFormError,
+        {"ranks": "0", "region": "layers.0.mamba"},
+    ),
+    "whole blocks of several windows": (
+        replace(KEPT, model=with_field(K, window_tokens=9).model),
+        LayoutFormError,
+        {"group": "attention", "field": "layers.1.v"},
     ),
     "a null block that is no id": (
         with_region(0, 1, null_block=-1),

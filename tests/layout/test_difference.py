@@ -67,6 +67,12 @@ def test_scales_are_an_aspect() -> None:
     assert Difference("layers.0.v_scale", "field", "none", "there") in found
 
 
+def test_whole_blocks_are_an_aspect() -> None:
+    other = build_layout(ModelSpec("m", (SPEC,)), EngineSettings(page_tokens=16, whole_blocks=True))
+    aspect = "first block of a window"
+    assert Difference("layers.0.k", aspect, "in part", "whole") in differences(ONE, other)
+
+
 def test_a_window_is_an_aspect() -> None:
     other = build_layout(
         ModelSpec("m", (replace(SPEC, window_tokens=8),)), EngineSettings(page_tokens=16)

@@ -22,6 +22,7 @@ from restow.broker.families import (
 from restow.broker.layout import DType, Field, Kind, check_layout, digest
 from restow.broker.layout.json_form import layout_from_json, layout_to_json
 from restow.broker.rpc import wire
+from restow.v1 import layout_pb2
 
 MODEL = ModelSpec(
     "m",
@@ -47,6 +48,10 @@ def test_round_trip() -> None:
     assert layout_from_json(as_json()) == LAYOUT
 
 
+def test_blocks_that_are_not_kept_whole_need_not_say_so() -> None:
+    assert not any("whole_blocks" in region for region in as_json()["ranks"][0]["regions"])
+
+
 def test_a_model_without_a_name_is_read_back() -> None:
     nameless = replace(LAYOUT, model=replace(LAYOUT.model, name=""))
     assert layout_from_json(layout_to_json(nameless)) == nameless
@@ -63,7 +68,21 @@ CHANGES: dict[str, object] = {
     "shape": (2, 5),
     "window_tokens": 9,
     "scales": "static v2",
+    "draft": "mtp",
 }
+
+
+@pytest.mark.parametrize("part", ["", "model", "model.fields", "ranks", "ranks.regions"])
+def test_a_message_of_a_later_release_is_refused(part: str) -> None:
+    """What is left out might be what tells pages apart."""
+    message = wire.layout_to_proto(LAYOUT)
+    inner: Any = message
+    for name in part.split(".") if part else ():
+        inner = getattr(inner, name)
+        inner = inner if hasattr(inner, "MergeFromString") else inner[0]
+    inner.MergeFromString(b"\xc2\x3e\x01x")  # field 1000, a text
+    with pytest.raises(LayoutFormError, match="upgrade the broker first"):
+        wire.layout_from_proto(layout_pb2.Layout.FromString(message.SerializeToString()))
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Field)])

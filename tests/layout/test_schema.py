@@ -60,6 +60,7 @@ CHANGES: dict[Sort, object] = {
     Sort.NAME: "other",
     Sort.TEXT: "other",
     Sort.NUMBER: 7,
+    Sort.FLAG: True,
     Sort.NUMBERS: (7,),
     Sort.BOX: (Span(3, 5),),
     Sort.DTYPE: DType.INT8,

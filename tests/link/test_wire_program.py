@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from restow.broker.errors import AgentReleaseError, PlanError
+from restow.broker.layout import TokenClass
 from restow.broker.planner.program import (
     FORMS,
     GATHERED,
@@ -24,7 +25,7 @@ from restow.broker.planner.program import (
 from restow.broker.rpc.wire_program import program_from_proto, program_to_proto
 from restow.v1 import program_pb2
 
-PAIR = GroupPair(PageForm("kv", 16, 2), PageForm("kv", 8, 1), 4)
+PAIR = GroupPair(PageForm("kv", 16, 2), PageForm("kv", 8, 1, whole_blocks=True), 4)
 
 
 def every_form() -> Program:
@@ -64,6 +65,19 @@ def test_a_source_is_sent_its_own_rows_and_no_others(hashed: bool) -> None:
         if one.form == READ_SPANS:
             one.rows[:, Column.DST_REGION] = [0, 1]
     assert is_same(sent, Program("p", 3, (PAIR,), kept))
+
+
+def test_which_tokens_lists_hold_is_sent_where_they_do_not_hold_all() -> None:
+    cut = GroupPair(PageForm("kv", 16, 1, TokenClass(4, 3, 2)), PageForm("kv", 8, 1), 4)
+    program = Program("p", 3, (PAIR, cut), ())
+    message = program_to_proto(program)
+    assert program_from_proto(message).group_pairs == (PAIR, cut)
+    assert not program_to_proto(Program("p", 3, (PAIR,), ())).pair_tokens
+    # An agent that is older finds a field of the program that it does not know, and refuses it.
+    assert {one.name for one, _ in message.ListFields()} >= {"pair_tokens"}
+    del message.pair_tokens[1]
+    with pytest.raises(PlanError, match="2 pairs of lists"):
+        program_from_proto(message)
 
 
 @pytest.mark.parametrize(("enum", "prefix"), [(StepKind, "STEP_KIND"), (Operand, "OPERAND")])

@@ -88,6 +88,10 @@ class ScalesMismatchError(PlanError, reason="SCALES_MISMATCH"):
     """A field whose elements are multiplied by other scales on the two sides."""
 
 
+class BlockTokensMismatchError(PlanError, reason="BLOCK_TOKENS_MISMATCH"):
+    """A D that keeps whole blocks, of which a P with other blocks may lack the beginning."""
+
+
 class CastUnsupportedError(PlanError, reason="CAST_UNSUPPORTED"):
     """A field whose types differ on the two sides, and no cast exists between them."""
 

@@ -156,6 +156,11 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "A field's elements are multiplied by other scales on the two sides.",
             "Load both engines from the same checkpoint, with the same KV scales.",
         ),
+        "BLOCK_TOKENS_MISMATCH": Advice(
+            "D keeps the blocks of its windows for other prompts, and P's blocks are no multiple "
+            "of them: P may have freed what one of D's begins with.",
+            "Give both engines blocks of as many tokens, or start D without prefix caching.",
+        ),
         "CAST_UNSUPPORTED": Advice(
             "A field's types differ, and no exact or allowed cast exists between them.",
             "Store it in the same type on both sides.",

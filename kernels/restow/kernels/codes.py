@@ -44,6 +44,7 @@ ITEM_BYTES = {
     **dict.fromkeys(("float32", "int32", "uint32"), 4),
     **dict.fromkeys(("bfloat16", "float16", "int16", "uint16"), 2),
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
+    "float4_e2m1fn_x2": 1,
 }
 _CAST_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 

@@ -138,7 +138,7 @@ class Hello(google.protobuf.message.Message):
     hands on unread. Empty: they can't.
     """
     program_form: builtins.int
-    """The form of the programs that it reads, which both sides must share: 2, a list of steps. 0, of
+    """The form of the programs that it reads, which both sides must share: 3, a list of steps. 0, of
     agents that do not say, is refused like any other: AGENT_RELEASE_DIFFERS.
     """
     version: builtins.str

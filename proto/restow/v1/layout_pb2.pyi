@@ -33,6 +33,8 @@ class _DataTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     DATA_TYPE_FLOAT16: _DataType.ValueType  # 5
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 6
     DATA_TYPE_FLOAT32: _DataType.ValueType  # 7
+    DATA_TYPE_FLOAT4_E2M1FN_X2: _DataType.ValueType  # 8
+    """Two numbers in a byte: an element of an axis is such a pair."""
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Type of one element."""
@@ -45,6 +47,8 @@ DATA_TYPE_FLOAT8_E5M2: DataType.ValueType  # 4
 DATA_TYPE_FLOAT16: DataType.ValueType  # 5
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 6
 DATA_TYPE_FLOAT32: DataType.ValueType  # 7
+DATA_TYPE_FLOAT4_E2M1FN_X2: DataType.ValueType  # 8
+"""Two numbers in a byte: an element of an axis is such a pair."""
 Global___DataType: typing_extensions.TypeAlias = DataType
 
 class _FieldKind:
@@ -81,6 +85,7 @@ class Field(google.protobuf.message.Message):
     SHAPE_FIELD_NUMBER: builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     SCALES_FIELD_NUMBER: builtins.int
+    DRAFT_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the model, for example "layers.7.conv.x". Empty is refused."""
     kind: Global___FieldKind.ValueType
@@ -93,6 +98,11 @@ class Field(google.protobuf.message.Message):
     """Words that name the factors which make values of the elements, for example "static v1" or "per
     token and head". Equal bytes under other factors are other values: both sides of a handoff must
     give the same. Empty: the elements are the values, as if all factors were 1.
+    """
+    draft: builtins.str
+    """Which draft model's it is: any text that is equal exactly when the weights of the draft are. A
+    side may lack such a field, or have it otherwise: then it is not moved, and D's begins zeroed.
+    Empty: it is the model's own, and both sides must have it.
     """
     @property
     def axes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -113,8 +123,9 @@ class Field(google.protobuf.message.Message):
         shape: collections.abc.Iterable[builtins.int] | None = ...,
         window_tokens: builtins.int = ...,
         scales: builtins.str = ...,
+        draft: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["axes", b"axes", "kind", b"kind", "name", b"name", "scales", b"scales", "shape", b"shape", "window_tokens", b"window_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["axes", b"axes", "draft", b"draft", "kind", b"kind", "name", b"name", "scales", b"scales", "shape", b"shape", "window_tokens", b"window_tokens"]) -> None: ...
 
 Global___Field: typing_extensions.TypeAlias = Field
 
@@ -178,6 +189,10 @@ class Region(google.protobuf.message.Message):
     PAGE_TOKENS_FIELD_NUMBER: builtins.int
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
     NULL_BLOCK_FIELD_NUMBER: builtins.int
+    CONTEXT_PARTS_FIELD_NUMBER: builtins.int
+    CONTEXT_PART_FIELD_NUMBER: builtins.int
+    INTERLEAVE_TOKENS_FIELD_NUMBER: builtins.int
+    WHOLE_BLOCKS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the rank. Empty is refused."""
     group: builtins.str
@@ -195,6 +210,23 @@ class Region(google.protobuf.message.Message):
     """The id that stands in lists where a request has no block, and may stand there more than once; the
     same in all regions of a group. Nothing is ever read from it or written to it. Unset: there is none.
     """
+    context_parts: builtins.int
+    """Where ranks share out the tokens of a prompt (context parallelism): how many parts there are, of
+    which the pages hold one. 0: one, so they hold all tokens. At most 1024; for pages of tokens.
+    """
+    context_part: builtins.int
+    """Which of the parts: token t is in part t / interleave_tokens % context_parts, and lies behind the
+    part's tokens before it. A block holds page_tokens * pages_per_block tokens of the part, so a list
+    of blocks reaches context_parts times as far. All parts must be held by some rank.
+    """
+    interleave_tokens: builtins.int
+    """So many tokens in turn go to each part; it divides the tokens that a block holds. 0: 1."""
+    whole_blocks: builtins.bool
+    """Whether the engine keeps full blocks for other requests whose prompts begin alike: the first block
+    of a window is then filled from its beginning, for which P's blocks must have a multiple of its
+    tokens. The same in all regions of a group, whose fields have one window. Unset: blocks are filled
+    from where a window begins. For pages of tokens.
+    """
     def __init__(
         self,
         *,
@@ -204,9 +236,13 @@ class Region(google.protobuf.message.Message):
         page_tokens: builtins.int = ...,
         pages_per_block: builtins.int = ...,
         null_block: builtins.int | None = ...,
+        context_parts: builtins.int = ...,
+        context_part: builtins.int = ...,
+        interleave_tokens: builtins.int = ...,
+        whole_blocks: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_null_block", b"_null_block", "null_block", b"null_block"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "group", b"group", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_null_block", b"_null_block", "context_part", b"context_part", "context_parts", b"context_parts", "group", b"group", "interleave_tokens", b"interleave_tokens", "name", b"name", "null_block", b"null_block", "page_stride_bytes", b"page_stride_bytes", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block", "whole_blocks", b"whole_blocks"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_null_block", b"_null_block"]) -> typing.Literal["null_block"] | None: ...
 
 Global___Region: typing_extensions.TypeAlias = Region

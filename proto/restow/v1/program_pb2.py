@@ -24,23 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17restow/v1/program.proto\x12\trestow.v1\"G\n\x08PageForm\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fpages_per_block\x18\x03 \x01(\x05\"f\n\tGroupPair\x12 \n\x03src\x18\x01 \x01(\x0b\x32\x13.restow.v1.PageForm\x12 \n\x03\x64st\x18\x02 \x01(\x0b\x32\x13.restow.v1.PageForm\x12\x15\n\rwindow_tokens\x18\x03 \x01(\x05\"y\n\x04Step\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.restow.v1.StepKind\x12\x1f\n\x03src\x18\x02 \x01(\x0e\x32\x12.restow.v1.Operand\x12\x1f\n\x03\x64st\x18\x03 \x01(\x0e\x32\x12.restow.v1.Operand\x12\x0c\n\x04rows\x18\x04 \x01(\x0c\"\x80\x01\n\x07Program\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x10\n\x08\x64st_rank\x18\x02 \x01(\x05\x12)\n\x0bgroup_pairs\x18\x03 \x03(\x0b\x32\x14.restow.v1.GroupPair\x12\x1e\n\x05steps\x18\x0c \x03(\x0b\x32\x0f.restow.v1.StepJ\x04\x08\x04\x10\x0c*\x92\x01\n\x08StepKind\x12\x19\n\x15STEP_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTEP_KIND_READ\x10\x01\x12\x14\n\x10STEP_KIND_GATHER\x10\x02\x12\x15\n\x11STEP_KIND_SCATTER\x10\x03\x12\x15\n\x11STEP_KIND_PROJECT\x10\x04\x12\x13\n\x0fSTEP_KIND_CLEAR\x10\x05*X\n\x07Operand\x12\x17\n\x13OPERAND_UNSPECIFIED\x10\x00\x12\x11\n\rOPERAND_PAGES\x10\x01\x12\x0f\n\x0bOPERAND_RUN\x10\x02\x12\x10\n\x0cOPERAND_SPAN\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17restow/v1/program.proto\x12\trestow.v1\"]\n\x08PageForm\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\x05\x12\x17\n\x0fpages_per_block\x18\x03 \x01(\x05\x12\x14\n\x0cwhole_blocks\x18\x04 \x01(\x08\"D\n\nTokenClass\x12\r\n\x05parts\x18\x01 \x01(\x05\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\x19\n\x11interleave_tokens\x18\x03 \x01(\x05\"T\n\nPairTokens\x12\"\n\x03src\x18\x01 \x01(\x0b\x32\x15.restow.v1.TokenClass\x12\"\n\x03\x64st\x18\x02 \x01(\x0b\x32\x15.restow.v1.TokenClass\"f\n\tGroupPair\x12 \n\x03src\x18\x01 \x01(\x0b\x32\x13.restow.v1.PageForm\x12 \n\x03\x64st\x18\x02 \x01(\x0b\x32\x13.restow.v1.PageForm\x12\x15\n\rwindow_tokens\x18\x03 \x01(\x05\"y\n\x04Step\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.restow.v1.StepKind\x12\x1f\n\x03src\x18\x02 \x01(\x0e\x32\x12.restow.v1.Operand\x12\x1f\n\x03\x64st\x18\x03 \x01(\x0e\x32\x12.restow.v1.Operand\x12\x0c\n\x04rows\x18\x04 \x01(\x0c\"\xac\x01\n\x07Program\x12\x12\n\nprogram_id\x18\x01 \x01(\t\x12\x10\n\x08\x64st_rank\x18\x02 \x01(\x05\x12)\n\x0bgroup_pairs\x18\x03 \x03(\x0b\x32\x14.restow.v1.GroupPair\x12\x1e\n\x05steps\x18\x0c \x03(\x0b\x32\x0f.restow.v1.Step\x12*\n\x0bpair_tokens\x18\r \x03(\x0b\x32\x15.restow.v1.PairTokensJ\x04\x08\x04\x10\x0c*\x92\x01\n\x08StepKind\x12\x19\n\x15STEP_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTEP_KIND_READ\x10\x01\x12\x14\n\x10STEP_KIND_GATHER\x10\x02\x12\x15\n\x11STEP_KIND_SCATTER\x10\x03\x12\x15\n\x11STEP_KIND_PROJECT\x10\x04\x12\x13\n\x0fSTEP_KIND_CLEAR\x10\x05*X\n\x07Operand\x12\x17\n\x13OPERAND_UNSPECIFIED\x10\x00\x12\x11\n\rOPERAND_PAGES\x10\x01\x12\x0f\n\x0bOPERAND_RUN\x10\x02\x12\x10\n\x0cOPERAND_SPAN\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'restow.v1.program_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STEPKIND']._serialized_start=470
-  _globals['_STEPKIND']._serialized_end=616
-  _globals['_OPERAND']._serialized_start=618
-  _globals['_OPERAND']._serialized_end=706
+  _globals['_STEPKIND']._serialized_start=692
+  _globals['_STEPKIND']._serialized_end=838
+  _globals['_OPERAND']._serialized_start=840
+  _globals['_OPERAND']._serialized_end=928
   _globals['_PAGEFORM']._serialized_start=38
-  _globals['_PAGEFORM']._serialized_end=109
-  _globals['_GROUPPAIR']._serialized_start=111
-  _globals['_GROUPPAIR']._serialized_end=213
-  _globals['_STEP']._serialized_start=215
-  _globals['_STEP']._serialized_end=336
-  _globals['_PROGRAM']._serialized_start=339
-  _globals['_PROGRAM']._serialized_end=467
+  _globals['_PAGEFORM']._serialized_end=131
+  _globals['_TOKENCLASS']._serialized_start=133
+  _globals['_TOKENCLASS']._serialized_end=201
+  _globals['_PAIRTOKENS']._serialized_start=203
+  _globals['_PAIRTOKENS']._serialized_end=287
+  _globals['_GROUPPAIR']._serialized_start=289
+  _globals['_GROUPPAIR']._serialized_end=391
+  _globals['_STEP']._serialized_start=393
+  _globals['_STEP']._serialized_end=514
+  _globals['_PROGRAM']._serialized_start=517
+  _globals['_PROGRAM']._serialized_end=689
 # @@protoc_insertion_point(module_scope)

@@ -92,22 +92,85 @@ class PageForm(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     PAGE_TOKENS_FIELD_NUMBER: builtins.int
     PAGES_PER_BLOCK_FIELD_NUMBER: builtins.int
+    WHOLE_BLOCKS_FIELD_NUMBER: builtins.int
     group: builtins.str
-    """Name of the list, as in the block lists of a publication or request."""
+    """Name of the list, as in the block lists of a publication or request. Empty, of the source alone:
+    there is none, and rows of the pair are only zeroed.
+    """
     page_tokens: builtins.int
     """Tokens in a page. 0: one block that holds a snapshot."""
     pages_per_block: builtins.int
     """Pages in a block: block b is the pages [b * n, (b + 1) * n). At least 1."""
+    whole_blocks: builtins.bool
+    """Of the destination's side: the first block of a window is written from its beginning. Unset: from
+    where the window begins.
+    """
     def __init__(
         self,
         *,
         group: builtins.str = ...,
         page_tokens: builtins.int = ...,
         pages_per_block: builtins.int = ...,
+        whole_blocks: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "page_tokens", b"page_tokens", "pages_per_block", b"pages_per_block", "whole_blocks", b"whole_blocks"]) -> None: ...
 
 Global___PageForm: typing_extensions.TypeAlias = PageForm
+
+@typing.final
+class TokenClass(google.protobuf.message.Message):
+    """Which tokens of a prompt the pages of a list hold, where ranks share them out: token t is in part
+    t / interleave_tokens % parts, and lies behind the part's tokens before it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    INTERLEAVE_TOKENS_FIELD_NUMBER: builtins.int
+    parts: builtins.int
+    """How many parts there are. 0: one."""
+    part: builtins.int
+    """Which of them the pages hold, from 0."""
+    interleave_tokens: builtins.int
+    """So many tokens in turn go to each part. 0: 1."""
+    def __init__(
+        self,
+        *,
+        parts: builtins.int = ...,
+        part: builtins.int = ...,
+        interleave_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["interleave_tokens", b"interleave_tokens", "part", b"part", "parts", b"parts"]) -> None: ...
+
+Global___TokenClass: typing_extensions.TypeAlias = TokenClass
+
+@typing.final
+class PairTokens(google.protobuf.message.Message):
+    """The tokens that a pair of lists holds. Rows move those that both sides hold."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SRC_FIELD_NUMBER: builtins.int
+    DST_FIELD_NUMBER: builtins.int
+    @property
+    def src(self) -> Global___TokenClass:
+        """In the source's pages."""
+
+    @property
+    def dst(self) -> Global___TokenClass:
+        """In the destination's pages."""
+
+    def __init__(
+        self,
+        *,
+        src: Global___TokenClass | None = ...,
+        dst: Global___TokenClass | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["dst", b"dst", "src", b"src"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dst", b"dst", "src", b"src"]) -> None: ...
+
+Global___PairTokens: typing_extensions.TypeAlias = PairTokens
 
 @typing.final
 class GroupPair(google.protobuf.message.Message):
@@ -119,7 +182,9 @@ class GroupPair(google.protobuf.message.Message):
     DST_FIELD_NUMBER: builtins.int
     WINDOW_TOKENS_FIELD_NUMBER: builtins.int
     window_tokens: builtins.int
-    """Only so many tokens before the last one are moved. 0: all."""
+    """Only so many tokens before the last one are moved, and with the destination's whole_blocks those
+    before them in its block. 0: all.
+    """
     @property
     def src(self) -> Global___PageForm:
         """The source's side. Required."""
@@ -202,6 +267,7 @@ class Program(google.protobuf.message.Message):
     DST_RANK_FIELD_NUMBER: builtins.int
     GROUP_PAIRS_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    PAIR_TOKENS_FIELD_NUMBER: builtins.int
     program_id: builtins.str
     """Name of the program; equal layouts, rank and strategy give equal names."""
     dst_rank: builtins.int
@@ -216,6 +282,12 @@ class Program(google.protobuf.message.Message):
         hash those of READ.
         """
 
+    @property
+    def pair_tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PairTokens]:
+        """Which tokens the lists of each pair hold, in the order of group_pairs. Empty: all lists hold all
+        tokens. Agents that do not know the field refuse a program that has it.
+        """
+
     def __init__(
         self,
         *,
@@ -223,7 +295,8 @@ class Program(google.protobuf.message.Message):
         dst_rank: builtins.int = ...,
         group_pairs: collections.abc.Iterable[Global___GroupPair] | None = ...,
         steps: collections.abc.Iterable[Global___Step] | None = ...,
+        pair_tokens: collections.abc.Iterable[Global___PairTokens] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dst_rank", b"dst_rank", "group_pairs", b"group_pairs", "program_id", b"program_id", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dst_rank", b"dst_rank", "group_pairs", b"group_pairs", "pair_tokens", b"pair_tokens", "program_id", b"program_id", "steps", b"steps"]) -> None: ...
 
 Global___Program: typing_extensions.TypeAlias = Program

@@ -3,6 +3,8 @@
 vLLM's processes wait for each other by `os.sched_yield`, for a second after each message. A dozen
 of them on two processors let nobody else run: under Linux 6.18 a stage that waited for its state
 kept the engine that computed it from a processor for minutes.
+
+With NO_FAMILIES_IN_TESTS the connector knows no type of model by its config.
 """
 
 import os
@@ -16,3 +18,8 @@ def _sleep() -> None:
 
 
 os.sched_yield = _sleep
+
+if os.environ.get("NO_FAMILIES_IN_TESTS"):
+    from restow.broker.families.hf.models import MODELS
+
+    MODELS.clear()

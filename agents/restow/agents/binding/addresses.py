@@ -36,7 +36,7 @@ class Lines:
     >>> paged.addresses(PageList(np.array([5, 7, 3]), 4), stretches).tolist()
     [[2320, 2800, 1776]]
     >>> run = Lines(one * 4096, one * 0, one * 16)
-    >>> run.addresses(PageList(None, first_token=2), stretches).tolist()
+    >>> run.addresses(PageList(None), stretches).tolist()
     [[4096, 4128, 4192]]
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 from restow.agents.binding.operands import SideColumns
 from restow.agents.binding.pages import SNAPSHOT, Stretches, Tokens, cut_tokens
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.program import Column, GroupPair, cut_shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,19 @@ class AlikeRows:
         pair = self.pair
         if not pair.per_token:
             return SNAPSHOT
-        tokens = Tokens(pair.first_token(tokens.start, tokens.stop), tokens.stop)
-        sizes = [side.form(pair).page_tokens for side in self.sides]
-        return cut_tokens(tokens, sizes if self.whole else (1,))
+        forms = [side.form(pair) for side in self.sides]
+        if not self.whole:
+            forms = [replace(form, page_tokens=1) for form in forms]
+        if not pair.alike:
+            return Stretches(*cut_shared(pair, tokens.start, tokens.stop, forms))
+        held = pair.src.tokens
+        first = held.before(pair.first_token(tokens.start, tokens.stop))
+        places = cut_tokens(
+            Tokens(first, held.before(tokens.stop)), [form.page_tokens for form in forms]
+        )
+        if held.parts == 1:
+            return places
+        return replace(places, first=held.first_tokens(places.first))
 
     def by_region(self, rows: Int64s) -> Iterator[AlikeRows]:
         """The same rows of the table, once for each number of rows in a region."""

@@ -118,11 +118,7 @@ def in_order(
         item = ITEM_BYTES[dtype]
         return End(Lines(begins[index], _ZERO, some[..., Column.COUNT] * item), item, dtype)
 
-    def pages(pair: GroupPair, moved: Tokens) -> PageList:
-        first = pair.first_token(moved.start, moved.stop) if pair.per_token else 0
-        return PageList(None, first_token=first)
-
-    return BoundOperand(None, end, pages)
+    return BoundOperand(None, end, lambda pair, tokens: PageList(None))
 
 
 def in_regions(
@@ -157,7 +153,8 @@ def staged_pages(pair: GroupPair, tokens: Tokens) -> PageList:
     if not pair.per_token:
         return PageList(None)
     held = pair.src_pages(tokens.start, tokens.stop)
-    return PageList(np.arange(len(held)), pair.src.page_tokens, held.start * pair.src.page_tokens)
+    size = pair.src.page_tokens
+    return PageList(np.arange(len(held)), size, held.start * size, pair.src.tokens)
 
 
 def span_lines(spans: Int64s, memory: RegionTable) -> Lines:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.broker.errors import PageCountError
+from restow.broker.layout import ALL_TOKENS, TokenClass
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import PageForm
 
@@ -53,16 +54,17 @@ class Blocks:
                     group=form.group,
                 )
             return ids
-        if len(ids) * form.pages_per_block * form.page_tokens < tokens.stop:
+        block_tokens = form.pages_per_block * form.page_tokens * form.tokens.parts
+        if len(ids) * block_tokens < tokens.stop:
             raise PageCountError(
-                f"group {form.group}: {len(ids)} blocks of "
-                f"{form.pages_per_block * form.page_tokens} tokens do not hold {tokens.stop}",
+                f"group {form.group}: {len(ids)} blocks of {block_tokens} tokens do not hold "
+                f"{tokens.stop}",
                 group=form.group,
             )
         if form.pages_per_block == 1:
             return ids
         # Blocks of many pages beyond the tokens cost nothing.
-        needed = -(-tokens.stop // form.page_tokens)
+        needed = -(-form.tokens.before(tokens.stop) // form.page_tokens)
         if needed > MAX_PAGES:
             raise PageCountError(
                 f"group {form.group}: {tokens.stop} tokens lie in more than {MAX_PAGES} pages",
@@ -74,14 +76,15 @@ class Blocks:
 
     def listed(self, form: PageForm, tokens: Tokens) -> PageList:
         """The pages of `pages`, and which tokens they hold."""
-        return PageList(self.pages(form, tokens), form.page_tokens)
+        return PageList(self.pages(form, tokens), form.page_tokens, tokens=form.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
     """Runs of tokens that leave no page on the way, and where each begins: arrays ``[stretches]``.
 
-    ``first`` counts from token 0 of the prompt. A snapshot is one stretch of one token.
+    ``first`` counts from token 0 of the prompt. A snapshot is one stretch of one token. Where ranks
+    share tokens out, those of other ranks may come between the ``count`` tokens of a stretch.
     ``page_tokens`` is not 0 where they are pages of that size, one after the other, of which only
     the first and the last may be cut.
     """
@@ -99,23 +102,27 @@ SNAPSHOT = Stretches(np.zeros(1, np.int64), np.ones(1, np.int64))
 class PageList:
     """Which page holds a token: from ``first_token`` on, ``page_tokens`` in each of ``ids``.
 
-    ``page_tokens`` 0: there is one page, and it holds them all; ``ids`` None: that is page 0.
+    They are counted among those ``tokens`` that the pages hold. ``page_tokens`` 0: there is one
+    page, and it holds all that move, one behind the other; ``ids`` None: that is page 0.
     """
 
     ids: Int64s | None
     page_tokens: int = 0
     first_token: int = 0
+    tokens: TokenClass = ALL_TOKENS
 
     def holding(self, stretches: Stretches) -> tuple[Int64s | None, Int64s | None]:
         """The page of each stretch, and its first token inside that page; None: all are 0."""
         if stretches is SNAPSHOT:
             return self.ids, None
         if self.ids is None or self.page_tokens == 0:
-            return self.ids, stretches.first - self.first_token
+            return self.ids, np.cumsum(stretches.count) - stretches.count
         if self.page_tokens != stretches.page_tokens:
-            index, in_page = np.divmod(stretches.first - self.first_token, self.page_tokens)
+            places = self.tokens.before(stretches.first) - self.first_token
+            index, in_page = np.divmod(places, self.page_tokens)
             return self.ids[index], in_page
-        first_page, cut = divmod(int(stretches.first[0]) - self.first_token, self.page_tokens)
+        place = self.tokens.before(int(stretches.first[0])) - self.first_token
+        first_page, cut = divmod(place, self.page_tokens)
         ids = self.ids[first_page : first_page + len(stretches.first)]
         if not cut:
             return ids, None

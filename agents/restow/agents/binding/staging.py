@@ -9,7 +9,7 @@ import numpy as np
 from restow.agents.binding.pages import RegionTable, Tokens
 from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Int64s
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.program import Column, GroupPair, moved_tokens
 
 STAGING_ALIGN_BYTES = 16
 """Every row of a run, and every page of a span, begins at a multiple of this."""
@@ -23,8 +23,7 @@ def staged_bytes(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> in
 def row_begins(rows: Int64s, pairs: Sequence[GroupPair], tokens: Tokens) -> tuple[Int64s, int]:
     """Where each row begins in the run, and the run's length."""
     entries = [
-        tokens.stop - pair.first_token(tokens.start, tokens.stop) if pair.per_token else 1
-        for pair in pairs
+        moved_tokens(pair, tokens.start, tokens.stop) if pair.per_token else 1 for pair in pairs
     ]
     repeats = np.array(entries, np.int64)[rows[:, Column.GROUP_PAIR]]
     lengths = rows[:, Column.COUNT] * ITEM_BYTES[wire_dtypes(rows)] * repeats

@@ -18,10 +18,9 @@ from restow.agents.errors import OrderTooLargeError, ProgramInvalidError
 from restow.agents.execute.projected_check import check_projected, check_projected_memory
 from restow.broker.layout import DType
 from restow.broker.layout.dtype import ITEM_BYTES
-from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK
+from restow.broker.layout.limits import MAX_PAGE_BYTES, MAX_PAGES_PER_BLOCK, MAX_RANKS
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
-    CLEAR_PAGES,
     GATHER_PLACED,
     PROJECT_SPANS,
     READ_OR_GATHERED,
@@ -30,7 +29,6 @@ from restow.broker.planner.program import (
     SCATTER_SPANS,
     Column,
     Form,
-    GroupPair,
     Operand,
     PageForm,
     Program,
@@ -38,6 +36,9 @@ from restow.broker.planner.program import (
     Step,
     StepKind,
     columns_of,
+    most_pages,
+    most_stretches,
+    most_tokens,
 )
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -70,7 +71,6 @@ _NOT_NEGATIVE = (
 _ONCE = {
     GATHER_PLACED: "gathers tokens to a place",
     SCATTER_PLACED: "scatters tokens from a place",
-    CLEAR_PAGES: "clears pages of tokens",
 }
 """Forms of snapshots alone, and what a row of tokens would do."""
 _STAGED = (StepKind.GATHER, StepKind.SCATTER)
@@ -205,7 +205,10 @@ class CheckedProgram:
     def _descriptors(self, step: Step, count: int) -> int:
         """At least as many as binding makes of a step's rows for ``count`` tokens."""
         rows, pair = step.rows, step.rows[:, Column.GROUP_PAIR]
-        pages = np.array([_pages(one, count) for one in self.program.group_pairs], np.int64)
+        pairs = self.program.group_pairs
+        cuts = most_pages if step.form == READ_SPANS else most_stretches
+        stretches = np.array([cuts(one, count) for one in pairs], np.int64)
+        moved = np.array([most_tokens(one, count) for one in pairs], np.int64)
         joined = np.ones(len(rows), bool)
         for step_bytes, stride in (
             (Column.SRC_STEP_BYTES, Column.SRC_TOKEN_STRIDE_BYTES),
@@ -213,7 +216,7 @@ class CheckedProgram:
         ):
             joined &= rows[:, stride] == rows[:, Column.COUNT] * rows[:, step_bytes]
         joined |= ~self._per_token[pair] | (step.form == READ_SPANS)
-        return int(np.where(joined, pages[pair], count).sum())
+        return int(np.where(joined, stretches[pair], moved[pair]).sum())
 
     def _refuse_more(self, descriptors: int, count: int) -> None:
         if descriptors > MAX_DESCRIPTORS:
@@ -277,13 +280,18 @@ class CheckedProgram:
                 why = f"pages_per_block is not 1 to {MAX_PAGES_PER_BLOCK}"
             elif pair.window_tokens < 0 or (pair.window_tokens and not pair.per_token):
                 why = "window_tokens is negative, or given for snapshots"
+            elif wrong := next(filter(None, map(_wrong_tokens, lists)), ""):
+                why = wrong
             else:
                 continue
             raise self._invalid(f"groups {pair.src.group} and {pair.dst.group}: {why}")
 
 
-def _pages(pair: GroupPair, count: int) -> int:
-    """At least as many stretches as pages of both sides cut ``count`` tokens into."""
-    if not pair.per_token:
-        return 1
-    return 2 + sum(count // form.page_tokens for form in (pair.src, pair.dst))
+def _wrong_tokens(form: PageForm) -> str:
+    """Why its pages can't hold the tokens that it says, or nothing."""
+    held = form.tokens
+    if not 0 < held.parts <= MAX_RANKS or not 0 <= held.part < held.parts:
+        return f"tokens of part {held.part} of {held.parts}"
+    if held.interleave_tokens < 1:
+        return f"tokens are interleaved by {held.interleave_tokens}"
+    return "snapshots are cut by tokens" if held.parts > 1 and not form.page_tokens else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from restow.broker.client.connection.backoff import Backoff
 from restow.broker.client.connection.channel import CONNECT_S, RenewedChannel
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained_soon
+from restow.broker.client.connection.ended_task import end_task
 from restow.broker.client.connection.errors import (
     MAY_PASS,
     NoWelcomeError,
@@ -119,9 +119,7 @@ class KeptStream(ABC, Generic[Message, Request, Response]):
         """End the stream. May be repeated."""
         runner, self._runner = self._runner, None
         if runner is not None:
-            runner.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await runner
+            await end_task(runner)
 
     # -- inside -----------------------------------------------------------------------------------
 

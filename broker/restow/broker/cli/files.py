@@ -31,6 +31,21 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_model_config(path: Path) -> tuple[Any, Any]:
+    """Return what ``config.json`` holds, and ``hf_quant_config.json`` beside it, if it is there.
+
+    ``path`` is the former, under whatever name, or the folder of both. Raises `LayoutFormError`
+    that names the file.
+    """
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.exists():
+            raise LayoutFormError(f"{path.parent} holds no config.json", file=path.parent)
+    beside = path.with_name("hf_quant_config.json")
+    has_both = path.name == "config.json" and beside.exists()
+    return read_json(path), read_json(beside) if has_both else None
+
+
 def read_layout(path: Path) -> Layout:
     """Return a checked layout. Raises `LayoutError` that names the file too."""
     try:

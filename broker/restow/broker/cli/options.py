@@ -8,6 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 JsonFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSON file.")]
+ConfigPath = Annotated[
+    Path,
+    typer.Argument(exists=True, help="A model's config.json, or the folder of its checkpoint."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")]
 DigestModeName = Literal["off", "sampled", "all"]
 CostsOption = Annotated[

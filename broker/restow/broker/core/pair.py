@@ -72,7 +72,7 @@ class PairPlan:
             sources={program.dst_rank: program.src_ranks for program in programs},
             staging={program.dst_rank: program.staging_ranks for program in programs},
             gathers=tuple(_gathers(programs)),
-            src_groups=frozenset(pair.src.group for pair in pairs),
+            src_groups=frozenset(pair.src.group for pair in pairs if pair.has_source),
             dst_groups=frozenset(pair.dst.group for pair in pairs),
             group_pairs=frozenset(pairs),
             strategies=tuple(way.value for way in Strategy if way in used),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from restow.broker.errors import StrategyRefusedError, TooManyPiecesError
-from restow.broker.layout import Box, RankLayout
+from restow.broker.layout import Box, RankLayout, TokenClass
 from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.names import field_class, joined_name
 from restow.broker.layout.span import overlap
@@ -26,8 +26,8 @@ from restow.broker.planner.program.rows import strided
 from restow.broker.planner.ways.recompute import Rebuilt
 from restow.broker.strategy import STRATEGIES, Strategy
 
-Replicas = dict[str, dict[Box, tuple[int, ...]]]
-"""For each field and box: the ranks that hold it."""
+Replicas = dict[str, dict[tuple[Box, TokenClass], tuple[int, ...]]]
+"""For each field, box and class of tokens: the ranks that hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class FieldLine:
 
 @dataclass(frozen=True, slots=True)
 class RankLines:
-    """What one destination rank does. ``bytes_from`` counts one token of per-token fields."""
+    """What one destination rank does. ``bytes_from`` counts one token of each per-token move."""
 
     dst_rank: int
     bytes: int
@@ -102,7 +102,7 @@ def explain(
         except StrategyRefusedError as error:
             by_strategy[other] = [error.message] * len(drafts)
     replicas = holders(plan.source.ranks)
-    entries = {field.name: field.entries(tokens) for field in plan.source.model.fields}
+    entries = plan.entries(tokens)
     return tuple(
         _rank_lines(
             draft,
@@ -110,6 +110,7 @@ def explain(
             {other: found[index] for other, found in by_strategy.items()},
             replicas,
             entries,
+            tokens,
         )
         for index, draft in enumerate(drafts)
     )
@@ -132,6 +133,7 @@ class _Read:
     per_token: bool
     way: str
     bytes: int
+    entries: int
     part: ReadBox
 
 
@@ -141,9 +143,10 @@ def _rank_lines(
     by_strategy: dict[Strategy, Cost | str],
     replicas: Replicas,
     entries: dict[str, int],
+    tokens: int,
 ) -> RankLines:
     rebuilt = Rebuilt.among(draft.shares)
-    reads = [*_moved(draft, replicas), *_inputs(rebuilt)]
+    reads = [*_moved(draft, replicas, entries, tokens), *_inputs(rebuilt)]
     bytes_from: Counter[int] = Counter()
     token_bytes_from: Counter[int] = Counter()
     classes: dict[int, dict[str, None]] = defaultdict(dict)
@@ -160,7 +163,7 @@ def _rank_lines(
     return RankLines(
         dst_rank=draft.dst_rank,
         bytes=bytes_from.total(),
-        bytes_at_tokens=sum(read.bytes * entries.get(read.field, 1) for read in reads),
+        bytes_at_tokens=sum(read.bytes * read.entries for read in reads),
         bytes_from=dict(sorted(bytes_from.items())),
         token_bytes_from=token_bytes_from,
         classes_from={src: tuple(found) for src, found in sorted(classes.items())},
@@ -172,7 +175,9 @@ def _rank_lines(
     )
 
 
-def _moved(draft: Draft, replicas: Replicas) -> Iterable[_Read]:
+def _moved(
+    draft: Draft, replicas: Replicas, entries: dict[str, int], tokens: int
+) -> Iterable[_Read]:
     """What is read of fields."""
     ways: list[set[str]] = [set() for _ in draft.moves]
     piece_way = draft.ways[draft.table.piece_row].tolist()
@@ -180,18 +185,23 @@ def _moved(draft: Draft, replicas: Replicas) -> Iterable[_Read]:
         ways[index].add(STRATEGIES[way].value)
     for move, found, pieces, size in zip(draft.moves, ways, *_runs(draft), strict=True):
         held = replicas[move.field]
-        sharing = next(ranks for box, ranks in held.items() if overlap(move.box, box) == move.box)
+        sharing = next(
+            ranks
+            for (box, kept), ranks in held.items()
+            if kept == move.src.tokens and overlap(move.box, box) == move.box
+        )
         src, dst = move.src.dtype, move.dst.dtype
         cast = "" if src is dst else f"{src.label} to {dst.label}"
         part = ReadBox(move.box, move.src_rank, sharing, pieces, size, cast)
-        yield _Read(move.field, move.per_token, _one_way(found), move.bytes, part)
+        moved = move.entries(entries[move.field], tokens)
+        yield _Read(move.field, move.per_token, _one_way(found), move.bytes, moved, part)
 
 
 def _inputs(rebuilt: Rebuilt) -> Iterable[_Read]:
     """What is read to rebuild other fields."""
     for one in rebuilt.inputs:
         part = ReadBox(one.shard.box, one.src_rank, one.replicas, 1, one.bytes, "")
-        yield _Read(one.shard.field, False, Strategy.RECOMPUTE.value, one.bytes, part)
+        yield _Read(one.shard.field, False, Strategy.RECOMPUTE.value, one.bytes, 1, part)
 
 
 def _one_way(ways: set[str]) -> str:
@@ -241,12 +251,14 @@ def by_way(ways: dict[str, str]) -> dict[str, list[str]]:
 
 
 def holders(ranks: Sequence[RankLayout]) -> Replicas:
-    """For each field and box: the ranks that hold it."""
-    found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
+    """For each field, box and class of tokens: the ranks that hold it."""
+    found: dict[str, dict[tuple[Box, TokenClass], list[int]]]
+    found = defaultdict(lambda: defaultdict(list))
     for rank in ranks:
+        tokens = {region.name: region.tokens for region in rank.regions}
         for shard in rank.shards:
-            found[shard.field][shard.box].append(rank.rank)
+            found[shard.field][shard.box, tokens[shard.region]].append(rank.rank)
     return {
-        name: {box: tuple(sorted(held)) for box, held in boxes.items()}
-        for name, boxes in found.items()
+        name: {part: tuple(sorted(held)) for part, held in parts.items()}
+        for name, parts in found.items()
     }

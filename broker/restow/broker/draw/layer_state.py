@@ -73,7 +73,7 @@ class LayerState:
 def _form(rank: RankLayout, names: dict[str, str]) -> object:
     number = {region.name: str(index) for index, region in enumerate(rank.regions)}
     return (
-        tuple((region.page_stride_bytes, region.page_tokens) for region in rank.regions),
+        tuple((one.page_stride_bytes, one.page_tokens, one.tokens) for one in rank.regions),
         tuple(replace(s, field=names[s.field], region=number[s.region]) for s in rank.shards),
         tuple(replace(s, region=number[s.region]) for s in rank.scratch),
         tuple(replace(s, field="", box=(), region=number[s.region]) for s in rank.inputs),
@@ -83,9 +83,11 @@ def _form(rank: RankLayout, names: dict[str, str]) -> object:
 def layer_states(plan: Plan, rebuilt: Sequence[Rebuilt] = ()) -> tuple[LayerState, ...]:
     """All of which something moves, in the order of the model's fields.
 
-    ``rebuilt`` is what the ranks of D need not be sent.
+    ``rebuilt`` is what the ranks of D need not be sent. Fields of drafts that one side alone has
+    are left out: nothing of them moves.
     """
-    names = [field.name for field in plan.source.model.fields]
+    wanted = {field.name for field in plan.destination.model.fields} - plan.cold
+    names = [field.name for field in plan.source.model.fields if field.name in wanted]
     group_of = _groups(plan, names)
     members: dict[int, list[str]] = defaultdict(list)
     for name in names:
@@ -122,10 +124,12 @@ def _groups(plan: Plan, names: Sequence[str]) -> dict[str, int]:
     together: dict[object, list[str]] = defaultdict(list)
     for name in names:
         together[name.removesuffix(field_class(name)) or name].append(name)
+    known = set(names)
     for side in (plan.source, plan.destination):
         for rank in side.ranks:
             for shard in rank.shards:
-                together[id(side), rank.rank, shard.region].append(shard.field)
+                if shard.field in known:
+                    together[id(side), rank.rank, shard.region].append(shard.field)
     groups: list[set[str]] = []
     for some in dict.fromkeys(map(tuple, together.values())):
         touched = [group for group in groups if not group.isdisjoint(some)]
@@ -138,9 +142,10 @@ def _split(layout: Layout, group_of: dict[str, int]) -> dict[int, list[RankLayou
     """For each group its part of the ranks that have one."""
     found: dict[int, list[RankLayout]] = defaultdict(list)
     for rank in layout.ranks:
-        groups = {shard.region: group_of[shard.field] for shard in rank.shards}
+        shards = tuple(shard for shard in rank.shards if shard.field in group_of)
+        groups = {shard.region: group_of[shard.field] for shard in shards}
         parts: dict[int, list[list[Any]]] = defaultdict(lambda: [[], [], [], []])
-        held: tuple[Sequence[Any], ...] = rank.regions, rank.shards, rank.scratch, rank.inputs
+        held: tuple[Sequence[Any], ...] = rank.regions, shards, rank.scratch, rank.inputs
         for index, several in enumerate(held):
             for one in several:
                 region = one.name if isinstance(one, Region) else one.region

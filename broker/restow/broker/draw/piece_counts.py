@@ -68,8 +68,10 @@ def count_pieces(
         if token_step := int(first[Column.SRC_TOKEN_STRIDE_BYTES]):
             one, per = int(sizes[run[0]]), Per.TOKEN
             if not elements and token_step == int(first[Column.DST_TOKEN_STRIDE_BYTES]) == one:
-                pair, per = cutter.pairs[int(first[Column.GROUP_PAIR])], Per.PAGE
-                one *= min(pair.src.page_tokens, pair.dst.page_tokens)
+                pair = cutter.pairs[int(first[Column.GROUP_PAIR])]
+                # Where ranks share tokens out in another way, tokens do not follow each other.
+                if pair.alike:
+                    per, one = Per.PAGE, one * min(pair.src.page_tokens, pair.dst.page_tokens)
             size = one * len(run)
         key = (
             tuple(dict.fromkeys(name for row in run for name in members[row])),

@@ -21,13 +21,14 @@ def remarks(
     pieces: dict[int, tuple[PieceCount, ...]],
     word: str,
 ) -> tuple[str, ...]:
-    """Sentences about a state: its pieces and why they are so many; what is shared, cast, zeroed
-    and rebuilt.
+    """Sentences about a state: its pieces and why they are so many; who keeps which tokens; what is
+    shared, cast, zeroed and rebuilt.
 
     ``pieces`` are those of every destination rank; ``word`` is what one of them is called.
     """
     return (
         *_pieces(state, fields, pieces, word),
+        *_tokens(state),
         *_shared(state),
         *_casts(state),
         *_rebuilt(state),
@@ -164,6 +165,24 @@ def _axes(field: Field, move: Move, pieces: int) -> str:
             product *= move.box[axis].size
             used.append(field.axes[axis])
     return " and ".join(used) if used and product == pieces else "row of it"
+
+
+def _tokens(state: LayerState) -> Iterable[str]:
+    """Whose ranks share tokens out, and what that means for D's."""
+    moves = [move for move in state.moves if move.per_token]
+    cuts = [
+        {(held.parts, held.interleave_tokens) for held in some}
+        for some in ({move.src.tokens for move in moves}, {move.dst.tokens for move in moves})
+    ]
+    words = []
+    for name, cut in zip("PD", cuts, strict=True):
+        for parts, run in sorted(cut):
+            if parts > 1:
+                words.append(f"{name}'s ranks share the tokens out in {parts} parts, {run} in turn")
+    if words:
+        alike = all(move.src.tokens == move.dst.tokens for move in moves)
+        where = "pages move as pages" if alike else "each token is read from a rank that keeps it"
+        yield f"{listed(words)}: {where}"
 
 
 def _shared(state: LayerState) -> Iterable[str]:

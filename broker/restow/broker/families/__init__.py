@@ -2,6 +2,7 @@
 
 from restow.broker.families.build import build_layout
 from restow.broker.families.hf.config import model_from_hf_config
+from restow.broker.families.hf.readings import Reading, Readings
 from restow.broker.families.parts import Mixer
 from restow.broker.families.recurrent import (
     GdnSpec,
@@ -12,31 +13,37 @@ from restow.broker.families.recurrent import (
     RecurrentSpec,
     ShortConvSpec,
 )
-from restow.broker.families.scales import ScaleKind, Scales
-from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
+from restow.broker.families.scales import NO_SCALES, ScaleKind, Scales
+from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
 from restow.broker.families.specs import (
     AttentionSpec,
     BlockScaledMlaSpec,
+    IndexerSpec,
     LayerSpec,
     MlaSpec,
     ModelSpec,
 )
 
 __all__ = [
+    "NO_SCALES",
     "AttentionSpec",
     "BlockScaledMlaSpec",
     "ConvLayout",
     "EngineSettings",
     "GdnSpec",
+    "IndexerSpec",
     "KdaSpec",
     "KvOrder",
     "LayerSpec",
     "LinearAttentionSpec",
     "Mamba1Spec",
     "Mamba2Spec",
+    "MatrixOrder",
     "Mixer",
     "MlaSpec",
     "ModelSpec",
+    "Reading",
+    "Readings",
     "RecurrentSpec",
     "ScaleKind",
     "Scales",

@@ -6,13 +6,15 @@ import itertools
 from dataclasses import dataclass, replace
 
 from restow.broker.errors import LayoutFormError
+from restow.broker.families.context import check_context, with_tokens
 from restow.broker.families.cut import rank_span
+from restow.broker.families.parts import StatePart
 from restow.broker.families.rebuilding import input_shards, weights
-from restow.broker.families.recurrent import RecurrentSpec
-from restow.broker.families.scales import SCALE_DTYPE
-from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder
-from restow.broker.families.specs import AttentionSpec, BlockScaledMlaSpec, LayerSpec, MlaSpec
-from restow.broker.layout import Projection, Region, Scratch, Shard, Span
+from restow.broker.families.recurrent import MATRICES, RecurrentSpec
+from restow.broker.families.scales import BLOCK_DIM, PACKED, SCALE_DTYPE, SIXTEENTH_DTYPE
+from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
+from restow.broker.families.specs import AttentionSpec, IndexerSpec, LatentSpec, LayerSpec
+from restow.broker.layout import Box, DType, Projection, Region, Scratch, Shard, Span
 from restow.broker.layout.span import aligned, packed_strides, volume
 
 ATTENTION_GROUP = "attention"
@@ -30,13 +32,20 @@ class Pages:
     projections: tuple[Projection, ...] = ()
 
 
-def layer_pages(layer: LayerSpec, settings: EngineSettings, tp_rank: int) -> Pages:
-    """What a rank of a layer's stage holds of it. Raises `TpSizeError`."""
+def layer_pages(layer: LayerSpec, settings: EngineSettings, stage_rank: int) -> Pages:
+    """What a rank of a layer's stage holds of it. Raises `TpSizeError` and `LayoutFormError`."""
+    check_context(layer, settings)
+    tp_rank = stage_rank % settings.tp
     if isinstance(layer, AttentionSpec):
-        return _attention(layer, settings, tp_rank)
-    if isinstance(layer, MlaSpec | BlockScaledMlaSpec):
-        return _latent(layer, settings)
-    return _recurrent(layer, settings, tp_rank)
+        made = _packed if layer.packed else _attention
+        pages = made(layer, settings, tp_rank)
+    elif isinstance(layer, LatentSpec | IndexerSpec):
+        pages = _parts(layer, settings)
+    else:
+        return _recurrent(layer, settings, tp_rank)
+    if settings.dcp == 1:
+        return pages
+    return replace(pages, regions=with_tokens(pages.regions, settings, stage_rank))
 
 
 def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
@@ -51,30 +60,34 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
     order, tokens, item = settings.kv_order, settings.page_tokens, layer.dtype.itemsize_bytes
     if order is KvOrder.HDN and layer.scales.per_token:
         raise LayoutFormError("kv_order HDN: no engine keeps scales per token and head beside it")
-    data_bytes = layer.head_dim * item
-    part_bytes = data_bytes + (SCALE_DTYPE.itemsize_bytes if layer.scales.per_token else 0)
-    row_bytes = part_bytes * (2 if settings.kv_packed else 1)
-    # Of keys and of values: bytes from one element of a head to the next, and to the next token.
-    steps = ((item, row_bytes),) * 2
-    head_stride, values_at = tokens * row_bytes, part_bytes
-    if order is KvOrder.NHD:
-        steps, head_stride = ((item, heads.size * row_bytes),) * 2, row_bytes
-    elif order is KvOrder.HDN:
-        steps, values_at = ((tokens * item, item), (item, data_bytes)), tokens * part_bytes
+    scale_bytes = SCALE_DTYPE.itemsize_bytes if layer.scales.per_token else 0
+    # What a head and token has of keys and of values, and in the region of either.
+    parts = {name: dim * item + scale_bytes for name, dim in layer.dims.items()}
+    both = sum(parts.values())
+    rows = {name: both if settings.kv_packed else size for name, size in parts.items()}
     prefix, group = f"layers.{layer.layer}", _group(layer)
-    page_bytes = tokens * heads.size * row_bytes
-    names = ("kv",) if settings.kv_packed else ("k", "v")
-    regions = tuple(
-        _token_region(f"{prefix}.{name}", group, page_bytes, settings) for name in names
-    )
+    names = {"kv": both} if settings.kv_packed else parts
+    regions = {
+        name: _token_region(f"{prefix}.{name}", group, tokens * heads.size * row, settings)
+        for name, row in names.items()
+    }
     shards: list[Shard] = []
-    for index, (name, (dim_stride, token_stride)) in enumerate(zip("kv", steps, strict=True)):
+    for name, dim in layer.dims.items():
+        row_bytes = rows[name]
+        # Bytes from a head, from one of its elements and from a token to the next.
+        head_stride, dim_stride, token_stride = tokens * row_bytes, item, row_bytes
+        before_bytes = parts["k"] if name == "v" and settings.kv_packed else 0
+        if order is KvOrder.NHD:
+            head_stride, token_stride = row_bytes, heads.size * row_bytes
+        elif order is KvOrder.HDN:
+            dim_stride, token_stride = (tokens * item, item) if name == "k" else (item, parts["v"])
+            before_bytes *= tokens
         data = Shard(
             field=f"{prefix}.{name}",
-            box=(heads, Span(0, layer.head_dim)),
+            box=(heads, Span(0, dim)),
             dtype=layer.dtype,
-            region=regions[index % len(regions)].name,
-            offset_bytes=index * values_at if settings.kv_packed else 0,
+            region=regions["kv" if settings.kv_packed else name].name,
+            offset_bytes=before_bytes,
             strides_bytes=(head_stride, dim_stride),
             token_stride_bytes=token_stride,
         )
@@ -85,11 +98,48 @@ def _attention(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> 
                 field=f"{data.field}_scale",
                 box=(heads,),
                 dtype=SCALE_DTYPE,
-                offset_bytes=data.offset_bytes + data_bytes,
+                offset_bytes=data.offset_bytes + dim * item,
                 strides_bytes=(head_stride,),
             )
             shards.append(scale)
-    return Pages(regions, tuple(shards))
+    return Pages(tuple(regions.values()), tuple(shards))
+
+
+def _packed(layer: AttentionSpec, settings: EngineSettings, tp_rank: int) -> Pages:
+    """Keys and values in float4: ``[K | k_scale | V | v_scale]``, each of all heads and tokens.
+
+    (vLLM `_nvfp4_kv_views` and `nvfp4_split_data_scale`.) On GPUs of compute capability 10 its
+    scales are interleaved over four tokens, which no strides say: this is not of those.
+    """
+    heads, tokens = rank_span(layer.kv_heads, settings.tp, tp_rank, "head"), settings.page_tokens
+    if settings.kv_order is KvOrder.HDN or not settings.kv_packed:
+        raise LayoutFormError(
+            f"kv_order {settings.kv_order}, kv_packed {settings.kv_packed}: {PACKED.label} lies in "
+            f"pages of keys and values, with heads or tokens first (HND, NHD)"
+        )
+    prefix, name = f"layers.{layer.layer}", f"layers.{layer.layer}.kv"
+    shards: list[Shard] = []
+    end = 0
+    for part, dim in layer.dims.items():
+        for suffix, row, dtype in (
+            ("", dim // 2, PACKED),
+            ("_scale", dim // BLOCK_DIM, SIXTEENTH_DTYPE),
+        ):
+            by_head = settings.kv_order is KvOrder.HND
+            head_stride, token_stride = (tokens * row, row) if by_head else (row, heads.size * row)
+            shards.append(
+                Shard(
+                    field=f"{prefix}.{part}{suffix}",
+                    box=(heads, Span(0, row)),
+                    dtype=dtype,
+                    region=name,
+                    offset_bytes=end,
+                    strides_bytes=(head_stride, 1),
+                    token_stride_bytes=token_stride,
+                )
+            )
+            end += heads.size * tokens * row
+    return Pages((_token_region(name, _group(layer), end, settings),), tuple(shards))
 
 
 def _group(layer: AttentionSpec) -> str:
@@ -97,26 +147,35 @@ def _group(layer: AttentionSpec) -> str:
     return f"window.{layer.window_tokens}" if layer.window_tokens else ATTENTION_GROUP
 
 
-def _latent(layer: MlaSpec | BlockScaledMlaSpec, settings: EngineSettings) -> Pages:
-    """``[token][part]``, the same on every rank: mostly there is one part."""
-    parts = layer.parts()
+def _parts(layer: LatentSpec | IndexerSpec, settings: EngineSettings) -> Pages:
+    """The parts of a token side by side; of an indexer each part of all tokens, then the next.
+
+    The same on every rank: nothing of them is cut.
+    """
+    tokens, parts = settings.page_tokens, layer.parts()
     ends = list(
         itertools.accumulate(field.shape[0] * dtype.itemsize_bytes for field, dtype in parts)
     )
-    name = f"layers.{layer.layer}.latent"
-    page_bytes = settings.page_tokens * ends[-1]
-    region = _token_region(name, ATTENTION_GROUP, page_bytes, settings)
+    row_bytes, by_part = ends[-1], isinstance(layer, IndexerSpec)
+    name = parts[0][0].name
+    if isinstance(layer, IndexerSpec) and layer.page_tokens not in (0, tokens):
+        raise LayoutFormError(
+            f"{name}: an indexer's pages have {layer.page_tokens} tokens, not {tokens}: its scales "
+            f"lie behind the elements of so many (page_tokens {layer.page_tokens}, and "
+            f"pages_per_block for larger blocks)"
+        )
+    region = _token_region(name, ATTENTION_GROUP, tokens * row_bytes, settings)
     shards = tuple(
         Shard(
             field=field.name,
             box=(Span(0, field.shape[0]),),
             dtype=dtype,
             region=name,
-            offset_bytes=start,
+            offset_bytes=start * tokens if by_part else start,
             strides_bytes=(dtype.itemsize_bytes,),
-            token_stride_bytes=ends[-1],
+            token_stride_bytes=end - start if by_part else row_bytes,
         )
-        for (field, dtype), start in zip(parts, (0, *ends[:-1]), strict=True)
+        for (field, dtype), start, end in zip(parts, (0, *ends[:-1]), ends, strict=True)
     )
     return Pages((region,), shards)
 
@@ -129,6 +188,7 @@ def _token_region(name: str, group: str, page_bytes: int, settings: EngineSettin
         settings.page_tokens,
         settings.pages_per_block,
         settings.null_block,
+        whole_blocks=settings.whole_blocks,
     )
 
 
@@ -180,7 +240,7 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
                 dtype=form.state_dtype,
                 region=name,
                 offset_bytes=end,
-                strides_bytes=packed_strides(box, form.state_dtype.itemsize_bytes),
+                strides_bytes=_state_strides(part, box, form.state_dtype, settings),
             )
         )
         end += volume(box) * form.state_dtype.itemsize_bytes
@@ -190,3 +250,14 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
     region = Region(name, STATE_GROUP, page_bytes, None, null_block=settings.null_block)
     kept = (scratch,) if extra and columns else ()
     return Pages((region, *constant), tuple(shards), kept, inputs, projections)
+
+
+def _state_strides(
+    part: StatePart, box: Box, dtype: DType, settings: EngineSettings
+) -> tuple[int, ...]:
+    """Return the strides of a state without gaps; of a matrix a head, in the engine's order."""
+    strides = packed_strides(box, dtype.itemsize_bytes)
+    if part.axes != MATRICES or settings.matrix_order is MatrixOrder.VK:
+        return strides
+    head, _, item = strides
+    return head, item, item * box[1].size

@@ -13,7 +13,7 @@ from restow.broker.layout import DType, Field
 from restow.broker.words import Worded
 
 _HEADS = ("head", "dim")
-_MATRICES = ("head", "dim", "key_dim")
+MATRICES = ("head", "dim", "key_dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class GdnSpec(RecurrentSpec):
                 StatePart("conv.V", _HEADS, values, "value head", self.value_heads),
             ),
             self.conv_dtype,
-            (StatePart("state", _MATRICES, matrices, "value head", self.value_heads),),
+            (StatePart("state", MATRICES, matrices, "value head", self.value_heads),),
             self.state_dtype,
         )
 
@@ -145,7 +145,7 @@ class KdaSpec(RecurrentSpec):
             self.conv_kernel - 1,
             tuple(StatePart(f"conv.{name}", _HEADS, shape, unit, self.heads) for name in "QKV"),
             self.conv_dtype,
-            (StatePart("state", _MATRICES, (*shape, self.dim), unit, self.heads),),
+            (StatePart("state", MATRICES, (*shape, self.dim), unit, self.heads),),
             self.state_dtype,
         )
 
@@ -188,5 +188,5 @@ class LinearAttentionSpec(RecurrentSpec):
     def recurrence(self) -> Recurrence:
         """One state."""
         shape = (self.heads, self.dim, self.dim)
-        part = StatePart("state", _MATRICES, shape, "linear attention head", self.heads)
+        part = StatePart("state", MATRICES, shape, "linear attention head", self.heads)
         return Recurrence("linear", 0, (), self.state_dtype, (part,), self.state_dtype)

@@ -7,6 +7,7 @@ from restow.broker.layout.check import check_layout
 from restow.broker.layout.digest import digest
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box, Span
+from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
 from restow.broker.layout.values import (
     Field,
     Kind,
@@ -21,6 +22,7 @@ from restow.broker.layout.values import (
 )
 
 __all__ = [
+    "ALL_TOKENS",
     "Box",
     "DType",
     "Field",
@@ -34,6 +36,7 @@ __all__ = [
     "Scratch",
     "Shard",
     "Span",
+    "TokenClass",
     "check_layout",
     "digest",
 ]

@@ -80,8 +80,8 @@ def _forms(layout: Layout) -> dict[str, dict[str, str]]:
 
 
 def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]:
-    boxes = Counter(shard.box for _, shard, _ in held)
-    copies = sorted(set(boxes.values()))
+    held_alike = Counter((shard.box, region.tokens) for _, shard, region in held)
+    boxes, copies = {box for box, _ in held_alike}, sorted(set(held_alike.values()))
     sizes = ", ".join(f"{axis} {size}" for axis, size in zip(field.axes, field.shape, strict=True))
     return {
         "shape": f"{field.kind.value}, {sizes}",
@@ -89,6 +89,7 @@ def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]
         "cut": f"{len(boxes)} parts" + (f", {'/'.join(map(str, copies))} copies" * (copies != [1])),
         "ranks": _ranges(sorted({rank for rank, _, _ in held})),
         "scales": field.scales or "none",
+        "draft": field.draft or "none",
         "type": _all(shard.dtype.label for _, shard, _ in held),
         "order": _all(_order(field, shard) for _, shard, _ in held),
         "page": _all(
@@ -98,9 +99,19 @@ def _form(field: Field, held: list[tuple[int, Shard, Region]]) -> dict[str, str]
         "null block": _all(
             "none" if region.null_block is None else str(region.null_block) for _, _, region in held
         ),
+        "tokens": _all(_cut_text(region) for _, _, region in held),
+        "first block of a window": _all(
+            "whole" if region.whole_blocks else "in part" for _, _, region in held
+        ),
         "pages in a block": _all(str(region.pages_per_block) for _, _, region in held),
         "page bytes": _all(f"{region.page_stride_bytes}" for _, _, region in held),
     }
+
+
+def _cut_text(region: Region) -> str:
+    """How tokens are cut over ranks, whichever of these has the region."""
+    parts, run = region.context_parts, region.interleave_tokens
+    return f"in {parts} parts, {run} in turn" if parts > 1 else "on each rank"
 
 
 def _order(field: Field, shard: Shard) -> str:

@@ -28,7 +28,8 @@ def digest(layout: Layout) -> str:
     """SHA-256 over the layout's numbers and names: equal layouts, equal digests, anywhere.
 
     The text is one line of ASCII for each field, region and shard, in the layout's order: quoted
-    names and integers, so that two layouts never share a text.
+    names and integers, so that two layouts never share a text. What is `later` follows in lines of
+    its own, where it is not the default.
     """
     model = layout.model
     lines = _lines("layout", [model], MODEL.attributes)
@@ -43,9 +44,20 @@ def digest(layout: Layout) -> str:
 
 
 def _lines(word: str, values: Sequence[object], told: Iterable[Attribute]) -> list[str]:
-    """One line a value, made of columns: that is quicker than value by value."""
-    columns = [_column(values, one) for one in told]
-    return [ascii(line) for line in zip(repeat(word), *columns, strict=False)]
+    """One line a value, made of columns: that is quicker than value by value.
+
+    Then one for each value that has more to tell than the defaults of what is `later`.
+    """
+    told = tuple(told)
+    columns = [_column(values, one) for one in told if not one.later]
+    lines = [ascii(line) for line in zip(repeat(word), *columns, strict=False)]
+    later = [one for one in told if one.later]
+    defaults = [one.default for one in later]
+    for number, value in enumerate(values if later else ()):
+        held = [getattr(value, one.name) for one in later]
+        if held != defaults:
+            lines.append(ascii((f"{word} later", number, *held)))
+    return lines
 
 
 def _column(values: Sequence[object], one: Attribute) -> Iterable[object]:

@@ -23,6 +23,8 @@ class DType(IntEnum):
     FLOAT16 = 5
     BFLOAT16 = 6
     FLOAT32 = 7
+    FLOAT4_E2M1FN_X2 = 8
+    """Two numbers in a byte: axes count pairs, so that no cut falls between two of one byte."""
 
     @property
     def label(self) -> str:

@@ -30,7 +30,7 @@ def _told(value: Any, record: Record, fields: Mapping[str, Field]) -> dict[str, 
     told: dict[str, Any] = {}
     for one in record.attributes:
         held, write = getattr(value, one.name), _WRITE.get(one.sort)
-        if held or not one.sparse:
+        if not one.sparse or held != one.default:
             told[one.key or one.name] = write(held) if write else held
     for part in record.nested:
         told[part.name] = [_told(one, part.record, fields) for one in getattr(value, part.name)]
@@ -164,6 +164,7 @@ _READ: dict[Sort, Callable[[object, str], object]] = {
     Sort.NAME: read.name,
     Sort.TEXT: read.text,
     Sort.NUMBER: read.integer,
+    Sort.FLAG: read.flag,
     Sort.NAMES: read.texts,
     Sort.NUMBERS: read.integers,
     Sort.BOX: _box,

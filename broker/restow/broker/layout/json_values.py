@@ -63,6 +63,13 @@ def integer(data: object, where: str) -> int:
     return data
 
 
+def flag(data: object, where: str) -> bool:
+    """True or false."""
+    if not isinstance(data, bool):
+        raise malformed(where, f"{_short(data)} is neither true nor false")
+    return data
+
+
 def integers(data: object, where: str) -> tuple[int, ...]:
     """A list of integers."""
     return tuple(integer(value, place) for place, value in items(data, where))

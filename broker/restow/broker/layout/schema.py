@@ -32,6 +32,7 @@ class Sort(StrEnum):
     """Text, not empty."""
     TEXT = auto()
     NUMBER = auto()
+    FLAG = auto()
     NAMES = auto()
     NUMBERS = auto()
     BOX = auto()
@@ -45,7 +46,9 @@ class Attribute(Worded):
 
     It is ``default`` where JSON says nothing, and where a message says zero, unless ``zero`` is a
     number like any other. ``key`` is its name in JSON, if that is another; ``sparse`` ones are left
-    out of JSON when empty. ``of_inputs``: digests tell it of the model's inputs too.
+    out of JSON where they are the default. ``of_inputs``: digests tell it of the model's inputs
+    too. ``later`` ones came when there were digests: these, and messages, tell nothing of the
+    default.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Attribute(Worded):
     key: str = ""
     sparse: bool = False
     of_inputs: bool = True
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Record:
 
 
 _SORTS: dict[object, Sort] = {
+    bool: Sort.FLAG,
     int: Sort.NUMBER,
     int | None: Sort.NUMBER,
     tuple[str, ...]: Sort.NAMES,
@@ -107,7 +112,11 @@ def _record(of: type, *nested: Nested, **more: dict[str, Any]) -> Record:
 
 
 FIELD = _record(
-    Field, name={"key": "field"}, window_tokens={"of_inputs": False}, scales={"of_inputs": False}
+    Field,
+    name={"key": "field"},
+    window_tokens={"of_inputs": False},
+    scales={"of_inputs": False},
+    draft={"sparse": True, "of_inputs": False, "later": True},
 )
 MODEL = _record(
     Model,
@@ -117,7 +126,14 @@ MODEL = _record(
     **{part: {"sparse": True} for part in IDENTITY_PARTS},
 )
 REGION = _record(
-    Region, group={"sort": Sort.TEXT}, page_tokens={"default": None}, null_block={"zero": True}
+    Region,
+    group={"sort": Sort.TEXT},
+    page_tokens={"default": None},
+    null_block={"zero": True},
+    **{
+        name: {"sparse": True, "later": True}
+        for name in ("context_parts", "context_part", "interleave_tokens", "whole_blocks")
+    },
 )
 SHARD = _record(Shard)
 SCRATCH = _record(Scratch)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from restow.broker.layout.names import field_class
 from restow.broker.layout.span import volume
-from restow.broker.layout.values import Model, RankLayout
+from restow.broker.layout.values import Layout, Model, RankLayout
 
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """What one rank holds: for each token, in each snapshot, and what its pages leave unused."""
+    """What one rank holds: for each token, in each snapshot, and what its pages leave unused.
+
+    Where ranks share tokens out: for each token that is its own.
+    """
 
     rank: int
     regions: int
@@ -46,6 +49,16 @@ def summarize(rank: RankLayout) -> RankSummary:
     pages = sum(region.page_stride_bytes for region in rank.regions)
     counts = len(rank.regions), len(rank.shards)
     return RankSummary(rank.rank, *counts, per_token, per_snapshot, pages - used, inputs, weights)
+
+
+def shared_tokens(layout: Layout) -> dict[str, tuple[int, int]]:
+    """The groups whose tokens ranks share out: in how many parts, and how many tokens in turn."""
+    return {
+        region.group: (region.context_parts, region.interleave_tokens)
+        for rank in layout.ranks
+        for region in rank.regions
+        if region.context_parts > 1
+    }
 
 
 def scaled_fields(model: Model) -> dict[str, list[str]]:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box
+from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
 from restow.broker.words import Worded
 
 
@@ -30,6 +31,10 @@ class Field(Worded):
     ``scales`` says in words which factors make values of the elements, such as "static v1": equal
     bytes under other factors are other values, so both engines must say the same. "": the elements
     are the values.
+
+    ``draft`` names the draft model (MTP, EAGLE) whose field it is, by any text that is equal
+    exactly when its weights are: a side may lack it or have another one, and then D's begins
+    zeroed. "": it is the model's own, and both sides must have it.
     """
 
     name: str
@@ -38,12 +43,14 @@ class Field(Worded):
     shape: tuple[int, ...]
     window_tokens: int = 0
     scales: str = ""
+    draft: str = ""
 
-    def entries(self, tokens: int) -> int:
-        """How many entries a handoff of ``tokens`` moves."""
+    def entries(self, tokens: int, block_tokens: int = 1) -> int:
+        """How many entries a handoff of ``tokens`` moves into whole blocks of ``block_tokens``."""
         if self.kind is Kind.SNAPSHOT:
             return 1
-        return min(tokens, self.window_tokens) if self.window_tokens else tokens
+        first = max(tokens - self.window_tokens, 0) if self.window_tokens else 0
+        return tokens - first + first % block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,13 @@ class Region:
     An engine's id counts blocks of ``pages_per_block`` pages: block ``b`` is the pages
     ``b * r .. b * r + r - 1``. ``page_tokens`` is None where a page holds snapshots.
     ``null_block`` is the id that stands in lists where a request has no block; None: no id does.
+    With ``whole_blocks`` the engine keeps full blocks for other prompts that begin alike: the first
+    block of a window is filled from its beginning.
+
+    Where ranks share out the tokens of a prompt (context parallelism), the pages hold those of one
+    `TokenClass` alone: number ``context_part`` of ``context_parts``, which take turns by
+    ``interleave_tokens``. A page holds ``page_tokens`` of these, and a list of block ids reaches
+    ``context_parts`` times as far.
 
     A region without a group is constant: one page, number 0, that no request owns. It holds weights
     for projections, and no peer reads it.
@@ -118,6 +132,25 @@ class Region:
     page_tokens: int | None
     pages_per_block: int = 1
     null_block: int | None = None
+    context_parts: int = 1
+    context_part: int = 0
+    interleave_tokens: int = 1
+    whole_blocks: bool = False
+
+    @property
+    def tokens(self) -> TokenClass:
+        """Which tokens of a prompt its pages hold."""
+        if self.context_parts == 1:
+            return ALL_TOKENS
+        return TokenClass(self.context_parts, self.context_part, self.interleave_tokens)
+
+    @property
+    def block_tokens(self) -> int:
+        """How many tokens of a prompt a block reaches over, those of other ranks among them.
+
+        0: it holds a snapshot.
+        """
+        return (self.page_tokens or 0) * self.pages_per_block * self.context_parts
 
     @property
     def constant(self) -> bool:

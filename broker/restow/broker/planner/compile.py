@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from restow.broker.layout import RankLayout
+from restow.broker.layout.rows import Int64s
 from restow.broker.planner.choice import choose_ways
-from restow.broker.planner.clearing import cleared_rows
+from restow.broker.planner.clearing import ColdRows, cleared_rows
 from restow.broker.planner.cost_model import CostModel
 from restow.broker.planner.costs import PricedRows
 from restow.broker.planner.draft import Draft
@@ -52,7 +56,20 @@ def draft_programs(
     for move in plan.moves:
         by_rank[move.dst_rank].append(move)
     drafts = [drafting.draft(rank, tuple(by_rank[rank.rank])) for rank in plan.destination.ranks]
-    return drafting.cutter.pairs, drafts
+    if not plan.cold:
+        return drafting.cutter.pairs, drafts
+    cold = ColdRows(plan, len(drafting.cutter.pairs))  # the ways may have added pairs
+    pairs = (*drafting.cutter.pairs, *cold.pairs)
+    return pairs, [
+        replace(draft, cleared=_cleared(rank, pairs, cold.rows(rank), bool(by_rank[rank.rank])))
+        for draft, rank in zip(drafts, plan.destination.ranks, strict=True)
+    ]
+
+
+def _cleared(rank: RankLayout, pairs: Sequence[GroupPair], cold: Int64s, moves: bool) -> Int64s:
+    """What is zeroed: scratch memory if anything arrives, and what begins cold."""
+    scratch = cleared_rows(rank, pairs) if moves or len(cold) else no_rows()
+    return np.concatenate([scratch, cold])
 
 
 class _Drafting:
@@ -103,7 +120,7 @@ class _Drafting:
             table,
             ways,
             (*(share for share in shares if share is not None), *spared),
-            cleared_rows(rank, cutter.pairs) if moves else no_rows(),
+            _cleared(rank, cutter.pairs, no_rows(), bool(moves)),
         )
 
 

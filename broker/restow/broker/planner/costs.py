@@ -13,7 +13,7 @@ import numpy.typing as npt
 from restow.broker.layout.dtype import ITEM_BYTES
 from restow.broker.layout.rows import Bools, Int64s
 from restow.broker.planner.cost_model import CostModel
-from restow.broker.planner.program import Column, GroupPair
+from restow.broker.planner.program import Column, GroupPair, cut_shared, moved_tokens
 from restow.broker.planner.program.rows import strided
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
@@ -29,7 +29,7 @@ of 256 bytes to 4 KiB (docs/benchmarks.md).
 
 def token_counts(pairs: Sequence[GroupPair], tokens: int) -> Int64s:
     """How often the rows of each pair repeat for a prompt of ``tokens``."""
-    counts = [tokens - pair.first_token(0, tokens) if pair.per_token else 1 for pair in pairs]
+    counts = [moved_tokens(pair, 0, tokens) if pair.per_token else 1 for pair in pairs]
     return np.array(counts, np.int64)
 
 
@@ -39,10 +39,22 @@ def row_costs(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> tuple[In
     repeats = token_counts(pairs, tokens)[rows[:, Column.GROUP_PAIR]]
     row_bytes = rows[:, Column.COUNT] * ITEM_BYTES[rows[:, Column.SRC_DTYPE]]
     sizes = np.maximum(page_tokens, 1)
-    edges = -(-repeats[:, None] // sizes)
-    stretches = edges.sum(axis=1) - -(-repeats // np.lcm(sizes[:, 0], sizes[:, 1]))
+    stretches = _stretches(sizes, pairs, tokens, rows[:, Column.GROUP_PAIR])
+    for number, pair in enumerate(pairs):
+        if not pair.alike and len(mine := np.flatnonzero(rows[:, Column.GROUP_PAIR] == number)):
+            stretches[mine] = len(cut_shared(pair, 0, tokens, (pair.src, pair.dst))[0])
     pieces = np.where(length == row_bytes, 1, rows[:, Column.COUNT])
     return pieces * np.where(joined, stretches, repeats), row_bytes * repeats
+
+
+def _stretches(sizes: Int64s, pairs: Sequence[GroupPair], tokens: int, pair: Int64s) -> Int64s:
+    """How many pieces the pages of both sides, of ``sizes`` ``[rows, 2]``, cut what moves into."""
+    ends = [(p.first_token(0, tokens), tokens) if p.per_token else (0, 1) for p in pairs]
+    first, stop = np.array(ends, np.int64).reshape(-1, 2)[pair].T
+    steps = np.column_stack([sizes, np.lcm(sizes[:, 0], sizes[:, 1])])
+    cuts = (stop - 1)[:, None] // steps - first[:, None] // steps
+    found: Int64s = np.where(first < stop, 1 + cuts[:, 0] + cuts[:, 1] - cuts[:, 2], 0)
+    return found
 
 
 def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Seconds:
@@ -55,10 +67,10 @@ def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Second
     run = page_runs(rows, pairs)
     members = np.bincount(run, minlength=len(rows))[run]
     pair = rows[:, Column.GROUP_PAIR]
-    windows = np.array([one.window_tokens for one in pairs], np.int64)
+    cut = np.array([one.window_tokens > 0 and not one.dst.whole_blocks for one in pairs], bool)
     size = np.array([max(one.src.page_tokens, 1) for one in pairs], np.int64)
     # A window begins anywhere in its first page.
-    before = np.where(windows > 0, size - 1, 0)
+    before = np.where(cut, size - 1, 0)
     full = (np.maximum(token_counts(pairs, tokens) - before, 0) // size)[pair]
     return counts - np.where(members > 1, full * (1 - 1 / members), 0.0)
 
@@ -66,17 +78,19 @@ def descriptors(rows: Int64s, pairs: Sequence[GroupPair], tokens: int) -> Second
 def page_runs(rows: Int64s, pairs: Sequence[GroupPair]) -> Int64s:
     """A number for each row, equal for those that are one piece in whole pages of both sides.
 
-    Such are the heads of a page, where both sides have as many tokens in one.
+    Such are the heads of a page, where both sides have as many tokens in one, and the same ones.
     """
     run = np.arange(len(rows))
     page_tokens, joined, length = _joined(rows, pairs)
-    index = np.flatnonzero(joined & (page_tokens[:, 0] == page_tokens[:, 1]))
+    alike = np.array([pair.alike for pair in pairs], np.bool_)[rows[:, Column.GROUP_PAIR]]
+    index = np.flatnonzero(joined & alike & (page_tokens[:, 0] == page_tokens[:, 1]))
     if len(index) < 2:
         return run
     order = index[np.lexsort((rows[index, Column.SRC_OFFSET_BYTES], *rows[index][:, _SAME].T))]
     mine = rows[order]
     reach = length[order] * page_tokens[order, 0]
     follows = (mine[1:, _SAME] == mine[:-1, _SAME]).all(axis=1)
+    follows &= reach[1:] == reach[:-1]  # as agents join them
     for offset in (Column.SRC_OFFSET_BYTES, Column.DST_OFFSET_BYTES):
         follows &= mine[1:, offset] == mine[:-1, offset] + reach[:-1]
     begins = np.concatenate([[True], ~follows])

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from restow.broker.layout import Box, DType, Shard
+from restow.broker.layout import ALL_TOKENS, Box, DType, Shard, TokenClass
 from restow.broker.layout.span import volume
+from restow.broker.layout.token_class import count_shared
 from restow.broker.words import Worded
 
 
 @dataclass(frozen=True, slots=True)
 class Place(Worded):
-    """Where a box begins inside a page, and how it is strided there."""
+    """Where a box begins inside a page, and how it is strided there; which tokens are there."""
 
     region: str
     offset_bytes: int
     strides_bytes: tuple[int, ...]
     token_stride_bytes: int | None
     dtype: DType
+    tokens: TokenClass = ALL_TOKENS
 
     @classmethod
-    def of(cls, shard: Shard, box: Box) -> Place:
+    def of(cls, shard: Shard, box: Box, tokens: TokenClass = ALL_TOKENS) -> Place:
         """The place of ``box``, which lies inside the shard's box."""
         shift = sum(
             (span.start - held.start) * stride
@@ -32,12 +34,16 @@ class Place(Worded):
             shard.strides_bytes,
             shard.token_stride_bytes,
             shard.dtype,
+            tokens,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """``box`` of ``field``, in global coordinates, from one rank's page to another's."""
+    """``box`` of ``field``, in global coordinates, from one rank's page to another's.
+
+    Of a per-token field it moves the tokens that both places hold.
+    """
 
     field: str
     src_rank: int
@@ -55,6 +61,12 @@ class Move:
     def bytes(self) -> int:
         """Source bytes read, for one token where the field is per-token."""
         return self.elements * self.src.dtype.itemsize_bytes
+
+    def entries(self, count: int, tokens: int) -> int:
+        """How many of its field's last ``count`` entries it moves, in a handoff of ``tokens``."""
+        if not self.per_token:
+            return count
+        return count_shared(self.src.tokens, self.dst.tokens, tokens - count, tokens)
 
     @property
     def per_token(self) -> bool:

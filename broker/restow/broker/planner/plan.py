@@ -14,9 +14,10 @@ from restow.broker.errors import (
     ScalesMismatchError,
     TooManyPiecesError,
 )
-from restow.broker.layout import Box, Field, Layout, Shard
+from restow.broker.layout import Box, Field, Layout, RankLayout, Shard, TokenClass
 from restow.broker.layout.span import overlap, volume
 from restow.broker.planner.move import Move, Place
+from restow.broker.planner.whole_blocks import check_whole_blocks
 
 MAX_PAIRS_OF_BOXES = 1 << 23
 """Compared in one plan: enough for 1,024 ranks on both sides, and bounded in time."""
@@ -29,21 +30,37 @@ class Plan:
     Law *cover*: every element of every destination shard is written by exactly one move.
     Law *minimality*: the moves' boxes add up to the destination's shards, each read from one
     source however many hold it.
+
+    Fields of D that begin ``cold``, by name, are zeroed in place: those of drafts that P lacks.
     """
 
     source: Layout
     destination: Layout
     moves: tuple[Move, ...]
+    cold: frozenset[str] = frozenset()
 
     @property
     def bytes(self) -> int:
-        """Bytes of all moves, counting one token of every per-token field."""
+        """Bytes of all moves, counting one token of every per-token move."""
         return sum(move.bytes for move in self.moves)
 
     def bytes_at(self, tokens: int) -> int:
         """Bytes read for a prompt of ``tokens``."""
-        fields = {field.name: field for field in self.source.model.fields}
-        return sum(move.bytes * fields[move.field].entries(tokens) for move in self.moves)
+        entries = self.entries(tokens)
+        return sum(move.bytes * move.entries(entries[move.field], tokens) for move in self.moves)
+
+    def entries(self, tokens: int) -> dict[str, int]:
+        """How many entries of each field a handoff of ``tokens`` moves."""
+        blocks = {
+            shard.field: region.block_tokens
+            for rank in self.destination.ranks
+            for shard in rank.shards
+            if (region := rank.region(shard.region)).whole_blocks
+        }
+        return {
+            field.name: field.entries(tokens, blocks.get(field.name, 1))
+            for field in self.source.model.fields
+        }
 
 
 def make_plan(source: Layout, destination: Layout) -> Plan:
@@ -51,11 +68,14 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
 
     Raises `ModelMismatchError` when they are not of one model, `ScalesMismatchError` when the same
     bytes would be other values, `CastUnsupportedError` when a field changes to a type that nothing
-    casts to, `TooManyPiecesError` for layouts cut too finely, `PlanError` if the plan does not
-    cover the destination (which `check_layout` rules out).
+    casts to, `BlockTokensMismatchError` when D keeps whole blocks of which P may lack some,
+    `TooManyPiecesError` for layouts cut too finely, `PlanError` if the plan does not cover the
+    destination (which `check_layout` rules out).
     """
     check_same_model(source, destination)
-    held, wanted = _holders(source), _holders(destination)
+    check_whole_blocks(source, destination)
+    cold = cold_fields(source, destination)
+    held, wanted = _holders(source), _holders(destination, cold)
     by_form: dict[object, Routes] = {}  # the same for all layers of a kind
     routes: dict[str, Routes] = {}
     pairs_of_boxes = 0
@@ -74,16 +94,35 @@ def make_plan(source: Layout, destination: Layout) -> Plan:
     shards = {
         (rank.rank, shard.field, shard.box): shard for rank in source.ranks for shard in rank.shards
     }
+    cut = {rank.rank: _tokens(rank) for rank in destination.ranks}
     moves = tuple(
-        _move(route, shards[route.src_rank, shard.field, route.held], rank.rank, shard)
+        _move(
+            route,
+            shards[route.src_rank, shard.field, route.held],
+            rank.rank,
+            shard,
+            cut[rank.rank][shard.region],
+        )
         for rank in destination.ranks
         for shard in rank.shards
+        if shard.field not in cold
         for route in routes[shard.field][rank.rank, shard.box]
     )
-    return Plan(source, destination, moves)
+    return Plan(source, destination, moves, cold)
 
 
-def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:
+def cold_fields(source: Layout, destination: Layout) -> frozenset[str]:
+    """Return the names of D's fields that P lacks, or has otherwise: of one model, so of drafts."""
+    held = set(source.model.fields)
+    return frozenset(field.name for field in destination.model.fields if field not in held)
+
+
+def _tokens(rank: RankLayout) -> dict[str, TokenClass]:
+    """Which tokens the pages of each region hold."""
+    return {region.name: region.tokens for region in rank.regions}
+
+
+def _move(route: Route, src: Shard, dst_rank: int, dst: Shard, tokens: TokenClass) -> Move:
     if src.dtype is not dst.dtype and not (src.dtype.castable and dst.dtype.castable):
         raise CastUnsupportedError(
             f"field {dst.field}: rank {route.src_rank} of P holds {src.dtype.label}, rank "
@@ -93,13 +132,14 @@ def _move(route: Route, src: Shard, dst_rank: int, dst: Shard) -> Move:
             ranks=f"{route.src_rank},{dst_rank}",
         )
     box = route.box
-    return Move(dst.field, route.src_rank, dst_rank, box, Place.of(src, box), Place.of(dst, box))
+    places = Place.of(src, box, route.tokens), Place.of(dst, box, tokens)
+    return Move(dst.field, route.src_rank, dst_rank, box, *places)
 
 
 def check_same_model(source: Layout, destination: Layout) -> None:
     """Raise `ModelMismatchError` or `ScalesMismatchError` that names the first difference.
 
-    Of the inputs only those that both list must be the same.
+    Of the inputs only those that both list must be the same. Fields of drafts need not be.
     """
     ours, theirs = source.model, destination.model
     if ours.identity != theirs.identity:
@@ -114,7 +154,7 @@ def check_same_model(source: Layout, destination: Layout) -> None:
     other = {field.name: field for field in theirs.fields}
     for name in sorted(mine.keys() | other.keys()):
         one, two = mine.get(name), other.get(name)
-        if one == two:
+        if one == two or not any(field and not field.draft for field in (one, two)):
             continue
         if one and two and one == replace(two, scales=one.scales):
             raise ScalesMismatchError(
@@ -145,56 +185,61 @@ def _describe(field: Field | None) -> str:
     sizes = (f"{axis} {size}" for axis, size in zip(field.axes, field.shape, strict=True))
     window = [f"a window of {field.window_tokens} tokens"] if field.window_tokens else []
     scales = [_scales(field)] if field.scales else []
-    return ", ".join([field.kind.value, *sizes, *window, *scales])
+    draft = [f"of the draft {field.draft!r}"] if field.draft else []
+    return ", ".join([field.kind.value, *sizes, *window, *scales, *draft])
 
 
 def _scales(field: Field) -> str:
     return f"scales {field.scales!r}" if field.scales else "no scales"
 
 
-Held: TypeAlias = tuple[tuple[Box, tuple[int, ...]], ...]
-"""The distinct boxes of a field, each with the ranks that hold it."""
+Held: TypeAlias = tuple[tuple[tuple[Box, TokenClass], tuple[int, ...]], ...]
+"""The distinct boxes of a field, each with tokens and the ranks that hold these of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``box`` comes from the shard of ``src_rank`` that holds the box ``held``."""
+    """``box`` comes from the shard of ``src_rank`` that holds ``tokens`` of the box ``held``."""
 
     box: Box
     src_rank: int
     held: Box
+    tokens: TokenClass
 
 
 Routes: TypeAlias = dict[tuple[int, Box], list[Route]]
 """For each destination rank and box that it wants: where the parts come from."""
 
 
-def _holders(layout: Layout) -> dict[str, Held]:
-    found: dict[str, dict[Box, list[int]]] = defaultdict(lambda: defaultdict(list))
+def _holders(layout: Layout, without: frozenset[str] = frozenset()) -> dict[str, Held]:
+    found: dict[str, dict[tuple[Box, TokenClass], list[int]]]
+    found = defaultdict(lambda: defaultdict(list))
     for rank in layout.ranks:
+        tokens = _tokens(rank)
         for shard in rank.shards:
-            found[shard.field][shard.box].append(rank.rank)
+            found[shard.field][shard.box, tokens[shard.region]].append(rank.rank)
     return {
-        name: tuple((box, tuple(sorted(ranks))) for box, ranks in boxes.items())
-        for name, boxes in found.items()
+        name: tuple((part, tuple(sorted(ranks))) for part, ranks in parts.items())
+        for name, parts in found.items()
+        if name not in without
     }
 
 
 def _routes(field: str, held: Held, wanted: Held) -> Routes:
     """Tile every wanted box with parts of held ones; replicas share the ranks that want a part."""
     routes: Routes = defaultdict(list)
-    for held_box, src_ranks in held:
+    for (held_box, tokens), src_ranks in held:
         parts = [
             (common, dst_rank, box)
-            for box, dst_ranks in wanted
-            if (common := overlap(held_box, box)) is not None
+            for (box, needed), dst_ranks in wanted
+            if (common := overlap(held_box, box)) is not None and tokens.shared(needed)
             for dst_rank in dst_ranks
         ]
         readers = sorted({dst_rank for _, dst_rank, _ in parts})
         number = {dst_rank: index for index, dst_rank in enumerate(readers)}
         for common, dst_rank, box in parts:
             src_rank = spread(src_ranks, number[dst_rank], len(readers))
-            routes[dst_rank, box].append(Route(common, src_rank, held_box))
+            routes[dst_rank, box].append(Route(common, src_rank, held_box, tokens))
     _check_tiled(field, routes, wanted)
     return routes
 
@@ -209,13 +254,16 @@ def spread(replicas: Sequence[int], reader: int, readers: int) -> int:
 
 
 def _check_tiled(field: str, routes: Routes, wanted: Held) -> None:
-    """Parts of disjoint boxes tile a box when their volumes add up."""
-    for box, dst_ranks in wanted:
+    """Parts of disjoint boxes tile a box when their volumes add up, for a token on average."""
+    for (box, tokens), dst_ranks in wanted:
+        needed = volume(box) * tokens.shared(tokens)
         for dst_rank in dst_ranks:
-            covered = sum(volume(route.box) for route in routes[dst_rank, box])
-            if covered != volume(box):
+            covered = sum(
+                volume(route.box) * route.tokens.shared(tokens) for route in routes[dst_rank, box]
+            )
+            if covered != needed:
                 raise PlanError(
-                    f"field {field}: the source holds {covered} of the {volume(box)} elements "
+                    f"field {field}: the source holds {covered} of the {needed} elements "
                     f"that destination rank {dst_rank} needs",
                     field=field,
                     ranks=dst_rank,

@@ -178,7 +178,13 @@ def _pages(layout: Layout) -> dict[tuple[int, str], _Pages]:
         (rank.rank, one.name): _Pages(
             index,
             one.page_stride_bytes,
-            PageForm(one.group, one.page_tokens or 0, one.pages_per_block),
+            PageForm(
+                one.group,
+                one.page_tokens or 0,
+                one.pages_per_block,
+                one.tokens,
+                one.whole_blocks,
+            ),
         )
         for rank in layout.ranks
         for index, one in enumerate(rank.regions)

@@ -37,6 +37,7 @@ _SIZES: dict[Sort, Callable[[Any], int]] = {
     Sort.NAME: text_bytes,
     Sort.TEXT: text_bytes,
     Sort.NUMBER: lambda _: NUMBER_BYTES,
+    Sort.FLAG: lambda _: 0,
     Sort.NUMBERS: lambda numbers: VALUE_BYTES + NUMBER_BYTES * len(numbers),
     Sort.NAMES: lambda names: VALUE_BYTES + sum(map(text_bytes, names)),
     Sort.BOX: lambda spans: VALUE_BYTES + SPAN_BYTES * len(spans),

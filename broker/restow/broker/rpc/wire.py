@@ -38,6 +38,8 @@ def _told(value: object, record: Record) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for one in record.attributes:
         held, write = getattr(value, one.name), _WRITE.get(one.sort)
+        if one.later and held == one.default:
+            continue
         told[one.name] = write(held) if write else held
     for part in record.nested:
         told[part.name] = [_told(one, part.record) for one in getattr(value, part.name)]
@@ -51,9 +53,20 @@ _WRITE: dict[Sort, Callable[[Any], object]] = {
 
 
 def layout_from_proto(message: layout_pb2.Layout) -> Layout:
-    """The message as a layout. Raises `LayoutFormError`; `check_layout` does the rest."""
+    """The message as a layout. Raises `LayoutFormError`; `check_layout` does the rest.
+
+    A message that says more than this release knows of is refused: what it leaves out might be what
+    tells pages of other tokens or other values apart.
+    """
     # Empty parts are two bytes in a message, and much more as values: so count them first.
     check_counts(message)
+    said_bytes = message.ByteSize()
+    message.DiscardUnknownFields()
+    if message.ByteSize() != said_bytes:
+        raise LayoutFormError(
+            "the layout says what this release does not know of, so its engine is of a later one: "
+            "upgrade the broker first"
+        )
     for field in (*message.model.fields, *message.model.inputs):
         if field.kind not in _KINDS or not field.name:
             raise LayoutFormError(

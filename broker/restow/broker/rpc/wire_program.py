@@ -6,6 +6,7 @@ import numpy as np
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from restow.broker.errors import AgentReleaseError, PlanError
+from restow.broker.layout import ALL_TOKENS, TokenClass
 from restow.broker.layout.rows import Int64s
 from restow.broker.planner.program import (
     FORMS,
@@ -23,8 +24,9 @@ from restow.broker.planner.program import (
 )
 from restow.v1 import program_pb2
 
-PROGRAM_FORM = 2
-"""What `Hello.program_form` says of the programs here: 2, lists of steps. 1 were eight tables."""
+PROGRAM_FORM = 3
+"""What `Hello.program_form` says of the programs here: 3, lists of steps, and windows may begin at
+blocks. 2 were steps without that, 1 eight tables."""
 
 
 def program_to_proto(
@@ -52,6 +54,7 @@ def program_to_proto(
             )
             for pair in program.group_pairs
         ],
+        pair_tokens=_pair_tokens(program),
         steps=[step_to_proto(step) for step in steps if len(step.rows)],
     )
 
@@ -75,9 +78,31 @@ def step_to_proto(step: Step) -> program_pb2.Step:
     )
 
 
+def _pair_tokens(program: Program) -> list[program_pb2.PairTokens]:
+    """None where all lists hold all tokens: agents that know of nothing else take the program."""
+    pairs = program.group_pairs
+    if all(pair.alike and pair.src.tokens == ALL_TOKENS for pair in pairs):
+        return []
+    return [
+        program_pb2.PairTokens(
+            src=_tokens_to_proto(pair.src.tokens), dst=_tokens_to_proto(pair.dst.tokens)
+        )
+        for pair in pairs
+    ]
+
+
+def _tokens_to_proto(tokens: TokenClass) -> program_pb2.TokenClass:
+    return program_pb2.TokenClass(
+        parts=tokens.parts, part=tokens.part, interleave_tokens=tokens.interleave_tokens
+    )
+
+
 def _form_to_proto(form: PageForm) -> program_pb2.PageForm:
     return program_pb2.PageForm(
-        group=form.group, page_tokens=form.page_tokens, pages_per_block=form.pages_per_block
+        group=form.group,
+        page_tokens=form.page_tokens,
+        pages_per_block=form.pages_per_block,
+        whole_blocks=form.whole_blocks,
     )
 
 
@@ -89,12 +114,18 @@ def program_from_proto(message: program_pb2.Program) -> Program:
     """
     if len(UnknownFieldSet(message)) or any(len(UnknownFieldSet(one)) for one in message.steps):
         raise _other_release(f"program {message.program_id} has fields that it does not know")
+    held = message.pair_tokens or [program_pb2.PairTokens()] * len(message.group_pairs)
+    if len(held) != len(message.group_pairs):
+        raise PlanError(
+            f"program {message.program_id} has {len(message.group_pairs)} pairs of lists, and says "
+            f"of {len(held)} which tokens they hold"
+        )
     return Program(
         program_id=message.program_id,
         dst_rank=message.dst_rank,
         group_pairs=tuple(
-            GroupPair(_form(pair.src), _form(pair.dst), pair.window_tokens)
-            for pair in message.group_pairs
+            GroupPair(_form(pair.src, tokens.src), _form(pair.dst, tokens.dst), pair.window_tokens)
+            for pair, tokens in zip(message.group_pairs, held, strict=True)
         ),
         steps=tuple(_step(step) for step in message.steps),
     )
@@ -110,8 +141,11 @@ def _step(message: program_pb2.Step) -> Step:
     return Step(form, _table(message.rows, len(columns_of(form))))
 
 
-def _form(message: program_pb2.PageForm) -> PageForm:
-    return PageForm(message.group, message.page_tokens, message.pages_per_block)
+def _form(message: program_pb2.PageForm, held: program_pb2.TokenClass) -> PageForm:
+    tokens = TokenClass(held.parts or 1, held.part, held.interleave_tokens or 1)
+    return PageForm(
+        message.group, message.page_tokens, message.pages_per_block, tokens, message.whole_blocks
+    )
 
 
 def _other_release(why: str) -> AgentReleaseError:

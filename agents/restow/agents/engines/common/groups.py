@@ -20,19 +20,31 @@ class Group:
     """Layers that share block lists.
 
     ``scratch_blocks`` None: its blocks hold tokens, of which layers with a sliding window keep the
-    last ``window_tokens`` (0: all). Else they hold states, and a request's last ``scratch_blocks``
-    blocks are for speculative tokens.
+    last ``window_tokens`` (0: all), with ``whole_blocks`` from the beginning of a block. Else they
+    hold states, and a request's last ``scratch_blocks`` blocks are for speculative tokens.
     """
 
     name: str
     block_tokens: int
     scratch_blocks: int | None = None
     window_tokens: int = 0
+    whole_blocks: bool = False
 
     @property
     def is_state(self) -> bool:
         """Whether a block holds a snapshot."""
         return self.scratch_blocks is not None
+
+    def first_token(self, position_tokens: int) -> int:
+        """Where the tokens begin that a handoff up to a position moves.
+
+        >>> Group("t", 16, None, 31).first_token(57), Group("t", 16, None, 31, True).first_token(57)
+        (26, 16)
+        """
+        if not self.window_tokens:
+            return 0
+        first = max(position_tokens - self.window_tokens, 0)
+        return first - first % self.block_tokens if self.whole_blocks else first
 
 
 def state_block(group: Group, blocks: Sequence[int]) -> int:

@@ -35,8 +35,8 @@ def unwritten(
         if group.is_state:
             continue
         size, ids = group.block_tokens, blocks[group.name]
-        moved_from = position_tokens - group.window_tokens if group.window_tokens else 0
-        for start, stop in ((held_tokens, moved_from), (position_tokens, len(ids) * size)):
+        before = held_tokens, group.first_token(position_tokens)
+        for start, stop in (before, (position_tokens, len(ids) * size)):
             for index in range(start // size, -(-stop // size)):
                 first, end = max(start - index * size, 0), min(stop - index * size, size)
                 if ids[index] != NULL_BLOCK and first < end:

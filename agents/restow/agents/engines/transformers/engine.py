@@ -37,9 +37,9 @@ from restow.agents.engines.transformers.state_io import (
 )
 from restow.agents.engines.transformers.stored_types import AS_COMPUTED, StoredTypes, round_cache
 from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, content_of
-from restow.broker.errors import RequestError, RestowError
+from restow.broker.errors import LayoutFormError, RequestError, RestowError
 from restow.broker.families import EngineSettings, build_layout, model_from_hf_config
-from restow.broker.layout import Layout
+from restow.broker.layout import DType, Layout
 
 State = Mapping[str, Tensor]
 
@@ -96,7 +96,8 @@ class Engine:
         options: EngineOptions,
         announce: Callable[[Layout], Layout] = lambda layout: layout,
     ) -> None:
-        """Prepare; ``with`` starts. Raises `RebuildingInexactError`.
+        """Prepare; ``with`` starts. Raises `RebuildingInexactError`, and
+        `LayoutFormError` for context parallelism.
 
         ``announce`` gives the layout that the broker is told, the true one unless a test lies.
         """
@@ -104,8 +105,15 @@ class Engine:
         self._options = options
         if options.settings.mixer_inputs or options.settings.projections:
             check_exact(model)
+        if options.settings.dcp > 1 or options.settings.pcp > 1:
+            raise LayoutFormError(
+                "this engine shares no tokens out over ranks: leave dcp and pcp 1"
+            )
         stored = options.stored
-        spec = model_from_hf_config(model.config.to_dict(), stored.kv, stored.conv, stored.ssm)
+        spec = model_from_hf_config(
+            *(model.config.to_dict(), stored.kv, stored.conv, stored.ssm),
+            dtype=DType.parse(str(model.dtype).removeprefix("torch.")),
+        )
         spec = replace(spec, revision=options.revision or _revision(model))
         self._backoff = backoff_tokens(spec.recurrent)
         self.layout = build_layout(spec, replace(options.settings, null_block=NULL_BLOCK))

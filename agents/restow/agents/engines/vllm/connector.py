@@ -24,7 +24,13 @@ from vllm.model_executor.layers.mamba.mamba_utils import get_conv_state_layout
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from restow.agents.engines.vllm.engine_checks import check_engine, check_groups, check_windows
+from restow.agents.engines.vllm.engine_checks import (
+    check_engine,
+    check_groups,
+    check_windows,
+    has_windows,
+    keeps_blocks,
+)
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.agents.engines.vllm.model_revision import weights_revision
 from restow.agents.engines.vllm.scheduler.broker_session import registered
@@ -32,7 +38,11 @@ from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, Rest
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker import caches
+from restow.agents.engines.vllm.worker.agreement import group_windows, joined_model
+from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
+from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
 from restow.agents.engines.vllm.worker.rank_layout import rank_layout
+from restow.agents.engines.vllm.worker.said_caches import rank_model
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide
 from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.client import BlockingSession
@@ -60,9 +70,10 @@ class RestowMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class RankHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """A worker's part of the engine's layout."""
+    """A worker's part of the engine's layout, and of its model."""
 
     layout: RankLayout
+    model: ModelSpec
 
 
 class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
@@ -83,11 +94,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         check_engine(vllm_config)
         check_groups(kv_cache_config)
         check_windows(vllm_config, kv_cache_config)
-        model = vllm_config.model_config
-        self._model: ModelSpec = replace(
-            caches.model_spec(model.hf_text_config.to_dict(), kv_cache_config),
-            quantisation=model.quantization or "",
-        )
+        text = vllm_config.model_config.hf_text_config
+        self._name: str = text.model_type
+        hf_config = text.to_dict()
+        self._numbers = LayerNumbers.of(hf_config)
+        self._known = caches.known_model(hf_config, kv_cache_config)
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
         self._session: BlockingSession | None = None
@@ -103,8 +114,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def supports_divergent_local_hybrid_hits(self) -> bool:
-        """A state is always loaded whole, whatever D holds of the keys and values."""
-        return True
+        """A state is always loaded whole, whatever D holds of the keys and values.
+
+        A window is not: of what D holds it loads nothing, so D must hold all of that.
+        """
+        return not has_windows(self._kv_cache_config)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -146,15 +160,17 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             config.parallel_config.tensor_parallel_size,
             conv_layout=ConvLayout(get_conv_state_layout()),
             conv_rows_extra=config.num_speculative_tokens if config.speculative_config else 0,
+            whole_blocks=keeps_blocks(config),
         )
         rank = get_pp_group().rank_in_group * settings.tp + get_tensor_model_parallel_rank()
         layers = config.compilation_config.static_forward_context
-        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers))
-        regions = rank_layout(self._model, settings, rank, found)
-        self._worker = WorkerSide(
-            self._engine_id, self._incarnation, regions, found, self._settings
-        )
-        self._handshake = RankHandshake(regions.layout)
+        numbers = self._numbers, DraftLayers.of(config)
+        found = list(caches.layer_caches(self._kv_cache_config, kv_caches, layers, *numbers))
+        model = rank_model(self._name, self._known, found, config, settings.conv_layout)
+        laid = [one.cache for one in found]
+        regions = rank_layout(model, settings, rank, laid)
+        self._worker = WorkerSide(self._engine_id, self._incarnation, regions, laid, self._settings)
+        self._handshake = RankHandshake(regions.layout, model)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return the rank's layout, for the scheduler's side to register."""
@@ -196,9 +212,15 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
         Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
         """
-        ranks = sorted((one.layout for one in metadata.values()), key=lambda one: one.rank)
-        revision = weights_revision(self._vllm_config, self._settings.model_revision)
-        layout = Layout(replace(self._model, revision=revision).model(), tuple(ranks))
+        ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
+        model = replace(
+            joined_model([one.model for one in ranks]),
+            revision=weights_revision(self._vllm_config, self._settings.model_revision),
+            quantisation=self._vllm_config.model_config.quantization or "",
+        )
+        layout = Layout(model.model(), tuple(one.layout for one in ranks))
+        if self._known is None:
+            self._log.info("no family knows this type: vLLM's specs are served", type=model.name)
         transfer = self._vllm_config.kv_transfer_config
         session = registered(
             self._engine_id,
@@ -213,7 +235,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._engine_id,
             self._incarnation,
             transfer.kv_role,
-            caches.groups_of(self._model, self._kv_cache_config),
+            caches.groups_of(
+                group_windows(layout), self._kv_cache_config, keeps_blocks(self._vllm_config)
+            ),
             self._vllm_config.num_prefill_lookahead_tokens,
             session,
             self._settings,

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
+    ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     KVCacheConfig,
     MambaSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
     iter_layer_specs,
 )
 
@@ -17,6 +20,14 @@ from restow.agents.engines.vllm.errors import EngineUnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+_OTHER = (CrossAttentionSpec, EncoderOnlyAttentionSpec, SlidingWindowMLASpec)
+
+
+def keeps_blocks(config: VllmConfig) -> bool:
+    """Return whether full blocks of states that arrive may serve other prompts that begin alike."""
+    takes_states: bool = config.kv_transfer_config.is_kv_consumer
+    return takes_states and bool(config.cache_config.enable_prefix_caching)
 
 
 def check_engine(config: VllmConfig) -> None:
@@ -38,26 +49,39 @@ def check_groups(config: KVCacheConfig) -> None:
         if group.host_resident:
             raise EngineUnsupportedError(f"caches in host memory ({group.layer_names[0]}, ...)")
         for spec in iter_layer_specs(group.kv_cache_spec):
-            encoder = isinstance(spec, CrossAttentionSpec | EncoderOnlyAttentionSpec)
-            if encoder or not isinstance(spec, AttentionSpec | MambaSpec):
+            if isinstance(spec, ChunkedLocalAttentionSpec):
+                raise EngineUnsupportedError(
+                    "attention in chunks, of which vLLM keeps the last one alone: start with "
+                    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=0, then it keeps all tokens"
+                )
+            if isinstance(spec, _OTHER) or not isinstance(spec, AttentionSpec | MambaSpec):
                 raise EngineUnsupportedError(f"caches of kind {type(spec).__name__}")
 
 
-def check_windows(config: VllmConfig, caches: KVCacheConfig) -> None:
-    """Refuse a D that would take a block for a prefix of which a handoff fills the end alone.
-
-    A window begins in the middle of its first block, and vLLM caches every block that is full.
-    Raises `EngineUnsupportedError`.
-    """
-    asks = config.kv_transfer_config.is_kv_consumer and config.cache_config.enable_prefix_caching
-    has_windows = any(
-        getattr(spec, "sliding_window", None)
+def has_windows(caches: KVCacheConfig) -> bool:
+    """Return whether any layer keeps a window alone."""
+    return any(
+        isinstance(spec, SlidingWindowSpec)
         for group in caches.kv_cache_groups
         for spec in iter_layer_specs(group.kv_cache_spec)
     )
-    if asks and has_windows:
-        raise EngineUnsupportedError(
-            "a model with sliding windows and prefix caching: the first block of a window is "
-            "handed over in part, and would be found as a whole: start D with "
-            "--no-enable-prefix-caching"
-        )
+
+
+def check_windows(config: VllmConfig, caches: KVCacheConfig) -> None:
+    """Refuse a D that keeps blocks before its windows, which no handoff fills, as prefixes.
+
+    Raises `EngineUnsupportedError`.
+    """
+    if not keeps_blocks(config):
+        return
+    for group in caches.kv_cache_groups:
+        for spec in iter_layer_specs(group.kv_cache_spec):
+            window = getattr(spec, "sliding_window", None)
+            freed = isinstance(spec, SlidingWindowSpec) and not spec.extra_retained_tokens
+            if window and not freed:
+                raise EngineUnsupportedError(
+                    "prefix caching, and sliding windows whose caches keep tokens before them: a "
+                    "handoff leaves those out, and they would be found for other prompts: start D "
+                    "without --disable-hybrid-kv-cache-manager and drafts of several MTP layers, "
+                    "or with --no-enable-prefix-caching"
+                )

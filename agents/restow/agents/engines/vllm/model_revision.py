@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from pathlib import Path
@@ -47,6 +48,20 @@ def weights_revision(config: VllmConfig, named: str = "") -> str:
             detail=error.message,
         )
         return ""
+
+
+def draft_name(config: VllmConfig) -> str:
+    """Return a word for the draft model: how it drafts, and a fingerprint of weights of its own.
+
+    Those of MTP are in the model's checkpoint, whose revision tells them apart.
+    """
+    speculative = config.speculative_config
+    draft = speculative.draft_model_config
+    if draft is None or draft.model == config.model_config.model:
+        return str(speculative.method)
+    drafting = copy.copy(config)
+    drafting.model_config = draft
+    return f"{speculative.method} {weights_revision(drafting)}".rstrip()
 
 
 def _by_settings(model: ModelConfig) -> str:

@@ -49,9 +49,11 @@ WATCH_S = 1.0
 def status(*, connection: Connection, output: Output) -> None:
     """Statistics of the whole broker; to an operator of one tenant, of that tenant."""
     from restow.broker.cli.views import admin_json, admin_tables
+    from restow.broker.cli.views.models_served import models_json
 
     with connection.client() as client:
         value = admin_json.status_json(client.status(), client.address)
+        value["models"] = models_json(admin_json.engines_json(client.engines())["engines"])
     output.answer(value, admin_tables.show_status)
 
 

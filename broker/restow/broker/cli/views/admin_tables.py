@@ -18,6 +18,7 @@ from restow.broker.cli.views.handoff_columns import (
     progress_text,
 )
 from restow.broker.cli.views.listing import Cell, colored, console, listing, put
+from restow.broker.cli.views.models_served import mixed_weights, models_json
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
 
 WIDE = 120
@@ -48,6 +49,8 @@ def show_status(status: Values, wide: bool = False) -> None:
             f"{status['handoffs_checked']} by digests, {status['digest_mismatches']} differed",
         ),
     ]
+    for words in mixed_weights(status["models"]):
+        rows.append((Text("weights", "bold yellow"), words))
     if status["draining"]:
         rows.append((Text("draining", "bold red"), "nothing is granted: restow drain --off"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -149,6 +152,8 @@ def show_engines(value: Values, wide: bool = False, tenants: bool = False) -> No
                 f"{duration_text(one['age_s'])} ago: if it still runs, two have one id"
             )
             console(wide=True).print(Text(words, style="yellow"))
+    for words in mixed_weights(models_json(engines)):
+        console(wide=True).print(Text(f"Mixed weights: {words}", style="yellow"))
     _say_versions((one["engine_id"], one["version"]) for one in engines)
 
 

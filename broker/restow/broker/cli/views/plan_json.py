@@ -23,6 +23,7 @@ def plan_json(
 ) -> dict[str, Any]:
     """Return the plan in that form; ``bytes`` count one token of per-token fields.
 
+    ``cold`` are D's fields of drafts that P lacks, which are zeroed.
     With a ``picture`` also every field, and what the picture says in words.
     """
     data = {
@@ -34,6 +35,7 @@ def plan_json(
         "bytes_at_tokens": plan.bytes_at(tokens),
         "costs": asdict(costs),
         "moves": [_move_json(move) for move in plan.moves],
+        "cold": sorted(plan.cold),
         "ranks": [_rank_json(rank, picture is not None) for rank in ranks],
     }
     if picture:

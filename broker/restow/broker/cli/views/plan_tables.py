@@ -14,7 +14,7 @@ from restow.broker.draw.explain import RankLines, by_way
 from restow.broker.draw.picture import Picture
 from restow.broker.layout import Layout, digest
 from restow.broker.layout.difference import Difference
-from restow.broker.layout.summary import RankSummary, scaled_fields
+from restow.broker.layout.summary import RankSummary, scaled_fields, shared_tokens
 from restow.broker.planner import CostModel, Plan
 from restow.broker.planner.estimate import Cost
 
@@ -29,6 +29,8 @@ def show_layout(layout: Layout, ranks: Sequence[RankSummary]) -> None:
     )
     for scales, names in scaled_fields(layout.model).items():
         console.print(f"scales of {', '.join(names)}: {scales}", soft_wrap=True)
+    for group, (parts, run) in shared_tokens(layout).items():
+        console.print(f"tokens of {group}: in {parts} parts, {run} in turn", soft_wrap=True)
     columns = ["rank", "regions", "shards", "bytes a token", "bytes a snapshot", "padding"]
     rebuilding = any(rank.bytes_of_inputs or rank.bytes_of_weights for rank in ranks)
     table = _table(*columns, *(["mixer inputs", "weights"] if rebuilding else []))
@@ -68,6 +70,9 @@ def show_plan(plan: Plan, ranks: Sequence[RankLines], tokens: int, picture: Pict
         f"{size_text(plan.bytes_at(tokens))} at {tokens:,} tokens, {len(plan.moves):,} moves",
         soft_wrap=True,
     )
+    if plan.cold:
+        names = ", ".join(sorted(plan.cold))
+        console.print(f"D's fields of drafts that P lacks begin zeroed: {names}", soft_wrap=True)
     table = _table("rank", "from", "state", "a token", "of these fields")
     for rank in ranks:
         for src, size in rank.bytes_from.items():

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.errors import PageRangeError
+from restow.broker.errors import PageRangeError, RequestError
 from restow.broker.layout.rows import Int64s
 from restow.broker.rpc import wire
 from restow.broker.rpc.sizes import check_size
@@ -57,18 +57,25 @@ class EngineWords(ABC, Generic[Published, Asked]):
 
         ``lease_ms`` is for how long P's pages are promised at a time. The session renews the lease
         for ``hold_ms``, then lets it run out: a D that never asks costs P's pages no longer than
-        both together. 0: once, for as long as the broker has it; it is not renewed.
+        both together. At least 1: how long 0, the broker's own, is, a session that loses the broker
+        would not know.
         ``trace_parent`` is the W3C trace context of the request, for a broker that traces.
         ``content`` names the state's content (`content_of`): a D that asks for another is refused.
         Empty: not named.
 
-        Raises `PageRangeError` for an id that is none of the engine's, `PagesError` for a list
-        longer than a message carries, and `MessageTooLargeError` for lists that are together (say
-        them in chunks): nothing was sent then. `HandoffConflictError`, for an id that this session
+        Raises `RequestError` for such a lease, `PageRangeError` for an id that is none of the
+        engine's, `PagesError` for a list longer than a message carries, and `MessageTooLargeError`
+        for lists that are together (say them in chunks): nothing was sent then.
+        `HandoffConflictError`, for an id that this session
         has published before, is raised at once on an event loop, and by the future for threads.
         The future raises `BrokerCallError` if the broker refuses this message; futures of other
         calls for the handoff wait on.
         """
+        if lease_ms < 1:
+            raise RequestError(
+                f"handoff {cut(handoff_id, 64)}: a lease has 1 ms at least, not {lease_ms}",
+                field="lease_ms",
+            )
         firsts = first_blocks or {}
         publication = pb.Publication(
             handoff_id=handoff_id,

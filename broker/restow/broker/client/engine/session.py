@@ -15,6 +15,7 @@ from restow.broker.client.connection.backoff import FIRST_S, Backoff
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained_soon
+from restow.broker.client.connection.ended_task import end_task
 from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
@@ -154,14 +155,14 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         P's pages may be read until the engine's agents are gone: stop those first.
         """
         OWN_PROCESS.check()
-        await self._give_up_demands()
-        for task in (self._runner, self._keeper):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        await self._registration.close()
-        self._handoffs.cancel_all("SESSION_CLOSED", "the session is closed")
+        try:
+            await self._give_up_demands()
+            for task in (self._runner, self._keeper):
+                if task is not None:
+                    await end_task(task)
+        finally:
+            await self._registration.close()
+            self._handoffs.cancel_all("SESSION_CLOSED", "the session is closed")
 
     async def _give_up_demands(self) -> None:
         demands = self._handoffs.demands

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import zip_longest
 
 from restow.broker.core.actions import EngineKey
@@ -32,7 +33,7 @@ class EngineRecord(BlockLists):
     layout_digest: str
     token_bytes: int
     snapshot_bytes: int
-    """Bytes of all ranks for each token, and for each position."""
+    """Bytes of all ranks for each token of a prompt, and for each position."""
     last_seen_s: float
     born_s: float
     """When this incarnation registered."""
@@ -78,7 +79,7 @@ class EngineRecord(BlockLists):
     ) -> EngineRecord:
         """A record of a checked layout; ``account`` is that of the tenant."""
         block_tokens = {
-            region.group: (region.page_tokens or 0) * region.pages_per_block
+            region.group: region.block_tokens
             for rank in layout.ranks
             for region in rank.regions
             if not region.constant
@@ -89,17 +90,18 @@ class EngineRecord(BlockLists):
             for region in rank.regions
             if region.null_block is not None
         }
-        token_bytes = snapshot_bytes = 0
+        token_bytes, snapshot_bytes = Fraction(), 0
         for rank in layout.ranks:
+            parts = {region.name: region.context_parts for region in rank.regions}
             for shard in rank.shards:
                 size_bytes = volume(shard.box) * shard.dtype.itemsize_bytes
                 if shard.token_stride_bytes is None:
                     snapshot_bytes += size_bytes
                 else:
-                    token_bytes += size_bytes
+                    token_bytes += Fraction(size_bytes, parts[shard.region])
         limits = dict.fromkeys(block_tokens, MAX_IDS)
         rules = (key, block_tokens, null_blocks, limits)
-        sizes = (token_bytes, snapshot_bytes)
+        sizes = (round(token_bytes), snapshot_bytes)
         fences = EarlyFences(account)
         return cls(
             *rules,

@@ -90,7 +90,8 @@ def misfit(
         for lists in pair.group_pairs:
             if lists.per_token:
                 first = lists.first_token(wanted.held_tokens, position_tokens)
-                source.check_no_null(lists.src.group, published.blocks, first, position_tokens)
+                if lists.has_source:
+                    source.check_no_null(lists.src.group, published.blocks, first, position_tokens)
                 destination.check_no_null(lists.dst.group, wanted.blocks, first, position_tokens)
     except (PagesError, ContentMismatchError) as error:
         return Misfit(Failure(State.FAILED, error.reason, error.message))

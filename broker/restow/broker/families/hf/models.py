@@ -1,285 +1,59 @@
-"""Each ``model_type`` has its own names for the numbers of its layers' states, and defaults."""
+"""`MODELS` says, by ``model_type``, what reads a config in the model's own words.
+
+`WHOLES` are the types of models that have such a one in a part of theirs. `typed` finds the
+``model_type`` of files that have none.
+
+Each ``model_type`` has its own names for the numbers of its layers' states, and defaults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-from restow.broker.errors import LayoutFormError
-from restow.broker.families.hf.keys import Keys, wrong
-from restow.broker.families.hf.layers import Layers, layers_by_kind
-from restow.broker.families.hf.types import Types
-from restow.broker.families.recurrent import (
-    GdnSpec,
-    KdaSpec,
-    Mamba1Spec,
-    Mamba2Spec,
-    ShortConvSpec,
+from restow.broker.families.hf import (
+    attention,
+    latent_models,
+    linear_models,
+    mamba_models,
+    sparse_models,
 )
-from restow.broker.families.specs import MlaSpec
-from restow.broker.layout import DType
+from restow.broker.families.hf.keys import Keys
+from restow.broker.families.hf.layers import ModelTable, WholeTable
 
-
-def _nemotron_h(keys: Keys, types: Types) -> Layers:
-    """Each layer is one of Mamba2, attention, MLP, experts: a pattern of letters, or a list."""
-    key = next(
-        (k for k in ("layers_block_type", "layer_types", "hybrid_override_pattern") if keys.has(k)),
-        None,
-    )
-    if key is not None:
-        kinds = keys.kinds(key)
-    elif keys.number("num_hidden_layers", 4) == 4:
-        kinds = ["recurrent", "none", "attention", "none"]  # the configuration class's default
-    else:
-        raise LayoutFormError(
-            "config: 'hybrid_override_pattern' or 'layers_block_type' is missing",
-            key="hybrid_override_pattern",
-        )
-    attention = types.attention(
-        keys.kv_heads(8), keys.number("head_dim", keys.number("attention_head_dim", 128))
-    )
-    mamba = Mamba2Spec(
-        0,
-        heads=keys.number("mamba_num_heads", 128),
-        head_dim=keys.number("mamba_head_dim", 64),
-        state=keys.number("ssm_state_size", 128),
-        groups=keys.number("mamba_n_groups", keys.number("n_groups", 8)),
-        conv_kernel=keys.number("mamba_d_conv", keys.number("conv_kernel", 4, least=2), least=2),
-        conv_dtype=types.conv,
-        ssm_dtype=types.state(keys, "mamba_ssm_cache_dtype", DType.FLOAT32),
-        mixer=types.mixer(keys, 4096, "use_bias"),
-    )
-    return layers_by_kind(kinds, attention, mamba)
-
-
-def _granite(keys: Keys, types: Types) -> Layers:
-    """Granite 4: Mamba2 layers with attention layers among them."""
-    kinds = keys.listed_kinds() or ["recurrent"] * keys.number("num_hidden_layers", 32)
-    return _mamba_names(keys, types, kinds, keys.kv_heads(None), _channels(keys))
-
-
-def _bamba(keys: Keys, types: Types) -> Layers:
-    """Bamba: as Granite, with the attention layers listed by number."""
-    listed = keys.indices("attn_layer_indices")
-    count = keys.number("num_hidden_layers", 32)
-    kinds = keys.listed_kinds() or [
-        "attention" if i in listed else "recurrent" for i in range(count)
-    ]
-    return _mamba_names(keys, types, kinds, keys.kv_heads(8), _channels(keys))
-
-
-def _falcon_h1(keys: Keys, types: Types) -> Layers:
-    """Falcon-H1: attention and Mamba2 side by side in every layer."""
-    kinds = ["both"] * keys.number("num_hidden_layers", 32)
-    unsized = "mamba_d_ssm" in keys.config and not keys.has("mamba_d_ssm")
-    channels = _channels(keys) if unsized else keys.number("mamba_d_ssm", 1024)
-    # Rounded differently from a plain product.
-    why = "the in-projection is scaled by multipliers (ssm_multipliers)"
-    return _mamba_names(keys, types, kinds, keys.kv_heads(8), channels, why)
-
-
-def _channels(keys: Keys) -> int:
-    return keys.number("mamba_expand", 2) * keys.number("hidden_size", 4096)
-
-
-def _mamba_names(
-    keys: Keys,
-    types: Types,
-    kinds: list[str],
-    kv_heads: int,
-    channels: int,
-    obstacle: str = "",
-) -> Layers:
-    """The names that Bamba, Granite and Falcon-H1 share."""
-    mixer = types.mixer(keys, 4096, "mamba_proj_bias")
-    if obstacle:
-        mixer = replace(mixer, obstacle=obstacle)
-    heads = keys.number("mamba_n_heads", 128)
-    mamba = Mamba2Spec(
-        0,
-        heads,
-        head_dim=keys.mamba_head_dim(channels, heads),
-        state=keys.number("mamba_d_state", 256),
-        groups=keys.number("mamba_n_groups", 1),
-        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
-        conv_dtype=types.conv,
-        ssm_dtype=types.state(keys),
-        mixer=mixer,
-    )
-    return layers_by_kind(kinds, types.attention(kv_heads, keys.head_dim()), mamba)
-
-
-def _zamba2(keys: Keys, types: Types) -> Layers:
-    """Zamba2: Mamba2 everywhere, and in hybrid layers attention over twice the hidden size."""
-    kinds = keys.listed_kinds(54)
-    if kinds is None:
-        raise wrong("layers_block_type", None, "a list of layer types")
-    hidden, heads = keys.number("hidden_size", 2560), keys.number("num_attention_heads", 32)
-    mamba_heads = keys.number("n_mamba_heads", 8)
-    attention = types.attention(
-        keys.number("num_key_value_heads", heads),
-        keys.number("attention_head_dim", 2 * hidden // heads),
-    )
-    mamba = Mamba2Spec(
-        0,
-        mamba_heads,
-        head_dim=keys.number("mamba_expand", 2) * hidden // mamba_heads,
-        state=keys.number("mamba_d_state", 64),
-        groups=keys.number("mamba_ngroups", 1),
-        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
-        conv_dtype=types.conv,
-        ssm_dtype=types.state(keys),
-        mixer=types.mixer(keys, 2560, "add_bias_linear"),
-    )
-    return layers_by_kind(kinds, attention, mamba)
-
-
-def _mamba(keys: Keys, types: Types) -> Layers:
-    """Mamba: Mamba1 in every layer."""
-    hidden = keys.number("hidden_size", 768)
-    mamba = Mamba1Spec(
-        0,
-        channels=keys.number("intermediate_size", keys.number("expand", 2) * hidden),
-        state=keys.number("state_size", 16),
-        conv_kernel=keys.number("conv_kernel", 4, least=2),
-        conv_dtype=types.conv,
-        ssm_dtype=types.state(keys),
-        mixer=types.mixer(keys, 768, "use_bias"),
-    )
-    return layers_by_kind(["recurrent"] * keys.number("num_hidden_layers", 32), None, mamba)
-
-
-def _mamba2(keys: Keys, types: Types) -> Layers:
-    """Mamba2 in every layer."""
-    mamba = Mamba2Spec(
-        0,
-        heads=keys.number("num_heads", 128),
-        head_dim=keys.number("head_dim", 64),
-        state=keys.number("state_size", 128),
-        groups=keys.number("n_groups", 8),
-        conv_kernel=keys.number("conv_kernel", 4, least=2),
-        conv_dtype=types.conv,
-        ssm_dtype=types.state(keys),
-        mixer=types.mixer(keys, 4096, "use_bias"),
-    )
-    return layers_by_kind(["recurrent"] * keys.number("num_hidden_layers", 64), None, mamba)
-
-
-def _jamba(keys: Keys, types: Types) -> Layers:
-    """Jamba: Mamba1, and attention in one layer of a period."""
-    period = keys.number("attn_layer_period", 8)
-    offset = keys.number("attn_layer_offset", 4, least=0)
-    count = keys.number("num_hidden_layers", 32)
-    kinds = ["attention" if i % period == offset else "recurrent" for i in range(count)]
-    mamba = Mamba1Spec(
-        0,
-        channels=_channels(keys),
-        state=keys.number("mamba_d_state", 16),
-        conv_kernel=keys.number("mamba_d_conv", 4, least=2),
-        conv_dtype=types.conv,
-        ssm_dtype=types.state(keys),
-        mixer=types.mixer(keys, 4096, "mamba_proj_bias"),
-    )
-    attention = types.attention(keys.kv_heads(8), keys.head_dim())
-    return layers_by_kind(keys.listed_kinds() or kinds, attention, mamba)
-
-
-def _qwen3_next(keys: Keys, types: Types) -> Layers:
-    """Qwen3-Next: gated delta nets, and full attention in every fourth layer."""
-    count = keys.number("num_hidden_layers", 48)
-    interval = keys.number("full_attention_interval", 4)
-    kinds = ["recurrent" if (i + 1) % interval else "attention" for i in range(count)]
-    gdn = GdnSpec(
-        0,
-        key_heads=keys.number("linear_num_key_heads", 16),
-        value_heads=keys.number("linear_num_value_heads", 32),
-        key_dim=keys.number("linear_key_head_dim", 128),
-        value_dim=keys.number("linear_value_head_dim", 128),
-        conv_kernel=keys.number("linear_conv_kernel_dim", 4, least=2),
-        conv_dtype=types.conv,
-        state_dtype=types.state(keys),
-    )
-    attention = types.attention(keys.kv_heads(2), keys.number("head_dim", 256))
-    return layers_by_kind(keys.listed_kinds(48) or kinds, attention, gdn)
-
-
-def _kimi_linear(keys: Keys, types: Types) -> Layers:
-    """Kimi-Linear: KDA, and latent attention in every fifth layer unless the layers are listed.
-
-    Checkpoints say it in ``linear_attn_config``, with layers counted from 1; transformers' own
-    class in keys beside the others.
-    """
-    linear = Keys(keys.config.get("linear_attn_config") or {})
-    count = keys.number("num_hidden_layers", 27)
-    kinds = ["attention" if i and i % 4 == 0 else "recurrent" for i in range(count)]
-    if linear.has("kda_layers"):
-        listed = linear.indices("kda_layers")
-        kinds = ["recurrent" if i + 1 in listed else "attention" for i in range(count)]
-    kda = KdaSpec(
-        0,
-        heads=linear.number("num_heads", keys.number("linear_num_heads", 32)),
-        dim=linear.number("head_dim", keys.number("linear_head_dim", 128)),
-        conv_kernel=linear.number(
-            "short_conv_kernel_size", keys.number("linear_conv_kernel_dim", 4), least=2
-        ),
-        conv_dtype=types.conv,
-        state_dtype=types.state(keys, unless_named=DType.FLOAT32),
-    )
-    return layers_by_kind(keys.listed_kinds(27) or kinds, _latent(keys, types), kda)
-
-
-def _lfm2(keys: Keys, types: Types) -> Layers:
-    """LFM2: short convolutions over the hidden size, and attention among them."""
-    count = keys.number("num_hidden_layers", 32)
-    full = keys.indices("full_attn_idxs") if keys.has("full_attn_idxs") else range(count)
-    kinds = ["attention" if i in full else "recurrent" for i in range(count)]
-    heads, hidden = keys.number("num_attention_heads", 32), keys.number("hidden_size", 2560)
-    conv = ShortConvSpec(
-        0,
-        channels=keys.number("conv_dim", hidden),
-        conv_kernel=keys.number("conv_L_cache", 3, least=2),
-        conv_dtype=types.conv,
-    )
-    attention = types.attention(keys.kv_heads(8), keys.number("head_dim", hidden // heads))
-    return layers_by_kind(keys.listed_kinds() or kinds, attention, conv)
-
-
-def _gemma3(keys: Keys, types: Types) -> Layers:
-    """Gemma 3: sliding windows, and full attention in every sixth layer."""
-    text = Keys(keys.config.get("text_config") or keys.config)
-    count = text.number("num_hidden_layers", 26)
-    pattern = text.number("sliding_window_pattern", 6)
-    kinds = ["sliding" if (i + 1) % pattern else "attention" for i in range(count)]
-    attention = types.attention(text.kv_heads(4), text.number("head_dim", 256))
-    sliding = replace(attention, window_tokens=text.number("sliding_window", 4096))
-    return layers_by_kind(text.listed_kinds(26) or kinds, attention, None, sliding)
-
-
-def _deepseek(keys: Keys, types: Types) -> Layers:
-    """DeepSeek-V2 and V3: latent attention in every layer."""
-    count = keys.number("num_hidden_layers")
-    return layers_by_kind(["attention"] * count, _latent(keys, types), None)
-
-
-def _latent(keys: Keys, types: Types) -> MlaSpec:
-    rank, rope = keys.number("kv_lora_rank", 512), keys.number("qk_rope_head_dim", 64)
-    return MlaSpec(0, rank + rope, types.kv, types.scales)
-
-
-MODELS: dict[str, Callable[[Keys, Types], Layers]] = {
-    "bamba": _bamba,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "falcon_h1": _falcon_h1,
-    "gemma3": _gemma3,
-    "gemma3_text": _gemma3,
-    "granitemoehybrid": _granite,
-    "jamba": _jamba,
-    "kimi_linear": _kimi_linear,
-    "lfm2": _lfm2,
-    "mamba": _mamba,
-    "mamba2": _mamba2,
-    "nemotron_h": _nemotron_h,
-    "qwen3_next": _qwen3_next,
-    "zamba2": _zamba2,
+MODELS: ModelTable = {
+    **attention.MODELS,
+    **latent_models.MODELS,
+    **linear_models.MODELS,
+    **mamba_models.MODELS,
+    **sparse_models.MODELS,
 }
+
+WHOLES: WholeTable = {
+    **attention.NESTED,
+    **latent_models.WHOLES,
+    **linear_models.WHOLES,
+    **mamba_models.WHOLES,
+}
+
+_BY_ARCHITECTURE = {
+    "LongcatFlashForCausalLM": "longcat_flash",
+    "LongcatFlashNgramForCausalLM": "longcat_flash",
+}
+"""Checkpoints whose config has an architecture alone (vLLM `_ARCHITECTURE_TO_MODEL_TYPE`)."""
+
+
+def typed(keys: Keys) -> Keys:
+    """Return the config with the ``model_type`` that vLLM gives one without it, else as it is.
+
+    That is one of `_BY_ARCHITECTURE`, or Mistral's own ``params.json`` of a model with latents
+    (Mistral Large 3), which vLLM serves as a DeepSeek-V3.
+    """
+    if keys.has("model_type"):
+        return keys
+    names = keys.config.get("architectures")
+    for name in names if isinstance(names, list | tuple) else ():
+        if name in _BY_ARCHITECTURE:
+            return keys.put("model_type", _BY_ARCHITECTURE[name], "architectures")
+    if keys.has("n_layers") and keys.has("kv_lora_rank"):
+        renamed = keys.put("num_hidden_layers", keys.number("n_layers"), "n_layers")
+        renamed.assumed("model_type", "deepseek_v3", "Mistral's own form of a model with latents")
+        return renamed.put("model_type", "deepseek_v3")
+    return keys

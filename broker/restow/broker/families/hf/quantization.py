@@ -1,102 +1,101 @@
-"""`kv_type` finds type and scales of keys and values, by what was asked and what is declared."""
+"""`Quantisation` is what a checkpoint says of how it is quantised, and where it says so."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf.keys import Keys
-from restow.broker.families.scales import NO_SCALES, QUANTISED, ScaleKind, Scales
-from restow.broker.layout import DType
+from restow.broker.families.hf.readings import CONFIG, QUANT_CONFIG, Reading, Readings
 
-_NAME_THEM = (
-    "name the static scales by what is equal on P and D exactly when they are, such as the "
-    "checkpoint's revision (--kv-scales static --kv-scales-fingerprint TEXT)"
+KNOWN = (
+    *("auto_awq", "auto_gptq", "awq", "awq_marlin", "compressed-tensors", "deepseek_v4_fp8"),
+    *("experts_int8", "fbgemm_fp8", "fp8", "fp_quant", "gpt_oss_mxfp4", "gptq", "gptq_marlin"),
+    *("humming", "inc", "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"),
+    *("moe_wna16", "mxfp4", "mxfp8", "quark", "torchao"),
+    # What its `override_quantization_method` takes for one of these.
+    *("auto-round", "intel/auto-round"),
 )
+"""Methods of checkpoints that vLLM 0.32 has (`layers/quantization/__init__.py`)."""
+_MODELOPT_ALGOS = {
+    "FP8": "modelopt",
+    "FP8_PER_CHANNEL_PER_TOKEN": "modelopt",
+    "FP8_PB_WO": "modelopt",
+    "NVFP4": "modelopt_fp4",
+}
+"""Of ModelOpt's own files (`ModelArchConfigConvertorBase._normalize_quantization_config`)."""
 
 
-def kv_type(
-    keys: Keys, model: DType, asked: DType | None, scales: Scales | None
-) -> tuple[DType, Scales]:
-    """Return the type and the scales of keys and values, as vLLM would choose them.
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """Holds what a checkpoint says of how it is quantised; nothing where it is not.
 
-    Without ``asked`` the checkpoint's own type holds, else the model's. Which static scales there
-    are no config says: so `LayoutFormError` where ``scales`` would have to be guessed.
+    ``place`` is the key that says it, in ``file``. ``whole`` is whether it is said of the model and
+    not of its text part alone.
     """
-    declared = _declared_type(keys, guess=asked is None)
-    dtype = asked or declared or model
-    if dtype not in QUANTISED:
-        if not dtype.castable:
-            raise LayoutFormError(
-                f"KV of type {dtype.label} does not say what its bytes are: name the type of the "
-                f"elements, such as float8_e4m3fn"
-            )
-        scales = scales or NO_SCALES
-    elif scales is None:
-        scales = _default(keys, dtype, declared)
-    scales.check(dtype)
-    if dtype is DType.INT8 and scales.kind is ScaleKind.NONE:
-        raise LayoutFormError("KV of type int8 has scales; say which (--kv-scales)")
-    return dtype, scales
 
+    config: Mapping[str, Any]
+    place: str = ""
+    file: str = ""
+    whole: bool = True
 
-def _default(keys: Keys, dtype: DType, declared: DType | None) -> Scales:
-    """Return no scales where there can be none. Raises `LayoutFormError`."""
-    if dtype is DType.INT8:
-        return NO_SCALES
-    if declared is not None:
-        raise LayoutFormError(
-            f"config: quantization_config declares a KV cache of {declared.label} with static "
-            f"scales: {_NAME_THEM}, or give KV another type (--kv-dtype)",
-            key="quantization_config",
+    @property
+    def method(self) -> str:
+        """How vLLM calls it; "" where nothing says so. Raises `LayoutFormError`."""
+        inner, producer = self.config.get("quantization"), self.config.get("producer")
+        made = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
+        if isinstance(inner, Mapping) and (made or "modelopt_quant_config" in inner):
+            algo = inner.get("quant_algo")
+            if algo is not None and str(algo).upper() not in _MODELOPT_ALGOS:
+                known = ", ".join(_MODELOPT_ALGOS)
+                raise self.unknown("quantization.quant_algo", algo, f"one of {known}")
+            if algo is not None:
+                return _MODELOPT_ALGOS[str(algo).upper()]
+        method = self.config.get("quant_method")
+        if method is None or method == "":
+            return ""
+        name = str(method).lower().replace("compressed_tensors", "compressed-tensors")
+        if name not in KNOWN:
+            raise self.unknown("quant_method", method, f"one of {', '.join(KNOWN)}")
+        return name
+
+    def key(self, name: str) -> str:
+        """Return the name of a key inside."""
+        return f"{self.place}.{name}" if self.place else name
+
+    def took(self, readings: Readings, name: str, value: object, note: str = "") -> None:
+        """Say that a value inside was read."""
+        readings.add(Reading(self.key(name), value, self.file, note))
+
+    def unknown(self, name: str, value: object, wanted: str) -> LayoutFormError:
+        """Return what to raise about a value that does not say what KV is."""
+        where = "config" if self.file == CONFIG else self.file
+        key = self.key(name)
+        return LayoutFormError(
+            f"{where}: {key}: {value!r:.120} is not {wanted}: name the type of KV (--kv-dtype)",
+            key=key,
         )
-    if _quantization(keys):
-        raise LayoutFormError(
-            f"config: the checkpoint is quantised (quantization_config), so it may hold scales of "
-            f"KV that the config does not mention: {_NAME_THEM}, or say that there are none "
-            f"(--kv-scales none)",
-            key="quantization_config",
-        )
-    return NO_SCALES
 
 
-def _declared_type(keys: Keys, guess: bool) -> DType | None:
-    """Return the type of KV that the checkpoint declares; None where it declares none.
+def quantisation_of(
+    whole: Keys, text: Keys, quant_config: Mapping[str, Any] | None
+) -> Quantisation:
+    """Return what is said, of the first place where vLLM 0.32 looks (`get_quant_config`).
 
-    ``kv_cache_scheme`` (compressed-tensors, newer modelopt) or ``kv_cache_quant_algo`` (modelopt),
-    as vLLM reads them (`utils/torch_utils.py`, `get_kv_cache_quant_algo_string`). Of a scheme that
-    no family describes: `LayoutFormError` if the type is to be taken from it (``guess``).
+    ``quant_config`` is ModelOpt's file beside the config: it counts where the config itself has no
+    ``quantization_config`` (`transformers_utils/config.py`, `get_config`). Raises `LayoutFormError`
+    for what is no object.
     """
-    config = _quantization(keys)
-    inner = config.get("quantization")
-    for one in (inner, config) if isinstance(inner, Mapping) else (config,):
-        for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-            scheme = one.get(key)
-            if not scheme:
-                continue
-            if _is_float8(scheme):
-                return DType.FLOAT8_E4M3FN
-            if guess:
-                raise LayoutFormError(
-                    f"config: quantization_config.{key}: {scheme!r:.60} is no KV cache that a "
-                    f"family describes (static float8 is): name its type (--kv-dtype)",
-                    key=key,
-                )
-    return None
-
-
-def _is_float8(scheme: object) -> bool:
-    if isinstance(scheme, Mapping):
-        form = (scheme.get("type"), scheme.get("num_bits"), bool(scheme.get("dynamic")))
-        return form == ("float", 8, False)
-    return isinstance(scheme, str) and scheme.lower() == "fp8"
-
-
-def _quantization(keys: Keys) -> Mapping[str, Any]:
-    """Return the config's quantisation, which multimodal models may have beside their text's."""
-    for config in (keys.config, keys.config.get("text_config")):
-        found = config.get("quantization_config") if isinstance(config, Mapping) else None
-        if isinstance(found, Mapping) and found:
-            return found
-    return {}
+    if whole.has("quantization_config"):
+        config = whole.part("quantization_config").config
+        return Quantisation(config, "quantization_config", CONFIG)
+    if quant_config is not None:
+        if not isinstance(quant_config, Mapping):
+            raise LayoutFormError(f"{QUANT_CONFIG} holds no JSON object", key=QUANT_CONFIG)
+        return Quantisation(quant_config, "", QUANT_CONFIG)
+    if text.has("quantization_config"):
+        config = text.part("quantization_config").config
+        return Quantisation(config, f"{text.path}quantization_config", CONFIG, whole=False)
+    return Quantisation(whole.part("compression_config").config, "compression_config", CONFIG)

@@ -1,4 +1,7 @@
-"""Of one field: do the boxes of all ranks cover it, overlapping only where they are replicas?"""
+"""Of one field: do the boxes of all ranks cover it, overlapping only where they are replicas?
+
+And do those that hold a box hold every token of it, each once but for replicas?
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,21 @@ import numpy as np
 from restow.broker.errors import LayoutFormError, LayoutHoleError, LayoutOverlapError
 from restow.broker.layout.limits import MAX_BOXES_OF_A_FIELD
 from restow.broker.layout.span import Box, Span, box_text, overlap, volume
+from restow.broker.layout.token_class import TokenClass
 from restow.broker.layout.values import Field
 
 
-def check_boxes(field: Field, holders: Sequence[tuple[int, Box]], ranks: Sequence[int]) -> None:
-    """Check the pairs (rank, box) that hold parts of ``field``.
+def check_boxes(
+    field: Field, holders: Sequence[tuple[int, Box, TokenClass]], ranks: Sequence[int]
+) -> None:
+    """Check who holds which box of ``field``, and for which tokens.
 
     Raises `LayoutOverlapError` and `LayoutHoleError`, and `LayoutFormError` for more boxes than
     can be compared.
     """
     boxes: dict[Box, set[int]] = defaultdict(set)
-    for rank, box in holders:
+    tokens: dict[Box, dict[TokenClass, int]] = defaultdict(dict)
+    for rank, box, held in holders:
         if rank in boxes[box]:
             raise LayoutOverlapError(
                 f"rank {rank} holds {field.name} {box_text(box)} twice",
@@ -32,6 +39,7 @@ def check_boxes(field: Field, holders: Sequence[tuple[int, Box]], ranks: Sequenc
                 range=box_text(box),
             )
         boxes[box].add(rank)
+        tokens[box].setdefault(held, rank)
     if len(boxes) > MAX_BOXES_OF_A_FIELD:
         raise LayoutFormError(
             f"field {field.name} falls into {len(boxes)} boxes; at most {MAX_BOXES_OF_A_FIELD} "
@@ -41,7 +49,38 @@ def check_boxes(field: Field, holders: Sequence[tuple[int, Box]], ranks: Sequenc
     _check_overlaps(field, boxes)
     # Disjoint boxes inside the field cover it exactly when their volumes add up.
     if sum(map(volume, boxes)) != math.prod(field.shape):
-        _raise_hole(field, list(boxes), ranks, {rank for rank, _ in holders})
+        _raise_hole(field, list(boxes), ranks, {rank for rank, _, _ in holders})
+    for box, classes in tokens.items():
+        _check_tokens(field, box, classes)
+
+
+def _check_tokens(field: Field, box: Box, classes: dict[TokenClass, int]) -> None:
+    """Check that the classes, each with a rank that holds it, are all of one way to cut tokens."""
+    first, rank = next(iter(classes.items()))
+    for one, other in classes.items():
+        if (one.parts, one.interleave_tokens) != (first.parts, first.interleave_tokens):
+            raise LayoutOverlapError(
+                f"field {field.name}: ranks {rank} and {other} hold {box_text(box)} and cut its "
+                f"tokens into {_cut_text(first)} and {_cut_text(one)}, so some are held by both",
+                field=field.name,
+                axis="token",
+                ranks=f"{rank},{other}",
+                range=box_text(box),
+            )
+    if len(classes) != first.parts:
+        missing = next(iter(set(range(first.parts)) - {one.part for one in classes}))
+        raise LayoutHoleError(
+            f"field {field.name}, axis token: no rank holds part {missing} of the tokens of "
+            f"{box_text(box)}, which are cut into {_cut_text(first)}",
+            field=field.name,
+            axis="token",
+            ranks=_ranks_text(classes.values()),
+            range=f"[{missing}, {missing + 1})",
+        )
+
+
+def _cut_text(one: TokenClass) -> str:
+    return f"{one.parts} parts by {one.interleave_tokens}"
 
 
 def _check_overlaps(field: Field, boxes: dict[Box, set[int]]) -> None:

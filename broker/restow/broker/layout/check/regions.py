@@ -7,6 +7,7 @@ from restow.broker.layout.limits import (
     MAX_BLOCK,
     MAX_PAGE_BYTES,
     MAX_PAGES_PER_BLOCK,
+    MAX_RANKS,
     MAX_TOKENS,
 )
 from restow.broker.layout.values import RankLayout, Region
@@ -47,6 +48,23 @@ def _wrong(region: Region) -> str:
         return f"null_block is {null}; it must be 0 to {MAX_BLOCK}, and a constant region has none"
     if region.page_tokens is None and blocks != 1:
         return f"pages_per_block is {blocks}, but a block of snapshots is one page"
+    if region.page_tokens is None and region.whole_blocks:
+        return "whole_blocks is for pages of tokens"
+    return _wrong_tokens(region)
+
+
+def _wrong_tokens(region: Region) -> str:
+    """Why its pages can't hold the tokens that it says, or nothing."""
+    parts, part, run = region.context_parts, region.context_part, region.interleave_tokens
+    if not 0 < parts <= MAX_RANKS or not 0 <= part < parts:
+        return f"context_part is {part} of {parts}; there may be 1 to {MAX_RANKS}, numbered from 0"
+    if parts == 1:
+        return f"interleave_tokens is {run}, but there is one context part" if run != 1 else ""
+    if region.page_tokens is None:
+        return f"context_parts is {parts}, but only tokens are cut over ranks"
+    held = region.page_tokens * region.pages_per_block
+    if run < 1 or held % run:
+        return f"interleave_tokens is {run}; it must divide the {held} tokens of a block"
     return ""
 
 

@@ -22,6 +22,7 @@ from restow.broker.layout.limits import (
 )
 from restow.broker.layout.schema import RANK
 from restow.broker.layout.span import Box
+from restow.broker.layout.token_class import TokenClass
 from restow.broker.layout.values import IDENTITY_PARTS, Field, Kind, Layout
 
 
@@ -30,8 +31,8 @@ def check_layout(layout: Layout) -> None:
 
     Checked: names (printable) and shapes, strides (positive, inside the page, folding nothing),
     memory of a page claimed once, ranks that agree on dtypes and pages, every element held by some
-    rank, overlaps only between equal boxes of different ranks; inputs kept whole, and projections
-    that fit the shards that they speak of.
+    rank, of every token, overlaps only between equal boxes of different ranks; inputs kept whole,
+    and projections that fit the shards that they speak of.
     """
     _check_size(layout)
     _check_names(layout)
@@ -42,10 +43,12 @@ def check_layout(layout: Layout) -> None:
     for rank in layout.ranks:
         pages.check(rank)
     _check_agreement(layout)
-    held: dict[str, list[tuple[int, Box]]] = defaultdict(list)
+    _check_windows(layout)
+    held: dict[str, list[tuple[int, Box, TokenClass]]] = defaultdict(list)
     for rank in layout.ranks:
+        tokens = {region.name: region.tokens for region in rank.regions}
         for shard in rank.shards:
-            held[shard.field].append((rank.rank, shard.box))
+            held[shard.field].append((rank.rank, shard.box, tokens[shard.region]))
     proven: set[object] = set()  # layers of a kind are held alike
     for field in layout.model.fields:
         form = (field.axes, field.shape, tuple(held[field.name]))
@@ -79,6 +82,7 @@ def _check_names(layout: Layout) -> None:
     named = [(f"the model's {part}", getattr(model, part)) for part in ("name", *IDENTITY_PARTS)]
     for field in (*model.fields, *model.inputs):
         named += [("a field's name", field.name), ("a field's scales", field.scales)]
+        named.append(("a field's draft", field.draft))
         named += [("an axis", axis) for axis in field.axes]
     for region in (region for rank in layout.ranks for region in rank.regions):
         named += [("a region's name", region.name), ("a region's group", region.group)]
@@ -149,19 +153,30 @@ def _check_field(field: Field) -> None:
             )
 
 
+_OF_A_LIST = (
+    "page_tokens",
+    "pages_per_block",
+    "null_block",
+    "context_parts",
+    "interleave_tokens",
+    "whole_blocks",
+)
+"""What regions of one group have in common, for one list of block ids addresses them all."""
+
+
 def _check_agreement(layout: Layout) -> None:
     dtypes: dict[str, tuple[int, str]] = {}
-    groups: dict[str, tuple[int, tuple[int | None, int, int | None]]] = {}
+    groups: dict[str, tuple[int, tuple[int | None, ...]]] = {}
     for rank in layout.ranks:
         for region in rank.regions:
-            pages = (region.page_tokens, region.pages_per_block, region.null_block)
+            pages = tuple(getattr(region, name) for name in _OF_A_LIST)
             first = groups.setdefault(region.group, (rank.rank, pages))
             if len(groups) > MAX_GROUPS:
                 raise LayoutFormError(f"more than {MAX_GROUPS} groups of regions")
             if first[1] != pages:
                 raise RanksDisagreeError(
-                    f"group {region.group}: rank {first[0]} has (page_tokens, pages_per_block, "
-                    f"null_block) {first[1]}, rank {rank.rank}, region {region.name} has {pages}",
+                    f"group {region.group}: rank {first[0]} has ({', '.join(_OF_A_LIST)}) "
+                    f"{first[1]}, rank {rank.rank}, region {region.name} has {pages}",
                     group=region.group,
                     region=region.name,
                     ranks=f"{first[0]},{rank.rank}",
@@ -174,4 +189,24 @@ def _check_agreement(layout: Layout) -> None:
                     f"{shard.dtype.label}",
                     field=shard.field,
                     ranks=f"{known[0]},{rank.rank}",
+                )
+
+
+def _check_windows(layout: Layout) -> None:
+    """Refuse whole blocks of fields with several windows: a block is whole only in one of them."""
+    windows = {field.name: field.window_tokens for field in layout.model.fields}
+    found: dict[str, tuple[str, int]] = {}
+    for rank in layout.ranks:
+        whole = {region.name: region.group for region in rank.regions if region.whole_blocks}
+        for shard in rank.shards if whole else ():
+            group, window = whole.get(shard.region), windows[shard.field]
+            if group is None:
+                continue
+            first = found.setdefault(group, (shard.field, window))
+            if first[1] != window:
+                raise LayoutFormError(
+                    f"group {group} keeps whole blocks, and its fields have several windows: "
+                    f"{first[0]} one of {first[1]} tokens, {shard.field} one of {window} (0: all)",
+                    group=group,
+                    field=shard.field,
                 )

@@ -25,9 +25,16 @@ from restow.broker.planner.program.forms import (
     StepKind,
     columns_of,
 )
-from restow.broker.planner.program.pairs import GroupPair, PageForm
+from restow.broker.planner.program.pairs import NO_LIST, GroupPair, PageForm
 from restow.broker.planner.program.programs import Program, Step, joined_steps
 from restow.broker.planner.program.rows import no_rows
+from restow.broker.planner.program.shared_tokens import (
+    cut_shared,
+    most_pages,
+    most_stretches,
+    most_tokens,
+    moved_tokens,
+)
 
 __all__ = [
     "CLEAR_PAGES",
@@ -35,6 +42,7 @@ __all__ = [
     "GATHERED",
     "GATHER_IN_ORDER",
     "GATHER_PLACED",
+    "NO_LIST",
     "PROJECT_SPANS",
     "READ_OR_GATHERED",
     "READ_PAGES",
@@ -51,6 +59,11 @@ __all__ = [
     "Step",
     "StepKind",
     "columns_of",
+    "cut_shared",
     "joined_steps",
+    "most_pages",
+    "most_stretches",
+    "most_tokens",
+    "moved_tokens",
     "no_rows",
 ]

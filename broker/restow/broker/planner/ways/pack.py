@@ -31,7 +31,8 @@ class Packed:
         priced = PricedRows(self.rows, pairs, tokens, costs)
         return Work(
             bytes=int(priced.wire_bytes.sum()),
-            gathering=src_ranks(self.rows),
+            # Of a rank that holds none of the tokens nothing is asked.
+            gathering=src_ranks(self.rows[priced.wire_bytes > 0]),
             seconds=2 * float(priced.packing_s.sum()),
         )
 

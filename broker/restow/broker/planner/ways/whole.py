@@ -39,7 +39,7 @@ class Extracted:
         return Work(
             bytes=int((pages * table[:, Column.COUNT]).sum()),
             reads=int(pages.sum()),
-            launches=int(len(table) > 0),
+            launches=int(pages.any()),
             seconds=float(PricedRows(self.rows, pairs, tokens, costs).copy_s.sum()),
         )
 
@@ -79,5 +79,7 @@ def _shared(priced: PricedRows, small: Bools) -> Seconds:
     lengths = spans.table[:, Column.COUNT]
     seconds = costs.seconds_per_descriptor + lengths / costs.read_bytes_per_second
     total = np.bincount(spans.span_of, weights, minlength=len(spans.table))
-    shares: Seconds = weights * (pages * seconds / total)[spans.span_of]
+    # A row of which so few tokens move that none does in this prompt costs nothing.
+    per_weight = np.divide(pages * seconds, total, out=np.zeros(len(total)), where=total > 0)
+    shares: Seconds = weights * per_weight[spans.span_of]
     return shares

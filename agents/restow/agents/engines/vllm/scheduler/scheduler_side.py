@@ -43,7 +43,8 @@ class SchedulerSide:
         self._engine_id, self._life, self._kv_role = engine_id, life, kv_role
         self._groups = tuple(groups)
         self._recurrent = any(group.is_state for group in groups)
-        self._backoff = backoff_tokens(self._recurrent, lookahead_tokens)
+        windows = any(group.window_tokens for group in groups)
+        self._backoff = backoff_tokens(self._recurrent, windows, lookahead_tokens)
         self._session = session
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
         self._decode = DecodeSide(session, settings.request_timeout_ms)

@@ -80,7 +80,7 @@ def rank_layout(
 
     Of ``settings`` tokens and order of a page are not looked at: every cache has its own.
     """
-    laid = [_laid(_spec(model, cache), settings, rank % settings.tp, cache) for cache in caches]
+    laid = [_laid(layer_of(model, cache), settings, rank % settings.tp, cache) for cache in caches]
     layout = RankLayout(
         rank,
         tuple(region for pages, _ in laid for region in pages.regions),
@@ -90,26 +90,25 @@ def rank_layout(
     return RankRegions(layout, tuple(memory for _, memory in laid))
 
 
+def layer_of(model: ModelSpec, cache: LayerCache) -> LayerSpec:
+    """Return what the model has of the layer's cache. Raises `CacheUnknownError`."""
+    for spec in (*model.layers, *model.draft_layers):
+        if spec.layer == cache.layer and isinstance(spec, RecurrentSpec) == cache.is_state:
+            return spec
+    kind = "recurrent state" if cache.is_state else "keys and values"
+    raise CacheUnknownError(
+        f"layer {cache.layer} ({cache.name}) keeps {kind}, of which the config of model "
+        f"{model.name!r} says nothing",
+        layer=cache.name,
+    )
+
+
 def dtype_of(tensor_dtype: torch.dtype) -> DType:
     """Return the layout's name of a torch dtype. Raises `LayoutFormError`."""
     return DType.parse(str(tensor_dtype).removeprefix("torch."))
 
 
 # -- inside ---------------------------------------------------------------------------------------
-
-
-def _spec(model: ModelSpec, cache: LayerCache) -> LayerSpec:
-    """Return what the config says of the layer's cache."""
-    for spec in model.layers:
-        if spec.layer == cache.layer and isinstance(spec, RecurrentSpec) == cache.is_state:
-            return spec
-    kind = "recurrent state" if cache.is_state else "keys and values"
-    raise CacheUnknownError(
-        f"layer {cache.layer} ({cache.name}) keeps {kind}, of which the config of model "
-        f"{model.name!r} says nothing: layers that are not the model's own (drafts of MTP or "
-        "EAGLE) are not handed over yet",
-        layer=cache.name,
-    )
 
 
 def _laid(
@@ -142,6 +141,7 @@ def _laid(
         page_tokens=page_tokens,
         pages_per_block=cache.pages_per_block,
         null_block=NULL_BLOCK,
+        whole_blocks=settings.whole_blocks and not cache.is_state,
     )
     device = cache.tensor.device
     memory = RegionMemory(

@@ -1,0 +1,99 @@
+"""What a process that asks a peer is told and answers: JSON, and nothing of Restow.
+
+Such a process runs in the peer's own environment, or in one that has only the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Place = tuple[int, int, int, int, int]
+"""Rank of P, rank of D, offset in P's page, offset in D's page, length: all in bytes."""
+
+
+class DeclinedError(Exception):
+    """The peer copies nothing: ``how`` in one word, and why, in its own words where it has some."""
+
+    how = "refuses"
+
+
+class RefusedError(DeclinedError):
+    """The peer raises, or answers with an error."""
+
+
+class MissedError(DeclinedError):
+    """The peer finds nothing of P's, so D computes the prompt itself."""
+
+    how = "misses"
+
+
+class NotAskedError(DeclinedError):
+    """The peer has no function that could be asked."""
+
+    how = "not asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A geometry, as `Geometry.message` has it."""
+
+    family: str
+    sizes: dict[str, int]
+    p_tp: int
+    d_tp: int
+    conv_layout: str
+    p_drafts: int
+    d_drafts: int
+    page_tokens: int
+
+    @property
+    def attention(self) -> bool:
+        """Whether the layer has K and V, and no recurrent state."""
+        return self.family == "gqa"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The copies that a peer makes between pages that are packed so (`Form`, by its fields).
+
+    ``page_bytes`` of P and of D are those of the peer's own shapes.
+    """
+
+    p_form: dict[str, Any]
+    d_form: dict[str, Any]
+    page_bytes: tuple[int, int]
+    copies: list[Place]
+    channels: tuple[list[list[int]], list[list[int]]] | None = None
+    """Of every rank of P, and of D: the channels that the peer's own weight loader gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer: how it is called in the table, which version it is, and how it answers."""
+
+    name: str
+    version: str
+    answer: Callable[[Asked], Copied]
+
+
+def answer_all(peers: list[Peer]) -> None:
+    """Read geometries from the file that is named first, write answers to the second."""
+    questions, answers = (Path(name) for name in sys.argv[-2:])
+    asked = [Asked(**one) for one in json.loads(questions.read_text())]
+    found = {
+        peer.name: {"version": peer.version, "answers": [_answer(peer, one) for one in asked]}
+        for peer in peers
+    }
+    answers.write_text(json.dumps(found))
+
+
+def _answer(peer: Peer, asked: Asked) -> dict[str, Any]:
+    try:
+        return asdict(peer.answer(asked))
+    except DeclinedError as declined:
+        return {"how": declined.how, "why": str(declined)}

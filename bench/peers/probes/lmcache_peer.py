@@ -1,0 +1,42 @@
+"""LMCache: which object each rank of D looks for.
+
+It keeps copies of whole objects, so nothing is cut: D has P's state if it finds P's key.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from types import SimpleNamespace
+
+from peers.probes.asking import Asked, Copied, MissedError, NotAskedError, Peer, answer_all
+from peers.probes.sources import take
+
+
+def _keys(api: zipfile.Path, tp: int) -> list[int]:
+    """What of each rank's key tells ranks apart."""
+    rank = take(api, "ObjectKey.ComputeKVRank").ComputeKVRank
+    key = SimpleNamespace(ComputeKVRank=rank)
+    look_up = take(api, "_lookup_kv_ranks", known={"ObjectKey": key})._lookup_kv_ranks
+    return [
+        number
+        for worker in range(tp)
+        for number in look_up(SimpleNamespace(world_size=tp, worker_id=worker))
+    ]
+
+
+if __name__ == "__main__":
+    api = zipfile.Path(sys.argv[1]) / "lmcache" / "v1" / "distributed" / "api.py"
+
+    def answer(asked: Asked) -> Copied:
+        """By the keys."""
+        stored, wanted = (_keys(api, tp) for tp in (asked.p_tp, asked.d_tp))
+        found = set(stored) & set(wanted)
+        if found:
+            raise NotAskedError("D finds P's objects: their keys have the ranks, and no layout")
+        raise MissedError(
+            f"keys have the world size and the rank: rank 0 of P stores {stored[0]:#010x}, "
+            f"rank 0 of D asks for {wanted[0]:#010x}, so no rank finds anything"
+        )
+
+    answer_all([Peer("LMCache", sys.argv[2], answer)])

@@ -1,0 +1,149 @@
+"""Which tokens of a prompt a rank holds, where tokens are cut over ranks (context parallelism)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
+
+import numpy as np
+
+from restow.broker.layout.rows import Bools, Int64s
+
+Number = TypeVar("Number", int, Int64s)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenClass:
+    """The tokens ``t`` with ``t // interleave_tokens % parts == part``, one behind the other.
+
+    So a prompt is dealt out to ``parts`` ranks, ``interleave_tokens`` at a time (vLLM
+    ``cp_kv_cache_interleave_size``). With one part a rank holds all tokens.
+
+    >>> TokenClass(2, 1, 3).first_tokens(np.arange(5)).tolist()
+    [3, 4, 5, 9, 10]
+    """
+
+    parts: int = 1
+    part: int = 0
+    interleave_tokens: int = 1
+
+    @property
+    def period_tokens(self) -> int:
+        """After so many tokens the same rank has its turn again."""
+        return self.parts * self.interleave_tokens
+
+    def before(self, token: Number) -> Number:
+        """How many of its tokens come before ``token``: the place of one that it holds.
+
+        >>> TokenClass(2, 1, 3).before(9), TokenClass(2, 1, 3).before(8)
+        (3, 3)
+        """
+        if self.parts == 1:
+            return token
+        turn, rest = token // self.period_tokens, token % self.period_tokens
+        most, mine = self.interleave_tokens, rest - self.part * self.interleave_tokens
+        held = min(max(mine, 0), most) if isinstance(mine, int) else np.clip(mine, 0, most)
+        return turn * most + held
+
+    def first_tokens(self, places: Int64s) -> Int64s:
+        """The tokens at these places among those that it holds."""
+        turn, rest = np.divmod(places, self.interleave_tokens)
+        tokens: Int64s = (turn * self.parts + self.part) * self.interleave_tokens + rest
+        return tokens
+
+    def holds(self, tokens: Int64s) -> Bools:
+        """Mask of the tokens that it holds."""
+        mask: Bools = tokens // self.interleave_tokens % self.parts == self.part
+        return mask
+
+    def shared(self, other: TokenClass) -> Fraction:
+        """How much of a long prompt both hold.
+
+        >>> TokenClass(2, 1).shared(TokenClass(4, 3)), TokenClass(2, 1).shared(TokenClass(4, 2))
+        (Fraction(1, 4), Fraction(0, 1))
+        """
+        if self.parts == 1 or other.parts == 1:
+            return Fraction(1, self.parts * other.parts)
+        mine, others = self.interleave_tokens, other.interleave_tokens
+        step = math.gcd(self.period_tokens, other.period_tokens)
+        # A turn of the one begins ``apart`` tokens behind a turn of the other: any number that is
+        # this one modulo ``step``, and each equally often. They meet in ``-mine < apart < others``.
+        apart = self.part * mine - other.part * others
+        first = 1 - mine + (apart - 1 + mine) % step
+        count = max(-(-(others - first) // step), 0)
+        tokens = (
+            _ramps(first + mine, step, count)
+            - _ramps(first, step, count)
+            - _ramps(first + mine - others, step, count)
+            + _ramps(first - others, step, count)
+        )
+        return Fraction(tokens, math.lcm(self.period_tokens, other.period_tokens))
+
+
+ALL_TOKENS = TokenClass()
+
+
+def shared_runs(one: TokenClass, other: TokenClass, start: int, stop: int) -> tuple[Int64s, Int64s]:
+    """Where the runs of tokens of ``[start, stop)`` begin and end that both classes hold.
+
+    A run follows itself in both.
+
+    >>> [ends.tolist() for ends in shared_runs(TokenClass(2, 1, 3), TokenClass(2, 0, 2), 0, 12)]
+    [[4, 9], [6, 10]]
+    """
+    some = slice(0, int(start < stop))
+    whole = np.array([start], np.int64)[some], np.array([stop], np.int64)[some]
+    rarer, other = sorted((one, other), key=lambda each: -each.parts)  # so there is less to cut
+    return _turns(other, *_turns(rarer, *whole))
+
+
+def _turns(one: TokenClass, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    """Return what of runs of tokens is the turn of a class."""
+    if one.parts == 1 or not len(begins):
+        return begins, ends
+    run, first = one.interleave_tokens, one.part * one.interleave_tokens
+    turn = (begins - first - run) // one.period_tokens + 1
+    counts = (ends - 1 - first) // one.period_tokens - turn + 1
+    index, turn = _counted(turn, counts)
+    starts = turn * one.period_tokens + first
+    return np.maximum(starts, begins[index]), np.minimum(starts + run, ends[index])
+
+
+def _counted(first: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+    """So many numbers from each first one on, and which of these each came from."""
+    index = np.repeat(np.arange(len(first)), counts)
+    return index, first[index] + np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
+
+
+def cut_runs(begins: Int64s, ends: Int64s, places: Int64s, size: int) -> tuple[Int64s, Int64s]:
+    """Cut runs of tokens, which begin at ``places`` of something, at each multiple of ``size``."""
+    if not len(begins):
+        return begins, ends
+    first, last = places // size, (places + ends - begins - 1) // size
+    counts = last - first + 1
+    if (counts == 1).all():
+        return begins, ends
+    index, piece = _counted(first, counts)
+    edges = (begins - places)[index] + piece * size
+    return np.maximum(edges, begins[index]), np.minimum(edges + size, ends[index])
+
+
+def count_shared(one: TokenClass, other: TokenClass, start: int, stop: int) -> int:
+    """How many tokens of ``[start, stop)`` both classes hold."""
+    if start >= stop:
+        return 0
+    if one == other or one.parts == 1:
+        return other.before(stop) - other.before(start)
+    if other.parts == 1:
+        return one.before(stop) - one.before(start)
+    begins, ends = shared_runs(one, other, start, stop)
+    return int((ends - begins).sum())
+
+
+def _ramps(first: int, step: int, count: int) -> int:
+    """The sum of the positive ones of ``count`` numbers from ``first`` on."""
+    skipped = min(max(-(first // step), 0), count)
+    left = count - skipped
+    return left * (first + skipped * step) + step * (left * (left - 1) // 2)

@@ -1,0 +1,166 @@
+"""What `./run peers` compares by can go red, without any peer: wrong copies are told as wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peers import asked_peers, ours
+from peers.geometries import GEOMETRIES, Geometry
+from peers.kinds import KINDS
+from peers.pages import KV, STATE, WINDOW, Form, Page, pages
+from peers.probes import sources
+from peers.probes.asking import Asked
+from peers.score import Copy, Score, score
+from peers.table import FILE, PAGE, fresh
+from peers.wheels import AbsentError
+
+MAMBA = Geometry("mamba2-g8", 1, 2, "DS")
+
+
+def forms(geometry: Geometry) -> tuple[Form, Form]:
+    kind = KINDS[geometry.kind]
+    if kind.family == "gqa":
+        return Form(), Form()
+    layout, taps = geometry.conv_layout, kind.taps
+    return Form(layout, taps + geometry.p_drafts), Form(layout, taps + geometry.d_drafts)
+
+
+def both_pages(geometry: Geometry) -> tuple[list[Page], list[Page]]:
+    kind, (p_form, d_form) = KINDS[geometry.kind], forms(geometry)
+    return pages(kind, p_form, geometry.p_tp), pages(kind, d_form, geometry.d_tp)
+
+
+def scored(geometry: Geometry, copies: list[Copy]) -> Score:
+    return score(*both_pages(geometry), copies)
+
+
+def planned(geometry: Geometry) -> list[Copy]:
+    return ours.copies(geometry, *forms(geometry))
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_restows_plan_brings_every_byte(geometry: Geometry) -> None:
+    found = scored(geometry, planned(geometry))
+    assert found.whole
+    assert set(found.shares) in ({WINDOW, STATE}, {KV})
+
+
+@pytest.mark.parametrize(
+    "geometry", [MAMBA, Geometry("gdn", 4, 2, "DS"), Geometry("gqa-8", 1, 4)], ids=str
+)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda copy: replace(copy, src_offset_bytes=copy.src_offset_bytes + 2),
+        lambda copy: replace(copy, dst_offset_bytes=copy.dst_offset_bytes + 1),
+        lambda copy: replace(copy, length_bytes=copy.length_bytes - 1),
+        lambda copy: replace(copy, length_bytes=copy.length_bytes + 1),
+    ],
+    ids=["shifted at P", "shifted at D", "a byte short", "a byte long"],
+)
+def test_a_wrong_slice_is_seen(geometry: Geometry, change: Callable[[Copy], Copy]) -> None:
+    copies = planned(geometry)
+    assert not scored(geometry, [*copies[:-1], change(copies[-1])]).whole
+
+
+def test_a_slice_from_another_rank_is_seen() -> None:
+    geometry = Geometry("mamba2-g8", 4, 2, "DS")
+    copies = planned(geometry)
+    other = replace(copies[0], src_rank=copies[0].src_rank + 1)
+    assert not scored(geometry, [other, *copies[1:]]).whole
+
+
+def test_a_slice_that_is_left_out_is_seen() -> None:
+    assert not scored(MAMBA, planned(MAMBA)[1:]).whole
+    assert {share.right_bytes for part in scored(MAMBA, []).shares.values() for share in part} == {
+        0
+    }
+
+
+def test_one_slice_of_a_whole_conv_state_is_right_only_in_part() -> None:
+    """x is two thirds of `[x | B | C]`: rank 0 gets its own x, rank 1 what is C at its place."""
+    conv_bytes = both_pages(MAMBA)[1][0].parts[WINDOW][1]
+    copies = [Copy(0, rank, rank * conv_bytes, 0, conv_bytes) for rank in range(2)]
+    shares = scored(MAMBA, copies).shares[WINDOW]
+    assert [round(share.right_bytes / share.due_bytes, 3) for share in shares] == [0.667, 0.167]
+
+
+def test_what_lands_outside_of_a_page_is_counted() -> None:
+    end = both_pages(MAMBA)[1][0].parts[STATE][1]
+    found = scored(MAMBA, [*planned(MAMBA), Copy(0, 0, 0, end - 4, 10)])
+    assert found.outside_bytes == 6
+
+
+def test_peers_that_are_not_there_are_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def absent() -> list[str]:
+        raise AbsentError("no index has it")
+
+    monkeypatch.setattr(asked_peers, "ASKED", [asked_peers.Asking(("A peer",), absent)])
+    found = {"date": "today", **asked_peers.ask([MAMBA])}
+    text = fresh(PAGE.read_text(), found)
+    assert "| Mamba2, 8 groups: P1 to D2, DS | absent (1) | 100 % |" in text
+    assert "1. A peer: no index has it" in text
+
+
+def test_a_page_of_another_length_than_the_peers_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    form = {"conv": "DS", "rows": 3}
+    answer = {"p_form": form, "d_form": form, "page_bytes": [1, 2], "copies": []}
+    with pytest.raises(asked_peers.FormError, match="pages of"):
+        answered(monkeypatch, answer)
+
+
+def test_other_channels_than_a_peer_loads_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = {"conv": "DS", "rows": 3}
+    lengths = [len(some[0].ids) for some in both_pages(MAMBA)]
+    due = [
+        [KINDS[MAMBA.kind].channels(tp, rank).tolist() for rank in range(tp)]
+        for tp in (MAMBA.p_tp, MAMBA.d_tp)
+    ]
+    answer = {"p_form": form, "d_form": form, "page_bytes": lengths, "copies": [], "channels": due}
+    assert answered(monkeypatch, answer)["rows"][0]["cells"]["A peer"]["outside_bytes"] == 0
+    due[1].reverse()
+    with pytest.raises(asked_peers.FormError, match="load other channels"):
+        answered(monkeypatch, answer)
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]) -> dict[str, Any]:
+    """What comes of a peer's answer."""
+    answers = {"A peer": {"version": "1", "answers": [answer]}}
+    monkeypatch.setattr(asked_peers, "_answers", lambda asking, geometries: answers)
+    monkeypatch.setattr(asked_peers, "ASKED", asked_peers.ASKED[:1])
+    return asked_peers.ask([MAMBA])
+
+
+def test_a_geometry_arrives_as_it_is_asked() -> None:
+    asked = Asked(**json.loads(json.dumps(MAMBA.message())))
+    assert (asked.family, asked.p_tp, asked.d_tp, asked.conv_layout) == ("mamba2", 1, 2, "DS")
+
+
+def test_functions_come_out_of_a_file_without_what_it_imports(tmp_path: Path) -> None:
+    path = tmp_path / "peer.py"
+    path.write_text(
+        "import nothing_that_is_here\n"
+        "class Pool:\n"
+        "    @property\n"
+        "    def half(self) -> nothing_that_is_here.Int:\n"
+        "        return cut(self)\n"
+        "def cut(whole): return whole // 2\n"
+    )
+    assert sources.take(path, "cut", "Pool.half").half(6) == 3
+    with pytest.raises(sources.MissingError):
+        sources.take(path, "Pool.third")
+
+
+def test_the_page_is_that_of_its_file() -> None:
+    page = PAGE.read_text()
+    text = fresh(page, json.loads(FILE.read_text()))
+    assert text == page, "docs/peers.md is older than docs/peers.json: ./run peers --write"

@@ -1,0 +1,78 @@
+"""Classes of tokens against counting: what a rank holds, where, and what two of them share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from restow.broker.layout.token_class import TokenClass, count_shared, cut_runs, shared_runs
+
+CLASSES = [
+    TokenClass(parts, part, run)
+    for parts in (1, 2, 3, 4, 6)
+    for part in range(parts)
+    for run in ((1, 2, 3, 4, 7) if parts > 1 else (1,))
+]
+TOKENS = np.arange(200)
+
+
+def held(one: TokenClass) -> list[int]:
+    return [t for t in TOKENS.tolist() if t // one.interleave_tokens % one.parts == one.part]
+
+
+@pytest.mark.parametrize("one", CLASSES, ids=str)
+def test_a_token_lies_behind_those_that_its_rank_holds_before_it(one: TokenClass) -> None:
+    mine = held(one)
+    assert TOKENS[one.holds(TOKENS)].tolist() == mine
+    before = [sum(other < token for other in mine) for token in TOKENS.tolist()]
+    assert one.before(TOKENS).tolist() == before
+    assert [one.before(token) for token in TOKENS.tolist()] == before
+    assert one.first_tokens(np.arange(len(mine))).tolist() == mine
+
+
+def test_places_are_those_of_vllms_block_tables() -> None:
+    """vLLM 0.32 `v1/worker/block_table.py`: blocks of all ranks together first, then inside one."""
+    block = 12
+    for parts, run in itertools.product((2, 3, 4), (1, 2, 3, 4, 6, 12)):
+        for token in TOKENS.tolist():
+            index, offset = divmod(token, block * parts)
+            part = offset // run % parts
+            slot = offset // (parts * run) * run + offset % run
+            one = TokenClass(parts, part, run)
+            assert token in held(one)
+            assert one.before(token) == index * block + slot
+
+
+def test_what_two_classes_share() -> None:
+    for one, other in itertools.product(CLASSES, CLASSES):
+        period = math.lcm(one.period_tokens, other.period_tokens)
+        tokens = np.arange(period)
+        common = one.holds(tokens) & other.holds(tokens)
+        assert one.shared(other) * period == common.sum(), (one, other)
+
+
+def test_runs_of_shared_tokens() -> None:
+    """Each is in both, follows itself in both, and none is missing, wherever they are cut out."""
+    for one, other in itertools.product(CLASSES[::2], CLASSES[1::3]):
+        common = sorted(set(held(one)) & set(held(other)))
+        for start, stop in ((0, 60), (5, 6), (7, 59), (13, 13), (60, 41)):
+            begins, ends = shared_runs(one, other, start, stop)
+            wanted = [token for token in common if start <= token < stop]
+            runs = list(zip(begins.tolist(), ends.tolist(), strict=True))
+            assert [token for run in runs for token in range(*run)] == wanted
+            assert count_shared(one, other, start, stop) == len(wanted)
+
+
+def test_runs_are_cut_where_they_say() -> None:
+    begins, ends = cut_runs(np.array([4, 20]), np.array([9, 22]), np.array([2, 6]), 3)
+    assert (begins.tolist(), ends.tolist()) == ([4, 5, 8, 20], [5, 8, 9, 22])
+
+
+def test_as_much_is_made_as_is_shared() -> None:
+    """A run of 2**31 tokens is not cut at all of its 2**31 turns, of which few are the other's."""
+    begins, ends = shared_runs(TokenClass(1024, 0, 2**31 - 1), TokenClass(1023, 5), 0, 2**31 - 1)
+    assert begins.tolist() == list(range(5, 2**31 - 1, 1023))
+    assert (ends - begins == 1).all()

@@ -1,0 +1,90 @@
+"""Has vLLM's kernel say where it writes tokens, and compares that with a layout's token classes.
+
+``slot_mapping.py FOLDER COPY``: the kernel is taken out of vLLM's files (``v1/worker/gpu``), since
+importing it needs a GPU's Triton.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from restow.broker.families import EngineSettings, MlaSpec
+from restow.broker.families.pages import layer_pages
+from restow.broker.layout import DType
+
+BLOCK_TOKENS, TOKENS = 16, 300
+_HEAD = """
+import triton
+import triton.language as tl
+"""
+
+
+def main(folder: Path, copy: Path) -> None:
+    """Fail unless each token is on the rank, in the block and at the place that a layout says."""
+    functions = []
+    for file, name in (
+        ("buffer_utils.py", "_load_ptr"),
+        ("block_table.py", "_compute_slot_mappings_kernel"),
+    ):
+        text = (folder / file).read_text()
+        at = text.index(f"@triton.jit\ndef {name}(")
+        functions.append(text[at : (text + "\n\n\n").index("\n\n\n", at)])
+    copy.write_text("\n\n".join([_HEAD, *functions]))
+    spec = importlib.util.spec_from_file_location("kernel", copy)
+    if spec is None or spec.loader is None:
+        raise ImportError(copy)
+    kernel = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernel)
+    count = 0
+    for parts, run in itertools.product((2, 4, 8), (1, 2, 8, 16)):
+        for rank in range(parts):
+            told = _slots(kernel, parts, rank, run)
+            settings = EngineSettings(tp=parts, dcp=parts, interleave_tokens=run)
+            pages = layer_pages(MlaSpec(0, 8, DType.BFLOAT16), settings, rank)
+            held = pages.regions[0].tokens
+            tokens = np.arange(TOKENS)
+            page, in_page = np.divmod(held.before(tokens), BLOCK_TOKENS)
+            ours = np.where(held.holds(tokens), _blocks()[page] * BLOCK_TOKENS + in_page, -1)
+            assert ours.tolist() == told, (parts, rank, run)
+            count += TOKENS
+    print(count, "tokens")
+
+
+def _blocks() -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """The block ids of the one request."""
+    return np.random.default_rng(0).permutation(np.arange(1, 41, dtype=np.int32))
+
+
+def _slots(kernel: object, parts: int, rank: int, run: int) -> list[int]:
+    blocks = torch.from_numpy(_blocks())
+    slots = torch.full((1, TOKENS), -7, dtype=torch.int64)
+    kernel._compute_slot_mappings_kernel[(1, 2)](  # type: ignore[attr-defined]
+        TOKENS,
+        torch.tensor([0], dtype=torch.int32),
+        torch.tensor([0, TOKENS], dtype=torch.int32),
+        torch.arange(TOKENS),
+        torch.tensor([blocks.data_ptr()], dtype=torch.uint64),
+        torch.tensor([len(blocks)]),
+        torch.tensor([BLOCK_TOKENS], dtype=torch.int32),
+        torch.tensor([True]),
+        torch.tensor([True]),
+        slots,
+        TOKENS,
+        rank,
+        CP_SIZE=parts,
+        CP_INTERLEAVE=run,
+        PAD_ID=-1,
+        TRITON_BLOCK_SIZE=1024,
+    )
+    found: list[int] = slots[0].tolist()
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
