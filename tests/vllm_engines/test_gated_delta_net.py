@@ -15,9 +15,10 @@ import pytest
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.actions import State
-from vllm_harness.checkpoints import gated_delta_net, write_checkpoint
+from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Answer, Options
+from vllm_harness.hybrid_checkpoints import HYBRIDS
 from vllm_harness.pair import vllm_pair
 
 pytestmark = pytest.mark.timeout(600)
@@ -52,7 +53,7 @@ def prompts() -> list[list[int]]:
 async def test_prefix_caching(
     vllm_python: Path, tmp_path: Path, prefill_tp: int, decode_tp: int
 ) -> None:
-    model = write_checkpoint(gated_delta_net, tmp_path / "model")
+    model = write_checkpoint(HYBRIDS["qwen3_next"].make, tmp_path / "model")
     engine = {"max_model_len": 1024, "dtype": "bfloat16", "skip_tokenizer_init": False}
     prefill = Options(model, prefill_tp, prefix_caching=True, engine=engine)
     decode = Options(model, decode_tp, prefix_caching=True, engine=engine)

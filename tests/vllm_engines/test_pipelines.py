@@ -15,9 +15,10 @@ import pytest
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.actions import State
-from vllm_harness.checkpoints import gated_delta_net, write_checkpoint
+from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Answer, Options
+from vllm_harness.hybrid_checkpoints import HYBRIDS
 from vllm_harness.pair import vllm_pair
 
 pytestmark = pytest.mark.timeout(600)
@@ -33,7 +34,9 @@ def prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize("staged", ["P", "D"])
 async def test_pipeline_stages(vllm_python: Path, tmp_path: Path, staged: str) -> None:
-    model = write_checkpoint(partial(gated_delta_net, layers=8), tmp_path / "model")
+    model = write_checkpoint(
+        partial(HYBRIDS["qwen3_next"].make, num_hidden_layers=8), tmp_path / "model"
+    )
     engine = {
         "max_model_len": 1024,
         "dtype": "bfloat16",

@@ -15,9 +15,9 @@ from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.actions import State
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
-from vllm_harness.checkpoints import gemma3, write_checkpoint
 from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
+from vllm_harness.tiny_models import tiny_model
 
 pytestmark = pytest.mark.timeout(600)
 BLOCK_TOKENS = 32
@@ -67,7 +67,7 @@ async def test_d_finds_what_arrived_as_prefixes(vllm_python: Path, tmp_path: Pat
     def drawn(count: int) -> list[int]:
         return [rng.randrange(8, VOCABULARY_SIZE) for _ in range(count)]
 
-    model = write_checkpoint(gemma3, tmp_path / "model")
+    model = tiny_model("gemma3_text", tmp_path / "model")
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
     async with running_broker(settings) as broker:
         d = Options(model, 1, "kv_consumer", broker.address, engine={"block_size": BLOCK_TOKENS})

@@ -52,6 +52,7 @@ def _config(config: dict[str, Any], folder: Path) -> VllmConfig:
 
 def _layers(config: VllmConfig, tp: int) -> list[list[Any]]:
     config.parallel_config.tensor_parallel_size = tp
+    config.model_config.verify_with_parallel_config(config.parallel_config)
     made = config.compilation_config.static_forward_context
     made.clear()
     group = parallel_state._TP

@@ -60,10 +60,10 @@ class Hybrid:
         if found.returncode:
             pytest.skip(f"vLLM's {self.family} needs {self.needs}, which is not in its environment")
 
-    def make(self) -> PreTrainedModel:
-        """Make the model, of random weights."""
+    def make(self, **more: Any) -> PreTrainedModel:
+        """Make the model, of random weights; ``more`` is what its config has besides."""
         config = getattr(transformers, self._config_class)(
-            **{**COMMON, **self.config}, dtype=self.dtype
+            **{**COMMON, **self.config, **more}, dtype=self.dtype
         )
         make: Callable[[Any], PreTrainedModel]
         make = getattr(transformers, f"{self.family}ForCausalLM")
@@ -138,6 +138,17 @@ HYBRIDS: dict[str, Hybrid] = {
             "n_groups": 2,
             "chunk_size": 16,
         },
+    ),
+    "qwen3_next": Hybrid(
+        "Qwen3Next",
+        {
+            **_DELTA_NET,
+            **_EXPERTS,
+            "intermediate_size": 256,
+            "decoder_sparse_step": 4,
+            "shared_expert_intermediate_size": 64,
+        },
+        "bfloat16",
     ),
     "qwen3_5": Hybrid("Qwen3_5", _DELTA_NET, "bfloat16", needs="torchvision"),
     "qwen3_5_moe": Hybrid(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,7 +16,7 @@ from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from restow.broker.core.actions import State
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
-from vllm_harness.engine import Options, VllmEngine, vllm_engine
+from vllm_harness.engine import Answer, Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
 
 STEPS = 12
@@ -27,24 +27,27 @@ WAYS = [(0, 1), (0, 2), (2, 0)]
 
 
 def prompts() -> list[list[int]]:
-    """Shorter and longer than a window of 32 tokens, and than vLLM's blocks."""
+    """Shorter and longer than a convolution's window, one of 32 tokens, vLLM's blocks, and what
+    scans compute at once."""
     rng = Random(7)  # noqa: S311 - reproducible, not secret
-    return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in (3, 20, 33, 128, 200)]
+    lengths = (2, 7, 20, 33, 128, 200)
+    return [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(n)] for n in lengths]
 
 
 async def three_engines_answers(
-    python: Path, logs: Path, options: Options, first_knows: bool
-) -> tuple[list[tuple[int, ...]], dict[tuple[int, int], list[tuple[int, ...]]]]:
+    python: Path, logs: Path, options: Options, knowing: int
+) -> tuple[list[Answer], dict[tuple[int, int], list[Answer]]]:
     """Return what the first engine says alone, and what each D says after its P.
 
-    The first engine's connector may know the type by its family; the others' never do.
+    The first ``knowing`` engines know the type by its family, the others by what vLLM says alone.
     """
     async with (
         running_broker(BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)) as broker,
-        _engines(python, logs, replace(options, broker=broker.address), first_knows) as engines,
+        _engines(python, logs, replace(options, broker=broker.address), knowing) as engines,
     ):
         asked = prompts()
-        expected = [(await engines[0].ask(ids, STEPS)).tokens for ids in asked]
+        expected = [await engines[0].ask(ids, STEPS, logprobs=2) for ids in asked]
+        assert len({one.tokens for one in expected}) == len(asked)
         answers = {}
         for p, d in WAYS:
             answers[p, d] = await asyncio.gather(
@@ -60,19 +63,30 @@ async def three_engines_answers(
 
 async def hand_over(
     prefill: VllmEngine, decode: VllmEngine, handoff_id: str, ids: list[int]
-) -> tuple[int, ...]:
+) -> Answer:
     """Return what D says of a prompt whose state it has from P."""
     params = {"handoff_id": handoff_id}
     first = prefill.begin(ids, 1, {**params, "do_remote_decode": True})
-    answer = await decode.ask(ids, STEPS, {**params, "do_remote_prefill": True})
+    answer = await decode.ask(ids, STEPS, {**params, "do_remote_prefill": True}, logprobs=2)
     await prefill.answer(first)
     assert not answer.error
-    return answer.tokens
+    assert answer.cached == len(ids) - 1
+    return answer
+
+
+def assert_same_tokens(
+    expected: Sequence[Answer], answers: Mapping[tuple[int, int], Sequence[Answer]]
+) -> None:
+    """Fail unless every D says the tokens of the engine that was asked alone."""
+    assert set(answers) == set(WAYS)
+    right = [one.tokens for one in expected]
+    for way, found in answers.items():
+        assert [one.tokens for one in found] == right, way
 
 
 @contextlib.asynccontextmanager
 async def _engines(
-    python: Path, logs: Path, options: Options, first_knows: bool
+    python: Path, logs: Path, options: Options, knowing: int
 ) -> AsyncIterator[list[VllmEngine]]:
     async with contextlib.AsyncExitStack() as stack:
         yield await asyncio.gather(
@@ -84,7 +98,7 @@ async def _engines(
                             options,
                             tp=tp,
                             role="kv_both",
-                            environment={} if first_knows and not number else NO_FAMILIES,
+                            environment={} if number < knowing else NO_FAMILIES,
                         ),
                         logs / f"{number}.log",
                     )

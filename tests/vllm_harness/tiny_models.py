@@ -35,14 +35,18 @@ EXPERTS = {
     "moe_intermediate_size": 64,
 }
 WINDOWS = {"sliding_window": 32}
+GEMMA = {"num_hidden_layers": 6, "initializer_range": 0.02}
+"""Its head is its embedding, times 8: drawn any wider, it says again what it was told last."""
 NUMBERS: dict[str, dict[str, Any]] = {
     "llama": HEADS,
-    "gemma3_text": HEADS | WINDOWS | {"num_hidden_layers": 6},
+    "gemma3_text": HEADS | WINDOWS | GEMMA,
     "gpt_oss": HEADS | WINDOWS | EXPERTS,
     "qwen3_moe": HEADS | EXPERTS | {"mlp_only_layers": [0]},
     "mistral": HEADS | WINDOWS,
-    "gemma2": HEADS | WINDOWS,
+    "gemma2": HEADS | WINDOWS | GEMMA,
     "olmo3": HEADS | WINDOWS,
+    "exaone4": HEADS | WINDOWS | {"sliding_window_pattern": 4},
+    "mixtral": HEADS | EXPERTS,
     "cohere2": HEADS | WINDOWS | {"logit_scale": 1.0},
 }
 """What a type has beside `COMMON`."""
