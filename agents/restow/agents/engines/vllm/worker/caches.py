@@ -19,6 +19,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     MLAAttentionSpec,
     UniformTypeKVCacheSpecs,
+    iter_layer_specs,
 )
 
 from restow.agents.engines.common.groups import Group
@@ -53,7 +54,7 @@ def known_model(hf_config: Mapping[str, Any], config: KVCacheConfig) -> ModelSpe
     conv: DType | None = None
     ssm: DType | None = None
     for group in config.transfer_groups:
-        for spec in _specs(group.kv_cache_spec):
+        for spec in iter_layer_specs(group.kv_cache_spec):
             if isinstance(spec, MambaSpec):
                 conv, ssm = dtype_of(spec.dtypes[0]), dtype_of(spec.dtypes[-1])
             elif isinstance(spec, AttentionSpec):
@@ -137,13 +138,6 @@ def _number(name: str) -> int:
     return number
 
 
-def _specs(spec: KVCacheSpec) -> Iterator[KVCacheSpec]:
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        yield from spec.kv_cache_specs.values()
-    else:
-        yield spec
-
-
 def _spec_of(spec: KVCacheSpec, layer_name: str) -> KVCacheSpec:
     if isinstance(spec, UniformTypeKVCacheSpecs):
         return spec.kv_cache_specs[layer_name]
@@ -151,7 +145,7 @@ def _spec_of(spec: KVCacheSpec, layer_name: str) -> KVCacheSpec:
 
 
 def _scratch(spec: KVCacheSpec) -> int | None:
-    first = next(_specs(spec))
+    first = next(iter(iter_layer_specs(spec)))
     return first.num_speculative_blocks if isinstance(first, MambaSpec) else None
 
 

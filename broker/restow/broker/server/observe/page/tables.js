@@ -76,7 +76,7 @@ function fill(line, row, columns) {
 
 function progress(handoff) {
   if (!handoff.ranks) return by(null);
-  const words = handoff.settled_ranks ? `${size(handoff.bytes)} of ${size(handoff.expected_bytes)}` : `of ${size(handoff.expected_bytes)}`;
+  const words = `${size(handoff.bytes)} of ${size(handoff.expected_bytes)}`;
   return {text: handoff.ranks > 1 ? `${words}, ${handoff.settled_ranks} of ${handoff.ranks} ranks` : words, by: handoff.bytes};
 }
 
