@@ -13,9 +13,11 @@ from typing import Any
 import grpc
 import pytest
 
+from agent_harness.waiting import until
 from broker.certificates import Authority
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, FakeAgent, broker, engine, model_layout, pair
 from broker.guarded import channel_of, error_of, everything, refusal, register
+from forked.ports import free_port
 from restow.broker.client import AdminClient, Credentials, EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.server.serve import RunningBroker
@@ -221,3 +223,36 @@ async def test_a_token_file_that_is_lost(house: House) -> None:
             credentials.token_file.unlink()
             with pytest.raises(RestowError, match=r"token file .* can't be read"):
                 await asyncio.to_thread(client.status)
+
+
+@pytest.mark.parametrize("lost_when", ["registering", "streaming"])
+async def test_a_session_waits_for_a_token_that_is_lost(
+    house: House, monkeypatch: pytest.MonkeyPatch, lost_when: str
+) -> None:
+    """It is looked for again, as the broker is."""
+    credentials = house.client([Role.ENGINE], engine="e")
+    path = credentials.token_file
+    assert path is not None
+    secret, address = path.read_text(), f"127.0.0.1:{free_port()}"
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(guarded(house, listen=address))
+        session = EngineSession("e", "1", model_layout(1), address, credentials)
+        async with session:
+            registration = session._registration
+            say = registration.say
+
+            async def say_and_lose(timeout_s: float) -> None:
+                await say(timeout_s)
+                path.unlink()
+
+            if lost_when == "streaming":
+                monkeypatch.setattr(registration, "say", say_and_lose)
+            else:
+                path.unlink()
+            await stack.aclose()
+            await stack.enter_async_context(guarded(house, listen=address))
+            await until(lambda: not session.is_open and not path.exists())
+            monkeypatch.setattr(registration, "say", say)
+            path.write_text(secret)
+            path.chmod(0o600)
+            await until(lambda: session.is_open)

@@ -10,6 +10,7 @@ import grpc
 
 from restow.broker.client import admin_calls as calls
 from restow.broker.client.admin_calls import AdminCall, admin_options
+from restow.broker.client.connection.authorized_channel import channel_showing
 from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained, explained_soon
@@ -45,14 +46,10 @@ class _Admin:
         """
         OWN_PROCESS.check()
         self.address = broker_address(broker)
-        credentials, options = credentials or Credentials.of(), admin_options()
-        self._credentials = credentials
-        if credentials.secure:
-            secured = credentials.for_channel()
-            channel = self._grpc.secure_channel(self.address, secured, options=options)
-        else:
-            channel = self._grpc.insecure_channel(self.address, options=options)
-        self._channel = channel
+        self._credentials = credentials or Credentials.of()
+        self._channel = channel_showing(
+            self._credentials, self._grpc, self.address, admin_options()
+        )
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = (("restow-tenant", tenant),) if tenant is not None else ()

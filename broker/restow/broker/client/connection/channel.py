@@ -9,6 +9,7 @@ import os
 import grpc
 
 from restow.broker.addresses import checked_target
+from restow.broker.client.connection.authorized_channel import channel_showing
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.connection.proxies import proxy_options
@@ -53,14 +54,11 @@ PLAINTEXT = Credentials()
 def open_channel(address: str, credentials: Credentials = PLAINTEXT) -> grpc.aio.Channel:
     """A channel on the running loop.
 
-    Raises `AddressInvalidError`, `ForkedError`, and like `Credentials.for_channel` if there is
-    TLS.
+    Raises `AddressInvalidError`, `ForkedError`, and like `channel_showing`.
     """
     OWN_PROCESS.check()
-    options = channel_options()
-    if not credentials.secure:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, credentials.for_channel(), options=options)
+    channel: grpc.aio.Channel = channel_showing(credentials, grpc.aio, address, channel_options())
+    return channel
 
 
 class RenewedChannel:

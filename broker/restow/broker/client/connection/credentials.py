@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import grpc
 
-from restow.broker.trust.errors import (
-    TokenFileError,
-    TokenOverPlaintextError,
-    TrustSettingsError,
-)
+from restow.broker.trust.errors import TokenOverPlaintextError, TrustSettingsError
 from restow.broker.trust.key_files import read_authorities, read_key_pair
 from restow.broker.trust.reloaded import Stamp, stamp_of
 from restow.broker.trust.tokens import read_secret
@@ -89,35 +83,16 @@ class Credentials:
         return stamp_of([one for one in (self.tls_ca, self.tls_cert, self.tls_key) if one])
 
     def for_channel(self) -> grpc.ChannelCredentials:
-        """Return what a secure channel of gRPC's is opened with.
+        """Return what a secure channel of gRPC's is opened with, of all but the token.
 
         Raises `KeyFileError`, `TokenFileError`, and `TrustSettingsError` unless `secure`.
         """
         if self.tls_ca is None:
             raise TrustSettingsError("there is no authority: these credentials are plaintext")
+        if self.token_file is not None:
+            read_secret(self.token_file)  # What is wrong with it is told now, too.
         authorities = read_authorities(self.tls_ca)
         if self.tls_cert is None or self.tls_key is None:
-            channel = grpc.ssl_channel_credentials(authorities)
-        else:
-            pair = read_key_pair(self.tls_cert, self.tls_key)
-            channel = grpc.ssl_channel_credentials(authorities, pair.key, pair.certificate)
-        if self.token_file is None:
-            return channel
-        read_secret(self.token_file)  # What is wrong with it is told now, and not by each call.
-        calls = grpc.metadata_call_credentials(_TokenPlugin(self.token_file), "restow-token")
-        return grpc.composite_channel_credentials(channel, calls)
-
-
-class _TokenPlugin(grpc.AuthMetadataPlugin):
-    """Adds the token to every call. gRPC asks it for calls on encrypted channels alone."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __call__(self, context: Any, callback: Callable[..., None]) -> None:
-        try:
-            secret = read_secret(self._path)
-        except TokenFileError as error:
-            callback((), error)
-        else:
-            callback((("authorization", f"Bearer {secret}"),), None)
+            return grpc.ssl_channel_credentials(authorities)
+        pair = read_key_pair(self.tls_cert, self.tls_key)
+        return grpc.ssl_channel_credentials(authorities, pair.key, pair.certificate)

@@ -90,7 +90,7 @@ class Registration:
         stub, self.stub = self.stub, None
         if take_back and stub is not None and self.layout_digest:
             request = pb.UnregisterEngineRequest(engine=self.message.engine)
-            with contextlib.suppress(grpc.aio.AioRpcError):
+            with contextlib.suppress(grpc.aio.AioRpcError, TrustError):
                 await stub.UnregisterEngine(request, timeout=UNREGISTER_TIMEOUT_S)
         await self._channel.close()
 

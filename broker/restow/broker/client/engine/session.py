@@ -26,6 +26,7 @@ from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
 from restow.broker.rpc.sizes import take_batch
+from restow.broker.trust.errors import TrustError
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
@@ -222,6 +223,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 if typed.reason == "ENGINE_REPLACED":
                     self._lose(typed)
                     return
+            except TrustError as error:
+                self._log.warning("session broke", reason=error.reason, detail=error.message)
             finally:
                 self._opened.clear()
             try:
