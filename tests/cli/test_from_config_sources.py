@@ -56,8 +56,17 @@ def test_a_folder_is_read_with_what_stands_beside_the_config(checkpoint: Path) -
     assert (same.fields, same.quantisation, same.revision) == (model.fields, "modelopt_fp4", "")
 
 
-def test_its_scales_are_asked_for(checkpoint: Path) -> None:
-    result = from_config(checkpoint)
+def test_its_revision_stands_for_its_scales(checkpoint: Path) -> None:
+    for given, revision in (((), checkpoint_revision(checkpoint)), (("--revision", "r7"), "r7")):
+        result = from_config(checkpoint, *given)
+        model = layout_from_json(json.loads(result.stdout)).model
+        (scales,) = {field.scales for field in model.fields if field.name.endswith(".k")}
+        assert (scales, model.revision) == (f"static {revision}", revision)
+        assert "those that the revision's checkpoint declares" in result.stderr
+
+
+def test_its_scales_are_asked_for_where_no_revision_is_known(checkpoint: Path) -> None:
+    result = from_config(checkpoint / "config.json")
     assert result.exit_code != 0
     assert "hf_quant_config.json declares a KV cache of float8_e4m3fn" in str(result.exception)
 

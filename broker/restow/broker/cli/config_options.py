@@ -31,14 +31,17 @@ def weights_fingerprint(config: Path, readings: Readings) -> str:
     return found
 
 
-def scales_of(kind: str | None, fingerprint: str | None) -> Scales | None:
-    """Return the scales that two options name; None where nobody says."""
-    if (kind in ("static", "per-16")) != bool(fingerprint):
+def scales_of(kind: str | None, fingerprint: str | None, revision: str) -> Scales | None:
+    """Return the scales that two options name, or else the revision; None where nobody says."""
+    static = kind in ("static", "per-16")
+    if (not static and fingerprint) or (static and not (fingerprint or revision)):
         raise typer.BadParameter(
-            "static scales and per-16 need a fingerprint, and no others have one",
+            "static scales and per-16 need a fingerprint, or a revision, and no others have one",
             param_hint="--kv-scales-fingerprint",
         )
-    return None if kind is None else Scales(ScaleKind(kind), fingerprint or "")
+    if kind is None:
+        return None
+    return Scales(ScaleKind(kind), (fingerprint or revision) if static else "")
 
 
 def counts_of(text: str | None) -> tuple[int, ...]:

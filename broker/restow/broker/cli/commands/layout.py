@@ -110,7 +110,8 @@ def from_config(
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Tells static scales apart: equal on P and D exactly when their scales are.",
+            help="Tells static scales apart: equal on P and D exactly when their scales are. "
+            "Default: the revision.",
         ),
     ] = None,
     conv_dtype: Annotated[
@@ -208,18 +209,20 @@ def from_config(
     from restow.broker.layout import DType, check_layout
     from restow.broker.layout.json_form import layout_to_json
 
-    scales = scales_of(kv_scales, kv_scales_fingerprint)
+    readings = Readings()
+    known = weights_fingerprint(config, readings) if revision is None else revision
+    scales = scales_of(kv_scales, kv_scales_fingerprint, known)
     kv, conv, ssm, computed = (
         None if t is None else DType.parse(t) for t in (kv_dtype, conv_dtype, ssm_dtype, dtype)
     )
     content, quant_config = read_model_config(config)
-    readings = Readings()
     model = model_from_hf_config(
         *(content, kv, conv, ssm, scales),
         dtype=computed,
         quant_config=quant_config,
         readings=readings,
         draft_layers=draft_layers,
+        revision=known,
     )
     settings = EngineSettings(
         tp=tp,
@@ -245,7 +248,6 @@ def from_config(
     model = replace(
         model,
         name=name or model.name,
-        revision=weights_fingerprint(config, readings) if revision is None else revision,
         adapter=adapter,
         quantisation=model.quantisation if quantisation is None else quantisation,
     )

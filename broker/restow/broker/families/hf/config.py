@@ -40,6 +40,7 @@ def model_from_hf_config(
     quant_config: Mapping[str, Any] | None = None,
     readings: Readings | None = None,
     draft_layers: int = 0,
+    revision: str = "",
 ) -> ModelSpec:
     """Return the state of the model that ``config`` describes, by the name of its ``model_type``.
 
@@ -49,10 +50,10 @@ def model_from_hf_config(
     KV and conv states have it, recurrent states that of the conv states, except that Nemotron-H
     names its own and Kimi-Linear's are float32. A checkpoint that declares a float8 KV cache, there
     or in ``quant_config`` (what ``hf_quant_config.json`` holds), has one as far as vLLM heeds that,
-    with static scales that ``kv_scales`` has to tell apart, because no config holds them. The
-    model's ``quantisation`` is the checkpoint's method. So many ``draft_layers`` (MTP) are those of
-    an engine that runs them. What was read and assumed is said to ``readings``. Raises
-    `UnknownModelError`, and `LayoutFormError` that names the key at fault.
+    with static scales that ``kv_scales`` or the ``revision`` has to tell apart, because no config
+    holds them. The model's ``quantisation`` is the checkpoint's method. So many ``draft_layers``
+    (MTP) are those of an engine that runs them. What was read and assumed is said to ``readings``.
+    Raises `UnknownModelError`, and `LayoutFormError` that names the key at fault.
     """
     kv_dtype, conv_dtype, ssm_dtype, dtype = (
         None if given is None else member(DType, given, name)
@@ -71,7 +72,7 @@ def model_from_hf_config(
     model_type, make = _reader(whole, text)
     found = quantisation_of(whole, text, quant_config)
     computed = dtype or _computed(whole, text)
-    kv = KvTypes(computed, kv_dtype, kv_scales, found, whole.readings)
+    kv = KvTypes(computed, kv_dtype, kv_scales, found, whole.readings, revision)
     if kv_dtype is not None or kv_scales is not None:
         kv.attention()  # what is asked for makes sense, also of a model without attention
     layers = make(text, Types(kv, conv_dtype or computed, ssm_dtype, computed))
@@ -91,6 +92,7 @@ def model_from_hf_config(
         numbers_per_layer=per_layer,
         draft_layers=drafts,
         draft=MTP if drafts else "",
+        revision=revision,
     )
 
 

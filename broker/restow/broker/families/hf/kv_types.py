@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from restow.broker.errors import LayoutFormError
 from restow.broker.families.hf.quantization import Quantisation
-from restow.broker.families.hf.readings import Readings
+from restow.broker.families.hf.readings import Reading, Readings
 from restow.broker.families.scales import NO_SCALES, QUANTISED, ScaleKind, Scales
 from restow.broker.layout import DType
 
 _NAME_THEM = (
     "name the static scales by what is equal on P and D exactly when they are, such as the "
-    "checkpoint's revision (--kv-scales static --kv-scales-fingerprint TEXT)"
+    "checkpoint's revision (--revision TEXT, or --kv-scales static --kv-scales-fingerprint TEXT)"
 )
 _DECLARING = ("kv_cache_scheme", "kv_cache_quant_algo")
 _LEFT_ASIDE = "left aside, as vLLM 0.32 does: KV has the model's type"
@@ -25,7 +25,8 @@ class KvTypes:
     """Finds the type and the scales of keys and values, as vLLM 0.32 would choose them.
 
     Without ``asked`` the checkpoint's own type holds, else the ``model``'s. Which static scales
-    there are no config says: so `LayoutFormError` where ``scales`` would have to be guessed.
+    there are no config says: the checkpoint's ``revision`` stands for those that it declares, and
+    `LayoutFormError` says where ``scales`` would have to be guessed.
     """
 
     model: DType
@@ -33,6 +34,7 @@ class KvTypes:
     scales: Scales | None
     found: Quantisation
     readings: Readings
+    revision: str = ""
 
     def attention(self) -> tuple[DType, Scales]:
         """Return those of keys and values of heads. Raises `LayoutFormError`."""
@@ -68,6 +70,10 @@ class KvTypes:
         place = self.found.place or self.found.file
         if dtype is DType.INT8 or not self.found.config:
             return NO_SCALES
+        if declared is not None and self.revision:
+            note = "those that the revision's checkpoint declares"
+            self.readings.add(Reading("kv_scales", "static", note=note))
+            return Scales(ScaleKind.STATIC, self.revision)
         if declared is not None:
             raise LayoutFormError(
                 f"config: {place} declares a KV cache of {declared.label} with static "
