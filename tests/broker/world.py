@@ -190,10 +190,11 @@ class World:
         lease_s: float = 30.0,
         content: bytes = b"",
         repeated: bool = False,
+        readers: int = 0,
     ) -> list[act.Action]:
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        chunk = Chunk(listed, position, final, lease_s, "", content, repeated)
+        chunk = Chunk(listed, position, final, lease_s, "", content, repeated, readers)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 
     def request(
@@ -208,12 +209,13 @@ class World:
         repeated: bool = False,
         content: bytes = b"",
         number: int = 0,
+        readers: int = 0,
     ) -> list[act.Action]:
         """``number``: of the message that is said again; 0: it is a new one."""
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
-        wish = Wish(listed, held, timeout_s, position, repeated, "", content, number)
+        wish = Wish(listed, held, timeout_s, position, repeated, "", content, number, readers)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
@@ -227,9 +229,11 @@ class World:
     def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.renew(side.record, name, lease_s, now_s))
 
-    def decline(self, side: Side, name: str = "h") -> list[act.Action]:
+    def decline(self, side: Side, name: str = "h", readers: int = 0) -> list[act.Action]:
         number = self._number(side)
-        return self.run(lambda now_s: self.directory.decline(side.record, name, "", now_s, number))
+        return self.run(
+            lambda now_s: self.directory.decline(side.record, name, "", now_s, number, readers)
+        )
 
     def _number(self, side: Side) -> int:
         """The number of its session's next message."""

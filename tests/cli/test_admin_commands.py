@@ -205,6 +205,8 @@ def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
         "expected_bytes",
         "reading_ranks",
         "settled_ranks",
+        "readers",
+        "delivered",
     ]
     assert (good["strategies"], waits["strategies"]) == (["slices"], [])
     assert 0 < good["transfer_s"] < 60

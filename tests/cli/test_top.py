@@ -37,6 +37,8 @@ def handoff(number: int, **more: Any) -> dict[str, Any]:
         "transfer_s": None,
         "tenant": "default",
         "reading_ranks": None,
+        "readers": None,
+        "delivered": 0,
         **more,
     }
 
@@ -220,7 +222,13 @@ async def test_keys_filter_sort_and_open_one() -> None:
             {**span, "kind": "wait", "rank": None, "bytes": None, "begin_ms": 0.0, "end_ms": 50.0},
             {**span, "kind": "read", "rank": 0, "begin_ms": 50.0},
         ]
-        more = {"content": "not named", "spans": spans, "timeline": [], "reason": None}
+        more = {
+            "content": "not named",
+            "spans": spans,
+            "deliveries": [],
+            "timeline": [],
+            "reason": None,
+        }
         return {**handoffs[0], **more, "handoff_id": handoff_id}
 
     app = Top(lambda: look(1.0, handoffs), every_s=60.0, one=one)

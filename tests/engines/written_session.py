@@ -44,6 +44,7 @@ class Session(BlockingSession):
         hold_ms: int = 0,
         trace_parent: str = "",
         content: bytes = b"",
+        readers: int = 0,
     ) -> Future[HandoffEnded]:
         self.traces.append(trace_parent)
         if final:
@@ -61,6 +62,7 @@ class Session(BlockingSession):
         timeout_ms: int = 0,
         trace_parent: str = "",
         content: bytes = b"",
+        readers: int = 0,
     ) -> BlockingDelivery:
         self.contents.append(content)
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
@@ -71,7 +73,7 @@ class Session(BlockingSession):
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         self.said.append(("cancel", handoff_id))
 
-    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
+    def decline(self, handoff_id: str, detail: str = "", *, readers: int = 0) -> BlockingDelivery:
         self.said.append(("decline", handoff_id))
         return self._delivery(handoff_id)
 

@@ -1,4 +1,4 @@
-"""One history: a broker, a P and a D, what they hand over, what goes wrong, and what must hold."""
+"""One history: a broker, a P and two D's, what they hand over, what goes wrong, what must hold."""
 
 from __future__ import annotations
 
@@ -63,6 +63,9 @@ DIGESTS = (*[Digests()] * 14, Digests(DigestMode.ALL), Digests(DigestMode.SAMPLE
 """They take turns."""
 LIMITS = Limits(engine_idle_s=2.0)
 """Engines that can't be reached are forgotten, and come back."""
+FOR_SEVERAL = 0.4
+"""Of how many publications readers are named: as many as ask, fewer, so that one of them takes the
+place of one that fails, or more, which the lease ends."""
 CLIENT_LEAVES = 0.1
 """For how many a router gives up what nobody has asked for by then."""
 
@@ -120,9 +123,10 @@ class History:
         tps, convs = self.rng.choice(SIZES), list(ConvLayout)
         self.memory = {
             side: host_memory(tp, self.rng.choice(convs), self.rng.choice(PAGE_TOKENS))
-            for side, tp in zip("PD", tps, strict=True)
+            for side, tp in zip("PDE", (*tps, self.rng.choice((1, 2))), strict=True)
         }
-        self.lives: dict[str, list[Engine]] = {"P": [], "D": []}
+        self.lives: dict[str, list[Engine]] = {"P": [], "D": [], "E": []}
+        """E is another D: it asks for what is published for several."""
         self.hub: Hub | None = None
         self._hubs: list[Hub] = []
         self.broker: Process | None = None
@@ -147,7 +151,7 @@ class History:
                 for hub in self._hubs:
                     self.report.checks.checked += hub.directory.ledger.checks.checked
                     self.report.checks.mismatches += hub.directory.ledger.checks.mismatches
-                for engine in (*self.lives["P"], *self.lives["D"]):
+                for engine in (e for lives in self.lives.values() for e in lives):
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
                         for state, reason in engine.requests.said.values()
@@ -159,13 +163,14 @@ class History:
 
     async def _play(self) -> None:
         self.start_broker()
-        for side in "PD":
+        for side in "PDE":
             self.start_engine(side)
         if self.faults is not None:
             self.faults.plan(BUSY_S)
         for number in range(self.rng.randint(2, 6)):
             prompt, at_s = self._prompt(f"h{number}"), self.rng.uniform(0.0, BUSY_S / 2)
-            self._plan_prompt(prompt, at_s)
+            prompt = self._for_several(prompt)
+            self._plan_prompt(prompt, at_s, "PDE" if prompt.counted > 1 or prompt.readers else "PD")
             if self.rng.random() < COMPUTED_AT_ONCE:
                 self._plan_prompt(self._prompt(f"h{number}#twin"), at_s, "P")
             if self.rng.random() < USED_AGAIN:
@@ -190,12 +195,13 @@ class History:
 
     async def _serve_one(self, name: str) -> tuple[str, str] | None:
         """How a handoff ends that nothing stands against but a slow network."""
-        prompt = self._prompt(name, healthy=True)
-        for side in "PD":
+        prompt = replace(self._prompt(name, healthy=True), readers=2, told_readers=2)
+        for side in "PDE":
             self.loop.call_later(self.rng.random(), self._begin, side, prompt)
         await self._pass(2.0)
         await self._quiet()
-        return self.lives["D"][-1].requests.said.get(name)
+        ends = {self.lives[side][-1].requests.said.get(name) for side in "PDE"}
+        return ("DONE", "") if ends == {("DONE", "")} else next(iter(ends - {("DONE", "")}))
 
     async def _pass(self, seconds: float) -> None:
         end_s = self.loop.time() + seconds
@@ -224,7 +230,8 @@ class History:
             lives[-1].requests.pages.check()
         late = {
             name: late_s
-            for name, late_s in self.lives["D"][-1].requests.late_s.items()
+            for side in "DE"
+            for name, late_s in self.lives[side][-1].requests.late_s.items()
             if late_s > LATE_S
         }
         if late and not (self.faults and self.faults.met_d):
@@ -310,6 +317,18 @@ class History:
             uses_s=rng.uniform(0.0, 5.0),
         )
 
+    def _for_several(self, prompt: Prompt) -> Prompt:
+        """The same for several D's, or not."""
+        if self.rng.random() >= FOR_SEVERAL:
+            return prompt
+        readers = self.rng.choice((1, 2, 2, 3))
+        said_by = self.rng.choice(("P", "router", "both"))
+        return replace(
+            prompt,
+            readers=readers if said_by != "router" else 0,
+            told_readers=readers if said_by != "P" else 0,
+        )
+
     def _plan_prompt(self, prompt: Prompt, at_s: float, sides: str = "PD") -> None:
         for side in sides:
             # Some prompts lie ready for a while before D asks.
@@ -351,7 +370,7 @@ class History:
             return
         left = [
             handoff.handoff_id
-            for handoff in self.hub.directory.ledger.live.values()
+            for handoff in self.hub.directory.ledger.by_number.values()
             for one in (handoff.source, handoff.destination)
             if one is not None
             and (one.key.engine_id, one.incarnation) == (engine.side, engine.life)

@@ -17,8 +17,10 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Settlement
+from restow.broker.core.handoffs.deliveries import Deliveries
 from restow.broker.core.handoffs.demand import Demand
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.ledger.readers import Readers
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History
@@ -163,6 +165,31 @@ def wire_that_spoils(history: History) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def pages_free_after_one_reader(history: History) -> Iterator[None]:
+    """P has its pages back when the first of several readers has the state."""
+    with patch.object(Deliveries, "served", property(lambda self: self.done > 0)):
+        yield
+
+
+@contextlib.contextmanager
+def too_late_a_reader(history: History) -> Iterator[None]:
+    """Who asks when all readers have the state is told how the publication ended: DONE."""
+
+    def told(self: Readers, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
+        return handoff
+
+    with patch.object(Readers, "late", told):
+        yield
+
+
+@contextlib.contextmanager
+def more_readers_than_places(history: History) -> Iterator[None]:
+    """Every D that asks is let read at once, however many readers P has named."""
+    with patch.object(Deliveries, "has_place", True):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "incarnation": no_incarnation_in_names,
     "generation": no_generations,
@@ -175,5 +202,8 @@ MUTATIONS: dict[str, Mutation] = {
     "cancelled": pages_free_at_once,
     "twin": two_states_at_once,
     "twins": two_states_of_any_client,
+    "served": pages_free_after_one_reader,
+    "late": too_late_a_reader,
+    "places": more_readers_than_places,
     **MISPLACED,
 }

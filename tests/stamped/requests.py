@@ -13,7 +13,7 @@ from restow.broker.client import Delivery, EngineSession
 from restow.broker.errors import HandoffConflictError, RestowError
 from stamped.memory import HostMemory, Ids
 from stamped.pages import Pages
-from stamped.stamps import Stamps
+from stamped.stamps import Stamps, Violation
 
 NO_PAGES_S = 10.0
 """After which a prompt that finds no free pages is given up."""
@@ -35,11 +35,20 @@ class Prompt:
     d_cancels_s: float = 0.0
     uses_s: float = 0.0
     """How long D keeps what it got."""
+    readers: int = 0
+    """As P publishes it; 0: it names none."""
+    told_readers: int = 0
+    """As D's are told of it by a router."""
 
     @property
     def handoff_id(self) -> str:
         """Under which it is handed over."""
         return self.name.split("#")[0]
+
+    @property
+    def counted(self) -> int:
+        """How many must have it before P's pages are free."""
+        return self.readers or self.told_readers or 1
 
     @property
     def content(self) -> bytes:
@@ -83,6 +92,7 @@ class Requests:
                 lease_ms=prompt.lease_ms,
                 hold_ms=prompt.hold_ms,
                 content=prompt.content,
+                readers=prompt.readers,
             )
 
         try:
@@ -113,6 +123,7 @@ class Requests:
             position_tokens=prompt.position_tokens,
             timeout_ms=prompt.timeout_ms,
             content=prompt.content,
+            readers=prompt.told_readers,
         )
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
         await ended.pages_free
@@ -156,6 +167,9 @@ class Requests:
             state, reason, done = "REFUSED", error.reason, False
         else:
             state, reason, done = told.state, told.reason, bool(told.done)
+            readers = 1 if isinstance(ended, Delivery) else prompt.counted
+            if done and told.delivered != readers:
+                raise Violation(f"{prompt.name} is DONE, and {told.delivered} of {readers} have it")
         self.late_s[prompt.name] = loop.time() - due_s
         self._end(prompt, state, reason)
         return done

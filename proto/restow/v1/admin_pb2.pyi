@@ -71,7 +71,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     agents: builtins.int
     """Connected agents."""
     handoffs_live: builtins.int
-    """Handoffs that have not ended."""
+    """Handoffs that have not ended; a publication for several readers, and each delivery of it, is one."""
     plans: builtins.int
     """Plans kept. 0 to an operator of one tenant: they are nobody's."""
     bytes_read: builtins.int
@@ -92,7 +92,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     """How many more pairs there were. 0: none."""
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
-        """Handoffs that ended in this life, by state. Those of a tenant are forgotten when nothing of it
+        """Handoffs and deliveries that ended in this life, by state. Those of a tenant are forgotten when nothing of it
         is left: no engine, and no handoff that is remembered.
         """
 
@@ -546,7 +546,7 @@ class ListHandoffsResponse(google.protobuf.message.Message):
     """How many more there were. 0: none."""
     @property
     def handoffs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HandoffInfo]:
-        """The newest first."""
+        """The newest first; a publication before its deliveries."""
 
     def __init__(
         self,
@@ -585,6 +585,8 @@ class HandoffInfo(google.protobuf.message.Message):
     EXPECTED_BYTES_FIELD_NUMBER: builtins.int
     READING_RANKS_FIELD_NUMBER: builtins.int
     SETTLED_RANKS_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
+    DELIVERED_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -627,6 +629,13 @@ class HandoffInfo(google.protobuf.message.Message):
     """How many ranks of D it is granted to. 0: it is not granted, or has ended."""
     settled_ranks: builtins.int
     """How many of them have reported that they have ended their part; `bytes` are what these read."""
+    readers: builtins.int
+    """Of a publication: how many readers it is for. It has no destination_engine, and is WAITING or READY
+    until it ends; each of its deliveries is listed by itself, under the same id. 0: a handoff of one
+    D, or a delivery.
+    """
+    delivered: builtins.int
+    """How many D's have the state of it."""
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which its rows travel, each a word that `--strategy` takes (docs/layouts.md explains
@@ -657,9 +666,11 @@ class HandoffInfo(google.protobuf.message.Message):
         expected_bytes: builtins.int = ...,
         reading_ranks: builtins.int = ...,
         settled_ranks: builtins.int = ...,
+        readers: builtins.int = ...,
+        delivered: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "ended_ago_s", b"ended_ago_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "delivered", b"delivered", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "readers", b"readers", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ended_ago_s", b"_ended_ago_s"]) -> typing.Literal["ended_ago_s"] | None: ...
     @typing.overload
@@ -1107,6 +1118,7 @@ class GetHandoffResponse(google.protobuf.message.Message):
     HANDOFF_FIELD_NUMBER: builtins.int
     TIMELINE_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
+    DELIVERIES_FIELD_NUMBER: builtins.int
     @property
     def handoff(self) -> Global___HandoffInfo:
         """The handoff."""
@@ -1119,15 +1131,20 @@ class GetHandoffResponse(google.protobuf.message.Message):
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TimelineSpan]:
         """How its time was spent: its wait and its grant, then what is staged and read, by rank of D."""
 
+    @property
+    def deliveries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GetHandoffResponse]:
+        """Of a publication: its deliveries, the latest of each D, the one first that asked first."""
+
     def __init__(
         self,
         *,
         handoff: Global___HandoffInfo | None = ...,
         timeline: collections.abc.Iterable[Global___TimelineEntry] | None = ...,
         spans: collections.abc.Iterable[Global___TimelineSpan] | None = ...,
+        deliveries: collections.abc.Iterable[Global___GetHandoffResponse] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["handoff", b"handoff"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["handoff", b"handoff", "spans", b"spans", "timeline", b"timeline"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["deliveries", b"deliveries", "handoff", b"handoff", "spans", b"spans", "timeline", b"timeline"]) -> None: ...
 
 Global___GetHandoffResponse: typing_extensions.TypeAlias = GetHandoffResponse
 

@@ -30,7 +30,7 @@ class _HandoffStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     HANDOFF_STATE_WAITING: _HandoffState.ValueType  # 1
     """One side is missing, or P has not published or fenced everything."""
     HANDOFF_STATE_READY: _HandoffState.ValueType  # 2
-    """P's state is complete and fenced; nobody has asked yet."""
+    """P's state is complete and fenced; nobody has asked yet, or deliveries are under way."""
     HANDOFF_STATE_STAGING: _HandoffState.ValueType  # 3
     """Source agents gather into staging."""
     HANDOFF_STATE_READING: _HandoffState.ValueType  # 4
@@ -51,7 +51,7 @@ HANDOFF_STATE_UNSPECIFIED: HandoffState.ValueType  # 0
 HANDOFF_STATE_WAITING: HandoffState.ValueType  # 1
 """One side is missing, or P has not published or fenced everything."""
 HANDOFF_STATE_READY: HandoffState.ValueType  # 2
-"""P's state is complete and fenced; nobody has asked yet."""
+"""P's state is complete and fenced; nobody has asked yet, or deliveries are under way."""
 HANDOFF_STATE_STAGING: HandoffState.ValueType  # 3
 """Source agents gather into staging."""
 HANDOFF_STATE_READING: HandoffState.ValueType  # 4
@@ -233,6 +233,7 @@ class Publication(google.protobuf.message.Message):
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     REPEATED_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id, given to both sides by the router. Empty is refused."""
     position_tokens: builtins.int
@@ -257,6 +258,12 @@ class Publication(google.protobuf.message.Message):
     """Set where the publication was sent before on another stream. Without it a publication of a
     handoff that was published whole and has ended is refused: an id names one state.
     """
+    readers: builtins.int
+    """How many D's must have the state before P's pages are free, at most 64. Each D that asks has a
+    delivery of its own; one that fails uses up none, so another D, or the same, may ask. One that
+    declines uses up one that nobody reads for. The lease ends it in any case. 0: one, and whatever way its delivery ends,
+    the publication ends with it; unless its D names readers. The same in every chunk.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """Blocks added by this chunk, on every rank."""
@@ -272,8 +279,9 @@ class Publication(google.protobuf.message.Message):
         trace_parent: builtins.str = ...,
         content: builtins.bytes = ...,
         repeated: builtins.bool = ...,
+        readers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "repeated", b"repeated", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Publication: typing_extensions.TypeAlias = Publication
 
@@ -291,6 +299,7 @@ class Demand(google.protobuf.message.Message):
     REPEATED_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -313,6 +322,11 @@ class Demand(google.protobuf.message.Message):
     """Names what D wants the state of, up to position_tokens, which must be set with it. What differs
     from P's is refused. What D holds already is covered by it. Empty: not named, not compared.
     """
+    readers: builtins.int
+    """For how many D's the handoff is, as a router told this one; P's word counts where it names any.
+    With it, D's may ask side by side before P has published. 0: not known; then the first to ask
+    has the handoff for itself, unless P names readers. At most 64.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
@@ -328,8 +342,9 @@ class Demand(google.protobuf.message.Message):
         repeated: builtins.bool = ...,
         trace_parent: builtins.str = ...,
         content: builtins.bytes = ...,
+        readers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
 
@@ -394,17 +409,21 @@ class Decline(google.protobuf.message.Message):
 
     HANDOFF_ID_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. P need not have published it."""
     detail: builtins.str
     """Why, for the timeline and P. May be empty."""
+    readers: builtins.int
+    """As in Demand: of so many readers this is one that needs no pages."""
     def __init__(
         self,
         *,
         handoff_id: builtins.str = ...,
         detail: builtins.str = ...,
+        readers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "handoff_id", b"handoff_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "handoff_id", b"handoff_id", "readers", b"readers"]) -> None: ...
 
 Global___Decline: typing_extensions.TypeAlias = Decline
 
@@ -520,6 +539,7 @@ class Ended(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     TRANSFER_US_FIELD_NUMBER: builtins.int
     DEMAND_FIELD_NUMBER: builtins.int
+    DELIVERED_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id."""
     state: Global___HandoffState.ValueType
@@ -529,12 +549,18 @@ class Ended(google.protobuf.message.Message):
     detail: builtins.str
     """The reason in words. Empty: DONE."""
     bytes: builtins.int
-    """Bytes that D's ranks read. 0: none."""
+    """Bytes that D's ranks read; to P, of all deliveries. 0: none."""
     transfer_us: builtins.int
-    """Microseconds from grant to the last rank's report, as the broker saw it. 0: never granted."""
+    """Microseconds from grant to the last rank's report, as the broker saw it. 0: never granted, or told
+    to the P of several deliveries.
+    """
     demand: builtins.int
     """Number of D's message that this is the end of, a demand or a decline: only what was asked for by
     that one has ended. 0: it is the end of the publication, and told to P.
+    """
+    delivered: builtins.int
+    """How many D's have the state. To P, DONE: as many as it has readers, but for those that declined; to D,
+    DONE: 1.
     """
     def __init__(
         self,
@@ -546,8 +572,9 @@ class Ended(google.protobuf.message.Message):
         bytes: builtins.int = ...,
         transfer_us: builtins.int = ...,
         demand: builtins.int = ...,
+        delivered: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "demand", b"demand", "detail", b"detail", "handoff_id", b"handoff_id", "reason", b"reason", "state", b"state", "transfer_us", b"transfer_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "delivered", b"delivered", "demand", b"demand", "detail", b"detail", "handoff_id", b"handoff_id", "reason", b"reason", "state", b"state", "transfer_us", b"transfer_us"]) -> None: ...
 
 Global___Ended: typing_extensions.TypeAlias = Ended
 

@@ -179,6 +179,11 @@ class BrokerServicer(object):
         credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
         process has the engine's id. Every other refusal of RegisterEngine is final too.
 
+        Readers. Who publishes for several D's names their number; a broker that was started anew counts
+        from none again, so that those that had it before are waited for until the lease ends. A demand
+        that finds every place taken waits for one that fails, and ends FAILED, HANDOFF_OWNED, when all
+        readers have the state; one that comes later is refused with that.
+
         Refused. The message has changed nothing, and is not said again: with another handoff_id where the
         reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
         pages that it names are free; those of a demand that was repeated only as if no end had come, since
@@ -203,7 +208,7 @@ class BrokerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels either side of a handoff that has not ended.
+        """Cancels either side of a handoff that has not ended; of several deliveries a D cancels its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -256,6 +256,11 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
     process has the engine's id. Every other refusal of RegisterEngine is final too.
 
+    Readers. Who publishes for several D's names their number; a broker that was started anew counts
+    from none again, so that those that had it before are waited for until the lease ends. A demand
+    that finds every place taken waits for one that fails, and ends FAILED, HANDOFF_OWNED, when all
+    readers have the state; one that comes later is refused with that.
+
     Refused. The message has changed nothing, and is not said again: with another handoff_id where the
     reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
     pages that it names are free; those of a demand that was repeated only as if no end had come, since
@@ -269,7 +274,7 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     """Request outside of a session; answers when the handoff has ended. For tools and tests."""
 
     Cancel: _BrokerCancelType
-    """Cancels either side of a handoff that has not ended."""
+    """Cancels either side of a handoff that has not ended; of several deliveries a D cancels its own."""
 
 BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -392,6 +397,11 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
         process has the engine's id. Every other refusal of RegisterEngine is final too.
 
+        Readers. Who publishes for several D's names their number; a broker that was started anew counts
+        from none again, so that those that had it before are waited for until the lease ends. A demand
+        that finds every place taken waits for one that fails, and ends FAILED, HANDOFF_OWNED, when all
+        readers have the state; one that comes later is refused with that.
+
         Refused. The message has changed nothing, and is not said again: with another handoff_id where the
         reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
         pages that it names are free; those of a demand that was repeated only as if no end had come, since
@@ -420,6 +430,6 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         request: restow.v1.broker_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.broker_pb2.CancelResponse, collections.abc.Awaitable[restow.v1.broker_pb2.CancelResponse]]:
-        """Cancels either side of a handoff that has not ended."""
+        """Cancels either side of a handoff that has not ended; of several deliveries a D cancels its own."""
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

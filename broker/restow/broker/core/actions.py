@@ -92,6 +92,8 @@ class TellEnded(NamedTuple):
     transfer_us: int
     demand: int = 0
     """D's message that it is the end of; 0: that of the publication."""
+    delivered: int = 0
+    """How many have the state."""
 
 
 class SendProgram(NamedTuple):

@@ -15,6 +15,7 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Chunk, Failure, Wish
 from restow.broker.core.granting import Granting
+from restow.broker.core.handoffs.deliveries import is_served
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.waiting import why_late
@@ -57,7 +58,7 @@ class Directory:
     @property
     def granted(self) -> int:
         """Handoffs that ranks may be reading, or gathering for."""
-        return sum(handoff.granted for handoff in self.ledger.live.values())
+        return sum(handoff.granted for handoff in self.ledger.by_number.values())
 
     def publish(
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float
@@ -72,13 +73,18 @@ class Directory:
         try:
             if handoff.source is None and not chunk.repeated:
                 engine.check_takes(handoff_id, handoff.born_s if known else inf)
+            handoff.check_source(engine)
+            if chunk.readers:
+                self.ledger.readers.share(handoff, chunk.readers, now_s)
             handoff.publish(engine, chunk, now_s)
         except RestowError:
             if known is None:
                 self.ledger.unmake(handoff)
             raise
-        engine.handoffs.add(handoff.number)
+        engine.handoffs.update(one.number for one in (handoff, *handoff.deliveries))
         engine.publishes = True
+        if handoff.deliveries.served:
+            return self.ledger.readers.end_served(handoff, now_s)
         for rank in sorted(engine.early_fences.take(handoff_id)):
             handoff.fence(rank, now_s)
         return self.granting.advance(handoff, now_s)
@@ -108,27 +114,60 @@ class Directory:
         """D asks, once or again. Raises a typed error; then nothing changed."""
         engine.check_there()
         known = self.ledger.hear(engine, handoff_id, now_s)
-        if known is not None and known.ended:
-            known.check_asked_before(engine, wish)
+        if known is not None and (over := self._over(known, engine, wish.repeated, now_s)):
+            over.check_asked_before(engine, wish)
             if wish.repeated:
-                self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
-            return self._told_again(known, engine, wish.demand)
+                self.ledger.quarantine.hold(over, engine, engine.unheard_ranks, now_s)
+            return self._told_again(over, engine, wish.demand)
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         try:
-            if handoff.destination is None and not wish.repeated:
-                engine.check_takes(handoff_id, handoff.born_s if known else inf)
-            first = handoff.ask(engine, wish, now_s)
+            asking = self._ask(handoff, engine, wish, now_s, handoff.born_s if known else inf)
         except RestowError:
             if known is None:
                 self.ledger.unmake(handoff)
             else:
                 self.ledger.wait_for_demand(handoff, now_s)
             raise
-        if not first:
+        if asking is None:
             return []
-        engine.handoffs.add(handoff.number)
         engine.asks = True
-        return self.granting.advance(handoff, now_s)
+        return self.granting.advance(asking, now_s)
+
+    def _over(
+        self, handoff: Handoff, engine: EngineRecord, again: bool, now_s: float
+    ) -> Handoff | None:
+        """What has ended of a handoff for D; None: it may ask, as after a delivery that failed.
+
+        ``again``: it says a demand once more. Raises `HandoffOwnedError`.
+        """
+        part = self.ledger.part_of(handoff, engine)
+        if handoff.ended and handoff.shared and part is handoff:
+            return self.ledger.readers.late(handoff, engine, now_s)
+        over = handoff.ended or again or is_served(part)
+        return part if part.ended and over else None
+
+    def _ask(
+        self, handoff: Handoff, engine: EngineRecord, wish: Wish, now_s: float, began_s: float
+    ) -> Handoff | None:
+        """What has asked now, the handoff or a delivery of it; None: it was said again."""
+        readers, part = self.ledger.readers, self.ledger.part_of(handoff, engine)
+        shared = handoff.shared or (wish.readers > 0 and handoff.destination is None)
+        begins = shared and (part is handoff or part.ended)
+        if begins:
+            part = readers.begin(handoff, engine, now_s)
+        try:
+            if part.destination is None and not wish.repeated:
+                engine.check_takes(handoff.handoff_id, began_s)
+            first = part.ask(engine, wish, now_s)
+        except RestowError:
+            if begins:
+                readers.drop(part)
+            raise
+        if begins:
+            readers.keep(part, engine)
+            readers.name(handoff, wish.readers)
+        engine.handoffs.add(part.number)
+        return part if first else None
 
     def renew(
         self, engine: EngineRecord, handoff_id: str, lease_s: float, now_s: float
@@ -157,12 +196,15 @@ class Directory:
         """
         engine.check_there()
         handoff = self.ledger.find_of(engine, handoff_id, now_s)
+        if demand:
+            handoff = self.ledger.part_of(handoff, engine)
         if demand and (
             engine is not handoff.destination or demand not in handoff.demand_messages.numbers
         ):
             return []  # it was refused, or told its end
         if handoff.ended:
-            actions: list[Action] = [told(handoff, engine)] if engine is handoff.source else []
+            whole = engine is handoff.source and handoff.parent is None
+            actions: list[Action] = [told(handoff, engine)] if whole else []
             if engine is handoff.destination and handoff.number not in engine.quarantined:
                 actions += told_destination(handoff, engine)
             return actions
@@ -172,12 +214,17 @@ class Directory:
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
 
     def decline(
-        self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float, demand: int = 0
+        self,
+        engine: EngineRecord,
+        handoff_id: str,
+        detail: str,
+        now_s: float,
+        demand: int = 0,
+        readers: int = 0,
     ) -> list[Action]:
         """D goes on without the state: P's pages are free at once, or will be when it publishes.
 
-        ``demand`` is the number of D's message.
-
+        ``demand`` is the number of D's message. Of several ``readers`` it is one that needs none.
         Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if too many
         messages have asked, and what `Ledger.make` raises.
         """
@@ -185,14 +232,21 @@ class Directory:
         known = self.ledger.hear(engine, handoff_id, now_s)
         if known is not None:
             known.check_destination(engine)
-            if known.ended:
-                return self._told_again(known, engine, demand)
+            if over := self._over(known, engine, False, now_s):
+                return self._told_again(over, engine, demand)
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
-        if handoff.destination is None:
-            handoff.destination = engine
-        handoff.add_demand_message(engine, demand)
+        part = self.ledger.part_of(handoff, engine)
+        shared = handoff.shared or (readers > 0 and handoff.destination is None)
+        if shared and (part is handoff or part.ended):
+            part = self.ledger.readers.begin(handoff, engine, now_s)
+            part.destination = engine
+            self.ledger.readers.keep(part, engine)
+            self.ledger.readers.name(handoff, readers)
+        elif part.destination is None:
+            part.destination = engine
+        part.add_demand_message(engine, demand)
         words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
-        return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
+        return self.ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
     def release(self, handoff: Handoff, now_s: float) -> list[Action]:
         """An operator gives a handoff up."""
@@ -207,16 +261,16 @@ class Directory:
         Raises what `Ledger.make` raises.
         """
         known = self.ledger.known(tenant, handoff_id)
-        if known is not None and (known.ended or known.destination is not None):
+        if known and (known.ended or known.destination is not None or any(known.deliveries)):
             return []
         handoff = known or self.ledger.make(tenant, handoff_id, now_s)
         words = "a router gave it up: its client had left"
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "ABANDONED", words), now_s)
 
     def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
-        """How an ended handoff ended, for D or who asks late by message ``number``.
+        """How an ended handoff ended, for D or who asks late by message ``number``; or it is later.
 
-        D that must not know yet is told later. Raises `HandoffConflictError` as `decline` does.
+        Raises `HandoffConflictError` as `decline` does.
         """
         if engine is not handoff.destination and handoff.destination is not None:
             return []
@@ -229,7 +283,8 @@ class Directory:
         """Time has passed."""
         actions: list[Action] = []
         for handoff in self.ledger.due(now_s):
-            actions += self._late(handoff, now_s)
+            if not handoff.ended:
+                actions += self._late(handoff, now_s)
         actions += self.granting.tick(now_s)
         more, waiting = self.probing.tick(now_s)
         more += self.examining.tick(now_s)

@@ -113,6 +113,8 @@ class Hub:
         ledger = self.directory.ledger
         ledger.statistics.refuse(error.reason)
         known = ledger.look_up(engine, handoff_id)
+        if known is not None and engine is not known.source:
+            known = ledger.part_of(known, engine)
         # Those who have no part in it can't write into it.
         if known is not None and engine in (known.source, known.destination):
             name, words = engine.key.engine_id, cut(error.message)

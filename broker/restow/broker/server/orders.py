@@ -32,6 +32,7 @@ def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
     ended.bytes = action.bytes
     ended.transfer_us = action.transfer_us
     ended.demand = action.demand
+    ended.delivered = action.delivered
 
 
 def _fill_blocks(lists: _BlockLists, blocks: tuple[act.GroupIds, ...]) -> None:

@@ -16,6 +16,7 @@ from restow.broker.cli.views.handoff_columns import (
     WIDE_HANDOFFS,
     handoff_cells,
     progress_text,
+    readers_text,
 )
 from restow.broker.cli.views.listing import Cell, colored, console, listing, put
 from restow.broker.cli.views.models_served import mixed_weights, models_json
@@ -235,7 +236,8 @@ def handoff_lines(value: Values, width: int) -> list[RenderableType]:
     lines: list[RenderableType] = [
         Text.assemble((value["handoff_id"], "bold"), "  ", colored(value["state"])),
         Text(
-            f"from {value['source_engine'] or '-'} to {value['destination_engine'] or '-'}, "
+            f"from {value['source_engine'] or '-'} to "
+            f"{value['destination_engine'] or readers_text(value) or '-'}, "
             f"position {value['position_tokens'] or '-'}, {size_text(value['bytes'])} read, "
             f"first heard of {duration_text(value['age_s'])} ago"
         ),
@@ -254,7 +256,10 @@ def handoff_lines(value: Values, width: int) -> list[RenderableType]:
         [f"{entry['at_ms']:.1f}", entry["event"], entry["detail"] or ""]
         for entry in value["timeline"]
     ]
-    return [*lines, Text(), listing(["ms", "event", ""], rows, width, words="")]
+    lines += [Text(), listing(["ms", "event", ""], rows, width, words="")]
+    for one in value["deliveries"]:
+        lines += [Text(), *handoff_lines(one, width)]
+    return lines
 
 
 def _show(

@@ -42,6 +42,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         hold_ms: int = 300_000,
         trace_parent: str = "",
         content: bytes = b"",
+        readers: int = 0,
     ) -> Published:
         """Publish blocks of ``handoff_id``; the future tells when P's pages are free again.
 
@@ -62,6 +63,11 @@ class EngineWords(ABC, Generic[Published, Asked]):
         ``trace_parent`` is the W3C trace context of the request, for a broker that traces.
         ``content`` names the state's content (`content_of`): a D that asks for another is refused.
         Empty: not named.
+
+        ``readers`` is how many D's must have the state before the pages are free: each that asks
+        has a delivery of its own, one that fails uses up none, and the lease ends it in any case.
+        The `HandoffEnded` says how many had it. 0: one D, and whatever way its delivery ends, the
+        publication ends with it. Said alike in every chunk.
 
         Raises `RequestError` for such a lease, `PageRangeError` for an id that is none of the
         engine's, `PagesError` for a list longer than a message carries, and `MessageTooLargeError`
@@ -85,6 +91,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
             lease_ms=lease_ms,
             trace_parent=trace_parent,
             content=content,
+            readers=readers,
         )
         return self._publish(_checked(handoff_id, pb.EngineMessage(publish=publication)), hold_ms)
 
@@ -98,6 +105,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         timeout_ms: int = 30_000,
         trace_parent: str = "",
         content: bytes = b"",
+        readers: int = 0,
     ) -> Asked:
         """Ask for the state of ``handoff_id``; the delivery tells how it ended.
 
@@ -111,6 +119,9 @@ class EngineWords(ABC, Generic[Published, Asked]):
         reached is waited for no longer. Cancelling the delivery cancels the demand. The blocks are
         D's again when its `pages_free` is done, however the delivery ended.
 
+        ``readers`` is for how many D's the router says that the handoff is: with it D's may ask
+        side by side before P has published. 0: not known.
+
         Raises `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
         nothing was sent then. The delivery raises `BrokerCallError` if the broker refuses.
         """
@@ -122,16 +133,18 @@ class EngineWords(ABC, Generic[Published, Asked]):
             timeout_ms=timeout_ms,
             trace_parent=trace_parent,
             content=content,
+            readers=readers,
         )
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(request=demand)))
 
-    def decline(self, handoff_id: str, detail: str = "") -> Asked:
+    def decline(self, handoff_id: str, detail: str = "", *, readers: int = 0) -> Asked:
         """Go on without the state of ``handoff_id``: P's pages are free at once.
 
         P need not have published it. ``detail`` says why, to P and to operators. The delivery tells
-        when the broker knows, by the reason DECLINED. Raises `MessageTooLargeError`.
+        when the broker knows, by the reason DECLINED. Of several ``readers``, as in `request`, this
+        is one that needs no pages. Raises `MessageTooLargeError`.
         """
-        declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail))
+        declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail), readers=readers)
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
 
     @abstractmethod

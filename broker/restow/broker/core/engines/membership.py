@@ -16,7 +16,8 @@ from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.ledger.ledger import MAX_ID_LENGTH, Ledger
+from restow.broker.core.ledger.ledger import Ledger
+from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.errors import (
     DirectoryFullError,
     EngineConnectedError,
@@ -210,7 +211,9 @@ class Membership:
         self._ledger.flow.forget(engine.key)
         actions: list[Action] = []
         for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
+            handoff = self._ledger.by_number.get(number)
+            if handoff is None:  # it has ended with its publication
+                continue
             state = State.FAILED if handoff.source is engine else State.CANCELLED
             failure = Failure(state, "ENGINE_LOST", error.message)
             actions += self._ledger.stop(handoff, failure, now_s)

@@ -80,7 +80,7 @@ class DirectoryCollector(Collector):
         live = GaugeMetricFamily(
             "restow_handoffs", "Handoffs that have not ended, by state.", labels=["state"]
         )
-        states = Counter(handoff.state for handoff in ledger.live.values())
+        states = Counter(handoff.state for handoff in ledger.by_number.values())
         for state in LIVE_STATES:
             live.add_metric([state], states[state])
         yield live
@@ -100,6 +100,16 @@ class DirectoryCollector(Collector):
         ):
             ends.add_metric([state, reason], count)
         yield ends
+        publications = CounterMetricFamily(
+            "restow_publications_ended",
+            "Publications for several readers that ended, by state and reason; their deliveries "
+            "are handoffs that ended.",
+            labels=["state", "reason"],
+        )
+        counted = {(State.DONE, ""): 0, **ledger.statistics.publications}
+        for (state, reason), count in sorted(counted.items()):
+            publications.add_metric([state, reason], count)
+        yield publications
         phases = HistogramMetricFamily(
             "restow_handoff_phase_seconds",
             "How long parts of ended handoffs took: wait (until P's state was whole and D had "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Reversible
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.progress import progress_of
+from restow.broker.core.ledger.ends import delivered
 from restow.broker.core.traffic.tally import Tally
 from restow.broker.core.traffic.traffic import busiest
 from restow.broker.printable import shown_values
@@ -69,7 +70,7 @@ class Overview:
         holdings = ledger.tenants.holdings
         names = list(islice(sorted(holdings), MAX_TENANTS))
         mine = [one for one in engines.values() if tenant in (None, one.key.tenant)]
-        counted = _of(tenant, ledger.live.values())
+        counted = _of(tenant, ledger.by_number.values())
         return {
             "version": own_version(),
             "epoch": self._hub.epoch,
@@ -87,14 +88,15 @@ class Overview:
             "pairs": _pairs(counted),
             "handoffs": [under_way(directory.granting, h, now_s) for h in counted[:MAX_LISTED]],
             "ends": [
-                ended(one, now_s) for one in _of(tenant, reversed(ledger.ended.values()), MAX_ENDS)
+                ended(one, now_s)
+                for one in islice(_with_deliveries(tenant, ledger.ended.values()), MAX_ENDS)
             ],
         }
 
     def _counts(self, tenant: str | None) -> Values:
         ledger = self._hub.directory.ledger
         if tenant is None:
-            live, quarantined = len(ledger.live), len(ledger.quarantine)
+            live, quarantined = len(ledger.by_number), len(ledger.quarantine)
             by_state, bytes_read = ledger.statistics.by_state, ledger.bytes_read
         else:
             held = ledger.tenants.of(tenant)
@@ -134,6 +136,13 @@ def _of(tenant: str | None, handoffs: Iterable[Handoff], most: int | None = None
     """Those of a tenant among the first `MAX_COUNTED`; at most so many."""
     some = islice(handoffs, MAX_COUNTED)
     return list(islice((one for one in some if tenant in (None, one.tenant)), most))
+
+
+def _with_deliveries(tenant: str | None, ended: Reversible[Handoff]) -> Iterator[Handoff]:
+    """The latest of a tenant, each publication before its deliveries."""
+    for one in _of(tenant, reversed(ended), MAX_ENDS):
+        yield one
+        yield from one.deliveries.by_engine.values()
 
 
 def _tally(tally: Tally) -> Values:
@@ -189,6 +198,9 @@ def _handoff(handoff: Handoff) -> Values:
         "state": handoff.state.value,
         "source": _side(handoff.source),
         "destination": _side(handoff.destination),
+        "number": str(handoff.number),
+        "readers": handoff.deliveries.readers,
+        "delivered": delivered(handoff),
         "tokens": handoff.publication.position_tokens or None,
         "bytes": handoff.bytes_read,
     }

@@ -20,6 +20,7 @@ from restow.broker.server.services.checked_layouts import CheckedLayouts
 from restow.broker.server.services.checked_messages import (
     chunk_of,
     lease_s_of,
+    readers_of,
     version_of,
     wish_of,
 )
@@ -187,7 +188,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         if body == "decline":
             decline = message.decline
             return directory.decline(
-                engine, decline.handoff_id, cut(decline.detail), now_s, message.message_id
+                engine,
+                decline.handoff_id,
+                cut(decline.detail),
+                now_s,
+                message.message_id,
+                readers_of(decline.readers),
             )
         if body == "drain":
             directory.members.drain(engine, True, now_s)
@@ -242,7 +248,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 engine, cancel.handoff_id, cut(cancel.detail), hub.now_s(), cancel.demand
             )
         )
-        state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state
+        state = hub.directory.ledger.find_of(engine, cancel.handoff_id, hub.now_s()).state
         return pb.CancelResponse(state=STATE_NUMBERS[state])
 
     def _tell_refused(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sized
 
 from restow.broker.core.events import Chunk, Wish
+from restow.broker.core.handoffs.deliveries import MAX_READERS
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RequestError
 from restow.broker.layout.limits import MAX_GROUPS
@@ -29,6 +30,16 @@ def lease_s_of(lease_ms: int, limits: Limits) -> float:
     return lease_ms / 1000 if lease_ms else limits.lease_s
 
 
+def readers_of(readers: int) -> int:
+    """How many readers a side names. Raises `RequestError`."""
+    if not 0 <= readers <= MAX_READERS:
+        raise RequestError(
+            f"readers is {readers}; it must be 0 to {MAX_READERS}: publish again for more",
+            field="readers",
+        )
+    return readers
+
+
 def version_of(text: str) -> str:
     """The version of a peer's software. Raises `RequestError` for what can't be one."""
     if not _VERSION.fullmatch(text):
@@ -50,6 +61,7 @@ def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
         known_trace(publication.trace_parent),
         _content(publication.content),
         publication.repeated,
+        readers_of(publication.readers),
     )
 
 
@@ -88,6 +100,7 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         known_trace(demand.trace_parent),
         _content(demand.content),
         number,
+        readers_of(demand.readers),
     )
 
 
