@@ -11,7 +11,7 @@ from restow.agents.store.kept import Kept, Pinned
 from restow.agents.store.prefix import Prefix, prefix_of
 from restow.agents.store.room import PAGE_ALIGN_BYTES, PageMove, Room, RoomTooSmallError
 from restow.agents.store.shape import PieceGroup, PieceKey, Shape
-from restow.agents.store.worth import LeastRecentlyUsed, Recomputing, RecomputingCost, Worth
+from restow.agents.store.worth import Recomputing, Worth, least_recently_used, recomputing_cost
 from restow.broker.errors import RequestError
 
 BLOCK = 4
@@ -97,12 +97,12 @@ def prompts(random: Random, count: int) -> list[Prefix]:
     return [prefix_of(text, len(text), BLOCK) for text in texts]
 
 
-@pytest.mark.parametrize("worth", [LeastRecentlyUsed, RecomputingCost])
+@pytest.mark.parametrize("worth", [least_recently_used, recomputing_cost])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("seed", range(6))
-def test_no_page_is_ever_of_two(name: str, seed: int, worth: type[Worth]) -> None:
+def test_no_page_is_ever_of_two(name: str, seed: int, worth: Worth) -> None:
     random, shape = Random(seed), SHAPES[name]  # noqa: S311
-    store = Store(shape, 700_000 if name == "hybrid" else 100_000, worth())
+    store = Store(shape, 700_000 if name == "hybrid" else 100_000, worth)
     some = prompts(random, 60)
     for now_s in range(1500):
         match random.randrange(6):
@@ -129,7 +129,7 @@ def test_no_page_is_ever_of_two(name: str, seed: int, worth: type[Worth]) -> Non
 def small(name: str, size_bytes: int = 700_000) -> Kept:
     shape = SHAPES[name]
     room = Room(shape.page_bytes, size_bytes)
-    return Kept(shape, room, LeastRecentlyUsed(), Recomputing())
+    return Kept(shape, room, least_recently_used, Recomputing())
 
 
 def keep(kept: Kept, tokens: list[int], now_s: float = 0.0) -> Pinned:
@@ -195,7 +195,7 @@ def test_what_is_pinned_is_not_evicted() -> None:
 
 def test_states_that_cost_more_a_byte_stay() -> None:
     shape = SHAPES["hybrid"]
-    kept = Kept(shape, Room(shape.page_bytes, 300_000), RecomputingCost(), Recomputing(1.0, 1.0))
+    kept = Kept(shape, Room(shape.page_bytes, 300_000), recomputing_cost, Recomputing(1.0, 1.0))
     keep(kept, [9] * 50)
     for number in range(1, 20):
         keep(kept, [number + 10] * 5, float(number) / 100)

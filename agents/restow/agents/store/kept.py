@@ -16,7 +16,7 @@ from restow.agents.store.prefix import Prefix
 from restow.agents.store.room import PageMove, Room
 from restow.agents.store.shape import PieceKey, Shape
 from restow.agents.store.states import Piece, State, States
-from restow.agents.store.worth import Recomputing, Use, Worth
+from restow.agents.store.worth import Candidate, Recomputing, Worth
 from restow.broker.stored.store_layout import NULL_BLOCK
 
 SAMPLE = 64
@@ -82,9 +82,7 @@ class Kept:
     def pin(self, prefix: Prefix, now_s: float) -> Pinned | None:
         """Have the state stay where it is, as one that was wanted; None: it is not kept."""
         pinned = self.pin_quietly(prefix)
-        if pinned is None:
-            self._worth.wanted(prefix.content, now_s)
-        else:
+        if pinned is not None:
             self._use(self._owner(prefix, pinned.held), now_s)
         return pinned
 
@@ -216,7 +214,8 @@ class Kept:
                 continue
             base = self._states.base_tokens(content)
             cost = self._recomputing.cost(base, state.position_tokens)
-            worth = self._worth.of(state.use, now_s, cost, state.own_bytes)
+            age_s = now_s - state.used_s
+            worth = self._worth(Candidate(cost, state.own_bytes, state.uses, age_s))
             if best is None or worth < best[0]:
                 best = worth, content
         if best is None and len(self._states.order) > SAMPLE:
@@ -228,14 +227,12 @@ class Kept:
         return self._pieces[self._states.by_content[content].pieces[-1]].pins > 0
 
     def _evict(self, content: bytes) -> None:
-        self._worth.evicted(content, self._states.by_content[content].use)
         self._states.forget(content)
         self.evictions += 1
 
     def _add(self, prefix: Prefix, now_s: float) -> None:
         keys = tuple(_keys(self.shape.pieces(prefix)))
-        use = Use(0, now_s)
-        state = State(keys, prefix.position_tokens, prefix.block_hashes, use)
+        state = State(keys, prefix.position_tokens, prefix.block_hashes, now_s)
         self._states.add(prefix.content, state)
 
     def _owner(self, prefix: Prefix, keys: tuple[PieceKey, ...]) -> bytes:
@@ -243,13 +240,12 @@ class Kept:
         if prefix.content in self._states.by_content:
             return prefix.content
         users = self._pieces[keys[-1]].users
-        return max(users, key=lambda one: self._states.by_content[one].use.last_s, default=b"")
+        return max(users, key=lambda one: self._states.by_content[one].used_s, default=b"")
 
     def _use(self, content: bytes, now_s: float) -> None:
         state = self._states.by_content.get(content)
         if state is not None:
-            self._worth.used(state.use, now_s)
-            state.use = Use(state.use.count + 1, now_s)
+            state.uses, state.used_s = state.uses + 1, now_s
 
     def _written(self, group: str, page: int) -> None:
         self._writing[group, page] -= 1

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from restow.agents.store.shape import PieceKey
-from restow.agents.store.worth import Use
 
 
 @dataclass(slots=True)
@@ -28,7 +27,9 @@ class State:
     pieces: tuple[PieceKey, ...]
     position_tokens: int
     block_hashes: tuple[bytes, ...]
-    use: Use
+    used_s: float
+    """When it was used last, or made."""
+    uses: int = 0
     base: bytes = b""
     """A state that it goes on from; "": the prompt's beginning."""
     own_bytes: int = 0

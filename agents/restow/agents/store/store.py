@@ -20,7 +20,7 @@ from restow.agents.store.options import StoreFigures, StoreOptions
 from restow.agents.store.prefix import Prefix
 from restow.agents.store.room import Room
 from restow.agents.store.shape import Shape, in_room
-from restow.agents.store.worth import RecomputingCost
+from restow.agents.store.worth import recomputing_cost
 from restow.broker.client import BlockingDelivery, BlockingSession, Credentials, HandoffEnded
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
@@ -43,7 +43,7 @@ class Store:
         """Its own."""
         shape = Shape.of(self.layout)
         room = Room(shape.page_bytes, options.memory_bytes)
-        self._kept = Kept(shape, room, RecomputingCost(), options.recomputing)
+        self._kept = Kept(shape, room, recomputing_cost, options.recomputing)
         self._room = room
         self._options, self._credentials = options, credentials
         self._lock = threading.Lock()
