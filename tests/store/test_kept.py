@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 
+from restow.agents.store.errors import RoomTooSmallError
 from restow.agents.store.kept import Kept, Pinned
 from restow.agents.store.prefix import Prefix, prefix_of
-from restow.agents.store.room import PAGE_ALIGN_BYTES, PageMove, Room, RoomTooSmallError
+from restow.agents.store.room import PAGE_ALIGN_BYTES, PageMove, Room
 from restow.agents.store.shape import PieceGroup, PieceKey, Shape
 from restow.agents.store.worth import Recomputing, Worth, least_recently_used, recomputing_cost
 from restow.broker.errors import RequestError

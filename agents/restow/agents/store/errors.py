@@ -5,6 +5,10 @@ from __future__ import annotations
 from restow.broker.errors import RestowError
 
 
+class RoomTooSmallError(RestowError, status="INVALID_ARGUMENT", reason="STORE_TOO_SMALL"):
+    """The memory of a store holds no state at all."""
+
+
 class StoreFullError(RestowError, status="RESOURCE_EXHAUSTED", reason="STORE_FULL"):
     """There is no room for a state: handoffs have all of it, or it is larger than all of it."""
 

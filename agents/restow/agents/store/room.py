@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from restow.broker.errors import RestowError
+from restow.agents.store.errors import RoomTooSmallError
 from restow.broker.layout.span import aligned
 
 PAGE_ALIGN_BYTES = 4096
 """What direct reads and writes of files want, of addresses and of lengths."""
-
-
-class RoomTooSmallError(RestowError, status="INVALID_ARGUMENT", reason="STORE_TOO_SMALL"):
-    """The memory of a store holds no state at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,15 @@ class Store:
     """One store of one model. Any thread may call it."""
 
     def __init__(
-        self, layout: Layout, options: StoreOptions, credentials: Credentials | None = None
+        self,
+        layout: Layout,
+        options: StoreOptions,
+        credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], None] = lambda _: None,
     ) -> None:
         """Prepare for the model of ``layout``, any engine's of it; ``with`` starts.
 
+        ``on_lost`` hears, on some thread, why the store is an engine no more.
         Raises `RoomTooSmallError`, `LayoutFormError`, `DiskInUseError`, `DiskOtherError` and
         `DiskUnusableError`.
         """
@@ -45,7 +50,7 @@ class Store:
         room = Room(shape.page_bytes, options.memory_bytes)
         self._kept = Kept(shape, room, recomputing_cost, options.recomputing)
         self._room = room
-        self._options, self._credentials = options, credentials
+        self._options, self._credentials, self._on_lost = options, credentials, on_lost
         self._lock = threading.Lock()
         self._unwritten_bytes = 0
         """Of states that wait for the disk."""
@@ -69,7 +74,7 @@ class Store:
             names = [region.name for region in self.layout.ranks[0].regions]
             given = (options.engine_id, self._incarnation)
             self._session = BlockingSession(
-                *(*given, self.layout, options.broker, self._credentials),
+                *(*given, self.layout, options.broker, self._credentials, self._on_lost),
                 block_counts=self._room.page_counts,
                 publishes=True,
                 asks=True,
@@ -78,6 +83,7 @@ class Store:
             self._agent = Agent(
                 *(options.broker, *given, 0, self._memory.regions(names)),
                 credentials=self._credentials,
+                on_lost=self._on_lost,
             )
             stack.enter_context(self._agent)
             self._stack = stack.pop_all()
