@@ -28,6 +28,7 @@ class Suite(StrEnum):
     BESIDE = "beside"
     CONTENT = "content"
     DIGESTS = "digests"
+    STORE = "store"
     VLLM = "vllm"
 
 
@@ -44,6 +45,7 @@ MODULES = {
     Suite.BESIDE: ("beside", "run"),
     Suite.CONTENT: ("contents", "run"),
     Suite.DIGESTS: ("digests", "run"),
+    Suite.STORE: ("store_worth", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)

@@ -109,6 +109,14 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
             "restow status --tls-ca ca.pem --token-file",
         )
     },
+    "docs/store.md": {
+        "restow layout from-config config.json": (
+            NotRun(GOES_ON + "; tests/cli/test_store_command.py starts one")
+        ),
+        "from restow.agents.store.options import StoreOptions": (
+            NotRun("needs an engine's tokens; tests/store/test_store_engines.py does the same")
+        ),
+    },
     "docs/vllm.md": {
         first: Elsewhere("tests/vllm_engines/test_page.py")
         for first in (

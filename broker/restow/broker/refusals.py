@@ -156,6 +156,39 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "No agent daemon answers at the socket.",
             "Start `restow agent --socket PATH` on the engine's host.",
         ),
+        # A store.
+        "STORE_TOO_SMALL": Advice(
+            "The memory of a store has no room for a page of each sort.",
+            "Give it more (`--memory`); the message says how much is needed.",
+        ),
+        "STORE_FULL": Advice(
+            "A store has no room for a state: it is larger than all of its memory, or handoffs "
+            "have that.",
+            "Give it more (`--memory`), or keep shorter states there.",
+        ),
+        "NOT_HELD": Advice(
+            "A store has no such state, or not any more.",
+            "Compute it; if that is often so, give the store more memory or a larger disk.",
+        ),
+        "STATE_NOT_KEPT": Advice(
+            "A handoff to a store or from it ended other than well: the message has its reason.",
+            "See that reason here.",
+        ),
+        "STORE_DISK_IN_USE": Advice(
+            "Another store has the folder.", "Give each store a folder of its own (`--disk`)."
+        ),
+        "STORE_DISK_OTHER": Advice(
+            "The folder is of another model, layout or version, or of another program.",
+            "Give the store another folder, or remove what is in it; the message says what "
+            "differs.",
+        ),
+        "STORE_DISK_UNUSABLE": Advice(
+            "The folder can't be read or written.", "Mend what the message names, or leave it out."
+        ),
+        "STORE_RUN_LOST": Advice(
+            "A state could not be written to the disk, or is not there as it was written.",
+            "Nothing: it is computed again. If that is often so, look after the disk.",
+        ),
         # An engine as it is.
         "LAYOUT_INVALID": Advice("The layout can't be accepted.", _READ_LAYOUT),
         "LAYOUT_MALFORMED": Advice("The layout's description is malformed.", _READ_LAYOUT),

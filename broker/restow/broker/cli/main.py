@@ -27,6 +27,7 @@ from restow.broker.cli.commands.plan import plan
 from restow.broker.cli.commands.reasons import reasons
 from restow.broker.cli.commands.router import router
 from restow.broker.cli.commands.serve import serve
+from restow.broker.cli.commands.store import store
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
 from restow.broker.cli.output import asked_form, colors_unwanted, print_error
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(layout_app, name="layout")
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(plan, serve, agent, router),
+    *(plan, serve, agent, store, router),
     *(status, top, events, tenants, engines, agents, handoffs, handoff, leases, costs, reasons),
     *(check, doctor, release, drain, forget, token),
 )
