@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections import Counter
-from typing import Any
+from collections import Counter, deque
 
 from restow.agents.engines.common.groups import NULL_BLOCK, Group
 from restow.agents.engines.vllm.prefix.cache_watch import CacheWatch, WatchedMap
@@ -19,7 +18,8 @@ from restow.agents.engines.vllm.prefix.chain import Chain
 from restow.agents.engines.vllm.prefix.pins import Pin, Pins
 from restow.agents.engines.vllm.prefix.told import HeldBlocks, HeldSnapshot
 from restow.broker.client import ContentChain
-from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler
+from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler, Step
+from vllm_harness.cached_truth import CachedTruth
 
 GROUPS: dict[str, tuple[list[tuple[str, int]], int | None]] = {
     "attention": ([("full", 16)], None),
@@ -76,7 +76,7 @@ class History:
         self.label = f"{name}, seed {seed}"
         self.draw = random.Random(seed)  # noqa: S311
         kinds, unit = GROUPS[name]
-        self.engine = CachedScheduler(kinds, BLOCKS, unit, seed)
+        self.engine = CachedScheduler(kinds, BLOCKS, unit, bool(seed % 2), seed)
         self.groups = {
             index: Group(
                 f"group{index}",
@@ -90,33 +90,38 @@ class History:
         self.prefixes = CachedPrefixes(self.engine.manager, self.groups, PINNED_BLOCKS)
         self.told: dict[str, set[bytes]] = {}
         self.number = 0
-        self.names: dict[bytes, bytes] = {}
-        """Of vLLM's block hashes: what it was computed from."""
-        self.places: dict[bytes, int] = {}
-        """Of names: how many tokens those are."""
+        self.truth = CachedTruth(self.engine, self.groups, self.prefixes.quantum_tokens)
         self.open: set[str] = set()
-        self.pins: list[tuple[list[bytes], Pin]] = []
+        self.ahead = seed % 2
+        """How many steps vLLM schedules before one was computed."""
+        self.steps: deque[Step] = deque()
+        self.pins: list[tuple[list[bytes], Pin, Step]] = []
+        """With the step at the end of which it is complete."""
         self.seen: Counter[str] = Counter()
 
     def run(self) -> Counter[str]:
         for _ in range(STEPS):
             self._something_happens()
-            output = self.engine.schedule()
-            self._note_names()
-            if self.draw.random() < 0.5:
-                self._hear(self.draw.choice((3, 50, 4096)))
-            if self.draw.random() < 0.5:
-                self._pin()
-            self.engine.run(output)
-            self._note_names()
-            for ended in self.open - set(self.engine.under_way()):
-                self.prefixes.finished(ended)
-                self.open.discard(ended)
-            self._check_pins()
+            self._step()
             if self.draw.random() < 0.5:
                 self._check_told()
         self._end()
         return self.seen
+
+    def _step(self) -> None:
+        self.steps.append(self.engine.schedule())
+        self.truth.note()
+        if self.draw.random() < 0.5:
+            self._hear(self.draw.choice((3, 50, 4096)))
+        if self.draw.random() < 0.5:
+            self._pin()
+        while len(self.steps) > self.ahead:
+            self.engine.run(self.steps.popleft())
+            self.truth.note()
+        for ended in self.open - set(self.engine.under_way()):
+            self.prefixes.finished(ended)
+            self.open.discard(ended)
+        self._check_pins()
 
     def _something_happens(self) -> None:
         dice = self.draw.random()
@@ -139,7 +144,7 @@ class History:
     def _clear(self) -> None:
         for request_id in self.engine.under_way():
             self.engine.abort(request_id)
-        for _, pin in self.pins:
+        for _, pin, _ in self.pins:
             self.prefixes.let_go(pin)
         self.pins.clear()
         if self.engine.manager.reset_prefix_cache():
@@ -155,26 +160,6 @@ class History:
             if self.draw.random() < 0.7:
                 said = said[: self.draw.randrange(len(said) + 1)]
         return (said + [self.draw.randrange(4) for _ in range(count)])[: max(count, len(said) + 1)]
-
-    def _note_names(self) -> None:
-        for request_id in self.engine.under_way():
-            request = self.engine.requests[request_id]
-            names = self.engine.names(request)
-            size = self.engine.hash_block_tokens
-            for index, own in enumerate(request.block_hashes):
-                end = (index + 1) * size
-                self.names[own], self.places[names[end - 1]] = names[end - 1], end
-
-    def _truth(self) -> dict[str, dict[bytes, list[Any]]]:
-        """By group and name, the blocks that vLLM would find for it."""
-        pool = self.engine.manager.block_pool
-        found: dict[str, dict[bytes, list[Any]]] = {one.name: {} for one in self.groups.values()}
-        for block in pool.blocks:
-            keys = [block.block_hash, *pool.cached_block_hashes_by_block.get(block.block_id, ())]
-            for key in filter(None, keys):
-                group = self.groups[int.from_bytes(key[-4:], "big")].name
-                found[group].setdefault(self.names[key[:-4]], []).append(block)
-        return found
 
     def _hear(self, most: int) -> bool:
         batch = self.prefixes.batch(most)
@@ -193,13 +178,15 @@ class History:
             if isinstance(one, HeldBlocks):
                 places = [one.first_block * size + size * at for at in range(len(one.hashes) + 1)]
                 said = [one.parent, *one.hashes] if one.first_block else [*one.hashes]
-                assert [self.places[name] for name in said] == places[-len(said) :], self.label
+                assert [self.truth.places[name] for name in said] == places[-len(said) :], (
+                    self.label
+                )
                 assert bool(one.first_block) == bool(one.parent), self.label
                 self.seen["blocks in runs"] += len(one.hashes) if len(one.hashes) > 1 else 0
                 names = one.hashes
             else:
                 names = (one.hash,)
-                assert self.places[one.hash] == one.token, self.label
+                assert self.truth.places[one.hash] == one.token, self.label
                 self.seen["snapshots" if isinstance(one, HeldSnapshot) else "tails"] += 1
             assert self.told[one.group].isdisjoint(names), self.label
             self.told[one.group].update(names)
@@ -208,7 +195,7 @@ class History:
     def _check_told(self) -> None:
         while self._hear(self.draw.choice((7, 4096))):
             pass
-        truth = {group: set(names) for group, names in self._truth().items()}
+        truth = {group: set(names) for group, names in self.truth.blocks().items()}
         assert self.told == truth, self.label
         assert self.prefixes.count() == {group: len(names) for group, names in truth.items()}
         self.seen["comparisons"] += 1
@@ -219,7 +206,8 @@ class History:
         names = ContentChain().extend(tokens, 1)
         quantum = self.prefixes.quantum_tokens
         chain = Chain(quantum, tuple(names[quantum - 1 :: quantum]))
-        expected = self._largest(names)
+        mine = Counter(block.block_id for _, pin, _ in self.pins for block in pin.kept)
+        expected = self.truth.largest(names, mine)
         pin = self.prefixes.pin(chain, len(tokens))
         if pin is None:
             self.seen["declined"] += bool(expected)
@@ -228,43 +216,13 @@ class History:
         assert pin.tokens >= expected, (self.label, pin.tokens, expected)
         self.seen["pins"] += 1
         self.seen["pinned tokens"] += pin.tokens
-        self.pins.append((names, pin))
-
-    def _largest(self, names: list[bytes]) -> int:
-        """The largest prefix that is held, found in the plainest way."""
-        truth, quantum = self._truth(), self.prefixes.quantum_tokens
-        mine = Counter(block.block_id for _, pin in self.pins for block in pin.kept)
-        for tokens in range((len(names) - 1) // quantum * quantum, 0, -quantum):
-            if all(self._has(group, names, tokens, truth, mine) for group in self.groups.values()):
-                return tokens
-        return 0
-
-    def _has(
-        self,
-        group: Group,
-        names: list[bytes],
-        tokens: int,
-        truth: dict[str, dict[bytes, list[Any]]],
-        mine: Counter[int],
-    ) -> bool:
-        held, size, quantum = truth[group.name], group.block_tokens, self.prefixes.quantum_tokens
-        if group.is_state:
-            blocks = held.get(names[tokens - 1], [])
-            at_end = tokens % size == 0
-            return any(at_end or block.ref_cnt == mine[block.block_id] for block in blocks)
-        first = max(tokens - WINDOW_TOKENS + 1, 0) // size if group.window_tokens else 0
-        return all(
-            any(
-                names[end - 1] in held
-                for end in range(min(start + size, tokens), start + size + 1)
-                if end % quantum == 0 and end <= len(names)
-            )
-            for start in range(first * size, tokens, size)
-        )
+        self.pins.append((names, pin, self.steps[-1]))
 
     def _check_pins(self) -> None:
         """Whether each pinned block holds what it did, to the token."""
-        for names, pin in self.pins:
+        for names, pin, step in self.pins:
+            if step in self.steps:
+                continue
             for index, group in self.groups.items():
                 cells, size, ids = self.engine.cells[index], group.block_tokens, pin.blocks
                 if group.is_state:
@@ -282,11 +240,13 @@ class History:
         """Nothing stays behind."""
         for request_id in self.engine.under_way():
             self.engine.abort(request_id)
+        while self.steps:
+            self.engine.run(self.steps.popleft())
         self.engine.run(self.engine.schedule())
         for ended in self.open:
             self.prefixes.finished(ended)
         self._check_told()
-        for _, pin in self.pins:
+        for _, pin, _ in self.pins:
             self.prefixes.let_go(pin)
         pool = self.engine.manager.block_pool
         assert pool.get_num_free_blocks() == BLOCKS - 1, self.label

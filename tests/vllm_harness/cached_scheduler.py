@@ -6,6 +6,7 @@ import json
 import random
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     resolve_kv_cache_block_sizes,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import (
@@ -65,6 +67,14 @@ def spec(kind: str, block_tokens: int) -> KVCacheSpec:
     return FullAttentionSpec(block_size=block_tokens, **heads)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What was scheduled: of each request the tokens, its blocks, and whether one is drawn."""
+
+    output: Any
+    parts: dict[str, tuple[int, int, tuple[list[int], ...], bool]]
+
+
 class CachedScheduler:
     """Schedules requests step by step; the tokens of replies are drawn.
 
@@ -73,9 +83,17 @@ class CachedScheduler:
     """
 
     def __init__(
-        self, kinds: Sequence[tuple[str, int]], blocks: int, match_unit: int | None, seed: int
+        self,
+        kinds: Sequence[tuple[str, int]],
+        blocks: int,
+        match_unit: int | None,
+        ahead: bool,
+        seed: int,
     ) -> None:
-        """Serve groups of ``kinds`` and block sizes, which share ``blocks``."""
+        """Serve groups of ``kinds`` and block sizes, which share ``blocks``.
+
+        ``ahead``: a step is scheduled before the one before it was computed.
+        """
         self.kinds = tuple(kinds)
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(LLAMA))
@@ -86,7 +104,7 @@ class CachedScheduler:
                 max_num_seqs=8,
                 max_model_len=512,
                 enable_prefix_caching=True,
-                async_scheduling=False,
+                async_scheduling=ahead,
                 block_size=max(size for _, size in kinds),
                 prefix_match_unit=match_unit,
             ).create_engine_config()
@@ -102,7 +120,7 @@ class CachedScheduler:
         function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(function)
         self._hasher = get_request_block_hasher(self.hash_block_tokens, function)
-        self.scheduler = Scheduler(
+        self.scheduler = (AsyncScheduler if ahead else Scheduler)(
             config,
             caches,
             StructuredOutputManager(config),
@@ -142,32 +160,39 @@ class CachedScheduler:
         names += text.extend(request._all_token_ids[len(names) :], 1)
         return names
 
-    def schedule(self) -> Any:
+    def schedule(self) -> Step:
         """Begin a step. vLLM calls the connector's `build_connector_meta` at the end of this."""
-        return self.scheduler.schedule()
+        output = self.scheduler.schedule()
+        parts = {}
+        for request_id, count in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            stop = request.num_computed_tokens
+            tables = self.manager.get_block_ids(request_id)
+            parts[request_id] = (stop - count, stop, tables, not request.is_prefill_chunk)
+        return Step(output, parts)
 
-    def run(self, output: Any) -> None:
+    def run(self, step: Step) -> None:
         """Compute a step that was begun, and take what it says."""
-        for copy in output.kv_cache_block_copies or ():
+        for copy in step.output.kv_cache_block_copies or ():
             for cells in self.cells:
                 if copy.src_block_id in cells:
                     cells[copy.dst_block_id] = dict(cells[copy.src_block_id])
         sampled = []
-        for request_id, count in output.num_scheduled_tokens.items():
-            request = self.requests[request_id]
-            self._write(request, request.num_computed_tokens - count, request.num_computed_tokens)
-            done = request.num_computed_tokens == request.num_tokens
-            sampled.append([self._draw.randrange(4)] if done else [])
-        ids = list(output.num_scheduled_tokens)
-        places = {request_id: index for index, request_id in enumerate(ids)}
-        self.scheduler.update_from_output(output, ModelRunnerOutput(ids, places, sampled))
+        for request_id, (start, stop, tables, more) in step.parts.items():
+            self._write(self.names(self.requests[request_id]), start, stop, tables)
+            sampled.append([self._draw.randrange(4)] if more else [])
+        places = {request_id: index for index, request_id in enumerate(step.parts)}
+        said = ModelRunnerOutput(list(step.parts), places, sampled)
+        self.scheduler.update_from_output(step.output, said)
 
-    def _write(self, request: Request, start: int, stop: int) -> None:
-        names = self.names(request)
-        tables = self.manager.get_block_ids(request.request_id)
+    def _write(
+        self, names: Sequence[bytes], start: int, stop: int, tables: tuple[list[int], ...]
+    ) -> None:
+        # Of a request that has ended meanwhile nobody knows the last token.
+        names = [*names, b"unknown"][:stop]
         for (kind, size), cells, table in zip(self.kinds, self.cells, tables, strict=True):
             if kind == "states":
-                cells[table[(stop - 1) // size]] = {0: names[stop - 1]}
+                cells[table[(stop - 1) // size]] = {0: names[-1]}
                 continue
             for token in range(start, stop):
                 cells.setdefault(table[token // size], {})[token % size] = names[token]
