@@ -11,7 +11,7 @@ from restow.broker.client.connection.errors import (
     SessionClosedError,
 )
 from restow.broker.client.engine.blocking import BlockingDelivery, BlockingSession
-from restow.broker.client.engine.content import content_of
+from restow.broker.client.engine.content import ContentChain, content_of
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.session import EngineSession
 
@@ -22,6 +22,7 @@ __all__ = [
     "BlockingSession",
     "BrokerCallError",
     "BrokerUnreachableError",
+    "ContentChain",
     "Credentials",
     "Delivery",
     "EngineSession",

@@ -1,0 +1,115 @@
+"""`Pins` keeps blocks of cached prefixes where they are while others read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from restow.agents.engines.common.groups import NULL_BLOCK, Group
+from restow.agents.engines.vllm.prefix.cache_watch import CacheWatch
+from restow.agents.engines.vllm.prefix.chain import Chain
+from restow.agents.engines.vllm.prefix.holdings import Holdings
+from restow.agents.engines.vllm.prefix.match import match
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pin:
+    """Blocks that hold the first ``tokens`` of a chain, which ``hash`` names.
+
+    ``blocks`` are ids by group, as a handoff names them: `NULL_BLOCK` before a window, and of
+    states the one block. What vLLM has cached in the step of the pin is complete when that step is.
+    """
+
+    tokens: int
+    hash: bytes
+    blocks: dict[str, list[int]]
+    kept: tuple[KVCacheBlock, ...]
+    """Those that are kept, in the order of their tokens."""
+
+
+class Pins:
+    """The pins of one scheduler. Belongs to its thread.
+
+    ::
+
+        block of a pin        vLLM's references      may be given to another request
+        in use by a request   its own, and one       no
+        cached, in no use     one                    no: taken out of the queue of free blocks
+        let go                its own                the last of those that are free now
+    """
+
+    def __init__(
+        self, watch: CacheWatch, holdings: Holdings, groups: Sequence[Group], limit_blocks: int
+    ) -> None:
+        """Pin at most ``limit_blocks``, so that requests find room beside them."""
+        self._watch = watch
+        self._holdings = holdings
+        self._groups = tuple(groups)
+        self._limit_blocks = limit_blocks
+        self._pinned: Counter[int] = Counter()
+        """By block id, in how many pins."""
+
+    @property
+    def blocks(self) -> int:
+        """How many are pinned now."""
+        return len(self._pinned)
+
+    def pin(self, chain: Chain, below_tokens: int) -> Pin | None:
+        """Pin the largest prefix that is held and ends below a token.
+
+        None: nothing of the chain is held, or there is no room for that many more pinned blocks.
+        """
+        self._watch.look()
+        found = match(chain, self._groups, self._holds, below_tokens)
+        if found is None:
+            return None
+        kept, ids = [], {}
+        for group in self._groups:
+            blocks = [
+                None if name is None else self._block(group, name)
+                for name in found.blocks[group.name]
+            ]
+            ids[group.name] = [NULL_BLOCK if one is None else one.block_id for one in blocks]
+            kept += [one for one in blocks if one is not None]
+        more = {one.block_id for one in kept} - self._pinned.keys()
+        if len(self._pinned) + len(more) > self._limit_blocks:
+            return None
+        self._watch.pool.touch(kept)
+        self._pinned.update(one.block_id for one in kept)
+        name = chain.at(found.tokens) or b""
+        return Pin(found.tokens, name, ids, tuple(kept))
+
+    def let_go(self, pin: Pin) -> None:
+        """Give the blocks back, once. The end of a prefix goes before its beginning."""
+        for one in pin.kept:
+            self._pinned[one.block_id] -= 1
+            if not self._pinned[one.block_id]:
+                del self._pinned[one.block_id]
+        self._watch.pool.free_blocks(reversed(pin.kept))
+
+    def _holds(self, group: Group, name: bytes) -> bool:
+        return self._block(group, name) is not None
+
+    def _block(self, group: Group, name: bytes) -> KVCacheBlock | None:
+        for key in self._holdings.keys(group.name, name):
+            block: KVCacheBlock | None = self._watch.pool.cached_block_hash_to_block.get_one_block(
+                key
+            )
+            if block is not None and not (group.is_state and self._runs_on(group, block)):
+                return block
+        return None
+
+    def _runs_on(self, group: Group, block: KVCacheBlock) -> bool:
+        """Whether a request may go on computing in a block that holds a snapshot.
+
+        vLLM names the states of a prompt's end while they stand inside of a block: it moves that
+        name to a copy, and writes on where they were, as soon as the request has more to compute.
+        States at the end of a block are never written again.
+        """
+        inside = (block.block_hash_num_tokens or 0) % group.block_tokens != 0
+        return inside and block.ref_cnt > self._pinned[block.block_id]
