@@ -28,6 +28,7 @@ class Suite(StrEnum):
     BESIDE = "beside"
     CONTENT = "content"
     DIGESTS = "digests"
+    PREFIXES = "prefixes"
     VLLM = "vllm"
 
 
@@ -44,6 +45,7 @@ MODULES = {
     Suite.BESIDE: ("beside", "run"),
     Suite.CONTENT: ("contents", "run"),
     Suite.DIGESTS: ("digests", "run"),
+    Suite.PREFIXES: ("prefixes", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)

@@ -91,6 +91,11 @@ class BrokerStub(object):
                 request_serializer=restow_dot_v1_dot_broker__pb2.CancelRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_broker__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Find = channel.unary_unary(
+                '/restow.v1.Broker/Find',
+                request_serializer=restow_dot_v1_dot_broker__pb2.FindRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_broker__pb2.FindResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServicer(object):
@@ -209,6 +214,16 @@ class BrokerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Find(self, request, context):
+        """Who says that it holds how much of a prompt's state: of each chain, the engines with most of it. A hint:
+        it may be gone since. Engines, routers and operators may ask; of a tenant, and of nothing else.
+        CHAIN_FORM_DIFFERS where engines of the model tell what they hold, and none hashes so; CHAIN_INVALID
+        for what is no chain. A chain that nobody holds any of, whoever else may, has no holders.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -241,6 +256,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=restow_dot_v1_dot_broker__pb2.CancelRequest.FromString,
                     response_serializer=restow_dot_v1_dot_broker__pb2.CancelResponse.SerializeToString,
+            ),
+            'Find': grpc.unary_unary_rpc_method_handler(
+                    servicer.Find,
+                    request_deserializer=restow_dot_v1_dot_broker__pb2.FindRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_broker__pb2.FindResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -432,6 +452,33 @@ class Broker(object):
             '/restow.v1.Broker/Cancel',
             restow_dot_v1_dot_broker__pb2.CancelRequest.SerializeToString,
             restow_dot_v1_dot_broker__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Find(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Broker/Find',
+            restow_dot_v1_dot_broker__pb2.FindRequest.SerializeToString,
+            restow_dot_v1_dot_broker__pb2.FindResponse.FromString,
             options,
             channel_credentials,
             insecure,

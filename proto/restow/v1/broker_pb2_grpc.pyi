@@ -121,7 +121,23 @@ _BrokerCancelType = typing_extensions.TypeVar(
     ],
 )
 
-class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType]):
+_BrokerFindType = typing_extensions.TypeVar(
+    '_BrokerFindType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.FindRequest,
+        restow.v1.broker_pb2.FindResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.FindRequest,
+        restow.v1.broker_pb2.FindResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.FindRequest,
+        restow.v1.broker_pb2.FindResponse,
+    ],
+)
+
+class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType, _BrokerFindType]):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
     ErrorInfo whose reason is stable; trailing metadata "restow-reason" has that reason as plain text.
     A status without it is gRPC's own: nobody of Restow's has refused anything. On the session stream, a
@@ -177,6 +193,10 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
             restow.v1.broker_pb2.CancelRequest,
             restow.v1.broker_pb2.CancelResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.broker_pb2.FindRequest,
+            restow.v1.broker_pb2.FindResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -204,6 +224,10 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
         grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.broker_pb2.CancelRequest,
             restow.v1.broker_pb2.CancelResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.broker_pb2.FindRequest,
+            restow.v1.broker_pb2.FindResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -271,6 +295,13 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     Cancel: _BrokerCancelType
     """Cancels either side of a handoff that has not ended."""
 
+    Find: _BrokerFindType
+    """Who says that it holds how much of a prompt's state: of each chain, the engines with most of it. A hint:
+    it may be gone since. Engines, routers and operators may ask; of a tenant, and of nothing else.
+    CHAIN_FORM_DIFFERS where engines of the model tell what they hold, and none hashes so; CHAIN_INVALID
+    for what is no chain. A chain that nobody holds any of, whoever else may, has no holders.
+    """
+
 BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.broker_pb2.RegisterEngineRequest,
@@ -295,6 +326,10 @@ BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.broker_pb2.CancelRequest,
         restow.v1.broker_pb2.CancelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.FindRequest,
+        restow.v1.broker_pb2.FindResponse,
     ],
 ]
 
@@ -421,5 +456,17 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.broker_pb2.CancelResponse, collections.abc.Awaitable[restow.v1.broker_pb2.CancelResponse]]:
         """Cancels either side of a handoff that has not ended."""
+
+    @abc.abstractmethod
+    def Find(
+        self,
+        request: restow.v1.broker_pb2.FindRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.broker_pb2.FindResponse, collections.abc.Awaitable[restow.v1.broker_pb2.FindResponse]]:
+        """Who says that it holds how much of a prompt's state: of each chain, the engines with most of it. A hint:
+        it may be gone since. Engines, routers and operators may ask; of a tenant, and of nothing else.
+        CHAIN_FORM_DIFFERS where engines of the model tell what they hold, and none hashes so; CHAIN_INVALID
+        for what is no chain. A chain that nobody holds any of, whoever else may, has no holders.
+        """
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

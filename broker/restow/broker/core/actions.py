@@ -94,6 +94,12 @@ class TellEnded(NamedTuple):
     """D's message that it is the end of; 0: that of the publication."""
 
 
+class TellHoldings(NamedTuple):
+    """Ask an engine to tell all that it holds, from batch 1 on."""
+
+    engine: EngineKey
+
+
 class SendProgram(NamedTuple):
     """Give an agent a program; the part that ``src_rank`` gathers, if that is set.
 
@@ -240,6 +246,7 @@ class CloseAgent(NamedTuple):
 
 Action = (
     TellEnded
+    | TellHoldings
     | SendProgram
     | SendPeer
     | SendForget

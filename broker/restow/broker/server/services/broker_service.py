@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from restow.broker.core import actions as act
+from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
 from restow.broker.rpc.layout_bytes import bytes_as_values
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
-from restow.broker.server.gate.callers import Context, caller_of, engine_key
+from restow.broker.server.gate.callers import Context, caller_of, engine_key, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import tell_engine, tell_registered
 from restow.broker.server.orders import STATE_NUMBERS
@@ -24,6 +25,13 @@ from restow.broker.server.services.checked_messages import (
     wish_of,
 )
 from restow.broker.server.services.hearing import hear_stream
+from restow.broker.server.services.prefix_messages import (
+    batch_of,
+    chains_of,
+    fill_found,
+    limit_of,
+    model_of,
+)
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
@@ -127,7 +135,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
 
     def _hear(
         self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
-    ) -> None:
+    ) -> bool:
+        """Hear one message, and say whether that took long."""
         hub = self._hub
         try:
             actions = self._apply(engine, message, now_s)
@@ -159,6 +168,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             refused.detail = cut(error.message)
             if body == "publish":
                 self._tell_refused(engine, handoff_id, error)
+        return message.HasField("holdings")
 
     def _apply(
         self, engine: EngineRecord, message: pb.EngineMessage, now_s: float
@@ -189,6 +199,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             return directory.decline(
                 engine, decline.handoff_id, cut(decline.detail), now_s, message.message_id
             )
+        if body == "holdings":
+            return directory.prefixes.hear(engine, batch_of(message.holdings))
         if body == "drain":
             directory.members.drain(engine, True, now_s)
             return []
@@ -244,6 +256,24 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         )
         state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state
         return pb.CancelResponse(state=STATE_NUMBERS[state])
+
+    async def Find(self, request: pb.FindRequest, context: Context) -> pb.FindResponse:
+        """Who of the caller's tenant holds how much of some prompts."""
+        hub, tenant = self._hub, tenant_of(context)
+        members, prefixes = hub.directory.members, hub.directory.prefixes
+        if request.HasField("model"):
+            model = model_of(request.model)
+        else:
+            model = members.find(EngineKey(tenant, request.engine_id)).layout.model.identity
+        limit = limit_of(request.limit)
+        response = pb.FindResponse()
+        for chain in chains_of(request, model):
+            held = [
+                (members.engines[one.engine], one.tokens) for one in prefixes.find(tenant, chain)
+            ]
+            fill_found(response.found.add(), held, limit)
+            await asyncio.sleep(0)  # a chain may be long: others have their turn
+        return response
 
     def _tell_refused(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Let D know that what it waits for will not come."""
