@@ -236,8 +236,9 @@ async def test_threads_tell_and_an_operator_sees_how_much() -> None:
             hold(session)
             with pytest.raises(ChainFormError):
                 session.hold(HashForm("other", 16), "state", [b"1" * 32])
-            with pytest.raises(ChainInvalidError):
-                session.evict(FORM, "state", [b"1"])
+            for hashes, salt in (([b"1"], ""), ([b"1" * 32], "s" * 257)):
+                with pytest.raises(ChainInvalidError):
+                    session.evict(FORM, "state", hashes, salt=salt)
             return session
 
         session = await asyncio.to_thread(tell)
@@ -264,6 +265,7 @@ BAD_BATCHES = {
         {"form": pb.HashForm(algorithm="", quantum_tokens=16, hash_bytes=32)},
         {"form": pb.HashForm(algorithm="x\n", quantum_tokens=16, hash_bytes=32)},
         {"form": pb.HashForm(algorithm="x", quantum_tokens=0, hash_bytes=32)},
+        {"form": pb.HashForm(algorithm="x", quantum_tokens=16_385, hash_bytes=32)},
         {"form": pb.HashForm(algorithm="x", quantum_tokens=16, hash_bytes=12)},
         {"form": pb.HashForm(algorithm="x", quantum_tokens=16, hash_bytes=0)},
         {"salt": "x" * 257},
@@ -292,9 +294,13 @@ async def test_a_bad_batch_is_refused_and_the_session_goes_on(reason: str, wrong
         refused = (await anext(events)).refused
         assert (refused.message_id, refused.reason) == (7, reason), refused.detail
         assert await found(running) == {}
-        await write(batch(1, "attention", 0, 10), batch(2, "state", 9, 10))
+        if bad.number == 2:  # it was heard: nobody is to tell it again, for ever
+            await write(batch(3, "state", 9, 10))
+            await heard(running, "e", 3)
+            assert await found(running) == {"e": 160}
+        await write(batch(1, "attention", 0, 10), batch(2, "state", 3, 4))
         await heard(running, "e", 2)
-        assert await found(running) == {"e": 160}
+        assert await found(running) == {"e": 64}
 
 
 BAD_QUESTIONS: dict[str, list[dict[str, Any]]] = {

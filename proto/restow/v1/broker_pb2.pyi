@@ -438,7 +438,7 @@ class HashForm(google.protobuf.message.Message):
     equal tokens have equal hashes. 1 to 64 printable characters.
     """
     quantum_tokens: builtins.int
-    """Tokens from one hash to the next: 1 to 65536. It divides the tokens of each block of the engine."""
+    """Tokens from one hash to the next: 1 to 16384. It divides the tokens of each block of the engine."""
     hash_bytes: builtins.int
     """Bytes of a hash: a multiple of 8, at most 64."""
     def __init__(

@@ -252,17 +252,17 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     with the message_id. What is cancelled ends as well, and a cancellation, a renewal and a drain have
     no end of their own. An end that nobody waits for was told before: it means nothing.
 
-    When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker
-    that was started anew, which another broker_epoch tells, knows nothing at all. So after each break,
-    and each end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for
-    twice as long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where
-    a stream has held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the
-    stream, and wait for SessionOpened. (4) Say all that has no end once more, in the order in which it
-    was said first and with the same message_id: every chunk of a publication, with repeated; a demand,
-    with repeated and with what is left of its timeout_ms; declines; cancellations. A demand that was
-    given up is not said again, its cancellation is. Drain comes last. New messages come behind. No
-    repetition does anything twice. Renewals are not repeated: a repeated publication renews its lease.
-    Agents say their fences again by themselves.
+    When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker that
+    was started anew, which another broker_epoch tells, knows nothing at all. So after each break, and each
+    end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for twice as
+    long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where a stream has
+    held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the stream, and
+    wait for SessionOpened. (4) Say all that has no end once more, in the order in which it was said first
+    and with the same message_id: every chunk of a publication, with repeated; a demand, with repeated and
+    with what is left of its timeout_ms; declines; cancellations. A demand that was given up is not said
+    again, its cancellation is. Then what the engine holds is told, from batch 1 on. Drain comes last. New
+    messages come behind. No repetition does anything twice. Renewals are not repeated: a repeated
+    publication renews its lease. Agents say their fences again by themselves.
 
     Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
     is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked
@@ -399,17 +399,17 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         with the message_id. What is cancelled ends as well, and a cancellation, a renewal and a drain have
         no end of their own. An end that nobody waits for was told before: it means nothing.
 
-        When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker
-        that was started anew, which another broker_epoch tells, knows nothing at all. So after each break,
-        and each end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for
-        twice as long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where
-        a stream has held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the
-        stream, and wait for SessionOpened. (4) Say all that has no end once more, in the order in which it
-        was said first and with the same message_id: every chunk of a publication, with repeated; a demand,
-        with repeated and with what is left of its timeout_ms; declines; cancellations. A demand that was
-        given up is not said again, its cancellation is. Drain comes last. New messages come behind. No
-        repetition does anything twice. Renewals are not repeated: a repeated publication renews its lease.
-        Agents say their fences again by themselves.
+        When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker that
+        was started anew, which another broker_epoch tells, knows nothing at all. So after each break, and each
+        end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for twice as
+        long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where a stream has
+        held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the stream, and
+        wait for SessionOpened. (4) Say all that has no end once more, in the order in which it was said first
+        and with the same message_id: every chunk of a publication, with repeated; a demand, with repeated and
+        with what is left of its timeout_ms; declines; cancellations. A demand that was given up is not said
+        again, its cancellation is. Then what the engine holds is told, from batch 1 on. Drain comes last. New
+        messages come behind. No repetition does anything twice. Renewals are not repeated: a repeated
+        publication renews its lease. Agents say their fences again by themselves.
 
         Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
         is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from restow.broker.client.engine.held_prefixes import Change
 from restow.broker.errors import ChainFormError, PageRangeError, RequestError
 from restow.broker.layout.rows import Int64s
 from restow.broker.rpc import wire
+from restow.broker.rpc.chains import check_form, check_salt
 from restow.broker.rpc.sizes import check_size
 from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
@@ -155,7 +157,8 @@ class EngineWords(ABC, Generic[Published, Asked]):
 
         ``salt`` is what the hashes are kept apart by; empty: nothing, or it is in them. All calls
         of a session have one ``form``. Raises `ChainFormError` for another, and
-        `ChainInvalidError` for a hash of another size; what the broker refuses is logged.
+        `ChainInvalidError` for a hash of another size, or a form or salt that no broker takes. What
+        the broker refuses is logged.
         """
         self._change(form, group, hashes, salt, True, parent)
 
@@ -182,6 +185,8 @@ class EngineWords(ABC, Generic[Published, Asked]):
                 f"has one form"
             )
         listed = tuple(hashes)
+        check_form(**asdict(form))
+        check_salt(salt)
         joined(form, [parent, *listed] if parent else listed)
         self._form = form
         self._tell(Change(form, salt, group, listed, held, parent))

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from restow.broker.client.engine.chains import HashForm, form_to_proto
+from restow.broker.rpc.chains import MAX_BATCH_HASHES
 from restow.v1 import broker_pb2 as pb
-
-MAX_BATCH_HASHES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +58,21 @@ class HeldPrefixes:
         """All that is held, from batch 1 on."""
         self._last = 0
         for key, hashes in self._held.items():
-            yield from self._batches(key, list(hashes), b"", True)
+            yield from self._batches(key, list(hashes), b"", True, chained=False)
 
     def _batches(
-        self, key: tuple[HashForm, str, str], hashes: Sequence[bytes], parent: bytes, held: bool
+        self,
+        key: tuple[HashForm, str, str],
+        hashes: Sequence[bytes],
+        parent: bytes,
+        held: bool,
+        chained: bool = True,
     ) -> Iterator[pb.EngineMessage]:
         form, salt, group = key
         for first in range(0, len(hashes), MAX_BATCH_HASHES):
             piece = hashes[first : first + MAX_BATCH_HASHES]
             run = pb.HeldRun(group=group, hashes=b"".join(piece), parent=parent if held else b"")
-            parent = piece[-1]
+            parent = piece[-1] if chained else b""
             self._last += 1
             batch = pb.Holdings(number=self._last, form=form_to_proto(form), salt=salt)
             (batch.held if held else batch.evicted).append(run)

@@ -10,9 +10,9 @@ from restow.broker.core.prefix.segment import MAX_PLACES, Segment
 
 HASH_BYTES = 80
 """Of a key: its integer, and where it is (`bench --suite prefixes` measures them)."""
-SEGMENT_BYTES = 700
+SEGMENT_BYTES = 400
 """Of a segment beside its places."""
-HOLDER_BYTES = 240
+HOLDER_BYTES = 120
 """Of a slot that holds any of a segment."""
 
 

@@ -73,6 +73,12 @@ class Prefixes:
         self._keep_within(holders)
         return []
 
+    def skip(self, engine: EngineKey, number: int) -> None:
+        """A batch can't be read: it was heard, and nothing of it counts."""
+        teller = self.teller(engine)
+        if teller is not None and number == teller.heard + 1:
+            teller.heard = number
+
     def teller(self, engine: EngineKey) -> Teller | None:
         """What is known of an engine that tells; None: it does not."""
         holders = self.holders.get(engine.tenant)

@@ -7,15 +7,10 @@ from typing import NamedTuple
 from restow.broker.core.actions import EngineKey
 from restow.broker.layout.values import ModelIdentity
 
-MAX_BATCH_HASHES = 4096
-"""In one batch of holdings, of all groups together."""
 MAX_CHAIN_HASHES = 65_536
 """Of one call, in one chain or many: a million tokens by 16."""
 MAX_CHAINS = 64
 MAX_HASH_BYTES = 64
-MAX_QUANTUM_TOKENS = 65_536
-MAX_ALGORITHM_LENGTH = 64
-MAX_SALT_LENGTH = 256
 
 
 class HashForm(NamedTuple):

@@ -200,7 +200,12 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 engine, decline.handoff_id, cut(decline.detail), now_s, message.message_id
             )
         if body == "holdings":
-            return directory.prefixes.hear(engine, batch_of(message.holdings))
+            try:
+                batch = batch_of(message.holdings)
+            except RestowError:
+                directory.prefixes.skip(engine.key, message.holdings.number)
+                raise
+            return directory.prefixes.hear(engine, batch)
         if body == "drain":
             directory.members.drain(engine, True, now_s)
             return []

@@ -9,13 +9,8 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.prefix.holders import Holders
 from restow.broker.core.prefix.teller import Teller
 from restow.broker.core.prefix.words import (
-    MAX_ALGORITHM_LENGTH,
-    MAX_BATCH_HASHES,
     MAX_CHAIN_HASHES,
     MAX_CHAINS,
-    MAX_HASH_BYTES,
-    MAX_QUANTUM_TOKENS,
-    MAX_SALT_LENGTH,
     Batch,
     Chain,
     HashForm,
@@ -23,33 +18,17 @@ from restow.broker.core.prefix.words import (
 )
 from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
 from restow.broker.layout.values import ModelIdentity
+from restow.broker.rpc.chains import MAX_BATCH_HASHES, check_form, check_salt
 from restow.v1 import admin_pb2
 from restow.v1 import broker_pb2 as pb
 
-WORD_BYTES = 8
 DEFAULT_HOLDERS, MAX_HOLDERS = 8, 100
 
 
 def form_of(form: pb.HashForm) -> HashForm:
     """How hashes are made. Raises `ChainInvalidError` for what no chain can be made by."""
-    algorithm, size_bytes, tokens = form.algorithm, form.hash_bytes, form.quantum_tokens
-    if not 0 < len(algorithm) <= MAX_ALGORITHM_LENGTH or not algorithm.isprintable():
-        raise ChainInvalidError(
-            f"form.algorithm must have 1 to {MAX_ALGORITHM_LENGTH} printable characters",
-            field="algorithm",
-        )
-    if size_bytes % WORD_BYTES or not WORD_BYTES <= size_bytes <= MAX_HASH_BYTES:
-        raise ChainInvalidError(
-            f"form.hash_bytes is {size_bytes}; it must be a multiple of {WORD_BYTES}, at most "
-            f"{MAX_HASH_BYTES}",
-            field="hash_bytes",
-        )
-    if not 0 < tokens <= MAX_QUANTUM_TOKENS:
-        raise ChainInvalidError(
-            f"form.quantum_tokens is {tokens}; it must be 1 to {MAX_QUANTUM_TOKENS}",
-            field="quantum_tokens",
-        )
-    return HashForm(algorithm, tokens, size_bytes)
+    check_form(form.algorithm, form.quantum_tokens, form.hash_bytes)
+    return HashForm(form.algorithm, form.quantum_tokens, form.hash_bytes)
 
 
 def batch_of(holdings: pb.Holdings) -> Batch:
@@ -57,7 +36,7 @@ def batch_of(holdings: pb.Holdings) -> Batch:
     if holdings.number < 1:
         raise HoldingsError(f"number is {holdings.number}; batches count from 1", field="number")
     form = form_of(holdings.form)
-    _check_salt(holdings.salt)
+    check_salt(holdings.salt)
     runs = joined(holdings.held, holdings.evicted)
     count = sum(len(run.hashes) for run in runs) // form.hash_bytes
     if count > MAX_BATCH_HASHES:
@@ -103,7 +82,7 @@ def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
         )
     for one in request.chains:
         _check_size(one.hashes, form)
-        _check_salt(one.salt)
+        check_salt(one.salt)
         if one.below_tokens < 0:
             raise ChainInvalidError(
                 f"below_tokens {one.below_tokens} must not be negative", field="below_tokens"
@@ -130,13 +109,6 @@ def _check_size(hashes: bytes, form: HashForm) -> None:
         raise ChainInvalidError(
             f"{len(hashes)} bytes of hashes are no multiple of the {form.hash_bytes} that each has",
             field="hashes",
-        )
-
-
-def _check_salt(salt: str) -> None:
-    if len(salt) > MAX_SALT_LENGTH:
-        raise ChainInvalidError(
-            f"a salt has {len(salt)} characters; it may have {MAX_SALT_LENGTH}", field="salt"
         )
 
 
