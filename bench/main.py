@@ -29,6 +29,7 @@ class Suite(StrEnum):
     CONTENT = "content"
     DIGESTS = "digests"
     STORE = "store"
+    PREFIXES = "prefixes"
     VLLM = "vllm"
 
 
@@ -46,6 +47,7 @@ MODULES = {
     Suite.CONTENT: ("contents", "run"),
     Suite.DIGESTS: ("digests", "run"),
     Suite.STORE: ("store_worth", "run"),
+    Suite.PREFIXES: ("prefixes", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)

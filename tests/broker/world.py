@@ -333,7 +333,7 @@ class World:
                 self.asked_plans.append(action)
             elif isinstance(action, act.CloseAgent):
                 self.connected.discard(action.agent)
-            elif not isinstance(action, act.CloseSession | act.TellExamined):
+            elif not isinstance(action, act.CloseSession | act.TellExamined | act.TellHoldings):
                 assert action.agent in self.connected, f"{action} to an agent that is gone"
 
     def check(self) -> None:

@@ -73,6 +73,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "from restow.broker.client import content_of": Run(),
         "from restow.broker.client import AdminClient": Run(),
         "from restow.broker.client import AdminClient, BlockingSession": Run(),
+        "from restow.broker.client import AdminClient, BlockingSession, chain_of": Run(),
         "from restow.broker.client import AdminClient, BrokerCallError": Run(),
     },
     "docs/layouts.md": {

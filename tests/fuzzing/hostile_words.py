@@ -66,6 +66,8 @@ _PARTS = [
     [wire.block_list("attention", [1, 2])],
     [wire.block_list("attention", [3], 2), wire.block_list("state", [4])],
 ]
+HASHES = bytes(range(128))
+"""Four of a chain."""
 _VALUES: dict[str, Sequence[Any]] = {
     "engine_id": ["x", "y", "z"],
     "source_engine": ["good-p", "x"],
@@ -94,7 +96,21 @@ _VALUES: dict[str, Sequence[Any]] = {
     "beginning": ["", "good", "n"],
     "ended_within_s": [0.0, 30.0],
     "message_id": [0, 1, 2],
+    "restow.v1.Holdings.number": [1, 1, 2, 3],
+    "hashes": [HASHES, HASHES[:64], HASHES[32:96]],
+    "parent": [b"", HASHES[:32]],
+    "group": ["attention", "state"],
+    "salt": ["", "s"],
+    "below_tokens": [0, 64, 65],
+    "name": ["m"],
+    "revision": ["v1"],
+    "adapter": [""],
+    "quantisation": [""],
 }
+_FORMS = [
+    pb.HashForm(algorithm="sha256", quantum_tokens=16, hash_bytes=32),
+    pb.HashForm(algorithm="sha256", quantum_tokens=8, hash_bytes=32),
+]
 _BODIES = link.AgentMessage.DESCRIPTOR.oneofs_by_name["body"].fields
 _FIRST = frozenset({"restow.v1.AgentMessage.hello"})
 _LATER = frozenset(one.full_name for one in _BODIES) - _FIRST
@@ -130,6 +146,7 @@ def known(house: House, tenant: str, path: str = "", first: bool = False) -> Kno
             "restow.v1.EngineRef": refs,
             "restow.v1.Hello": _HELLOS[tenant],
             "restow.v1.Layout": list(LAYOUT_MESSAGES.values()),
+            "restow.v1.HashForm": _FORMS,
             **_COSTS,
         },
         _LATER if first else _FIRST,

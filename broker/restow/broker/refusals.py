@@ -29,6 +29,23 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "ago, or the broker was started anew.",
             "Nothing, if it had ended; else compare the id with what the router gave.",
         ),
+        # Words about prefixes.
+        "CHAIN_INVALID": Advice(
+            "Hashes of a prompt, or how they are said to be made, can't be a chain: their size, "
+            "their number, or positions that do not rise. The message names the field.",
+            "Mend what the message names in the engine's adapter or the router.",
+        ),
+        "CHAIN_FORM_DIFFERS": Advice(
+            "Hashes are by another algorithm, or after other tokens, than those of the engines "
+            "that hold states of this model; or an engine's do not divide its blocks.",
+            "Have all engines of a model hash alike, with one seed; `restow holdings` shows how "
+            "each does.",
+        ),
+        "HOLDINGS_INVALID": Advice(
+            "An engine says that it holds what it can't: of a group that it lacks, or too much at "
+            "once. Nothing of that batch counts.",
+            "It is a fault of the engine's adapter: the message names what is wrong.",
+        ),
         "DIRECTORY_FULL": Advice(
             "The broker holds as many handoffs, engines or bytes as it may: the message says of "
             "what.",

@@ -1224,3 +1224,144 @@ class TimelineEntry(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "detail", b"detail", "event", b"event"]) -> None: ...
 
 Global___TimelineEntry: typing_extensions.TypeAlias = TimelineEntry
+
+@typing.final
+class ListHoldingsRequest(google.protobuf.message.Message):
+    """Asks for holdings."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListHoldingsRequest: typing_extensions.TypeAlias = ListHoldingsRequest
+
+@typing.final
+class ListHoldingsResponse(google.protobuf.message.Message):
+    """Holdings of the tenants that are asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
+    @property
+    def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EngineHoldings]:
+        """By tenant and engine id; those that tell."""
+
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TenantHoldings]:
+        """What each tenant's take."""
+
+    def __init__(
+        self,
+        *,
+        engines: collections.abc.Iterable[Global___EngineHoldings] | None = ...,
+        tenants: collections.abc.Iterable[Global___TenantHoldings] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engines", b"engines", "tenants", b"tenants"]) -> None: ...
+
+Global___ListHoldingsResponse: typing_extensions.TypeAlias = ListHoldingsResponse
+
+@typing.final
+class EngineHoldings(google.protobuf.message.Message):
+    """What one engine says that it holds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    BATCHES_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Whose it is."""
+    engine_id: builtins.str
+    """Its id."""
+    batches: builtins.int
+    """Batches heard on its stream."""
+    @property
+    def form(self) -> restow.v1.broker_pb2.HashForm:
+        """How its hashes are made."""
+
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupHoldings]:
+        """Of each group that a state needs, by name."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        engine_id: builtins.str = ...,
+        form: restow.v1.broker_pb2.HashForm | None = ...,
+        groups: collections.abc.Iterable[Global___GroupHoldings] | None = ...,
+        batches: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "engine_id", b"engine_id", "form", b"form", "groups", b"groups", "tenant", b"tenant"]) -> None: ...
+
+Global___EngineHoldings: typing_extensions.TypeAlias = EngineHoldings
+
+@typing.final
+class GroupHoldings(google.protobuf.message.Message):
+    """What an engine holds of one group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Its name."""
+    count: builtins.int
+    """Blocks or snapshots held."""
+    block_tokens: builtins.int
+    """Tokens of a block. 0: snapshots."""
+    window_tokens: builtins.int
+    """Only so many tokens before a position are needed, to a whole quantum. 0: all; or they are snapshots."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        count: builtins.int = ...,
+        block_tokens: builtins.int = ...,
+        window_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_tokens", b"block_tokens", "count", b"count", "group", b"group", "window_tokens", b"window_tokens"]) -> None: ...
+
+Global___GroupHoldings: typing_extensions.TypeAlias = GroupHoldings
+
+@typing.final
+class TenantHoldings(google.protobuf.message.Message):
+    """What the holdings of one tenant take."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    FORGOTTEN_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Its name."""
+    hashes: builtins.int
+    """Different hashes that anybody of the tenant holds."""
+    bytes: builtins.int
+    """About how many bytes of the broker's memory they take."""
+    limit_bytes: builtins.int
+    """At most so many."""
+    forgotten: builtins.int
+    """Holdings that were forgotten for want of room, since the tenant had none."""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        hashes: builtins.int = ...,
+        bytes: builtins.int = ...,
+        limit_bytes: builtins.int = ...,
+        forgotten: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "forgotten", b"forgotten", "hashes", b"hashes", "limit_bytes", b"limit_bytes", "tenant", b"tenant"]) -> None: ...
+
+Global___TenantHoldings: typing_extensions.TypeAlias = TenantHoldings

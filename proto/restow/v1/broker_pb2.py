@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from restow.v1 import layout_pb2 as restow_dot_v1_dot_layout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16restow/v1/broker.proto\x12\trestow.v1\x1a\x16restow/v1/layout.proto\"3\n\tEngineRef\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x92\x01\n\x15RegisterEngineRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12!\n\x06layout\x18\x02 \x01(\x0b\x32\x11.restow.v1.Layout\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x11\n\tpublishes\x18\x04 \x01(\x08\x12\x0c\n\x04\x61sks\x18\x05 \x01(\x08\"E\n\x16RegisterEngineResponse\x12\x15\n\rlayout_digest\x18\x01 \x01(\t\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\t\"?\n\x17UnregisterEngineRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\"\x1a\n\x18UnregisterEngineResponse\"B\n\tBlockList\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\x05\x12\x11\n\tblock_ids\x18\x03 \x01(\x0c\"\xd1\x01\n\x0bPublication\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12$\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x14.restow.v1.BlockList\x12\x17\n\x0fposition_tokens\x18\x03 \x01(\x05\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x10\n\x08lease_ms\x18\x05 \x01(\x05\x12\x14\n\x0ctrace_parent\x18\x06 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x07 \x01(\x0c\x12\x10\n\x08repeated\x18\x08 \x01(\x08\x12\x0f\n\x07readers\x18\t \x01(\x05J\x04\x08\n\x10\x10\"\xd4\x01\n\x06\x44\x65mand\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12$\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x14.restow.v1.BlockList\x12\x13\n\x0bheld_tokens\x18\x03 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x04 \x01(\x05\x12\x17\n\x0fposition_tokens\x18\x05 \x01(\x05\x12\x10\n\x08repeated\x18\x06 \x01(\x08\x12\x14\n\x0ctrace_parent\x18\x07 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x08 \x01(\x0c\x12\x0f\n\x07readers\x18\t \x01(\x05J\x04\x08\n\x10\x10\"/\n\x07Renewal\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x05\"B\n\x0c\x43\x61ncellation\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65mand\x18\x03 \x01(\x03\">\n\x07\x44\x65\x63line\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0f\n\x07readers\x18\x03 \x01(\x05\"\x07\n\x05\x44rain\"\x96\x02\n\rEngineMessage\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12)\n\x07publish\x18\x02 \x01(\x0b\x32\x16.restow.v1.PublicationH\x00\x12$\n\x07request\x18\x03 \x01(\x0b\x32\x11.restow.v1.DemandH\x00\x12#\n\x05renew\x18\x04 \x01(\x0b\x32\x12.restow.v1.RenewalH\x00\x12)\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x17.restow.v1.CancellationH\x00\x12%\n\x07\x64\x65\x63line\x18\x06 \x01(\x0b\x32\x12.restow.v1.DeclineH\x00\x12!\n\x05\x64rain\x18\n \x01(\x0b\x32\x10.restow.v1.DrainH\x00\x42\x06\n\x04\x62ody\"b\n\x0eSessionRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.restow.v1.EngineMessage\"\xaa\x01\n\x05\x45nded\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.restow.v1.HandoffState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\r\n\x05\x62ytes\x18\x05 \x01(\x03\x12\x13\n\x0btransfer_us\x18\x06 \x01(\x03\x12\x0e\n\x06\x64\x65mand\x18\x07 \x01(\x03\x12\x11\n\tdelivered\x18\x08 \x01(\x05\"a\n\x07Refused\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"%\n\rSessionOpened\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\t\"\x8b\x01\n\x0b\x45ngineEvent\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.restow.v1.SessionOpenedH\x00\x12!\n\x05\x65nded\x18\x02 \x01(\x0b\x32\x10.restow.v1.EndedH\x00\x12%\n\x07refused\x18\x03 \x01(\x0b\x32\x12.restow.v1.RefusedH\x00\x42\x06\n\x04\x62ody\"9\n\x0fSessionResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.restow.v1.EngineEvent\"c\n\x0ePublishRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12+\n\x0bpublication\x18\x02 \x01(\x0b\x32\x16.restow.v1.Publication\"9\n\x0fPublishResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.restow.v1.HandoffState\"Y\n\x0eRequestRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12!\n\x06\x64\x65mand\x18\x02 \x01(\x0b\x32\x11.restow.v1.Demand\"2\n\x0fRequestResponse\x12\x1f\n\x05\x65nded\x18\x01 \x01(\x0b\x32\x10.restow.v1.Ended\"d\n\rCancelRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12-\n\x0c\x63\x61ncellation\x18\x02 \x01(\x0b\x32\x17.restow.v1.Cancellation\"8\n\x0e\x43\x61ncelResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.restow.v1.HandoffState*\x81\x02\n\x0cHandoffState\x12\x1d\n\x19HANDOFF_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15HANDOFF_STATE_WAITING\x10\x01\x12\x17\n\x13HANDOFF_STATE_READY\x10\x02\x12\x19\n\x15HANDOFF_STATE_STAGING\x10\x03\x12\x19\n\x15HANDOFF_STATE_READING\x10\x04\x12\x16\n\x12HANDOFF_STATE_DONE\x10\x05\x12\x18\n\x14HANDOFF_STATE_FAILED\x10\x06\x12\x19\n\x15HANDOFF_STATE_EXPIRED\x10\x07\x12\x1b\n\x17HANDOFF_STATE_CANCELLED\x10\x08\x32\xc5\x03\n\x06\x42roker\x12U\n\x0eRegisterEngine\x12 .restow.v1.RegisterEngineRequest\x1a!.restow.v1.RegisterEngineResponse\x12[\n\x10UnregisterEngine\x12\".restow.v1.UnregisterEngineRequest\x1a#.restow.v1.UnregisterEngineResponse\x12\x44\n\x07Session\x12\x19.restow.v1.SessionRequest\x1a\x1a.restow.v1.SessionResponse(\x01\x30\x01\x12@\n\x07Publish\x12\x19.restow.v1.PublishRequest\x1a\x1a.restow.v1.PublishResponse\x12@\n\x07Request\x12\x19.restow.v1.RequestRequest\x1a\x1a.restow.v1.RequestResponse\x12=\n\x06\x43\x61ncel\x12\x18.restow.v1.CancelRequest\x1a\x19.restow.v1.CancelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16restow/v1/broker.proto\x12\trestow.v1\x1a\x16restow/v1/layout.proto\"3\n\tEngineRef\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x92\x01\n\x15RegisterEngineRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12!\n\x06layout\x18\x02 \x01(\x0b\x32\x11.restow.v1.Layout\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x11\n\tpublishes\x18\x04 \x01(\x08\x12\x0c\n\x04\x61sks\x18\x05 \x01(\x08\"E\n\x16RegisterEngineResponse\x12\x15\n\rlayout_digest\x18\x01 \x01(\t\x12\x14\n\x0c\x62roker_epoch\x18\x02 \x01(\t\"?\n\x17UnregisterEngineRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\"\x1a\n\x18UnregisterEngineResponse\"B\n\tBlockList\x12\r\n\x05group\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\x05\x12\x11\n\tblock_ids\x18\x03 \x01(\x0c\"\xd1\x01\n\x0bPublication\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12$\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x14.restow.v1.BlockList\x12\x17\n\x0fposition_tokens\x18\x03 \x01(\x05\x12\r\n\x05\x66inal\x18\x04 \x01(\x08\x12\x10\n\x08lease_ms\x18\x05 \x01(\x05\x12\x14\n\x0ctrace_parent\x18\x06 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x07 \x01(\x0c\x12\x10\n\x08repeated\x18\x08 \x01(\x08\x12\x0f\n\x07readers\x18\t \x01(\x05J\x04\x08\n\x10\x10\"\xd4\x01\n\x06\x44\x65mand\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12$\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x14.restow.v1.BlockList\x12\x13\n\x0bheld_tokens\x18\x03 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x04 \x01(\x05\x12\x17\n\x0fposition_tokens\x18\x05 \x01(\x05\x12\x10\n\x08repeated\x18\x06 \x01(\x08\x12\x14\n\x0ctrace_parent\x18\x07 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x08 \x01(\x0c\x12\x0f\n\x07readers\x18\t \x01(\x05J\x04\x08\n\x10\x10\"/\n\x07Renewal\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\x05\"B\n\x0c\x43\x61ncellation\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65mand\x18\x03 \x01(\x03\">\n\x07\x44\x65\x63line\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x0f\n\x07readers\x18\x03 \x01(\x05\"\x07\n\x05\x44rain\"I\n\x08HashForm\x12\x11\n\talgorithm\x18\x01 \x01(\t\x12\x16\n\x0equantum_tokens\x18\x02 \x01(\x05\x12\x12\n\nhash_bytes\x18\x03 \x01(\x05\"8\n\x07HeldRun\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\x12\x0e\n\x06parent\x18\x03 \x01(\x0c\"\x92\x01\n\x08Holdings\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12!\n\x04\x66orm\x18\x02 \x01(\x0b\x32\x13.restow.v1.HashForm\x12\x0c\n\x04salt\x18\x03 \x01(\t\x12 \n\x04held\x18\x04 \x03(\x0b\x32\x12.restow.v1.HeldRun\x12#\n\x07\x65victed\x18\x05 \x03(\x0b\x32\x12.restow.v1.HeldRun\"\xbf\x02\n\rEngineMessage\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12)\n\x07publish\x18\x02 \x01(\x0b\x32\x16.restow.v1.PublicationH\x00\x12$\n\x07request\x18\x03 \x01(\x0b\x32\x11.restow.v1.DemandH\x00\x12#\n\x05renew\x18\x04 \x01(\x0b\x32\x12.restow.v1.RenewalH\x00\x12)\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x17.restow.v1.CancellationH\x00\x12%\n\x07\x64\x65\x63line\x18\x06 \x01(\x0b\x32\x12.restow.v1.DeclineH\x00\x12!\n\x05\x64rain\x18\n \x01(\x0b\x32\x10.restow.v1.DrainH\x00\x12\'\n\x08holdings\x18\x0c \x01(\x0b\x32\x13.restow.v1.HoldingsH\x00\x42\x06\n\x04\x62ody\"b\n\x0eSessionRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12*\n\x08messages\x18\x02 \x03(\x0b\x32\x18.restow.v1.EngineMessage\"\xaa\x01\n\x05\x45nded\x12\x12\n\nhandoff_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.restow.v1.HandoffState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\r\n\x05\x62ytes\x18\x05 \x01(\x03\x12\x13\n\x0btransfer_us\x18\x06 \x01(\x03\x12\x0e\n\x06\x64\x65mand\x18\x07 \x01(\x03\x12\x11\n\tdelivered\x18\x08 \x01(\x05\"a\n\x07Refused\x12\x12\n\nmessage_id\x18\x01 \x01(\x03\x12\x12\n\nhandoff_id\x18\x02 \x01(\t\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"%\n\rSessionOpened\x12\x14\n\x0c\x62roker_epoch\x18\x01 \x01(\t\"\x0e\n\x0cTellHoldings\"\xbd\x01\n\x0b\x45ngineEvent\x12*\n\x06opened\x18\x01 \x01(\x0b\x32\x18.restow.v1.SessionOpenedH\x00\x12!\n\x05\x65nded\x18\x02 \x01(\x0b\x32\x10.restow.v1.EndedH\x00\x12%\n\x07refused\x18\x03 \x01(\x0b\x32\x12.restow.v1.RefusedH\x00\x12\x30\n\rtell_holdings\x18\x06 \x01(\x0b\x32\x17.restow.v1.TellHoldingsH\x00\x42\x06\n\x04\x62ody\"9\n\x0fSessionResponse\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.restow.v1.EngineEvent\"c\n\x0ePublishRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12+\n\x0bpublication\x18\x02 \x01(\x0b\x32\x16.restow.v1.Publication\"9\n\x0fPublishResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.restow.v1.HandoffState\"Y\n\x0eRequestRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12!\n\x06\x64\x65mand\x18\x02 \x01(\x0b\x32\x11.restow.v1.Demand\"2\n\x0fRequestResponse\x12\x1f\n\x05\x65nded\x18\x01 \x01(\x0b\x32\x10.restow.v1.Ended\"d\n\rCancelRequest\x12$\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x14.restow.v1.EngineRef\x12-\n\x0c\x63\x61ncellation\x18\x02 \x01(\x0b\x32\x17.restow.v1.Cancellation\"8\n\x0e\x43\x61ncelResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.restow.v1.HandoffState\"R\n\tModelName\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x14\n\x0cquantisation\x18\x04 \x01(\t\"A\n\x0bPrefixChain\x12\x0e\n\x06hashes\x18\x01 \x01(\x0c\x12\x0c\n\x04salt\x18\x02 \x01(\t\x12\x14\n\x0c\x62\x65low_tokens\x18\x03 \x01(\x05\"\x9f\x01\n\x0b\x46indRequest\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.restow.v1.ModelName\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12!\n\x04\x66orm\x18\x03 \x01(\x0b\x32\x13.restow.v1.HashForm\x12&\n\x06\x63hains\x18\x04 \x03(\x0b\x32\x16.restow.v1.PrefixChain\x12\r\n\x05limit\x18\x05 \x01(\x05\"h\n\x0cPrefixHolder\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\x12\x15\n\rlayout_digest\x18\x03 \x01(\t\x12\x0c\n\x04open\x18\x04 \x01(\x05\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\"7\n\x0b\x46oundPrefix\x12(\n\x07holders\x18\x01 \x03(\x0b\x32\x17.restow.v1.PrefixHolder\"5\n\x0c\x46indResponse\x12%\n\x05\x66ound\x18\x01 \x03(\x0b\x32\x16.restow.v1.FoundPrefix*\x81\x02\n\x0cHandoffState\x12\x1d\n\x19HANDOFF_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15HANDOFF_STATE_WAITING\x10\x01\x12\x17\n\x13HANDOFF_STATE_READY\x10\x02\x12\x19\n\x15HANDOFF_STATE_STAGING\x10\x03\x12\x19\n\x15HANDOFF_STATE_READING\x10\x04\x12\x16\n\x12HANDOFF_STATE_DONE\x10\x05\x12\x18\n\x14HANDOFF_STATE_FAILED\x10\x06\x12\x19\n\x15HANDOFF_STATE_EXPIRED\x10\x07\x12\x1b\n\x17HANDOFF_STATE_CANCELLED\x10\x08\x32\xfe\x03\n\x06\x42roker\x12U\n\x0eRegisterEngine\x12 .restow.v1.RegisterEngineRequest\x1a!.restow.v1.RegisterEngineResponse\x12[\n\x10UnregisterEngine\x12\".restow.v1.UnregisterEngineRequest\x1a#.restow.v1.UnregisterEngineResponse\x12\x44\n\x07Session\x12\x19.restow.v1.SessionRequest\x1a\x1a.restow.v1.SessionResponse(\x01\x30\x01\x12@\n\x07Publish\x12\x19.restow.v1.PublishRequest\x1a\x1a.restow.v1.PublishResponse\x12@\n\x07Request\x12\x19.restow.v1.RequestRequest\x1a\x1a.restow.v1.RequestResponse\x12=\n\x06\x43\x61ncel\x12\x18.restow.v1.CancelRequest\x1a\x19.restow.v1.CancelResponse\x12\x37\n\x04\x46ind\x12\x16.restow.v1.FindRequest\x1a\x17.restow.v1.FindResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'restow.v1.broker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HANDOFFSTATE']._serialized_start=2469
-  _globals['_HANDOFFSTATE']._serialized_end=2726
+  _globals['_HANDOFFSTATE']._serialized_start=3389
+  _globals['_HANDOFFSTATE']._serialized_end=3646
   _globals['_ENGINEREF']._serialized_start=61
   _globals['_ENGINEREF']._serialized_end=112
   _globals['_REGISTERENGINEREQUEST']._serialized_start=115
@@ -58,32 +58,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DECLINE']._serialized_end=1101
   _globals['_DRAIN']._serialized_start=1103
   _globals['_DRAIN']._serialized_end=1110
-  _globals['_ENGINEMESSAGE']._serialized_start=1113
-  _globals['_ENGINEMESSAGE']._serialized_end=1391
-  _globals['_SESSIONREQUEST']._serialized_start=1393
-  _globals['_SESSIONREQUEST']._serialized_end=1491
-  _globals['_ENDED']._serialized_start=1494
-  _globals['_ENDED']._serialized_end=1664
-  _globals['_REFUSED']._serialized_start=1666
-  _globals['_REFUSED']._serialized_end=1763
-  _globals['_SESSIONOPENED']._serialized_start=1765
-  _globals['_SESSIONOPENED']._serialized_end=1802
-  _globals['_ENGINEEVENT']._serialized_start=1805
-  _globals['_ENGINEEVENT']._serialized_end=1944
-  _globals['_SESSIONRESPONSE']._serialized_start=1946
-  _globals['_SESSIONRESPONSE']._serialized_end=2003
-  _globals['_PUBLISHREQUEST']._serialized_start=2005
-  _globals['_PUBLISHREQUEST']._serialized_end=2104
-  _globals['_PUBLISHRESPONSE']._serialized_start=2106
-  _globals['_PUBLISHRESPONSE']._serialized_end=2163
-  _globals['_REQUESTREQUEST']._serialized_start=2165
-  _globals['_REQUESTREQUEST']._serialized_end=2254
-  _globals['_REQUESTRESPONSE']._serialized_start=2256
-  _globals['_REQUESTRESPONSE']._serialized_end=2306
-  _globals['_CANCELREQUEST']._serialized_start=2308
-  _globals['_CANCELREQUEST']._serialized_end=2408
-  _globals['_CANCELRESPONSE']._serialized_start=2410
-  _globals['_CANCELRESPONSE']._serialized_end=2466
-  _globals['_BROKER']._serialized_start=2729
-  _globals['_BROKER']._serialized_end=3182
+  _globals['_HASHFORM']._serialized_start=1112
+  _globals['_HASHFORM']._serialized_end=1185
+  _globals['_HELDRUN']._serialized_start=1187
+  _globals['_HELDRUN']._serialized_end=1243
+  _globals['_HOLDINGS']._serialized_start=1246
+  _globals['_HOLDINGS']._serialized_end=1392
+  _globals['_ENGINEMESSAGE']._serialized_start=1395
+  _globals['_ENGINEMESSAGE']._serialized_end=1714
+  _globals['_SESSIONREQUEST']._serialized_start=1716
+  _globals['_SESSIONREQUEST']._serialized_end=1814
+  _globals['_ENDED']._serialized_start=1817
+  _globals['_ENDED']._serialized_end=1987
+  _globals['_REFUSED']._serialized_start=1989
+  _globals['_REFUSED']._serialized_end=2086
+  _globals['_SESSIONOPENED']._serialized_start=2088
+  _globals['_SESSIONOPENED']._serialized_end=2125
+  _globals['_TELLHOLDINGS']._serialized_start=2127
+  _globals['_TELLHOLDINGS']._serialized_end=2141
+  _globals['_ENGINEEVENT']._serialized_start=2144
+  _globals['_ENGINEEVENT']._serialized_end=2333
+  _globals['_SESSIONRESPONSE']._serialized_start=2335
+  _globals['_SESSIONRESPONSE']._serialized_end=2392
+  _globals['_PUBLISHREQUEST']._serialized_start=2394
+  _globals['_PUBLISHREQUEST']._serialized_end=2493
+  _globals['_PUBLISHRESPONSE']._serialized_start=2495
+  _globals['_PUBLISHRESPONSE']._serialized_end=2552
+  _globals['_REQUESTREQUEST']._serialized_start=2554
+  _globals['_REQUESTREQUEST']._serialized_end=2643
+  _globals['_REQUESTRESPONSE']._serialized_start=2645
+  _globals['_REQUESTRESPONSE']._serialized_end=2695
+  _globals['_CANCELREQUEST']._serialized_start=2697
+  _globals['_CANCELREQUEST']._serialized_end=2797
+  _globals['_CANCELRESPONSE']._serialized_start=2799
+  _globals['_CANCELRESPONSE']._serialized_end=2855
+  _globals['_MODELNAME']._serialized_start=2857
+  _globals['_MODELNAME']._serialized_end=2939
+  _globals['_PREFIXCHAIN']._serialized_start=2941
+  _globals['_PREFIXCHAIN']._serialized_end=3006
+  _globals['_FINDREQUEST']._serialized_start=3009
+  _globals['_FINDREQUEST']._serialized_end=3168
+  _globals['_PREFIXHOLDER']._serialized_start=3170
+  _globals['_PREFIXHOLDER']._serialized_end=3274
+  _globals['_FOUNDPREFIX']._serialized_start=3276
+  _globals['_FOUNDPREFIX']._serialized_end=3331
+  _globals['_FINDRESPONSE']._serialized_start=3333
+  _globals['_FINDRESPONSE']._serialized_end=3386
+  _globals['_BROKER']._serialized_start=3649
+  _globals['_BROKER']._serialized_end=4159
 # @@protoc_insertion_point(module_scope)

@@ -444,6 +444,114 @@ class Drain(google.protobuf.message.Message):
 Global___Drain: typing_extensions.TypeAlias = Drain
 
 @typing.final
+class HashForm(google.protobuf.message.Message):
+    """How tokens become a chain of hashes: one after each quantum, of all tokens before it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALGORITHM_FIELD_NUMBER: builtins.int
+    QUANTUM_TOKENS_FIELD_NUMBER: builtins.int
+    HASH_BYTES_FIELD_NUMBER: builtins.int
+    algorithm: builtins.str
+    """Name of the algorithm, with all that the hashes are made from besides: equal where, and only where,
+    equal tokens have equal hashes. 1 to 64 printable characters.
+    """
+    quantum_tokens: builtins.int
+    """Tokens from one hash to the next: 1 to 16384. It divides the tokens of each block of the engine."""
+    hash_bytes: builtins.int
+    """Bytes of a hash: a multiple of 8, at most 64."""
+    def __init__(
+        self,
+        *,
+        algorithm: builtins.str = ...,
+        quantum_tokens: builtins.int = ...,
+        hash_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "hash_bytes", b"hash_bytes", "quantum_tokens", b"quantum_tokens"]) -> None: ...
+
+Global___HashForm: typing_extensions.TypeAlias = HashForm
+
+@typing.final
+class HeldRun(google.protobuf.message.Message):
+    """Hashes of a chain that follow each other, for one group. Each stands for what the group has of the tokens
+    just before it: the block that ends there (or is filled to there), or a snapshot at that token. Null blocks
+    are held by nobody, and not told.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    PARENT_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Name of the group in the engine's layout."""
+    hashes: builtins.bytes
+    """The hashes, one behind the other."""
+    parent: builtins.bytes
+    """The hash before the first, in the chain: what is told in pieces is kept as one then. Empty: not said."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        hashes: builtins.bytes = ...,
+        parent: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "hashes", b"hashes", "parent", b"parent"]) -> None: ...
+
+Global___HeldRun: typing_extensions.TypeAlias = HeldRun
+
+@typing.final
+class Holdings(google.protobuf.message.Message):
+    """A batch of what an engine has evicted, and of what it holds since: with a session each engine may tell,
+    and is found by it. No page ids: those come with a publication. What an engine has told is forgotten when
+    its stream ends, and when its tenant has told more than it may (--max-holdings-bytes), the oldest first.
+    A batch has no end. One that is refused was heard, and nothing of it counts: CHAIN_INVALID,
+    CHAIN_FORM_DIFFERS, HOLDINGS_INVALID.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    SALT_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
+    EVICTED_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the batch: 1 begins, and what was told before counts no more; then each is one more than the
+    one before it. After another number the broker forgets all of the engine's, and sends TellHoldings.
+    0 is refused.
+    """
+    salt: builtins.str
+    """What else the hashes are kept apart by, such as the salt of a request. Empty: nothing, or it is in the
+    hashes. At most 256 characters.
+    """
+    @property
+    def form(self) -> Global___HashForm:
+        """How the hashes are made; the same in all batches from 1 on."""
+
+    @property
+    def held(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldRun]:
+        """What the engine holds, beside what it held. At most 4096 hashes in all of a batch."""
+
+    @property
+    def evicted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldRun]:
+        """What it held and holds no longer; counts before what it holds. What it never told may be here too."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        form: Global___HashForm | None = ...,
+        salt: builtins.str = ...,
+        held: collections.abc.Iterable[Global___HeldRun] | None = ...,
+        evicted: collections.abc.Iterable[Global___HeldRun] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evicted", b"evicted", "form", b"form", "held", b"held", "number", b"number", "salt", b"salt"]) -> None: ...
+
+Global___Holdings: typing_extensions.TypeAlias = Holdings
+
+@typing.final
 class EngineMessage(google.protobuf.message.Message):
     """One message of an engine."""
 
@@ -456,6 +564,7 @@ class EngineMessage(google.protobuf.message.Message):
     CANCEL_FIELD_NUMBER: builtins.int
     DECLINE_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    HOLDINGS_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -482,6 +591,10 @@ class EngineMessage(google.protobuf.message.Message):
     def drain(self) -> Global___Drain:
         """The engine is about to leave."""
 
+    @property
+    def holdings(self) -> Global___Holdings:
+        """What the engine holds of prefixes."""
+
     def __init__(
         self,
         *,
@@ -492,10 +605,11 @@ class EngineMessage(google.protobuf.message.Message):
         cancel: Global___Cancellation | None = ...,
         decline: Global___Decline | None = ...,
         drain: Global___Drain | None = ...,
+        holdings: Global___Holdings | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "holdings", b"holdings", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "holdings", b"holdings", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 
@@ -631,6 +745,18 @@ class SessionOpened(google.protobuf.message.Message):
 Global___SessionOpened: typing_extensions.TypeAlias = SessionOpened
 
 @typing.final
+class TellHoldings(google.protobuf.message.Message):
+    """Tell all that you hold, from batch 1 on: a batch was lost on its way."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___TellHoldings: typing_extensions.TypeAlias = TellHoldings
+
+@typing.final
 class EngineEvent(google.protobuf.message.Message):
     """One event for an engine."""
 
@@ -639,6 +765,7 @@ class EngineEvent(google.protobuf.message.Message):
     OPENED_FIELD_NUMBER: builtins.int
     ENDED_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    TELL_HOLDINGS_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> Global___SessionOpened:
         """The session is open."""
@@ -651,16 +778,21 @@ class EngineEvent(google.protobuf.message.Message):
     def refused(self) -> Global___Refused:
         """A message was refused."""
 
+    @property
+    def tell_holdings(self) -> Global___TellHoldings:
+        """What the engine holds is to be told again."""
+
     def __init__(
         self,
         *,
         opened: Global___SessionOpened | None = ...,
         ended: Global___Ended | None = ...,
         refused: Global___Refused | None = ...,
+        tell_holdings: Global___TellHoldings | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "opened", b"opened", "refused", b"refused"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "opened", b"opened", "refused", b"refused"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings"] | None: ...
 
 Global___EngineEvent: typing_extensions.TypeAlias = EngineEvent
 
@@ -821,3 +953,176 @@ class CancelResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
 
 Global___CancelResponse: typing_extensions.TypeAlias = CancelResponse
+
+@typing.final
+class ModelName(google.protobuf.message.Message):
+    """Which model a state is of: all four must be equal. As in Layout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    QUANTISATION_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the model. Empty is refused."""
+    revision: builtins.str
+    """Which weights. Empty: not said, which equals nothing else."""
+    adapter: builtins.str
+    """An adapter that all requests go through. Empty: none."""
+    quantisation: builtins.str
+    """How the weights are stored. Empty: not quantised."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        revision: builtins.str = ...,
+        adapter: builtins.str = ...,
+        quantisation: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "name", b"name", "quantisation", b"quantisation", "revision", b"revision"]) -> None: ...
+
+Global___ModelName: typing_extensions.TypeAlias = ModelName
+
+@typing.final
+class PrefixChain(google.protobuf.message.Message):
+    """The hashes of a prompt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HASHES_FIELD_NUMBER: builtins.int
+    SALT_FIELD_NUMBER: builtins.int
+    BELOW_TOKENS_FIELD_NUMBER: builtins.int
+    hashes: builtins.bytes
+    """The hashes after the first, second, ... quantum of tokens, one behind the other: at most 65536."""
+    salt: builtins.str
+    """As in Holdings."""
+    below_tokens: builtins.int
+    """The state must stand before this token: the prompt's length, of which one token at least is to be
+    computed. 0: anywhere in the chain.
+    """
+    def __init__(
+        self,
+        *,
+        hashes: builtins.bytes = ...,
+        salt: builtins.str = ...,
+        below_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["below_tokens", b"below_tokens", "hashes", b"hashes", "salt", b"salt"]) -> None: ...
+
+Global___PrefixChain: typing_extensions.TypeAlias = PrefixChain
+
+@typing.final
+class FindRequest(google.protobuf.message.Message):
+    """Asks who holds how much of some prompts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    CHAINS_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """An engine of the tenant whose model it is. Looked at where no model is set; ENGINE_UNKNOWN."""
+    limit: builtins.int
+    """Holders of each that are told at most. 0: 8. At most 100."""
+    @property
+    def model(self) -> Global___ModelName:
+        """The prompts' model. Not set: that of an engine."""
+
+    @property
+    def form(self) -> Global___HashForm:
+        """How the hashes are made."""
+
+    @property
+    def chains(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PrefixChain]:
+        """The prompts: at most 64, with at most 65536 hashes together."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___ModelName | None = ...,
+        engine_id: builtins.str = ...,
+        form: Global___HashForm | None = ...,
+        chains: collections.abc.Iterable[Global___PrefixChain] | None = ...,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form", "model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chains", b"chains", "engine_id", b"engine_id", "form", b"form", "limit", b"limit", "model", b"model"]) -> None: ...
+
+Global___FindRequest: typing_extensions.TypeAlias = FindRequest
+
+@typing.final
+class PrefixHolder(google.protobuf.message.Message):
+    """An engine that says that it holds a state of a prompt's first tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    LAYOUT_DIGEST_FIELD_NUMBER: builtins.int
+    OPEN_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """Its id."""
+    tokens: builtins.int
+    """So many tokens: all of its groups hold what a state after them needs."""
+    layout_digest: builtins.str
+    """The layout in which it has it."""
+    open: builtins.int
+    """Handoffs of its that have not ended, on either side: how busy it is."""
+    draining: builtins.bool
+    """Whether it takes part in nothing new."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+        tokens: builtins.int = ...,
+        layout_digest: builtins.str = ...,
+        open: builtins.int = ...,
+        draining: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "engine_id", b"engine_id", "layout_digest", b"layout_digest", "open", b"open", "tokens", b"tokens"]) -> None: ...
+
+Global___PrefixHolder: typing_extensions.TypeAlias = PrefixHolder
+
+@typing.final
+class FoundPrefix(google.protobuf.message.Message):
+    """Who holds how much of one prompt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOLDERS_FIELD_NUMBER: builtins.int
+    @property
+    def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PrefixHolder]:
+        """Those with most tokens first; of equals, the less busy. None: nobody that is known of."""
+
+    def __init__(
+        self,
+        *,
+        holders: collections.abc.Iterable[Global___PrefixHolder] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["holders", b"holders"]) -> None: ...
+
+Global___FoundPrefix: typing_extensions.TypeAlias = FoundPrefix
+
+@typing.final
+class FindResponse(google.protobuf.message.Message):
+    """Who holds how much."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: builtins.int
+    @property
+    def found(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FoundPrefix]:
+        """One for each chain, in their order."""
+
+    def __init__(
+        self,
+        *,
+        found: collections.abc.Iterable[Global___FoundPrefix] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["found", b"found"]) -> None: ...
+
+Global___FindResponse: typing_extensions.TypeAlias = FindResponse

@@ -11,6 +11,7 @@ from restow.broker.client.connection.errors import (
     SessionClosedError,
 )
 from restow.broker.client.engine.blocking import BlockingDelivery, BlockingSession
+from restow.broker.client.engine.chains import HashForm, PrefixChain, PrefixHolder, chain_of
 from restow.broker.client.engine.content import ContentChain, content_of
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.session import EngineSession
@@ -28,8 +29,12 @@ __all__ = [
     "EngineSession",
     "ForkedError",
     "HandoffEnded",
+    "HashForm",
     "NoWelcomeError",
     "PagesNotFreeError",
+    "PrefixChain",
+    "PrefixHolder",
     "SessionClosedError",
+    "chain_of",
     "content_of",
 ]

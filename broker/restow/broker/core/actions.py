@@ -96,6 +96,12 @@ class TellEnded(NamedTuple):
     """How many have the state."""
 
 
+class TellHoldings(NamedTuple):
+    """Ask an engine to tell all that it holds, from batch 1 on."""
+
+    engine: EngineKey
+
+
 class SendProgram(NamedTuple):
     """Give an agent a program; the part that ``src_rank`` gathers, if that is set.
 
@@ -242,6 +248,7 @@ class CloseAgent(NamedTuple):
 
 Action = (
     TellEnded
+    | TellHoldings
     | SendProgram
     | SendPeer
     | SendForget

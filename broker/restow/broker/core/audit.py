@@ -26,6 +26,7 @@ def audit(directory: Directory) -> list[str]:
         *_check_members(directory),
         *_check_tenants(directory),
         *_check_quarantine(directory),
+        *_check_prefixes(directory),
     ]
 
 
@@ -223,3 +224,21 @@ def _check_sides(engine: EngineRecord, by_number: dict[int, Handoff]) -> Iterato
         handoff = by_number.get(number)
         if handoff is None or engine not in (handoff.source, handoff.destination):
             yield f"engine {engine.key.engine_id} has no side of handoff number {number}"
+
+
+def _check_prefixes(directory: Directory) -> Iterator[str]:
+    """What is held is counted, and told by engines whose session is open."""
+    prefixes, engines = directory.prefixes, directory.members.engines
+    counted_bytes = sum(one.index.size_bytes for one in prefixes.holders.values())
+    if counted_bytes != prefixes.size_bytes:
+        yield f"holdings take {counted_bytes} bytes, and {prefixes.size_bytes} are counted"
+    for tenant, holders in prefixes.holders.items():
+        for key, teller in holders.tellers.items():
+            engine = engines.get(key)
+            if engine is None or not engine.has_session:
+                yield f"engine {key.engine_id} of {tenant} has no session, and holds something"
+            elif engine.layout.model.identity != teller.model:
+                yield f"engine {key.engine_id} of {tenant} holds what is of another model"
+        slots = {slot for one in holders.tellers.values() for slot in one.slots.values()}
+        if lost := holders.index.counts.keys() - slots - set(holders.gone):
+            yield f"slots {sorted(lost)} of {tenant} hold something, and are nobody's"

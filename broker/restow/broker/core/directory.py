@@ -23,6 +23,7 @@ from restow.broker.core.ledger.ends import told, told_destination
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
+from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.probing.costs import Probing
 from restow.broker.core.probing.examining import Examining
 from restow.broker.core.reports import Reports
@@ -38,16 +39,18 @@ class Directory:
         first_us: int = 1,
         measures: bool = False,
         digests: Digests | None = None,
+        secret: bytes = b"",
     ) -> None:
         """Start empty. ``first_us`` keeps numbers apart from those of another life.
 
         With ``measures`` costs are measured where agents say on which hosts they are. ``digests``
-        None: nobody's content is checked.
+        None: nobody's content is checked. ``secret`` is that of the keys of prefixes.
         """
         self.limits = limits or Limits()
         self.ledger = Ledger(self.limits, first_us)
         self.connections = Connections(self.ledger)
-        self.members = Membership(self.ledger, self.connections)
+        self.prefixes = Prefixes(self.limits, secret)
+        self.members = Membership(self.ledger, self.connections, self.prefixes)
         numbering = Numbering(first_us)
         self.probing = Probing(self.limits, measures, numbering)
         self.examining = Examining(self.limits, numbering)
@@ -286,6 +289,7 @@ class Directory:
             if not handoff.ended:
                 actions += self._late(handoff, now_s)
         actions += self.granting.tick(now_s)
+        self.prefixes.tick()
         more, waiting = self.probing.tick(now_s)
         more += self.examining.tick(now_s)
         more += self.granting.measured(waiting, now_s) + self.members.sweep(now_s)

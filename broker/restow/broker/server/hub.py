@@ -56,7 +56,7 @@ class Hub:
         first_us = secrets.randbits(49)
         self.strategy = member(Strategy, strategy, "strategy")
         measures = self.strategy is Strategy.AUTO and costs is None
-        self.directory = Directory(limits, first_us, measures, digests)
+        self.directory = Directory(limits, first_us, measures, digests, secrets.token_bytes(32))
         self.directory.ledger.fresh_failures = []
         self.costs = costs or CostModel()
         self.measures = measures
@@ -87,6 +87,7 @@ class Hub:
             act.SendPeer: self._send_peer,
             act.SendProbe: self._send_probe,
             act.TellEnded: self._tell_ended,
+            act.TellHoldings: self._tell_holdings,
             act.TellExamined: self._tell_examined,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
@@ -204,6 +205,11 @@ class Hub:
         outbox = self.engines.get(action.engine)
         if outbox is not None:
             orders.fill_ended(outbox.open().events.add().ended, action)
+
+    def _tell_holdings(self, action: act.TellHoldings) -> None:
+        outbox = self.engines.get(action.engine)
+        if outbox is not None:
+            outbox.open().events.add().tell_holdings.SetInParent()
 
     def _tell_calls(self, action: act.TellEnded) -> None:
         """A demand that was refused waits no longer: whatever waits said the same demand."""

@@ -59,6 +59,8 @@ class BrokerSettings(BaseSettings):
     tenant_max_ended: Count | None = None
     tenant_max_engines: Count | None = None
     tenant_max_bytes: Count | None = None
+    max_holdings_bytes: Count = LIMITS.max_holdings_bytes
+    tenant_max_holdings_bytes: Count | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None

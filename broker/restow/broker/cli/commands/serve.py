@@ -149,6 +149,17 @@ def serve(
         int | None,
         typer.Option(help="Bytes kept for one tenant, as of --max-bytes. Default: those of all."),
     ] = None,
+    max_holdings_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of what engines say that they hold of prefixes, about 90 for each hash. "
+            "Default: 1073741824."
+        ),
+    ] = None,
+    tenant_max_holdings_bytes: Annotated[
+        int | None,
+        typer.Option(help="Those of one tenant: it forgets its oldest. Default: those of all."),
+    ] = None,
     tls_cert: Annotated[
         Path | None,
         typer.Option(

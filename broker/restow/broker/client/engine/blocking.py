@@ -12,6 +12,7 @@ from restow.broker.client.connection.errors import SessionClosedError
 from restow.broker.client.connection.loop_thread import LoopThread
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.held_prefixes import Change
 from restow.broker.client.engine.session import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
@@ -162,6 +163,9 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
 
         self._open_thread().call_soon(begin)
         return future
+
+    def _tell(self, change: Change) -> None:
+        self._open_thread().call_soon(self._session._tell, change)
 
     def _ask(self, handoff_id: str, message: pb.EngineMessage) -> BlockingDelivery:
         thread = self._open_thread()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from restow.broker.errors import RequestError
+from restow.broker.errors import ChainInvalidError, RequestError
+from restow.broker.layout.rows import Int64s
 
-_FORM = b"restow content 1\0"
+CONTENT_FORM = "restow content 1"
 _ATTACHMENT = (0xFFFFFFFF).to_bytes(4, "little")
 """No token has this id."""
 MAX_TOKEN_ID = 0xFFFFFFFE
@@ -40,15 +42,41 @@ def content_of(
     >>> content_of([5, 6, 7], 2) == content_of([5, 6, 9], 2) != content_of([5, 6, 7], 3)
     True
     """
-    prefix = token_ids[:position_tokens]
-    if not 0 <= position_tokens == len(prefix):
+    return contents_of(
+        token_ids, [position_tokens], adapter=adapter, salt=salt, attachments=attachments
+    )[0]
+
+
+def contents_of(
+    token_ids: Sequence[int],
+    positions_tokens: Sequence[int],
+    *,
+    adapter: str = "",
+    salt: str = "",
+    attachments: Iterable[tuple[int, bytes]] = (),
+) -> list[bytes]:
+    """Return what `content_of` does for each of ``positions_tokens``, in one pass.
+
+    Raises `ChainInvalidError` for positions that do not rise, and as `content_of`.
+
+    >>> contents_of([5, 6, 7], [1, 3])[1] == content_of([5, 6, 7], 3)
+    True
+    """
+    if any(one >= other for one, other in pairwise(positions_tokens)):
+        raise ChainInvalidError("the positions of a chain must rise", field="positions_tokens")
+    last = positions_tokens[-1] if positions_tokens else 0
+    ids = np.asarray(token_ids[:last], np.int64)
+    if not 0 <= last == len(ids) or any(one < 0 for one in positions_tokens[:1]):
         raise RequestError(
-            f"position_tokens is {position_tokens}, of a prompt of {len(token_ids)} tokens",
+            f"position_tokens is {last}, of a prompt of {len(token_ids)} tokens",
             field="position_tokens",
         )
     chain = ContentChain(adapter=adapter, salt=salt, attachments=attachments)
-    chain.extend(prefix, max(position_tokens, 1))
-    return chain.digest()
+    found = []
+    for position_tokens in positions_tokens:
+        chain.extend(ids[chain.tokens : position_tokens], max(position_tokens, 1))
+        found.append(chain.digest())
+    return found
 
 
 class ContentChain:
@@ -69,7 +97,7 @@ class ContentChain:
         """Begin before any token. ``adapter``, ``salt``, ``attachments``: like `content_of`."""
         self.tokens = 0
         self._attachments = sorted(attachments, reverse=True)
-        self._text = hashlib.sha256(_FORM)
+        self._text = hashlib.sha256(CONTENT_FORM.encode() + b"\0")
         for word in (adapter, salt):
             self._text.update(_with_length(word.encode()))
 
@@ -77,7 +105,7 @@ class ContentChain:
         """Return the name of the state after all tokens so far."""
         return self._text.digest()
 
-    def extend(self, token_ids: Sequence[int], every_tokens: int) -> list[bytes]:
+    def extend(self, token_ids: Sequence[int] | Int64s, every_tokens: int) -> list[bytes]:
         """Add ``token_ids``; return the names at each multiple of ``every_tokens`` among them.
 
         Raises `RequestError` for ids that are no uint32.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.errors import PageRangeError, RequestError
+from restow.broker.client.engine.chains import HashForm, joined
+from restow.broker.client.engine.held_prefixes import Change
+from restow.broker.errors import ChainFormError, PageRangeError, RequestError
 from restow.broker.layout.rows import Int64s
 from restow.broker.rpc import wire
+from restow.broker.rpc.chains import check_form, check_salt
 from restow.broker.rpc.sizes import check_size
 from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
@@ -29,6 +33,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
     def __init__(self, block_counts: Mapping[str, int] | None) -> None:
         """Take ids of a group up to its count, of any other group up to int32."""
         self._block_counts = dict(block_counts or {})
+        self._form: HashForm | None = None
 
     def publish(
         self,
@@ -146,6 +151,62 @@ class EngineWords(ABC, Generic[Published, Asked]):
         """
         declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail), readers=readers)
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
+
+    def hold(
+        self,
+        form: HashForm,
+        group: str,
+        hashes: Iterable[bytes],
+        *,
+        parent: bytes = b"",
+        salt: str = "",
+    ) -> None:
+        """Say that the engine holds blocks or snapshots of ``group``, so that others find them.
+
+        Each of ``hashes`` stands for the block that ends where it does (or is filled to there), or
+        for the snapshot at that token; null blocks are not told. ``parent`` is the hash before the
+        first in its chain, where that is known: what is told in pieces is then kept as one. The
+        session keeps all that is held, and tells it again on each new stream, until it is evicted.
+
+        ``salt`` is what the hashes are kept apart by; empty: nothing, or it is in them. All calls
+        of a session have one ``form``. Raises `ChainFormError` for another, and
+        `ChainInvalidError` for a hash of another size, or a form or salt that no broker takes. What
+        the broker refuses is logged.
+        """
+        self._change(form, group, hashes, salt, True, parent)
+
+    def evict(self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str = "") -> None:
+        """Say that ``group`` holds these ``hashes`` no longer; of what it never held, nothing.
+
+        ``form`` and ``salt`` are as in `hold`, which raises the same.
+        """
+        self._change(form, group, hashes, salt, False)
+
+    def _change(
+        self,
+        form: HashForm,
+        group: str,
+        hashes: Iterable[bytes],
+        salt: str,
+        held: bool,
+        parent: bytes = b"",
+    ) -> None:
+        OWN_PROCESS.check()
+        if form != (self._form or form):
+            raise ChainFormError(
+                f"this session tells of hashes by {self._form}, and these are by {form}: an engine "
+                f"has one form"
+            )
+        listed = tuple(hashes)
+        check_form(**asdict(form))
+        check_salt(salt)
+        joined(form, [parent, *listed] if parent else listed)
+        self._form = form
+        self._tell(Change(form, salt, group, listed, held, parent))
+
+    @abstractmethod
+    def _tell(self, change: Change) -> None:
+        """Say what is held from now on, or no longer."""
 
     @abstractmethod
     def _publish(self, message: pb.EngineMessage, hold_ms: int) -> Published:

@@ -20,6 +20,7 @@ from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.held_prefixes import Change, HeldPrefixes
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.client.engine.registration import Registration
 from restow.broker.errors import RestowError
@@ -80,6 +81,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             self.address, self._credentials, self.ref, layout, publishes=publishes, asks=asks
         )
         self._handoffs = OpenHandoffs(self._send)
+        self._held = HeldPrefixes(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
@@ -200,6 +202,9 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     def _publish(self, message: pb.EngineMessage, hold_ms: int) -> asyncio.Future[HandoffEnded]:
         return self._handoffs.publish(message, hold_ms)
 
+    def _tell(self, change: Change) -> None:
+        self._held.tell(change)
+
     def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
         return self._handoffs.ask(handoff_id, message)
 
@@ -258,8 +263,12 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                         self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
                     elif body == "refused":
                         self._handoffs.refuse(event.refused)
+                    elif body == "tell_holdings":
+                        self._outbox.extend(self._held.everything())
+                        self._wake.set()
                     elif body == "opened" and writer is None:
-                        self._outbox = deque(self._handoffs.everything())
+                        said = (*self._handoffs.everything(), *self._held.everything())
+                        self._outbox = deque(said)
                         if self._draining:  # what was said before that is not refused
                             self._outbox.append(pb.EngineMessage(drain=pb.Drain()))
                         self._opened.set()

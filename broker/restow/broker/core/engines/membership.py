@@ -18,6 +18,7 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.ledger.table import MAX_ID_LENGTH
+from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.errors import (
     DirectoryFullError,
     EngineConnectedError,
@@ -60,8 +61,9 @@ def check_names(key: EngineKey, incarnation: str) -> None:
 class Membership:
     """The engines that are registered."""
 
-    def __init__(self, ledger: Ledger, connections: Connections) -> None:
+    def __init__(self, ledger: Ledger, connections: Connections, prefixes: Prefixes) -> None:
         """Start empty."""
+        self._prefixes = prefixes
         self.engines: dict[EngineKey, EngineRecord] = {}
         self._ledger = ledger
         self._limits = ledger.limits
@@ -207,6 +209,7 @@ class Membership:
         del pool[engine.key]
         if not pool:
             del self.pools[pool_of(engine)]
+        self._prefixes.forget(engine.key)
         self._ledger.quarantine.forget(engine)
         self._ledger.flow.forget(engine.key)
         actions: list[Action] = []
@@ -232,11 +235,13 @@ class Membership:
         return actions
 
     def session_opened(self, engine: EngineRecord) -> None:
-        """An engine speaks."""
+        """An engine speaks, and tells what it holds on this stream anew."""
+        self._prefixes.forget(engine.key)
         engine.has_session = True
 
     def session_closed(self, engine: EngineRecord, now_s: float) -> None:
         """An engine's stream broke; its leases and its patience run on."""
+        self._prefixes.forget(engine.key)
         engine.has_session = False
         engine.last_seen_s = now_s
 

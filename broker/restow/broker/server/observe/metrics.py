@@ -41,6 +41,7 @@ class DirectoryCollector(Collector):
         yield InfoMetricFamily("restow_broker", "The broker.", {"version": own_version()})
         yield from self._members()
         yield from self._handoffs()
+        yield from self._prefixes()
         yield from self._refusals()
         yield from self._work()
 
@@ -134,6 +135,22 @@ class DirectoryCollector(Collector):
             "Handoffs that failed because digests differed.",
             ledger.checks.mismatches,
         )
+
+    def _prefixes(self) -> Iterator[Metric]:
+        prefixes = self._hub.directory.prefixes
+        holders = prefixes.holders.values()
+        told = sum(len(one.tellers) for one in holders)
+        yield _gauge("holding_engines", "Engines that tell what they hold of prefixes.", told)
+        hashes = sum(len(one.index) for one in holders)
+        yield _gauge("held_hashes", "Different hashes that any engine holds.", hashes)
+        yield _gauge("holdings_bytes", "About what these take.", prefixes.size_bytes)
+        for name, words, count in (
+            ("holdings_forgotten", "Holdings forgotten for want of room.", prefixes.forgotten),
+            ("holdings_told_again", "Times an engine was to tell all again.", prefixes.told_again),
+            ("prefixes_asked", "Chains that were asked for.", prefixes.asked),
+            ("prefixes_found", "Those of them of which somebody held a state.", prefixes.found),
+        ):
+            yield CounterMetricFamily(f"restow_{name}", words, count)
 
     def _refusals(self) -> Iterator[Metric]:
         statistics = self._hub.directory.ledger.statistics

@@ -30,6 +30,7 @@ from restow.broker.server.services.admin_messages import (
     whole_story,
 )
 from restow.broker.server.services.admin_status import add_traffic, broker_status
+from restow.broker.server.services.prefix_messages import engine_holdings, tenant_holdings
 from restow.broker.trust.errors import ForbiddenError
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc
@@ -85,6 +86,24 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 for key, engine in sorted(engines.items())
                 if tenant in (None, key.tenant)
             ]
+        )
+
+    async def ListHoldings(
+        self, request: pb.ListHoldingsRequest, context: Context
+    ) -> pb.ListHoldingsResponse:
+        """What engines of the tenants that are asked for say that they hold."""
+        tenant, prefixes = listed_tenant(context), self._hub.directory.prefixes
+        held = sorted(one for one in prefixes.holders.items() if tenant in (None, one[0]))
+        return pb.ListHoldingsResponse(
+            engines=[
+                engine_holdings(teller, holders)
+                for _, holders in held
+                for _, teller in sorted(holders.tellers.items())
+            ],
+            tenants=[
+                tenant_holdings(name, holders, prefixes.limit_bytes(holders))
+                for name, holders in held
+            ],
         )
 
     async def ListAgents(

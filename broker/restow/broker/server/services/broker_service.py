@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from restow.broker.core import actions as act
+from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.errors import RequestError, RestowError, SessionReplacedError
 from restow.broker.rpc.layout_bytes import bytes_as_values
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
-from restow.broker.server.gate.callers import Context, caller_of, engine_key
+from restow.broker.server.gate.callers import Context, caller_of, engine_key, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import tell_engine, tell_registered
 from restow.broker.server.orders import STATE_NUMBERS
@@ -25,6 +26,13 @@ from restow.broker.server.services.checked_messages import (
     wish_of,
 )
 from restow.broker.server.services.hearing import hear_stream
+from restow.broker.server.services.prefix_messages import (
+    batch_of,
+    chains_of,
+    fill_found,
+    limit_of,
+    model_of,
+)
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
@@ -128,7 +136,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
 
     def _hear(
         self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
-    ) -> None:
+    ) -> bool:
+        """Hear one message, and say whether that took long."""
         hub = self._hub
         try:
             actions = self._apply(engine, message, now_s)
@@ -160,6 +169,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             refused.detail = cut(error.message)
             if body == "publish":
                 self._tell_refused(engine, handoff_id, error)
+        return message.HasField("holdings")
 
     def _apply(
         self, engine: EngineRecord, message: pb.EngineMessage, now_s: float
@@ -195,6 +205,13 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 message.message_id,
                 readers_of(decline.readers),
             )
+        if body == "holdings":
+            try:
+                batch = batch_of(message.holdings)
+            except RestowError:
+                directory.prefixes.skip(engine.key, message.holdings.number)
+                raise
+            return directory.prefixes.hear(engine, batch)
         if body == "drain":
             directory.members.drain(engine, True, now_s)
             return []
@@ -250,6 +267,24 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         )
         state = hub.directory.ledger.find_of(engine, cancel.handoff_id, hub.now_s()).state
         return pb.CancelResponse(state=STATE_NUMBERS[state])
+
+    async def Find(self, request: pb.FindRequest, context: Context) -> pb.FindResponse:
+        """Who of the caller's tenant holds how much of some prompts."""
+        hub, tenant = self._hub, tenant_of(context)
+        members, prefixes = hub.directory.members, hub.directory.prefixes
+        if request.HasField("model"):
+            model = model_of(request.model)
+        else:
+            model = members.find(EngineKey(tenant, request.engine_id)).layout.model.identity
+        limit = limit_of(request.limit)
+        response = pb.FindResponse()
+        for chain in chains_of(request, model):
+            held = [
+                (members.engines[one.engine], one.tokens) for one in prefixes.find(tenant, chain)
+            ]
+            fill_found(response.found.add(), held, limit)
+            await asyncio.sleep(0)  # a chain may be long: others have their turn
+        return response
 
     def _tell_refused(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Let D know that what it waits for will not come."""

@@ -1,0 +1,126 @@
+"""Chains: prompts by the hashes of their beginnings, and who holds how much of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from restow.broker.client.engine.content import CONTENT_FORM, contents_of
+from restow.broker.errors import ChainFormError, ChainInvalidError
+from restow.v1 import broker_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class HashForm:
+    """Says how tokens become hashes: engines find each other's prefixes if all three are equal."""
+
+    algorithm: str
+    """Its name, with all that the hashes are made from besides: a seed, say."""
+    quantum_tokens: int
+    """Tokens from one hash to the next."""
+    hash_bytes: int = 32
+    """Of each: a multiple of 8, at most 64."""
+
+
+def joined(form: HashForm, hashes: Iterable[bytes]) -> bytes:
+    """Return the hashes, one behind the other. Raises `ChainInvalidError` for another size."""
+    listed = list(hashes)
+    for one in listed:
+        if len(one) != form.hash_bytes:
+            raise ChainInvalidError(
+                f"a hash has {len(one)} bytes; by {form.algorithm!r} it has {form.hash_bytes}",
+                field="hashes",
+            )
+    return b"".join(listed)
+
+
+def form_to_proto(form: HashForm) -> pb.HashForm:
+    """Return the form as it is said to a broker."""
+    return pb.HashForm(**asdict(form))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChain:
+    """Names a prompt by its hashes: after the first quantum of tokens, the second, and so on."""
+
+    form: HashForm
+    """How they are made."""
+    hashes: tuple[bytes, ...]
+    """All of one size."""
+    below_tokens: int = 0
+    """A state must stand before that token: the prompt's length. 0: anywhere in the chain."""
+    salt: str = ""
+    """What the hashes are kept apart by. Empty: nothing, or it is in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHolder:
+    """Says what an engine holds of a prompt. A hint: it may be gone since."""
+
+    engine_id: str
+    """Who it is."""
+    tokens: int
+    """It holds the state after so many tokens, in all of its groups."""
+    layout_digest: str
+    """The layout in which it has it."""
+    open: int
+    """Handoffs of its that have not ended."""
+    draining: bool
+    """Whether it takes part in nothing new."""
+
+
+Holders = list[list[PrefixHolder]]
+
+
+def chain_of(
+    token_ids: Sequence[int],
+    quantum_tokens: int = 16,
+    *,
+    adapter: str = "",
+    salt: str = "",
+    attachments: Iterable[tuple[int, bytes]] = (),
+) -> PrefixChain:
+    """Return the chain of ``token_ids``, for engines without hashes of their own.
+
+    There is a hash after every ``quantum_tokens``: what `content_of` returns for that many tokens,
+    of the same ``adapter``, ``salt`` and ``attachments``. So a state that is found by it may be
+    asked for with it as its ``content``.
+
+    >>> chain_of(range(40)).below_tokens, len(chain_of(range(40)).hashes)
+    (40, 2)
+    """
+    ends = range(quantum_tokens, len(token_ids) + 1, quantum_tokens)
+    hashes = contents_of(token_ids, ends, adapter=adapter, salt=salt, attachments=attachments)
+    return PrefixChain(HashForm(CONTENT_FORM, quantum_tokens), tuple(hashes), len(token_ids))
+
+
+def find_request(
+    chains: Sequence[PrefixChain], engine_id: str, model: pb.ModelName | None, limit: int
+) -> pb.FindRequest:
+    """Return the message that asks for chains. Raises `ChainFormError`, `ChainInvalidError`."""
+    forms = {one.form for one in chains}
+    if len(forms) > 1:
+        raise ChainFormError("the chains of one call have one form: ask for others by themselves")
+    return pb.FindRequest(
+        model=model,
+        engine_id=engine_id,
+        form=next((form_to_proto(one) for one in forms), None),
+        chains=[
+            pb.PrefixChain(
+                hashes=joined(one.form, one.hashes), salt=one.salt, below_tokens=one.below_tokens
+            )
+            for one in chains
+        ],
+        limit=limit,
+    )
+
+
+def holders_of(response: pb.FindResponse) -> Holders:
+    """Return who holds how much of each chain: those with most first."""
+    return [
+        [
+            PrefixHolder(one.engine_id, one.tokens, one.layout_digest, one.open, one.draining)
+            for one in found.holders
+        ]
+        for found in response.found
+    ]

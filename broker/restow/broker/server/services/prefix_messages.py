@@ -1,0 +1,155 @@
+"""Holdings and chains, bounded where they enter; who holds what, as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain as joined
+
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.prefix.holders import Holders
+from restow.broker.core.prefix.teller import Teller
+from restow.broker.core.prefix.words import (
+    MAX_CHAIN_HASHES,
+    MAX_CHAINS,
+    Batch,
+    Chain,
+    HashForm,
+    Run,
+)
+from restow.broker.errors import ChainInvalidError, HoldingsError, RequestError
+from restow.broker.layout.values import ModelIdentity
+from restow.broker.rpc.chains import MAX_BATCH_HASHES, check_form, check_salt
+from restow.v1 import admin_pb2
+from restow.v1 import broker_pb2 as pb
+
+DEFAULT_HOLDERS, MAX_HOLDERS = 8, 100
+
+
+def form_of(form: pb.HashForm) -> HashForm:
+    """How hashes are made. Raises `ChainInvalidError` for what no chain can be made by."""
+    check_form(form.algorithm, form.quantum_tokens, form.hash_bytes)
+    return HashForm(form.algorithm, form.quantum_tokens, form.hash_bytes)
+
+
+def batch_of(holdings: pb.Holdings) -> Batch:
+    """A batch of an engine's. Raises `ChainInvalidError` and `HoldingsError`."""
+    if holdings.number < 1:
+        raise HoldingsError(f"number is {holdings.number}; batches count from 1", field="number")
+    form = form_of(holdings.form)
+    check_salt(holdings.salt)
+    runs = joined(holdings.held, holdings.evicted)
+    count = sum(len(run.hashes) for run in runs) // form.hash_bytes
+    if count > MAX_BATCH_HASHES:
+        raise HoldingsError(
+            f"batch {holdings.number} has {count} hashes; one has at most {MAX_BATCH_HASHES}: tell "
+            f"them in several",
+            field="held",
+        )
+    return Batch(
+        holdings.number,
+        form,
+        holdings.salt,
+        _runs_of(holdings.held, form),
+        _runs_of(holdings.evicted, form),
+    )
+
+
+def _runs_of(runs: Iterable[pb.HeldRun], form: HashForm) -> tuple[Run, ...]:
+    for run in runs:
+        _check_size(run.hashes, form)
+        if len(run.parent) not in (0, form.hash_bytes):
+            raise ChainInvalidError(
+                f"a parent has {len(run.parent)} bytes; it is one hash, of {form.hash_bytes}, or "
+                f"empty",
+                field="parent",
+            )
+    return tuple(Run(run.group, run.hashes, run.parent) for run in runs if run.hashes)
+
+
+def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
+    """What is asked for. Raises `ChainInvalidError`."""
+    form = form_of(request.form)
+    if len(request.chains) > MAX_CHAINS:
+        raise ChainInvalidError(
+            f"{len(request.chains)} chains; a call has at most {MAX_CHAINS}", field="chains"
+        )
+    count = sum(len(one.hashes) for one in request.chains) // form.hash_bytes
+    if count > MAX_CHAIN_HASHES:
+        raise ChainInvalidError(
+            f"the chains have {count} hashes; a call has at most {MAX_CHAIN_HASHES}: ask by a "
+            f"larger quantum, or for the beginning",
+            field="chains",
+        )
+    for one in request.chains:
+        _check_size(one.hashes, form)
+        check_salt(one.salt)
+        if one.below_tokens < 0:
+            raise ChainInvalidError(
+                f"below_tokens {one.below_tokens} must not be negative", field="below_tokens"
+            )
+    return [Chain(model, form, one.salt, one.hashes, one.below_tokens) for one in request.chains]
+
+
+def limit_of(limit: int) -> int:
+    """How many holders are told. Raises `RequestError`."""
+    if not 0 <= limit <= MAX_HOLDERS:
+        raise RequestError(f"limit is {limit}; it must be 0 to {MAX_HOLDERS}", field="limit")
+    return limit or DEFAULT_HOLDERS
+
+
+def model_of(model: pb.ModelName) -> ModelIdentity:
+    """The model that is asked for by name. Raises `RequestError` for none."""
+    if not model.name:
+        raise RequestError("name a model, or an engine whose model it is", field="model")
+    return ModelIdentity(model.name, model.revision, model.adapter, model.quantisation)
+
+
+def _check_size(hashes: bytes, form: HashForm) -> None:
+    if len(hashes) % form.hash_bytes:
+        raise ChainInvalidError(
+            f"{len(hashes)} bytes of hashes are no multiple of the {form.hash_bytes} that each has",
+            field="hashes",
+        )
+
+
+def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limit: int) -> None:
+    """Who holds how many tokens: ``limit`` of those with most, and of equals of the less busy."""
+    held.sort(key=lambda one: (-one[1], one[0].draining, len(one[0].handoffs), one[0].key))
+    for engine, tokens in held[:limit]:
+        holder = found.holders.add()
+        holder.engine_id = engine.key.engine_id
+        holder.tokens = tokens
+        holder.layout_digest = engine.layout_digest
+        holder.open = len(engine.handoffs)
+        holder.draining = engine.draining
+
+
+def engine_holdings(teller: Teller, holders: Holders) -> admin_pb2.EngineHoldings:
+    """What an engine holds of each group."""
+    counts, tokens = holders.count(teller), teller.form.quantum_tokens
+    return admin_pb2.EngineHoldings(
+        tenant=teller.engine.tenant,
+        engine_id=teller.engine.engine_id,
+        form=pb.HashForm(**teller.form._asdict()),
+        batches=teller.heard,
+        groups=[
+            admin_pb2.GroupHoldings(
+                group=rule.name,
+                count=counts[rule.name],
+                block_tokens=rule.block_quanta * tokens,
+                window_tokens=rule.window_quanta * tokens,
+            )
+            for rule in teller.rules
+        ],
+    )
+
+
+def tenant_holdings(tenant: str, holders: Holders, limit_bytes: int) -> admin_pb2.TenantHoldings:
+    """What those of a tenant take."""
+    return admin_pb2.TenantHoldings(
+        tenant=tenant,
+        hashes=len(holders.index),
+        bytes=holders.index.size_bytes,
+        limit_bytes=limit_bytes,
+        forgotten=holders.forgotten,
+    )
