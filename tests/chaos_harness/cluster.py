@@ -140,7 +140,7 @@ class Cluster:
         """A new life."""
         self.lives[side] += 1
         made = layout(tp, conv, page_tokens)
-        host, other = side.lower(), {"P": "d", "D": "p"}[side]
+        host, other = side.lower(), "d" if side == "P" else "p"
         device = self._hosts.device(host, other) if self._hosts is not None else "lo"
         environment = {"UCX_TLS": self._transports, "UCX_NET_DEVICES": device}
         name = f"life{self.lives[side]}"
@@ -192,8 +192,8 @@ class Cluster:
     def prefill(self, prompt: Prompt) -> None:
         self._begin("P", prompt)
 
-    def decode(self, prompt: Prompt) -> None:
-        self._begin("D", prompt)
+    def decode(self, prompt: Prompt, side: str = "D") -> None:
+        self._begin(side, prompt)
 
     def _begin(self, side: str, prompt: Prompt) -> None:
         engine = self.engines[side]
@@ -215,7 +215,8 @@ class Cluster:
             name, stamps = what
             right = found.stamps.get(name, set())
             if len(stamps) != 1 or not stamps <= right:
-                found.violations.append(f"{name} is DONE at D with {stamps} instead of {right}")
+                words = f"{name} is DONE at {side} with {stamps} instead of {right}"
+                found.violations.append(words)
         elif word == "over":
             name, state, reason, late_s = what
             engine.pending.pop(name, None)

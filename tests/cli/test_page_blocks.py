@@ -70,6 +70,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "from restow.broker.client import EngineSession": Run(),
         "from restow.agents import AsyncAgent, RegionMemory": Run(),
         "# P gives up after its first chunk.": Run(),
+        "# P gives up what it has published for two.": Run(),
         "from restow.broker.client import content_of": Run(),
         "from restow.broker.client import AdminClient": Run(),
         "from restow.broker.client import AdminClient, BlockingSession": Run(),

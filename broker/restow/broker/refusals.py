@@ -20,9 +20,10 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Have the router give each prompt an id that was never used, also when it tries again.",
         ),
         "HANDOFF_OWNED": Advice(
-            "Another engine has this side of the handoff: it published or asked first.",
-            "Have the router send an id to one P and one D; of two engines with one id, see "
-            "ENGINE_REPLACED.",
+            "Another engine has this side of the handoff: it published or asked first, or all "
+            "readers that P named have the state.",
+            "Have the router send an id to one P and one D, or tell P how many D's there are "
+            "(`readers`); of two engines with one id, see ENGINE_REPLACED.",
         ),
         "HANDOFF_UNKNOWN": Advice(
             "The broker knows no handoff of that id that the engine has a side of: it ended long "
