@@ -172,7 +172,7 @@ class Prefixes:
             and (not chain.below_tokens or one.position_tokens < chain.below_tokens)
         ]
         at_ends = b"".join(one.hashed for one in ends)
-        tails = self._keyer.keys(chain.model, form, chain.salt, at_ends)
+        tails = self._keyer.keys(chain.model, form, chain.salt, at_ends) if ends else keys
         held = holders.find(pool, keys, tails, [one.position_tokens for one in ends])
         self.found += bool(held)
         return held
