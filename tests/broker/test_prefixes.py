@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,22 @@ async def test_the_longest_state_that_all_groups_hold_is_found() -> None:
         session.evict(FORM, "state", [PROMPT.hashes[3], b"\1" * 32])
         await heard(running, "e", 4)
         assert await found(running) == {}
+
+
+async def test_a_state_is_found_at_the_very_token_where_a_reply_ended() -> None:
+    turn = chain_of(range(1, 165), ends_tokens=[70, 75, 161])
+    ended = dict(turn.ends)
+    async with broker() as running, engine(running.address, "e") as (session, _):
+        hold(session, 4, [2, 4])
+        session.hold(FORM, "attention", [ended[70], ended[75]])
+        session.hold(FORM, "state", [ended[75], ended[161]])
+        await heard(running, "e", 4)
+        assert await found(running) == {"e": 64}
+        assert await found(running, turn) == {"e": 75}
+        assert await found(running, replace(turn, below_tokens=75)) == {"e": 64}
+        session.evict(FORM, "attention", PROMPT.hashes[2:3])
+        await heard(running, "e", 5)
+        assert await found(running, turn) == {"e": 32}
 
 
 async def test_a_snapshot_without_attention_and_attention_without_a_snapshot_are_no_state() -> None:
@@ -308,6 +325,17 @@ BAD_QUESTIONS: dict[str, list[dict[str, Any]]] = {
         {"chains": [pb.PrefixChain(hashes=b"x" * 31)]},
         {"chains": [pb.PrefixChain(hashes=b"x" * 32, below_tokens=-1)]},
         {"chains": [pb.PrefixChain()] * 65},
+        *(
+            {"chains": [pb.PrefixChain(ends=[pb.ChainEnd(**end) for end in ends])]}
+            for ends in (
+                [{"position_tokens": 20, "hash": b"x" * 32}] * 2,
+                [{"position_tokens": at, "hash": b"x" * 32} for at in (20, 19)],
+                [{"position_tokens": -20, "hash": b"x" * 32}],
+                [{"position_tokens": 32, "hash": b"x" * 32}],
+                [{"position_tokens": 20, "hash": b"x" * 31}],
+                [{"position_tokens": at, "hash": b"x" * 32} for at in range(80) if at % 16],
+            )
+        ),
         {"chains": [pb.PrefixChain(hashes=b"x" * 32 * 40_000)] * 2},
         {"form": pb.HashForm(algorithm="x", quantum_tokens=16, hash_bytes=72)},
     ],

@@ -17,7 +17,7 @@ from restow.broker.core.prefix.holders import Holders
 from restow.broker.core.prefix.index import HASH_BYTES
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.prefix.rules import SNAPSHOT, GroupRule, longest, rules_of
-from restow.broker.core.prefix.words import Batch, Chain, HashForm, Held, Run
+from restow.broker.core.prefix.words import Batch, Chain, ChainEnd, HashForm, Held, Run
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,
@@ -44,6 +44,13 @@ def chain_hashes(number: int, count: int = LENGTH) -> list[bytes]:
     ]
 
 
+def chain_end(number: int, quanta: int) -> bytes:
+    """The hash of chain ``number`` two tokens behind so many quanta."""
+    parts = [0, 3, 9, 17][number]
+    of = 0 if quanta < parts or not number else number
+    return hashlib.sha256(f"{of}:{quanta}:end".encode()).digest()[:8]
+
+
 def naive(rules: tuple[GroupRule, ...], held: dict[str, set[int]], count: int) -> int:
     """The longest state, by the words of the rule: token by token, block by block."""
     for length in range(count, 0, -1):
@@ -62,6 +69,15 @@ def _has(one: GroupRule, ends: set[int], length: int) -> bool:
         if needed and end not in ends:
             return False
     return True
+
+
+def _reaches(one: GroupRule, ends: set[int], quanta: int) -> bool:
+    """Whether all is held that a state behind so many quanta needs before them."""
+    if one.block_quanta == SNAPSHOT:
+        return True
+    first = quanta - one.window_quanta if one.window_quanta else 0
+    blocks = range(one.block_quanta, quanta + 1, one.block_quanta)
+    return all(end in ends for end in blocks if end > first)
 
 
 group_rules = st.one_of(
@@ -172,6 +188,19 @@ class Histories(RuleBasedStateMachine):
         groups = sorted(ENGINES[engine].block_tokens)
         self._say(engine, salt, [Run(group, run, parent) for group in groups], [])
 
+    @rule(
+        engine=engines,
+        chain=chains,
+        salt=salts,
+        quanta=st.integers(0, LENGTH),
+        in_all=st.booleans(),
+    )
+    def hold_an_end(self, engine: int, chain: int, salt: str, quanta: int, in_all: bool) -> None:
+        """An engine holds what it has two tokens behind so many quanta, in a group or in all."""
+        groups = sorted(ENGINES[engine].block_tokens)
+        held = [Run(group, chain_end(chain, quanta)) for group in groups]
+        self._say(engine, salt, held if in_all else held[:1], [])
+
     @rule(engine=engines, chain=chains, salt=salts, places=st.sets(st.integers(0, LENGTH - 1)))
     def evict(self, engine: int, chain: int, salt: str, places: set[int]) -> None:
         """An engine evicts blocks of one group, wherever they are."""
@@ -216,7 +245,11 @@ class Histories(RuleBasedStateMachine):
 
     def _check(self, tenant: str, model: ModelIdentity, salt: str, chain: int) -> None:
         hashes = chain_hashes(chain)
-        asked = Chain(model, FORM, salt, b"".join(hashes))
+        ends = tuple(
+            ChainEnd(quanta * FORM.quantum_tokens + 2, chain_end(chain, quanta))
+            for quanta in range(LENGTH + 1)
+        )
+        asked = Chain(model, FORM, salt, b"".join(hashes), ends=ends)
         found = {one.engine: one.tokens for one in self.prefixes.find(tenant, asked)}
         for number, told in self.book.items():
             key = ENGINES[number].key
@@ -229,6 +262,14 @@ class Histories(RuleBasedStateMachine):
                 if of_salt == salt
             }
             longest_here = naive(told.rules, held, LENGTH) * FORM.quantum_tokens
+            for position_tokens, hashed in ends:
+                quanta = position_tokens // FORM.quantum_tokens
+                if all(
+                    hashed in told.held.get((salt, one.name), ())
+                    and _reaches(one, held.get(one.name, set()), quanta)
+                    for one in told.rules
+                ):
+                    longest_here = max(longest_here, position_tokens)
             if told.heard:
                 assert found.get(key, 0) == longest_here
 

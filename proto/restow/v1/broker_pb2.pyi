@@ -474,8 +474,9 @@ Global___HashForm: typing_extensions.TypeAlias = HashForm
 @typing.final
 class HeldRun(google.protobuf.message.Message):
     """Hashes of a chain that follow each other, for one group. Each stands for what the group has of the tokens
-    just before it: the block that ends there (or is filled to there), or a snapshot at that token. Null blocks
-    are held by nobody, and not told.
+    just before it: the block that ends there (or is filled to there), or a snapshot at that token. A state that
+    stands between two quanta is told by the hash of all tokens before it, alike in all groups. Null blocks are
+    held by nobody, and not told.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -985,6 +986,28 @@ class ModelName(google.protobuf.message.Message):
 Global___ModelName: typing_extensions.TypeAlias = ModelName
 
 @typing.final
+class ChainEnd(google.protobuf.message.Message):
+    """A hash of a prompt's tokens up to one that is no multiple of the quantum."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
+    position_tokens: builtins.int
+    """So many tokens. A multiple of the quantum is refused: its hash is in the chain."""
+    hash: builtins.bytes
+    """Hash of all of them, by the chain's algorithm."""
+    def __init__(
+        self,
+        *,
+        position_tokens: builtins.int = ...,
+        hash: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hash", b"hash", "position_tokens", b"position_tokens"]) -> None: ...
+
+Global___ChainEnd: typing_extensions.TypeAlias = ChainEnd
+
+@typing.final
 class PrefixChain(google.protobuf.message.Message):
     """The hashes of a prompt."""
 
@@ -993,6 +1016,7 @@ class PrefixChain(google.protobuf.message.Message):
     HASHES_FIELD_NUMBER: builtins.int
     SALT_FIELD_NUMBER: builtins.int
     BELOW_TOKENS_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
     hashes: builtins.bytes
     """The hashes after the first, second, ... quantum of tokens, one behind the other: at most 65536."""
     salt: builtins.str
@@ -1001,14 +1025,21 @@ class PrefixChain(google.protobuf.message.Message):
     """The state must stand before this token: the prompt's length, of which one token at least is to be
     computed. 0: anywhere in the chain.
     """
+    @property
+    def ends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChainEnd]:
+        """Other tokens at which a state may stand, such as where an earlier reply ended: at most 64, each further
+        on than the one before it.
+        """
+
     def __init__(
         self,
         *,
         hashes: builtins.bytes = ...,
         salt: builtins.str = ...,
         below_tokens: builtins.int = ...,
+        ends: collections.abc.Iterable[Global___ChainEnd] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["below_tokens", b"below_tokens", "hashes", b"hashes", "salt", b"salt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["below_tokens", b"below_tokens", "ends", b"ends", "hashes", b"hashes", "salt", b"salt"]) -> None: ...
 
 Global___PrefixChain: typing_extensions.TypeAlias = PrefixChain
 

@@ -70,9 +70,9 @@ def chain_from(value: Any, quantum_tokens: int) -> PrefixChain:
         hashes = tuple(bytes.fromhex(one) for one in value["hashes"])
         given = {name: value[name] for name in FORM if name in value}
         given.setdefault("hash_bytes", len(hashes[0]) if hashes else 32)
-        return PrefixChain(
-            HashForm(**given), hashes, value.get("below_tokens", 0), value.get("salt", "")
-        )
+        ends = tuple((at, bytes.fromhex(one)) for at, one in value.get("ends", ()))
+        below_tokens, salt = value.get("below_tokens", 0), value.get("salt", "")
+        return PrefixChain(HashForm(**given), hashes, below_tokens, salt, ends)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ChainInvalidError(
             f"no chain: {error!r}. Write token ids as a list, or an object with algorithm, "

@@ -51,6 +51,9 @@ class PrefixChain:
     """A state must stand before that token: the prompt's length. 0: anywhere in the chain."""
     salt: str = ""
     """What the hashes are kept apart by. Empty: nothing, or it is in them."""
+    ends: tuple[tuple[int, bytes], ...] = ()
+    """Other tokens at which a state may stand, such as where a reply ended, each further on than
+    the one before: their number, and the hash of all before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +82,30 @@ def chain_of(
     adapter: str = "",
     salt: str = "",
     attachments: Iterable[tuple[int, bytes]] = (),
+    ends_tokens: Sequence[int] = (),
 ) -> PrefixChain:
     """Return the chain of ``token_ids``, for engines without hashes of their own.
 
     There is a hash after every ``quantum_tokens``: what `content_of` returns for that many tokens,
-    of the same ``adapter``, ``salt`` and ``attachments``. So a state that is found by it may be
-    asked for with it as its ``content``.
+    of the same ``adapter``, ``salt`` and ``attachments``; at ``ends_tokens`` too, which rise, and
+    are tokens between two quanta. So a state that is found by it may be asked for with it as its
+    ``content``.
 
     >>> chain_of(range(40)).below_tokens, len(chain_of(range(40)).hashes)
     (40, 2)
     """
-    ends = range(quantum_tokens, len(token_ids) + 1, quantum_tokens)
-    hashes = contents_of(token_ids, ends, adapter=adapter, salt=salt, attachments=attachments)
-    return PrefixChain(HashForm(CONTENT_FORM, quantum_tokens), tuple(hashes), len(token_ids))
+    attached = list(attachments)
+    quanta = range(quantum_tokens, len(token_ids) + 1, quantum_tokens)
+    hashes, ends = (
+        contents_of(token_ids, at, adapter=adapter, salt=salt, attachments=attached)
+        for at in (quanta, ends_tokens)
+    )
+    return PrefixChain(
+        HashForm(CONTENT_FORM, quantum_tokens),
+        tuple(hashes),
+        len(token_ids),
+        ends=tuple(zip(ends_tokens, ends, strict=True)),
+    )
 
 
 def find_request(
@@ -107,7 +121,10 @@ def find_request(
         form=next((form_to_proto(one) for one in forms), None),
         chains=[
             pb.PrefixChain(
-                hashes=joined(one.form, one.hashes), salt=one.salt, below_tokens=one.below_tokens
+                hashes=joined(one.form, one.hashes),
+                salt=one.salt,
+                below_tokens=one.below_tokens,
+                ends=[pb.ChainEnd(position_tokens=at, hash=hashed) for at, hashed in one.ends],
             )
             for one in chains
         ],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.prefix.index import Index
 from restow.broker.core.prefix.keys import Keys
-from restow.broker.core.prefix.rules import GroupRule, longest, step_of
+from restow.broker.core.prefix.rules import GroupRule, longest, reached, step_of
 from restow.broker.core.prefix.teller import Pool, Teller
 from restow.broker.core.prefix.words import HashForm, Held
 from restow.broker.layout.values import ModelIdentity
@@ -62,21 +63,28 @@ class Holders:
         if not pool.tellers:
             del self.pools[teller.model, teller.form]
 
-    def find(self, pool: Pool, keys: Keys) -> list[Held]:
-        """Who holds how much of a chain; those that hold no state of it are left out."""
-        found = self.index.look(keys, pool.step)
-        of_teller: dict[EngineKey, dict[str, int]] = {}
-        for slot, bits in found.items():
-            teller = pool.of_slot.get(slot)
-            if teller is not None:
-                of_teller.setdefault(teller.engine, {})[teller.groups[slot]] = bits
-        held = []
-        for engine, groups in of_teller.items():
-            teller = pool.tellers[engine]
-            quanta = longest(teller.rules, groups, len(keys))
-            if quanta:
-                held.append(Held(engine, quanta * teller.form.quantum_tokens))
-        return held
+    def find(self, pool: Pool, keys: Keys, ends: Keys, positions: Sequence[int]) -> list[Held]:
+        """Who holds how much of a chain; those that hold no state of it are left out.
+
+        A state may stand at one of ``positions`` too, in tokens, whose keys are ``ends``.
+        """
+        held = _by_engine(pool, self.index.look(keys, pool.step))
+        tails = _by_engine(pool, self.index.look(ends, 0)) if positions else {}
+        found = []
+        for engine in held.keys() | tails.keys():
+            teller, groups = pool.tellers[engine], held.get(engine, {})
+            quantum_tokens = teller.form.quantum_tokens
+            tokens = longest(teller.rules, groups, len(keys)) * quantum_tokens
+            there = (1 << len(positions)) - 1
+            for rule in teller.rules:
+                there &= tails.get(engine, {}).get(rule.name, 0)
+            while there and (last := positions[there.bit_length() - 1]) > tokens:
+                if reached(teller.rules, groups, last // quantum_tokens):
+                    tokens = last
+                there ^= 1 << there.bit_length() - 1
+            if tokens:
+                found.append(Held(engine, tokens))
+        return found
 
     def count(self, teller: Teller) -> dict[str, int]:
         """How many holdings an engine has of each group."""
@@ -99,3 +107,13 @@ class Holders:
             if not left:
                 self.gone.popleft()
         return segments
+
+
+def _by_engine(pool: Pool, found: Mapping[int, int]) -> dict[EngineKey, dict[str, int]]:
+    """What slots hold, by engine and group; of those that count no more, nothing."""
+    held: dict[EngineKey, dict[str, int]] = {}
+    for slot, bits in found.items():
+        teller = pool.of_slot.get(slot)
+        if teller is not None:
+            held.setdefault(teller.engine, {})[teller.groups[slot]] = bits
+    return held

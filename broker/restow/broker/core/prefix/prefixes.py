@@ -165,7 +165,15 @@ class Prefixes:
             count = min(count, (chain.below_tokens - 1) // form.quantum_tokens)
         hashes = chain.hashes[: count * form.hash_bytes]
         keys = self._keyer.keys(chain.model, form, chain.salt, hashes)
-        held = holders.find(pool, keys)
+        ends = [
+            one
+            for one in chain.ends
+            if one.position_tokens // form.quantum_tokens <= count
+            and (not chain.below_tokens or one.position_tokens < chain.below_tokens)
+        ]
+        at_ends = b"".join(one.hashed for one in ends)
+        tails = self._keyer.keys(chain.model, form, chain.salt, at_ends) if ends else keys
+        held = holders.find(pool, keys, tails, [one.position_tokens for one in ends])
         self.found += bool(held)
         return held
 

@@ -42,6 +42,17 @@ class GroupRule:
             return (missing - 1) & (ends | held)
         return _runs(filled, min(self.window_quanta, count)) & (ends | held)
 
+    def reaches(self, held: int, count: int) -> bool:
+        """Whether all is held that a state between places ``count`` and the next needs before it.
+
+        Beside what it has at its own token, which is told by a hash of its own.
+        """
+        if self.block_quanta == SNAPSHOT:
+            return True
+        first = max(count - self.window_quanta, 0) if self.window_quanta else 0
+        needed = _multiples(self.block_quanta, count) >> first << first
+        return not needed & ~held
+
 
 def _multiples(step: int, count: int) -> int:
     """Bits of the places that are the last of ``step`` each.
@@ -77,6 +88,11 @@ def longest(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> 
         if not found:
             return 0
     return found.bit_length()
+
+
+def reached(rules: Iterable[GroupRule], held: Mapping[str, int], count: int) -> bool:
+    """Whether all groups hold what a state a little behind place ``count`` needs before that."""
+    return all(rule.reaches(held.get(rule.name, 0), count) for rule in rules)
 
 
 def step_of(engines: Iterable[tuple[GroupRule, ...]]) -> int:

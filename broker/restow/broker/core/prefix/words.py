@@ -11,6 +11,8 @@ MAX_CHAIN_HASHES = 65_536
 """Of one call, in one chain or many: a million tokens by 16."""
 MAX_CHAINS = 64
 MAX_HASH_BYTES = 64
+MAX_ENDS = 64
+"""Of one chain, between its quanta."""
 
 
 class HashForm(NamedTuple):
@@ -47,10 +49,18 @@ class Batch(NamedTuple):
     evicted: tuple[Run, ...] = ()
 
 
+class ChainEnd(NamedTuple):
+    """A token between two quanta at which a state may stand too, and the hash of all before it."""
+
+    position_tokens: int
+    hashed: bytes
+
+
 class Chain(NamedTuple):
     """What is asked for: hashes after the first, second, ... quantum of a prompt's tokens.
 
-    ``below_tokens``: a state must stand before that token; 0: anywhere in the chain.
+    ``below_tokens``: a state must stand before that token; 0: anywhere in the chain, or at one of
+    its ``ends``, whose positions rise.
     """
 
     model: ModelIdentity
@@ -58,6 +68,7 @@ class Chain(NamedTuple):
     salt: str
     hashes: bytes
     below_tokens: int = 0
+    ends: tuple[ChainEnd, ...] = ()
 
 
 class Held(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain as joined
 
 from restow.broker.core.engines.engine import EngineRecord
@@ -11,8 +11,10 @@ from restow.broker.core.prefix.teller import Teller
 from restow.broker.core.prefix.words import (
     MAX_CHAIN_HASHES,
     MAX_CHAINS,
+    MAX_ENDS,
     Batch,
     Chain,
+    ChainEnd,
     HashForm,
     Run,
 )
@@ -83,11 +85,43 @@ def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
     for one in request.chains:
         _check_size(one.hashes, form)
         check_salt(one.salt)
+        _check_ends(one.ends, form)
         if one.below_tokens < 0:
             raise ChainInvalidError(
                 f"below_tokens {one.below_tokens} must not be negative", field="below_tokens"
             )
-    return [Chain(model, form, one.salt, one.hashes, one.below_tokens) for one in request.chains]
+    return [
+        Chain(
+            model,
+            form,
+            one.salt,
+            one.hashes,
+            one.below_tokens,
+            tuple(ChainEnd(end.position_tokens, end.hash) for end in one.ends),
+        )
+        for one in request.chains
+    ]
+
+
+def _check_ends(ends: Sequence[pb.ChainEnd], form: HashForm) -> None:
+    """Raise `ChainInvalidError` for too many, and for positions that do not rise."""
+    if len(ends) > MAX_ENDS:
+        raise ChainInvalidError(f"{len(ends)} ends; a chain has at most {MAX_ENDS}", field="ends")
+    before = 0
+    for end in ends:
+        position_tokens = end.position_tokens
+        if position_tokens <= before or not position_tokens % form.quantum_tokens:
+            raise ChainInvalidError(
+                f"an end at token {position_tokens}, after {before}: the positions of ends rise, "
+                f"and none is a multiple of the {form.quantum_tokens} tokens of a quantum",
+                field="ends",
+            )
+        before = position_tokens
+        if len(end.hash) != form.hash_bytes:
+            raise ChainInvalidError(
+                f"an end's hash has {len(end.hash)} bytes, and the chain's have {form.hash_bytes}",
+                field="ends",
+            )
 
 
 def limit_of(limit: int) -> int:
