@@ -291,15 +291,38 @@ def test_any_error_of_a_write_loses_that_state_alone(
 
     with opened(tmp_path) as one:
         one.write(pages(1))
+        said = (tmp_path / journal.NAME).read_bytes()
         with monkeypatch.context() as patch:
             patch.setattr(os, call, fails)
             with pytest.raises(RunLostError, match=os.strerror(code)):
                 one.write(pages(2))
+        assert (tmp_path / journal.NAME).read_bytes() == said
         one.write(pages(3))
         assert one.lost == 1
     with opened(tmp_path) as one:
         assert [held(one, pages(number)) for number in (1, 2, 3)] == [True, False, True]
         read(one, [*pages(1), *pages(3)])
+
+
+def test_a_journal_that_is_not_synced_says_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fdatasync, []
+
+    def second_fails(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 2:  # after that of the run
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    with opened(tmp_path) as one:
+        one.write(pages(1))
+        said = (tmp_path / journal.NAME).read_bytes()
+        monkeypatch.setattr(os, "fdatasync", second_fails)
+        with pytest.raises(RunLostError, match="Input/output error"):
+            one.write(pages(2))
+        assert (tmp_path / journal.NAME).read_bytes() == said
+        assert len(list(tmp_path.glob("*.run"))) == 1
 
 
 def test_a_folder_that_is_gone_loses_what_it_had(tmp_path: Path) -> None:
