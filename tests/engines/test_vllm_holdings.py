@@ -167,7 +167,7 @@ def test_a_place_with_two_keys_is_held_until_both_are_gone() -> None:
     batch = cache.holdings.batch()
     assert batch is not None
     assert batch.held == (HeldBlocks("full", 0, b"", (name,)),)
-    assert cache.holdings.keys("full", name) == tuple(keys)
+    assert cache.holdings.keys("full") == {name: tuple(keys)}
     cache.has(keys[1])
     assert cache.holdings.batch() is None
     cache.has()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -23,6 +25,11 @@ ALL = frozenset(
 )
 SOME = st.frozensets(st.sampled_from(sorted(ALL)), max_size=30)
 HELD = st.one_of(SOME, SOME.map(lambda missing: ALL - missing))
+
+
+def held_by(held: Held) -> dict[str, Callable[[bytes], bool]]:
+    groups = {name: {one for group, one in held if group == name} for name, _ in ALL}
+    return {name: hashes.__contains__ for name, hashes in groups.items()}
 
 
 def holder_of(group: Group, block: int, upto: int, held: Held) -> bool:
@@ -51,7 +58,7 @@ def stands_at(tokens: int, group: Group, held: Held) -> bool:
 def test_it_is_the_largest_below_the_limit_and_names_every_block(
     groups: list[Group], held: Held, below: int
 ) -> None:
-    found = match(CHAIN, groups, lambda group, name: (group.name, name) in held, below)
+    found = match(CHAIN, groups, held_by(held), below)
     right = [
         tokens
         for tokens in range(QUANTUM, min(below, CHAIN.tokens + 1), QUANTUM)
@@ -80,7 +87,8 @@ def test_it_is_the_largest_below_the_limit_and_names_every_block(
 
 def test_a_snapshot_without_its_blocks_and_blocks_without_a_snapshot_are_nothing() -> None:
     def only(name: str) -> Match | None:
-        return match(CHAIN, [FULL, STATES], lambda group, _: group.name == name, 99)
+        held = frozenset((name, one) for one in CHAIN.hashes)
+        return match(CHAIN, [FULL, STATES], held_by(held), 99)
 
     assert only("full") is None
     assert only("states") is None

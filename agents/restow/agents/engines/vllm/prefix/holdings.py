@@ -53,7 +53,10 @@ class Holdings:
         self._named = named
         self._before = before
         self._entries: dict[bytes, _Entry] = {}
-        self._keys: dict[_Place, tuple[bytes, ...]] = {}
+        self._keys: dict[str, dict[bytes, tuple[bytes, ...]]] = {
+            group.name: {} for group in groups.values()
+        }
+        """By group and hash."""
         self._number = 0
         self._evicted: dict[_Place, None] = {}
         self._held: dict[_Place, None] = {}
@@ -72,7 +75,8 @@ class Holdings:
     def cleared(self) -> None:
         """Take in that nothing is cached any more."""
         self._entries.clear()
-        self._keys.clear()
+        for keys in self._keys.values():
+            keys.clear()
         self.tell_again()
 
     # -- what is told ------------------------------------------------------------------------------
@@ -81,7 +85,9 @@ class Holdings:
         """Have the next batch be number 1, and tell everything from there on."""
         self._number = 0
         self._evicted.clear()
-        self._held = dict.fromkeys(self._keys)
+        self._held = {
+            _Place(group, name): None for group, keys in self._keys.items() for name in keys
+        }
 
     def batch(self, most_hashes: int = MAX_BATCH_HASHES) -> HoldingsBatch | None:
         """Return what is to be told next; None: all was told.
@@ -101,16 +107,13 @@ class Holdings:
 
     # -- what is asked -----------------------------------------------------------------------------
 
-    def keys(self, group: str, hash: bytes) -> tuple[bytes, ...]:
-        """vLLM's keys of what a group holds of the tokens before some token."""
-        return self._keys.get(_Place(group, hash), ())
+    def keys(self, group: str) -> Mapping[bytes, tuple[bytes, ...]]:
+        """vLLM's keys of what a group holds, by the hash of the tokens before."""
+        return self._keys[group]
 
     def count(self) -> dict[str, int]:
         """How many hashes each group holds something of."""
-        counts = dict.fromkeys((group.name for group in self._groups.values()), 0)
-        for place in self._keys:
-            counts[place.group] += 1
-        return counts
+        return {group: len(keys) for group, keys in self._keys.items()}
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -123,18 +126,20 @@ class Holdings:
         full = named.token % group.block_tokens == 0
         parent = self._before(named, group.block_tokens) if full and not group.is_state else b""
         self._entries[key] = _Entry(place, named.token, parent)
-        others = self._keys.get(place, ())
-        self._keys[place] = (*others, key)
+        keys = self._keys[place.group]
+        others = keys.get(place.hash, ())
+        keys[place.hash] = (*others, key)
         if not others:
             self._turn(place, self._evicted, self._held)
 
     def _forget(self, key: bytes) -> None:
         place = self._entries.pop(key).place
-        others = tuple(one for one in self._keys[place] if one != key)
+        keys = self._keys[place.group]
+        others = tuple(one for one in keys[place.hash] if one != key)
         if others:
-            self._keys[place] = others
+            keys[place.hash] = others
             return
-        del self._keys[place]
+        del keys[place.hash]
         self._turn(place, self._held, self._evicted)
 
     def _turn(self, place: _Place, was: dict[_Place, None], now: dict[_Place, None]) -> None:
@@ -149,7 +154,10 @@ class Holdings:
         found: list[Held] = []
         run: list[_Entry] = []
         for place in places:
-            entry, group = self._entries[self._keys[place][0]], groups[place.group]
+            entry, group = (
+                self._entries[self._keys[place.group][place.hash][0]],
+                groups[place.group],
+            )
             full = entry.token % group.block_tokens == 0
             follows = run and full and _follows(run[-1], entry, group)
             if run and not follows:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.prefix.chain import Chain
 
-Holds = Callable[[Group, bytes], bool]
+Holds = Callable[[bytes], bool]
 """Whether a group has something of the tokens that a hash names."""
 
 
@@ -23,17 +23,19 @@ class Match:
     blocks: dict[str, tuple[bytes | None, ...]]
 
 
-def match(chain: Chain, groups: Sequence[Group], holds: Holds, below_tokens: int) -> Match | None:
+def match(
+    chain: Chain, groups: Sequence[Group], holds: Mapping[str, Holds], below_tokens: int
+) -> Match | None:
     """Return the largest prefix that ends below a token; None where there is none.
 
     All blocks of attention, of a window the last ones, and a snapshot at the very end.
     """
-    held = [_Blocks(group, chain, holds) for group in groups if not group.is_state]
+    held = [_Blocks(group, chain, holds[group.name]) for group in groups if not group.is_state]
     states = [group for group in groups if group.is_state]
     last = min([chain.tokens, below_tokens - 1, *(one.end for one in held)])
     for tokens in range(last - last % chain.quantum_tokens, 0, -chain.quantum_tokens):
         name = chain.at(tokens)
-        if name is None or not all(holds(group, name) for group in states):
+        if name is None or not all(holds[group.name](name) for group in states):
             continue
         if all(one.covers(tokens) for one in held):
             blocks = {one.group.name: tuple(one.needed(tokens)) for one in held}
@@ -51,9 +53,14 @@ class _Blocks:
         """By block: up to which token it is filled, and by which hash it is held."""
         self._first: list[int] = []
         """By block: where those begin that are held without a gap up to it."""
+        quanta, odd = divmod(size, chain.quantum_tokens)
+        ends = () if odd else chain.hashes[quanta - 1 :: quanta]
         first = 0
         for index, start in enumerate(range(0, chain.tokens, size)):
-            found = _filled_furthest(group, chain, holds, start)
+            if index < len(ends) and holds(ends[index]):
+                found: tuple[int, bytes] | None = (start + size, ends[index])
+            else:
+                found = _filled_furthest(chain, holds, start, start + size)
             if found is None:
                 if not group.window_tokens:
                     break
@@ -80,16 +87,10 @@ class _Blocks:
         return self.group.first_token(tokens) // self.group.block_tokens
 
 
-def _filled_furthest(
-    group: Group, chain: Chain, holds: Holds, start: int
-) -> tuple[int, bytes] | None:
+def _filled_furthest(chain: Chain, holds: Holds, start: int, end: int) -> tuple[int, bytes] | None:
     """The furthest token of a block that a hash of the chain is held for."""
-    for token in _ends(chain, start, start + group.block_tokens):
+    for token in range(min(end, chain.tokens), start, -chain.quantum_tokens):
         name = chain.at(token)
-        if name is not None and holds(group, name):
+        if name is not None and holds(name):
             return token, name
     return None
-
-
-def _ends(chain: Chain, start: int, end: int) -> Iterable[int]:
-    return range(min(end, chain.tokens), start, -chain.quantum_tokens)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from restow.agents.engines.common.groups import NULL_BLOCK, Group
 from restow.agents.engines.vllm.prefix.cache_watch import CacheWatch
 from restow.agents.engines.vllm.prefix.chain import Chain
 from restow.agents.engines.vllm.prefix.holdings import Holdings
-from restow.agents.engines.vllm.prefix.match import match
+from restow.agents.engines.vllm.prefix.match import Holds, match
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -65,7 +66,7 @@ class Pins:
         None: nothing of the chain is held, or there is no room for that many more pinned blocks.
         """
         self._watch.look()
-        found = match(chain, self._groups, self._holds, below_tokens)
+        found = match(chain, self._groups, self._holds(), below_tokens)
         if found is None:
             return None
         kept, ids = [], {}
@@ -92,11 +93,19 @@ class Pins:
                 del self._pinned[one.block_id]
         self._watch.pool.free_blocks(reversed(pin.kept))
 
-    def _holds(self, group: Group, name: bytes) -> bool:
+    def _holds(self) -> dict[str, Holds]:
+        return {
+            group.name: partial(self._has_states, group)
+            if group.is_state
+            else self._holdings.keys(group.name).__contains__
+            for group in self._groups
+        }
+
+    def _has_states(self, group: Group, name: bytes) -> bool:
         return self._block(group, name) is not None
 
     def _block(self, group: Group, name: bytes) -> KVCacheBlock | None:
-        for key in self._holdings.keys(group.name, name):
+        for key in self._holdings.keys(group.name).get(name, ()):
             block: KVCacheBlock | None = self._watch.pool.cached_block_hash_to_block.get_one_block(
                 key
             )
