@@ -225,8 +225,8 @@ class Cluster:
         elif word == "violation":
             found.violations.append(f"{side} {engine.life.name}: {what[0]}")
         elif word == "crashed":
-            words = Path(engine.life.log).read_text(errors="replace").splitlines()[-12:]
-            found.crashes.append("\n".join((f"{what[0]}, {engine.life.name}:", *words)))
+            tail = Path(engine.life.log).read_text(errors="replace").splitlines()[-12:]
+            found.crashes.append("\n".join((f"{what[0]}, {engine.life.name}:", *tail)))
         elif word == "report":
             engine.reported = what[0], what[1]
         self._on_change.set()
