@@ -215,8 +215,8 @@ class Cluster:
             name, stamps = what
             right = found.stamps.get(name, set())
             if len(stamps) != 1 or not stamps <= right:
-                words = f"{name} is DONE at {side} with {stamps} instead of {right}"
-                found.violations.append(words)
+                wrong = f"{name} is DONE at {side} with {stamps} instead of {right}"
+                found.violations.append(wrong)
         elif word == "over":
             name, state, reason, late_s = what
             engine.pending.pop(name, None)
