@@ -60,7 +60,8 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
         report.calm_handoffs = storm.handoffs - report.handoffs
     report.violations, report.late_s = found.violations, found.late_s
     report.crashes = found.crashes
-    report.without_end = 2 * storm.handoffs - len(found.said)
+    sides = ((side, f"h{number}") for number in range(storm.handoffs) for side in "PD")
+    report.without_end = [" ".join(one) for one in sides if one not in found.said]
     report.ends = {" ".join(end).strip(): count for end, count in found.ends.items()}
 
 

@@ -80,7 +80,8 @@ class Storm:
         sides = [self._cluster.prefill, self._cluster.decode]
         self._rng.shuffle(sides)
         sides[0](prompt)
-        asyncio.get_running_loop().call_later(self._rng.choice((0, 0.3)), sides[1], prompt)
+        # Waited for in the end: the first may be over before the second begins.
+        self._later(self._rng.choice((0, 0.3)), lambda: sides[1](prompt))
 
     def _prompt(self) -> Prompt:
         rng = self._rng
