@@ -21,6 +21,7 @@ from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import GroupPair, PageForm, Program
 
@@ -80,6 +81,7 @@ class Side:
     record: EngineRecord
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     told: list[act.TellEnded] = field(default_factory=list)
+    offered: list[act.SendOffer | act.SendKeep] = field(default_factory=list)
 
 
 class World:
@@ -210,12 +212,15 @@ class World:
         content: bytes = b"",
         number: int = 0,
         readers: int = 0,
+        prefix: NamedPrefix | None = None,
     ) -> list[act.Action]:
         """``number``: of the message that is said again; 0: it is a new one."""
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
-        wish = Wish(listed, held, timeout_s, position, repeated, "", content, number, readers)
+        position = prefix.position_tokens if prefix else position
+        said = (repeated, "", content, number, readers, prefix)
+        wish = Wish(listed, held, timeout_s, position, *said)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
@@ -333,6 +338,8 @@ class World:
                 self.asked_plans.append(action)
             elif isinstance(action, act.CloseAgent):
                 self.connected.discard(action.agent)
+            elif isinstance(action, act.SendOffer | act.SendKeep):
+                self.sides[action.engine].offered.append(action)
             elif not isinstance(action, act.CloseSession | act.TellExamined | act.TellHoldings):
                 assert action.agent in self.connected, f"{action} to an agent that is gone"
 

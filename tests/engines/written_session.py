@@ -11,7 +11,7 @@ from engines.test_vllm_parameters import Request
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded
+from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, Prefix
 
 GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
 PROMPT = list(range(10))
@@ -63,8 +63,10 @@ class Session(BlockingSession):
         trace_parent: str = "",
         content: bytes = b"",
         readers: int = 0,
+        prefix: Prefix | None = None,
     ) -> BlockingDelivery:
         self.contents.append(content)
+        position_tokens = prefix.position_tokens if prefix else position_tokens
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
         self.patience_ms.append(timeout_ms)
         self.traces.append(trace_parent)

@@ -99,6 +99,7 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     PUBLISHES_FIELD_NUMBER: builtins.int
     ASKS_FIELD_NUMBER: builtins.int
+    KEEPS_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
     does not say, or is no software of Restow's.
@@ -109,6 +110,8 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     """
     asks: builtins.bool
     """That it will ask: it is a D. False: it does not say, and may ask all the same."""
+    keeps: builtins.bool
+    """That it is a store: it is told of states that other engines of its model hold (Keep)."""
     @property
     def engine(self) -> Global___EngineRef:
         """Who registers."""
@@ -125,9 +128,10 @@ class RegisterEngineRequest(google.protobuf.message.Message):
         version: builtins.str = ...,
         publishes: builtins.bool = ...,
         asks: builtins.bool = ...,
+        keeps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asks", b"asks", "engine", b"engine", "layout", b"layout", "publishes", b"publishes", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asks", b"asks", "engine", b"engine", "keeps", b"keeps", "layout", b"layout", "publishes", b"publishes", "version", b"version"]) -> None: ...
 
 Global___RegisterEngineRequest: typing_extensions.TypeAlias = RegisterEngineRequest
 
@@ -300,6 +304,7 @@ class Demand(google.protobuf.message.Message):
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     READERS_FIELD_NUMBER: builtins.int
+    PREFIX_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -331,6 +336,14 @@ class Demand(google.protobuf.message.Message):
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
 
+    @property
+    def prefix(self) -> Global___Prefix:
+        """The state of a prefix, whoever holds it, in place of what a router told a P to publish: the broker
+        offers the handoff to engines that say that they hold it, one after the other, and it ends CANCELLED,
+        NOT_HELD, when nobody is left. The id is D's own, such as a random one. Not with content or readers.
+        position_tokens is how many tokens it is of.
+        """
+
     def __init__(
         self,
         *,
@@ -343,10 +356,96 @@ class Demand(google.protobuf.message.Message):
         trace_parent: builtins.str = ...,
         content: builtins.bytes = ...,
         readers: builtins.int = ...,
+        prefix: Global___Prefix | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "prefix", b"prefix", "readers", b"readers", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
+
+@typing.final
+class Prefix(google.protobuf.message.Message):
+    """The state after exactly so many tokens, by their hashes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORM_FIELD_NUMBER: builtins.int
+    SALT_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    END_HASH_FIELD_NUMBER: builtins.int
+    salt: builtins.str
+    """As in Holdings."""
+    hashes: builtins.bytes
+    """The hashes after all whole quanta of the tokens, one behind the other: at most 65536."""
+    end_hash: builtins.bytes
+    """The hash of all tokens, where they are no whole number of quanta. Else empty."""
+    @property
+    def form(self) -> Global___HashForm:
+        """As in Holdings."""
+
+    def __init__(
+        self,
+        *,
+        form: Global___HashForm | None = ...,
+        salt: builtins.str = ...,
+        hashes: builtins.bytes = ...,
+        end_hash: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["end_hash", b"end_hash", "form", b"form", "hashes", b"hashes", "salt", b"salt"]) -> None: ...
+
+Global___Prefix: typing_extensions.TypeAlias = Prefix
+
+@typing.final
+class DeclineOffer(google.protobuf.message.Message):
+    """The engine does not publish what it was offered: it holds that no longer, say. The handoff is offered to the next.
+    Without an answer that happens after --offer-s (2 s). What comes later means nothing.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff that was offered."""
+    detail: builtins.str
+    """Why, for the timeline. May be empty."""
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+        detail: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "handoff_id", b"handoff_id"]) -> None: ...
+
+Global___DeclineOffer: typing_extensions.TypeAlias = DeclineOffer
+
+@typing.final
+class Keep(google.protobuf.message.Message):
+    """The engine holds, and has told so (Holdings), the state of a prefix that is worth keeping: where a prompt
+    or a reply ended, say. A store is told of it, which may ask for it as any engine does. It has no end.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: builtins.int
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    position_tokens: builtins.int
+    """After so many tokens."""
+    @property
+    def prefix(self) -> Global___Prefix:
+        """Which state."""
+
+    def __init__(
+        self,
+        *,
+        prefix: Global___Prefix | None = ...,
+        position_tokens: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["position_tokens", b"position_tokens", "prefix", b"prefix"]) -> None: ...
+
+Global___Keep: typing_extensions.TypeAlias = Keep
 
 @typing.final
 class Renewal(google.protobuf.message.Message):
@@ -566,6 +665,8 @@ class EngineMessage(google.protobuf.message.Message):
     DECLINE_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
     HOLDINGS_FIELD_NUMBER: builtins.int
+    DECLINE_OFFER_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -596,6 +697,14 @@ class EngineMessage(google.protobuf.message.Message):
     def holdings(self) -> Global___Holdings:
         """What the engine holds of prefixes."""
 
+    @property
+    def decline_offer(self) -> Global___DeclineOffer:
+        """The engine does not publish what it was offered."""
+
+    @property
+    def keep(self) -> Global___Keep:
+        """A store may want what the engine holds."""
+
     def __init__(
         self,
         *,
@@ -607,10 +716,12 @@ class EngineMessage(google.protobuf.message.Message):
         decline: Global___Decline | None = ...,
         drain: Global___Drain | None = ...,
         holdings: Global___Holdings | None = ...,
+        decline_offer: Global___DeclineOffer | None = ...,
+        keep: Global___Keep | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "holdings", b"holdings", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "holdings", b"holdings", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "holdings", b"holdings", "keep", b"keep", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "holdings", b"holdings", "keep", b"keep", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 
@@ -746,6 +857,46 @@ class SessionOpened(google.protobuf.message.Message):
 Global___SessionOpened: typing_extensions.TypeAlias = SessionOpened
 
 @typing.final
+class Offer(google.protobuf.message.Message):
+    """A D asks for a state that the engine has said that it holds. Publish it under the handoff's id, with just
+    this position and content, and fence it on every rank; or decline. Neither has to wait for the other: an
+    answer that comes too late is refused, or ends at once.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    PREFIX_FIELD_NUMBER: builtins.int
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    WITHIN_MS_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff's id, chosen by D."""
+    position_tokens: builtins.int
+    """After so many tokens."""
+    content: builtins.bytes
+    """What the publication names as its content."""
+    within_ms: builtins.int
+    """How long the offer stands, from when it was sent."""
+    @property
+    def prefix(self) -> Global___Prefix:
+        """Which state."""
+
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+        prefix: Global___Prefix | None = ...,
+        position_tokens: builtins.int = ...,
+        content: builtins.bytes = ...,
+        within_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "handoff_id", b"handoff_id", "position_tokens", b"position_tokens", "prefix", b"prefix", "within_ms", b"within_ms"]) -> None: ...
+
+Global___Offer: typing_extensions.TypeAlias = Offer
+
+@typing.final
 class TellHoldings(google.protobuf.message.Message):
     """Tell all that you hold, from batch 1 on: a batch was lost on its way."""
 
@@ -767,6 +918,8 @@ class EngineEvent(google.protobuf.message.Message):
     ENDED_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     TELL_HOLDINGS_FIELD_NUMBER: builtins.int
+    OFFER_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> Global___SessionOpened:
         """The session is open."""
@@ -783,6 +936,14 @@ class EngineEvent(google.protobuf.message.Message):
     def tell_holdings(self) -> Global___TellHoldings:
         """What the engine holds is to be told again."""
 
+    @property
+    def offer(self) -> Global___Offer:
+        """A D wants what the engine holds."""
+
+    @property
+    def keep(self) -> Global___Keep:
+        """To a store: another engine holds what is worth keeping."""
+
     def __init__(
         self,
         *,
@@ -790,10 +951,12 @@ class EngineEvent(google.protobuf.message.Message):
         ended: Global___Ended | None = ...,
         refused: Global___Refused | None = ...,
         tell_holdings: Global___TellHoldings | None = ...,
+        offer: Global___Offer | None = ...,
+        keep: Global___Keep | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep"] | None: ...
 
 Global___EngineEvent: typing_extensions.TypeAlias = EngineEvent
 

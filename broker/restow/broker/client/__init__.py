@@ -11,7 +11,14 @@ from restow.broker.client.connection.errors import (
     SessionClosedError,
 )
 from restow.broker.client.engine.blocking import BlockingDelivery, BlockingSession
-from restow.broker.client.engine.chains import HashForm, PrefixChain, PrefixHolder, chain_of
+from restow.broker.client.engine.chains import (
+    HashForm,
+    Offer,
+    Prefix,
+    PrefixChain,
+    PrefixHolder,
+    chain_of,
+)
 from restow.broker.client.engine.content import ContentChain, content_of
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.session import EngineSession
@@ -31,7 +38,9 @@ __all__ = [
     "HandoffEnded",
     "HashForm",
     "NoWelcomeError",
+    "Offer",
     "PagesNotFreeError",
+    "Prefix",
     "PrefixChain",
     "PrefixHolder",
     "SessionClosedError",

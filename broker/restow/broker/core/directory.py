@@ -23,6 +23,7 @@ from restow.broker.core.ledger.ends import told, told_destination
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
+from restow.broker.core.offering import Offering
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.probing.costs import Probing
 from restow.broker.core.probing.examining import Examining
@@ -55,6 +56,7 @@ class Directory:
         self.probing = Probing(self.limits, measures, numbering)
         self.examining = Examining(self.limits, numbering)
         self.granting = Granting(self.ledger, self.probing, digests or Digests())
+        self.offering = Offering(self.ledger, self.members, self.prefixes)
         self.ahead = Ahead(self.ledger, self.members, self.granting, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
@@ -74,7 +76,8 @@ class Directory:
             return [told(known, engine)]
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         try:
-            if handoff.source is None and not chunk.repeated:
+            offered = self.offering.is_offered(handoff, engine)
+            if handoff.source is None and not chunk.repeated and not offered:
                 engine.check_takes(handoff_id, handoff.born_s if known else inf)
             handoff.check_source(engine)
             if chunk.readers:
@@ -86,6 +89,7 @@ class Directory:
             raise
         engine.handoffs.update(one.number for one in (handoff, *handoff.deliveries))
         engine.publishes = True
+        self.offering.taken(handoff)
         if handoff.deliveries.served:
             return self.ledger.readers.end_served(handoff, now_s)
         for rank in sorted(engine.early_fences.take(handoff_id)):
@@ -108,6 +112,8 @@ class Directory:
                 return []
         if engine.gone or known.ended or known.complete or known.source not in (None, engine):
             return []
+        if self.offering.is_offered(known, engine):
+            return self.offering.decline(engine, handoff_id, error.reason, now_s)
         words = f"P's publication was refused with {error.reason}: {error.message}"
         return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)
 
@@ -134,6 +140,8 @@ class Directory:
         if asking is None:
             return []
         engine.asks = True
+        if wish.prefix is not None and asking.source is None:
+            return self.offering.begin(asking, wish.prefix, now_s)
         return self.granting.advance(asking, now_s)
 
     def _over(
@@ -288,6 +296,7 @@ class Directory:
         for handoff in self.ledger.due(now_s):
             if not handoff.ended:
                 actions += self._late(handoff, now_s)
+        actions += self.offering.tick(now_s)
         actions += self.granting.tick(now_s)
         self.prefixes.tick()
         more, waiting = self.probing.tick(now_s)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from restow.broker.core.actions import GroupIds, State
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.planner import CopyCosts, ReadCosts
 
 
@@ -44,6 +45,8 @@ class Wish(NamedTuple):
     """The number of D's message; the same when it is repeated."""
     readers: int = 0
     """For how many the handoff is, as a router told D; 0: not said."""
+    prefix: NamedPrefix | None = None
+    """What is to be found, in place of what a P was told to publish."""
 
 
 class StagedRun(NamedTuple):

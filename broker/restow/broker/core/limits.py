@@ -28,7 +28,8 @@ class Limits:
     all tenants. ``max_bytes`` are those of ids, metadata, layouts, plans and messages on their way;
     remembered ends are bounded by number. What engines hold of prefixes takes
     ``max_holdings_bytes`` beside that, of which a tenant has ``tenant_max_holdings_bytes`` at most;
-    None: whatever others leave.
+    None: whatever others leave. An engine that is offered a demand for what it holds answers within
+    ``offer_s``, or it goes to the next.
     """
 
     lease_s: float = 30.0
@@ -59,3 +60,4 @@ class Limits:
     pairs_ahead: int = 16
     examine_bytes: int = 1 << 20
     examine_s: float = 40.0
+    offer_s: float = 2.0

@@ -87,7 +87,7 @@ class Hub:
             act.SendPeer: self._send_peer,
             act.SendProbe: self._send_probe,
             act.TellEnded: self._tell_ended,
-            act.TellHoldings: self._tell_holdings,
+            **dict.fromkeys(orders.TELL, self._tell),
             act.TellExamined: self._tell_examined,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
@@ -206,10 +206,9 @@ class Hub:
         if outbox is not None:
             orders.fill_ended(outbox.open().events.add().ended, action)
 
-    def _tell_holdings(self, action: act.TellHoldings) -> None:
-        outbox = self.engines.get(action.engine)
-        if outbox is not None:
-            outbox.open().events.add().tell_holdings.SetInParent()
+    def _tell(self, action: Any) -> None:
+        if (outbox := self.engines.get(action.engine)) is not None:
+            orders.TELL[type(action)](outbox, action)
 
     def _tell_calls(self, action: act.TellEnded) -> None:
         """A demand that was refused waits no longer: whatever waits said the same demand."""

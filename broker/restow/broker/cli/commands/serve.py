@@ -100,6 +100,13 @@ def serve(
             "read in quarantine. Default: 7."
         ),
     ] = None,
+    offer_s: Annotated[
+        float | None,
+        typer.Option(
+            help="How long an engine has to answer an offer, before it goes to the next. "
+            "Default: 2."
+        ),
+    ] = None,
     engine_idle_s: Annotated[
         float | None,
         typer.Option(

@@ -55,6 +55,55 @@ class PrefixChain:
     """Other tokens at which a state may stand, such as where a reply ended, each further on than
     the one before: their number, and the hash of all before it."""
 
+    def prefix(self, position_tokens: int) -> Prefix:
+        """Return the state after so many tokens, as `PrefixHolder.tokens` says them.
+
+        Raises `ChainInvalidError` for a position that the chain has no hash of.
+        """
+        whole, rest_tokens = divmod(position_tokens, self.form.quantum_tokens)
+        end_hash = dict(self.ends).get(position_tokens, b"")
+        if whole > len(self.hashes) or (rest_tokens and not end_hash) or position_tokens < 1:
+            raise ChainInvalidError(
+                f"the chain has no hash of its first {position_tokens} tokens",
+                field="position_tokens",
+            )
+        hashes = self.hashes[:whole]
+        return Prefix(self.form, position_tokens, hashes, end_hash * bool(rest_tokens), self.salt)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Names the state after exactly so many tokens, by their hashes."""
+
+    form: HashForm
+    """How they are made."""
+    position_tokens: int
+    """So many."""
+    hashes: tuple[bytes, ...]
+    """One for each whole quantum of them."""
+    end_hash: bytes = b""
+    """Of all of them, where they are no whole number of quanta."""
+    salt: str = ""
+    """As in `PrefixChain`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Asks an engine for a state that it has said that it holds.
+
+    Publish it under ``handoff_id``, at just the position of ``prefix`` and with ``content``, and
+    fence it on every rank; or decline.
+    """
+
+    handoff_id: str
+    """Chosen by D."""
+    prefix: Prefix
+    """Which state."""
+    content: bytes
+    """What the publication names."""
+    within_ms: int
+    """How long the offer stands, from when the broker sent it."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixHolder:
@@ -130,6 +179,33 @@ def find_request(
         ],
         limit=limit,
     )
+
+
+def prefix_to_proto(prefix: Prefix) -> pb.Prefix:
+    """Return the prefix as it is said to a broker. Raises `ChainInvalidError`."""
+    end_hash = joined(prefix.form, (prefix.end_hash,)) if prefix.end_hash else b""
+    return pb.Prefix(
+        form=form_to_proto(prefix.form),
+        salt=prefix.salt,
+        hashes=joined(prefix.form, prefix.hashes),
+        end_hash=end_hash,
+    )
+
+
+def prefix_from_proto(prefix: pb.Prefix, position_tokens: int) -> Prefix:
+    """Return the prefix that a broker names."""
+    form = HashForm(prefix.form.algorithm, prefix.form.quantum_tokens, prefix.form.hash_bytes)
+    size_bytes = max(form.hash_bytes, 1)
+    hashes = tuple(
+        prefix.hashes[at : at + size_bytes] for at in range(0, len(prefix.hashes), size_bytes)
+    )
+    return Prefix(form, position_tokens, hashes, prefix.end_hash, prefix.salt)
+
+
+def offer_from_proto(offer: pb.Offer) -> Offer:
+    """Return the offer that a broker makes."""
+    prefix = prefix_from_proto(offer.prefix, offer.position_tokens)
+    return Offer(offer.handoff_id, prefix, offer.content, offer.within_ms)
 
 
 def holders_of(response: pb.FindResponse) -> Holders:

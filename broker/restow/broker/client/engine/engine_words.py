@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.client.engine.chains import HashForm, joined
+from restow.broker.client.engine.chains import HashForm, Prefix, joined, prefix_to_proto
 from restow.broker.client.engine.held_prefixes import Change
 from restow.broker.errors import ChainFormError, PageRangeError, RequestError
 from restow.broker.layout.rows import Int64s
@@ -111,6 +111,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         trace_parent: str = "",
         content: bytes = b"",
         readers: int = 0,
+        prefix: Prefix | None = None,
     ) -> Asked:
         """Ask for the state of ``handoff_id``; the delivery tells how it ended.
 
@@ -127,18 +128,31 @@ class EngineWords(ABC, Generic[Published, Asked]):
         ``readers`` is for how many D's the router says that the handoff is: with it D's may ask
         side by side before P has published. 0: not known.
 
-        Raises `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
+        ``prefix`` asks for a state by what it is of, whoever holds it: the broker offers it to
+        those who say so, one after the other, and the delivery ends CANCELLED, NOT_HELD, when
+        nobody is left. ``handoff_id`` is then D's own, such as a random one; ``position_tokens``,
+        ``content`` and ``readers`` are left out.
+
+        Raises `RequestError` for those beside a prefix, `ChainInvalidError` for hashes of another
+        size, and `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
         nothing was sent then. The delivery raises `BrokerCallError` if the broker refuses.
         """
+        if prefix is not None and (position_tokens or content or readers):
+            raise RequestError(
+                f"handoff {cut(handoff_id, 64)}: a demand for a prefix has its position and "
+                f"content, and one reader",
+                field="prefix",
+            )
         demand = pb.Demand(
             handoff_id=handoff_id,
             blocks=self._lists(handoff_id, blocks, {}),
             held_tokens=held_tokens,
-            position_tokens=position_tokens,
+            position_tokens=position_tokens if prefix is None else prefix.position_tokens,
             timeout_ms=timeout_ms,
             trace_parent=trace_parent,
             content=content,
             readers=readers,
+            prefix=None if prefix is None else prefix_to_proto(prefix),
         )
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(request=demand)))
 
@@ -151,6 +165,25 @@ class EngineWords(ABC, Generic[Published, Asked]):
         """
         declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail), readers=readers)
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
+
+    def decline_offer(self, handoff_id: str, detail: str = "") -> None:
+        """Answer an offer with no: the engine holds that no longer, say (``detail`` says why).
+
+        The handoff is offered to the next at once. What comes too late means nothing.
+        """
+        OWN_PROCESS.check()
+        declined = pb.DeclineOffer(handoff_id=handoff_id, detail=cut(detail))
+        self._say(pb.EngineMessage(decline_offer=declined))
+
+    def keep(self, prefix: Prefix) -> None:
+        """Say that a state which the engine holds, and has told so, is worth keeping.
+
+        A store is told of it, and may ask for it as any engine does. Where there is none, or no
+        stream is open, nothing comes of it. Raises `ChainInvalidError`.
+        """
+        OWN_PROCESS.check()
+        said = pb.Keep(prefix=prefix_to_proto(prefix), position_tokens=prefix.position_tokens)
+        self._say(pb.EngineMessage(keep=said))
 
     def hold(
         self,
@@ -203,6 +236,10 @@ class EngineWords(ABC, Generic[Published, Asked]):
         joined(form, [parent, *listed] if parent else listed)
         self._form = form
         self._tell(Change(form, salt, group, listed, held, parent))
+
+    @abstractmethod
+    def _say(self, message: pb.EngineMessage) -> None:
+        """Say what is not said again on another stream."""
 
     @abstractmethod
     def _tell(self, change: Change) -> None:

@@ -38,6 +38,7 @@ class Registration:
         *,
         publishes: bool,
         asks: bool,
+        keeps: bool,
     ) -> None:
         """Prepare."""
         self.message = pb.RegisterEngineRequest(
@@ -46,6 +47,7 @@ class Registration:
             version=own_version(),
             publishes=publishes,
             asks=asks,
+            keeps=keeps,
         )
         self.layout_digest = ""
         """As the broker has it. Empty: it was never told."""
@@ -64,6 +66,14 @@ class Registration:
         except grpc.aio.AioRpcError as error:
             raise self.typed(error) from None
         self.layout_digest = response.layout_digest
+
+    async def find(self, request: pb.FindRequest, timeout_s: float) -> pb.FindResponse:
+        """Ask who holds prefixes. Raises as `say` does."""
+        stub = self.stub or broker_pb2_grpc.BrokerStub(await self._channel.channel())
+        try:
+            return await stub.Find(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self.typed(error) from None
 
     async def say_again(self, backoff: Backoff) -> None:
         """Register as soon as the broker is there. Raises its refusal, if that is for good."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import grpc
@@ -18,6 +18,16 @@ from restow.broker.client.connection.diagnosis import explained_soon
 from restow.broker.client.connection.ended_task import end_task
 from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.own_process import OWN_PROCESS
+from restow.broker.client.engine.chains import (
+    Holders,
+    Offer,
+    Prefix,
+    PrefixChain,
+    find_request,
+    holders_of,
+    offer_from_proto,
+    prefix_from_proto,
+)
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
 from restow.broker.client.engine.held_prefixes import Change, HeldPrefixes
@@ -57,6 +67,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         *,
         publishes: bool = False,
         asks: bool = False,
+        on_offer: Callable[[Offer], None] | None = None,
+        on_keep: Callable[[Prefix], None] | None = None,
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
@@ -69,6 +81,10 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         lacks the broker refuses them, which knows the agents' memory. An engine that says that it
         ``publishes`` (P), or ``asks`` (D), finds plans made and costs measured when its first
         handoff comes; it may do both, whatever it says.
+        ``on_offer`` hears when an engine asks for a state that this one has told that it holds; it
+        publishes that, or declines, then or later. None: all offers are declined. ``on_keep`` makes
+        the engine a store: it hears of states that others hold and that are worth keeping. Both
+        are called on the loop.
 
         Raises a `TrustError` of the credentials, and `AddressInvalidError`.
         """
@@ -78,8 +94,16 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
         self._registration = Registration(
-            self.address, self._credentials, self.ref, layout, publishes=publishes, asks=asks
+            self.address,
+            self._credentials,
+            self.ref,
+            layout,
+            publishes=publishes,
+            asks=asks,
+            keeps=on_keep is not None,
         )
+        self._on_offer = on_offer or self._decline
+        self._on_keep = on_keep
         self._handoffs = OpenHandoffs(self._send)
         self._held = HeldPrefixes(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()
@@ -183,6 +207,18 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         OWN_PROCESS.check()
         self._handoffs.cancel(handoff_id, detail)
 
+    async def find(
+        self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
+    ) -> Holders:
+        """Return who of the tenant holds how much of each chain, of this engine's model.
+
+        Those with most come first, ``limit`` at most. Raises `BrokerCallError`,
+        `BrokerUnreachableError` after ``timeout_s``, `ChainFormError` and `ChainInvalidError`.
+        """
+        OWN_PROCESS.check()
+        request = find_request(chains, self.ref.engine_id, None, limit)
+        return holders_of(await self._registration.find(request, timeout_s))
+
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take part in nothing new, and wait ``timeout_s`` for what is open to end. None: for ever.
 
@@ -201,6 +237,12 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
 
     def _publish(self, message: pb.EngineMessage, hold_ms: int) -> asyncio.Future[HandoffEnded]:
         return self._handoffs.publish(message, hold_ms)
+
+    def _decline(self, offer: Offer) -> None:
+        self.decline_offer(offer.handoff_id, "this engine answers no offers")
+
+    def _say(self, message: pb.EngineMessage) -> None:
+        self._send(message)
 
     def _tell(self, change: Change) -> None:
         self._held.tell(change)
@@ -263,6 +305,11 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                         self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
                     elif body == "refused":
                         self._handoffs.refuse(event.refused)
+                    elif body == "offer":
+                        self._on_offer(offer_from_proto(event.offer))
+                    elif body == "keep" and self._on_keep is not None:
+                        keep = event.keep
+                        self._on_keep(prefix_from_proto(keep.prefix, keep.position_tokens))
                     elif body == "tell_holdings":
                         self._outbox.extend(self._held.everything())
                         self._wake.set()

@@ -58,6 +58,8 @@ class EngineRecord(BlockLists):
     publishes: bool = False
     asks: bool = False
     """What it has said that it will do, or has done."""
+    keeps: bool = False
+    """Whether it is a store: it is told of states that others hold."""
     drains_since_s: float = 0.0
     """Since when it takes part in nothing new; 0: it does."""
     gone: bool = False

@@ -115,11 +115,13 @@ class Membership:
         version: str = "",
         layout_bytes: int = 0,
         sides: tuple[bool, bool] = (False, False),
+        keeps: bool = False,
     ) -> list[Action]:
         """Take an engine with a checked layout in; another incarnation of it is replaced.
 
         ``layout_bytes`` are kept for the layout, once for all engines of the tenant that have it.
-        ``sides``: whether it says that it will publish, and that it will ask.
+        ``sides``: whether it says that it will publish, and that it will ask; ``keeps``: whether it
+        is a store.
         Raises `RequestError`, `QuotaExceededError`, `DirectoryFullError`, and `EngineReplacedError`
         for a life that was replaced already; then nothing changed.
         """
@@ -161,6 +163,7 @@ class Membership:
         )
         engine.version = version
         engine.publishes, engine.asks = sides
+        engine.keeps = keeps
         if known is not None:
             engine.former = (known.incarnation, *known.former)[:MAX_FORMER]
         self.engines[key] = engine

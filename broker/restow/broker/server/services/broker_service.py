@@ -32,6 +32,7 @@ from restow.broker.server.services.prefix_messages import (
     fill_found,
     limit_of,
     model_of,
+    named_of,
 )
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
@@ -70,7 +71,15 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         sides = (request.publishes, request.asks)
         hub.perform(
             members.register(
-                key, incarnation, layout, layout_digest, now_s, version, size_bytes, sides
+                key,
+                incarnation,
+                layout,
+                layout_digest,
+                now_s,
+                version,
+                size_bytes,
+                sides,
+                request.keeps,
             )
         )
         engine = members.engines[key]
@@ -212,6 +221,13 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 directory.prefixes.skip(engine.key, message.holdings.number)
                 raise
             return directory.prefixes.hear(engine, batch)
+        if body == "decline_offer":
+            declined = message.decline_offer
+            detail = cut(declined.detail)
+            return directory.offering.decline(engine, declined.handoff_id, detail, now_s)
+        if body == "keep":
+            keep = message.keep
+            return directory.offering.keep(engine, named_of(keep.prefix, keep.position_tokens))
         if body == "drain":
             directory.members.drain(engine, True, now_s)
             return []

@@ -12,6 +12,7 @@ from restow.broker.errors import RequestError
 from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.printable import is_word
 from restow.broker.rpc.status import cut
+from restow.broker.server.services.prefix_messages import named_of
 from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
 
@@ -84,6 +85,14 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
             "a demand that names its content must say position_tokens, up to which it does",
             field="position_tokens",
         )
+    prefix = None
+    if demand.HasField("prefix"):
+        if demand.content or demand.readers:
+            raise RequestError(
+                "a demand that names a prefix names no content beside it, and no readers",
+                field="prefix",
+            )
+        prefix = named_of(demand.prefix, demand.position_tokens)
     _check_lists(demand.blocks)
     blocks = []
     for one in demand.blocks:
@@ -101,6 +110,7 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         _content(demand.content),
         number,
         readers_of(demand.readers),
+        prefix,
     )
 
 

@@ -7,6 +7,7 @@ from itertools import chain as joined
 
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.prefix.holders import Holders
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.teller import Teller
 from restow.broker.core.prefix.words import (
     MAX_CHAIN_HASHES,
@@ -101,6 +102,28 @@ def chains_of(request: pb.FindRequest, model: ModelIdentity) -> list[Chain]:
         )
         for one in request.chains
     ]
+
+
+def named_of(prefix: pb.Prefix, position_tokens: int) -> NamedPrefix:
+    """A state of so many tokens by its hashes. Raises `ChainInvalidError` where they do not fit."""
+    form = form_of(prefix.form)
+    check_salt(prefix.salt)
+    _check_size(prefix.hashes, form)
+    count, quantum_tokens = len(prefix.hashes) // form.hash_bytes, form.quantum_tokens
+    if count > MAX_CHAIN_HASHES:
+        raise ChainInvalidError(
+            f"the prefix has {count} hashes; one has at most {MAX_CHAIN_HASHES}", field="hashes"
+        )
+    whole, rest_tokens = divmod(position_tokens, quantum_tokens)
+    end_bytes = form.hash_bytes if rest_tokens else 0
+    if position_tokens < 1 or count != whole or len(prefix.end_hash) != end_bytes:
+        raise ChainInvalidError(
+            f"a prefix of {position_tokens} tokens has one hash for each {quantum_tokens} of them, "
+            f"and an end_hash where some are left over; this one has {count} and "
+            f"{len(prefix.end_hash)} bytes",
+            field="hashes",
+        )
+    return NamedPrefix(position_tokens, form, prefix.salt, prefix.hashes, prefix.end_hash)
 
 
 def _check_ends(ends: Sequence[pb.ChainEnd], form: HashForm) -> None:
