@@ -24,8 +24,14 @@ from restow.broker.client import (
     Prefix,
     chain_of,
 )
+from restow.broker.client.engine.chains import prefix_to_proto
+from restow.broker.core.actions import EngineKey
+from restow.broker.core.events import Wish
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.errors import ChainInvalidError, RequestError
+from restow.broker.server.outbox import LAGS_AT
 from restow.broker.server.serve import RunningBroker
+from restow.broker.server.services.prefix_messages import named_of
 
 HELD_TOKENS = 64
 STATE = PROMPT.prefix(HELD_TOKENS)
@@ -310,3 +316,33 @@ def test_threads_find_ask_and_answer() -> None:
             d.decline_offer("h")
 
     asyncio.run(serve(threads))
+
+
+async def test_who_reads_slowly_is_offered_nothing_and_keeps_its_stream() -> None:
+    async with (
+        broker() as running,
+        holder(running, "p") as p,
+        engine(running.address, "store", on_keep=lambda _: None) as (store, _),
+        engine(running.address, "d") as (d, _),
+    ):
+        hub = running.hub
+        for name in ("p", "store"):
+            outbox = hub.engines[EngineKey("default", name)]
+            for _ in range(LAGS_AT + 1):  # written at once: the loop has no turn in between
+                outbox.open()
+        engines, prefix = hub.directory.members.engines, named(STATE)
+        asking = engines[EngineKey("default", "d")]
+        wish = Wish((), 0, 10.0, HELD_TOKENS, demand=1, prefix=prefix)
+        hub.perform(hub.directory.request(asking, "slow", wish, hub.now_s()))
+        hub.perform(hub.directory.offering.keep(engines[EngineKey("default", "p")], prefix))
+        (handoff,) = hub.directory.ledger.ended.values()
+        assert handoff.failure is not None
+        assert handoff.failure.reason == "NOT_HELD"
+        assert (await ask(d, "later")).state == "DONE"
+        assert p.session.is_open
+        assert store.is_open
+        assert [one.handoff_id for one in p.offers] == ["later"]
+
+
+def named(prefix: Prefix) -> NamedPrefix:
+    return named_of(prefix_to_proto(prefix), prefix.position_tokens)
