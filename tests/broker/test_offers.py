@@ -42,8 +42,13 @@ D_STATE = {"attention": [11, 12, 13, 15], "state": [14]}
 class Holder:
     """An engine that holds the state, and answers offers as the test has it."""
 
-    def __init__(self, session: EngineSession, agents: list[FakeAgent]) -> None:
-        self.session, self.agents = session, agents
+    def __init__(
+        self,
+        session: EngineSession,
+        agents: list[FakeAgent],
+        blocks: dict[str, list[int]] = P_STATE,
+    ) -> None:
+        self.session, self.agents, self.blocks = session, agents, blocks
         self.offers: list[Offer] = []
         self.released: list[asyncio.Future[HandoffEnded]] = []
         self.fences: list[asyncio.Future[None]] = []
@@ -57,7 +62,7 @@ class Holder:
         self.released.append(
             self.session.publish(
                 offer.handoff_id,
-                P_STATE,
+                self.blocks,
                 offer.prefix.position_tokens,
                 content=offer.content,
             )
@@ -116,6 +121,7 @@ async def test_what_nobody_holds_is_not_held_at_once() -> None:
     ):
         asked_for = (
             PROMPT.prefix(48),  # no snapshot stands there
+            PROMPT.prefix(160),  # a part of that is held
             chain_of(range(99, 200)).prefix(64),
             replace(STATE, salt="another"),
             replace(STATE, form=replace(FORM, algorithm="another")),
@@ -281,7 +287,7 @@ async def test_a_store_is_told_of_what_others_hold_and_of_several_always_one() -
     async with (
         broker() as running,
         holder(running, "p") as p,
-        engine(running.address, "one", on_keep=told["one"].append) as (one, _),
+        engine(running.address, "one", on_keep=told["one"].append),
         engine(running.address, "two", on_keep=told["two"].append),
     ):
         longer = PROMPT.prefix(160)
@@ -295,8 +301,25 @@ async def test_a_store_is_told_of_what_others_hold_and_of_several_always_one() -
             p.session.keep(chain_of(range(first, first + 32)).prefix(32))
         await until(lambda: sum(map(len, told.values())) == 34)
         assert all(told.values())
-        one.keep(STATE)  # a store is not told of its own
-        await until(lambda: len(told["two"]) + len(told["one"]) == 35)
+
+
+async def test_a_store_that_drains_is_told_of_nothing_and_none_of_its_own() -> None:
+    told: dict[str, list[Prefix]] = {"one": [], "two": []}
+    async with (
+        broker() as running,
+        holder(running, "p") as p,
+        engine(running.address, "one", on_keep=told["one"].append) as (one, _),
+        engine(running.address, "two", on_keep=told["two"].append) as (two, _),
+    ):
+        states = [chain_of(range(first, first + 32)).prefix(32) for first in range(30)]
+        for state in states:
+            one.keep(state)
+        await until(lambda: len(told["two"]) == 30)
+        await two.drain()
+        for state in states:
+            p.session.keep(state)
+        await until(lambda: len(told["one"]) == 30)
+        assert [len(some) for some in told.values()] == [30, 30]
 
 
 def test_threads_find_ask_and_answer() -> None:

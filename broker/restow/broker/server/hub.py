@@ -88,6 +88,7 @@ class Hub:
             act.SendProbe: self._send_probe,
             act.TellEnded: self._tell_ended,
             act.TellHoldings: self._tell,
+            act.TellDrain: self._tell,
             act.SendOffer: self._send_offer,
             act.SendKeep: self._send_keep,
             act.TellExamined: self._tell_examined,
