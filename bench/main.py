@@ -30,6 +30,7 @@ class Suite(StrEnum):
     DIGESTS = "digests"
     STORE = "store"
     PREFIXES = "prefixes"
+    OFFERS = "offers"
     VLLM = "vllm"
 
 
@@ -48,6 +49,7 @@ MODULES = {
     Suite.DIGESTS: ("digests", "run"),
     Suite.STORE: ("store_worth", "run"),
     Suite.PREFIXES: ("prefixes", "run"),
+    Suite.OFFERS: ("offers", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)

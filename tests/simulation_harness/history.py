@@ -31,6 +31,7 @@ from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
 from simulation_harness.engines import ADDRESS, Engine
 from simulation_harness.fabric import Fabric
 from simulation_harness.faults import Faults
+from simulation_harness.kept_prefixes import Prefixes
 from simulation_harness.network import Listener, Network
 from simulation_harness.replaced import simulated
 from simulation_harness.virtual_loop import Process, VirtualLoop
@@ -39,7 +40,7 @@ from stamped.requests import Prompt
 from stamped.stamps import Stamps, Violation
 
 PAGE_TOKENS = (2, 4)
-HELD_TOKENS, HELD_STATES = 32, 4
+HELD_TOKENS, HELD_STATES = 48, 6
 LONGEST_TOKENS = 12
 BUSY_S = 40.0
 """In which prompts come and things go wrong."""
@@ -61,7 +62,7 @@ STRATEGIES = (Strategy.AUTO, Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Str
 SIZES = ((1, 1), (2, 2), (1, 2), (2, 1))
 DIGESTS = (*[Digests()] * 14, Digests(DigestMode.ALL), Digests(DigestMode.SAMPLED, 2))
 """They take turns."""
-LIMITS = Limits(engine_idle_s=2.0)
+LIMITS = Limits(engine_idle_s=2.0, offer_s=0.5)
 """Engines that can't be reached are forgotten, and come back."""
 FOR_SEVERAL = 0.4
 """Of how many publications readers are named: as many as ask, fewer, so that one of them takes the
@@ -79,6 +80,8 @@ class Report:
     ended: Counter[str] = field(default_factory=Counter)
     checks: Checks = field(default_factory=Checks)
     """Of all lives of the broker."""
+    offers: Counter[str] = field(default_factory=Counter)
+    """Of states that were asked for by content: made, declined, and for what was held no more."""
     faults: list[str] = field(default_factory=list)
     violation: str = ""
     trace: str = ""
@@ -127,6 +130,8 @@ class History:
         }
         self.lives: dict[str, list[Engine]] = {"P": [], "D": [], "E": []}
         """E is another D: it asks for what is published for several."""
+        self.held_stamps: dict[str, set[int]] = {}
+        """Of each state that engines keep by its content: those that it was written with."""
         self.hub: Hub | None = None
         self._hubs: list[Hub] = []
         self.broker: Process | None = None
@@ -151,7 +156,10 @@ class History:
                 for hub in self._hubs:
                     self.report.checks.checked += hub.directory.ledger.checks.checked
                     self.report.checks.mismatches += hub.directory.ledger.checks.mismatches
+                    offering = hub.directory.offering
+                    self.report.offers.update(made=offering.offered, declined=offering.declined)
                 for engine in (e for lives in self.lives.values() for e in lives):
+                    self.report.offers["not held"] += engine.kept.false_offers
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
                         for state, reason in engine.requests.said.values()
@@ -168,14 +176,14 @@ class History:
         if self.faults is not None:
             self.faults.plan(BUSY_S)
         for number in range(self.rng.randint(2, 6)):
-            prompt, at_s = self._prompt(f"h{number}"), self.rng.uniform(0.0, BUSY_S / 2)
+            prompt, at_s = self.prompt(f"h{number}"), self.rng.uniform(0.0, BUSY_S / 2)
             prompt = self._for_several(prompt)
             self._plan_prompt(prompt, at_s, "PDE" if prompt.counted > 1 or prompt.readers else "PD")
             if self.rng.random() < COMPUTED_AT_ONCE:
-                self._plan_prompt(self._prompt(f"h{number}#twin"), at_s, "P")
+                self._plan_prompt(self.prompt(f"h{number}#twin"), at_s, "P")
             if self.rng.random() < USED_AGAIN:
                 again_s = self.rng.uniform(BUSY_S / 2, BUSY_S)
-                self._plan_prompt(self._prompt(f"h{number}#again"), again_s)
+                self._plan_prompt(self.prompt(f"h{number}#again"), again_s)
             if self.rng.random() < CLIENT_LEAVES:
                 left_s = at_s + self.rng.uniform(0.0, 3.0)
                 self.loop.call_later(left_s, self._abandon, prompt.handoff_id)
@@ -183,25 +191,47 @@ class History:
                 # As long as the right one: the position alone does not tell them apart.
                 other = replace(prompt, name=f"h{number}#other")
                 self._plan_prompt(other, self.rng.uniform(0.0, BUSY_S / 2), "D")
+        Prefixes(self).plan()
         await self._pass(BUSY_S)
         self.fabric.spoiled = 0.0
         if self.faults is not None:
             self.faults.heal()
         await self._pass(SETTLE_S)
+        for lives in self.lives.values():
+            lives[-1].spawn(lives[-1].kept.evict_all())
         await self._quiet()
         ends = [await self._serve_one(f"last{number}") for number in range(LAST)]
         if ("DONE", "") not in ends:
             raise Violation(f"after all has healed handoffs ended as {ends}")
+        found = [await self._find_one(f"found{number}") for number in range(LAST)]
+        if ("DONE", "") not in found:
+            raise Violation(f"after all has healed demands for what is held ended as {found}")
 
     async def _serve_one(self, name: str) -> tuple[str, str] | None:
         """How a handoff ends that nothing stands against but a slow network."""
-        prompt = replace(self._prompt(name, healthy=True), readers=2, told_readers=2)
+        prompt = replace(self.prompt(name, healthy=True), readers=2, told_readers=2)
         for side in "PDE":
             self.loop.call_later(self.rng.random(), self._begin, side, prompt)
         await self._pass(2.0)
         await self._quiet()
         ends = {self.lives[side][-1].requests.said.get(name) for side in "PDE"}
         return ("DONE", "") if ends == {("DONE", "")} else next(iter(ends - {("DONE", "")}))
+
+    async def _find_one(self, name: str) -> tuple[str, str] | None:
+        """How a demand for what P holds ends that nothing stands against but a slow network."""
+        prompt, p, d = self.prompt(name, healthy=True), self.lives["P"][-1], self.lives["D"][-1]
+        p.kept.silent = 0.0
+        p.spawn(p.kept.compute(prompt, self.computed))
+        await self._pass(4.0)
+        d.ask(prompt, f"{name}?", self.computed, self.held_stamps.__getitem__, keeps=False)
+        await self._pass(4.0)
+        p.spawn(p.kept.evict_all())
+        await self._quiet()
+        return d.requests.said.get(f"{name}?")
+
+    def computed(self, name: str, stamp: int) -> None:
+        """An engine has written a state that it keeps by its content."""
+        self.held_stamps.setdefault(name, set()).add(stamp)
 
     async def _pass(self, seconds: float) -> None:
         end_s = self.loop.time() + seconds
@@ -302,7 +332,7 @@ class History:
 
     # -- what they do -----------------------------------------------------------------------------
 
-    def _prompt(self, name: str, healthy: bool = False) -> Prompt:
+    def prompt(self, name: str, healthy: bool = False) -> Prompt:
         rng = self.rng
         patient = healthy or rng.random() < 0.5
         return Prompt(

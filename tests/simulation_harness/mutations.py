@@ -21,10 +21,12 @@ from restow.broker.core.handoffs.deliveries import Deliveries
 from restow.broker.core.handoffs.demand import Demand
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.readers import Readers
+from restow.broker.core.offering import Offering
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
+from stamped.kept_states import Kept, KeptStates
 
 Mutation = Callable[[History], contextlib.AbstractContextManager[None]]
 
@@ -190,6 +192,35 @@ def more_readers_than_places(history: History) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def offered_on(history: History) -> Iterator[None]:
+    """What somebody publishes stays on offer to others."""
+    with patch.object(Offering, "taken", lambda *words: None):
+        yield
+
+
+@contextlib.contextmanager
+def offered_once(history: History) -> Iterator[None]:
+    """What the first holder does not answer is offered to nobody else."""
+    with patch.object(Offering, "tick", lambda *words: []):
+        yield
+
+
+@contextlib.contextmanager
+def evicted_while_given(history: History) -> Iterator[None]:
+    """An engine uses the pages of a state again that it has published for an offer."""
+
+    def hasty(self: KeptStates, kept: Kept) -> None:
+        if kept.evicted and not kept.given:
+            kept.given = True
+            self._requests.pages.give(kept.ids)
+
+    # Where it matters: much is evicted, soon after it was asked for.
+    often = patch("simulation_harness.kept_prefixes.EVICTED", 1.0)
+    with often, patch.object(KeptStates, "_give_if_free", hasty):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "incarnation": no_incarnation_in_names,
     "generation": no_generations,
@@ -205,5 +236,8 @@ MUTATIONS: dict[str, Mutation] = {
     "served": pages_free_after_one_reader,
     "late": too_late_a_reader,
     "places": more_readers_than_places,
+    "offered": offered_on,
+    "next": offered_once,
+    "pinned": evicted_while_given,
     **MISPLACED,
 }

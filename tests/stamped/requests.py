@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from restow.broker.client import Delivery, EngineSession
+from restow.broker.client import Delivery, EngineSession, Prefix
 from restow.broker.errors import HandoffConflictError, RestowError
 from stamped.memory import HostMemory, Ids
 from stamped.pages import Pages
@@ -56,6 +56,15 @@ class Prompt:
         return hashlib.sha256(self.name.encode()).digest()
 
 
+@dataclass(frozen=True)
+class Received:
+    """What D's pages hold when its demand has ended; a state if it ended well."""
+
+    ids: Ids
+    stamps: set[int]
+    done: bool
+
+
 class Requests:
     """The prompts of one life of an engine."""
 
@@ -80,7 +89,7 @@ class Requests:
     ) -> None:
         """P's part. ``computed`` hears of the stamp before anything is fenced."""
         session = await self._session()
-        if (ids := await self._take(prompt)) is None:
+        if (ids := await self.take(prompt)) is None:
             return self._end(prompt, "", "NO_PAGES")
         early = self._rng.random() < 0.3
 
@@ -112,30 +121,38 @@ class Requests:
 
     async def decode(self, prompt: Prompt, received: Callable[[str, set[int]], None]) -> None:
         """D's part. ``received`` hears of the stamps that came, if all went well."""
+        if (came := await self.receive(prompt)) is None:
+            return
+        # D goes on from there: nothing may land any more, were it the same once again.
+        self.pages.write(came.ids)
+        if came.done:
+            received(prompt.name, came.stamps)
+            await asyncio.sleep(prompt.uses_s)
+        self.pages.give(came.ids)
+
+    async def receive(self, prompt: Prompt, prefix: Prefix | None = None) -> Received | None:
+        """Ask for a state, or for that of ``prefix``; None: there are no pages for it."""
         session = await self._session()
-        if (ids := await self._take(prompt)) is None:
-            return self._end(prompt, "", "NO_PAGES")
+        if (ids := await self.take(prompt)) is None:
+            self._end(prompt, "", "NO_PAGES")
+            return None
         self.pages.lend(ids)
         due_s = asyncio.get_running_loop().time() + prompt.timeout_ms / 1000
         ended = session.request(
             prompt.handoff_id,
             ids,
-            position_tokens=prompt.position_tokens,
+            position_tokens=0 if prefix else prompt.position_tokens,
             timeout_ms=prompt.timeout_ms,
-            content=prompt.content,
-            readers=prompt.told_readers,
+            content=b"" if prefix else prompt.content,
+            readers=0 if prefix else prompt.told_readers,
+            prefix=prefix,
         )
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
         await ended.pages_free
-        found = self.pages.take_back(ids, prompt.position_tokens)
-        # D goes on from there: nothing may land any more, were it the same once again.
-        self.pages.write(ids)
-        if done:
-            received(prompt.name, found)
-            await asyncio.sleep(prompt.uses_s)
-        self.pages.give(ids)
+        return Received(ids, self.pages.take_back(ids, prompt.position_tokens), done)
 
-    async def _take(self, prompt: Prompt) -> Ids | None:
+    async def take(self, prompt: Prompt) -> Ids | None:
+        """Pages for a state, waited for."""
         counts = self._memory.counts(prompt.position_tokens)
         for _ in range(20):
             if (ids := self.pages.take(counts)) is not None:

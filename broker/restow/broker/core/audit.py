@@ -27,6 +27,7 @@ def audit(directory: Directory) -> list[str]:
         *_check_tenants(directory),
         *_check_quarantine(directory),
         *_check_prefixes(directory),
+        *_check_offers(directory),
     ]
 
 
@@ -224,6 +225,25 @@ def _check_sides(engine: EngineRecord, by_number: dict[int, Handoff]) -> Iterato
         handoff = by_number.get(number)
         if handoff is None or engine not in (handoff.source, handoff.destination):
             yield f"engine {engine.key.engine_id} has no side of handoff number {number}"
+
+
+def _check_offers(directory: Directory) -> Iterator[str]:
+    """What is on offer is asked for, by its prefix, and nobody publishes it."""
+    for number, offer in directory.offering.open.items():
+        handoff = directory.ledger.by_number.get(number)
+        if handoff is None:  # it has ended, and the next tick drops it
+            continue
+        name = handoff.handoff_id
+        if handoff.demand.prefix is None or handoff.destination is None:
+            yield f"handoff {name} is on offer, and nobody asks for it by a prefix"
+        if handoff.source is not None:
+            yield f"handoff {name} is on offer, and {handoff.source.key.engine_id} publishes it"
+        if offer.engine is None or offer.engine in offer.left:
+            yield f"handoff {name} is on offer to {offer.engine}, and then to {offer.left}"
+    for handoff in directory.ledger.by_number.values():
+        asked = handoff.demand.prefix is not None and handoff.source is None
+        if asked and handoff.number not in directory.offering.open:
+            yield f"handoff {handoff.handoff_id} asks for a prefix, and nobody is offered it"
 
 
 def _check_prefixes(directory: Directory) -> Iterator[str]:

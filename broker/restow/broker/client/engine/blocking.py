@@ -146,7 +146,10 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
     def find(
         self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
     ) -> Future[Holders]:
-        """Ask who holds how much of each chain, as `EngineSession.find`; the future tells."""
+        """Ask who holds how much of each of ``chains``, as `EngineSession.find`; the future tells.
+
+        It names ``limit`` of them at most, and raises after ``timeout_s``.
+        """
         session = self._session
         return self._open_thread().start(session.find(chains, limit=limit, timeout_s=timeout_s))
 

@@ -167,16 +167,17 @@ class EngineWords(ABC, Generic[Published, Asked]):
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
 
     def decline_offer(self, handoff_id: str, detail: str = "") -> None:
-        """Answer an offer with no: the engine holds that no longer, say (``detail`` says why).
+        """Answer an offer of ``handoff_id`` with no: the engine holds that no longer, say.
 
-        The handoff is offered to the next at once. What comes too late means nothing.
+        ``detail`` says why. The handoff is offered to the next at once. What comes too late means
+        nothing.
         """
         OWN_PROCESS.check()
         declined = pb.DeclineOffer(handoff_id=handoff_id, detail=cut(detail))
         self._say(pb.EngineMessage(decline_offer=declined))
 
     def keep(self, prefix: Prefix) -> None:
-        """Say that a state which the engine holds, and has told so, is worth keeping.
+        """Say that the state of ``prefix``, which the engine has told of, is worth keeping.
 
         A store is told of it, and may ask for it as any engine does. Where there is none, or no
         stream is open, nothing comes of it. Raises `ChainInvalidError`.

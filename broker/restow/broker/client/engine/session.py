@@ -210,7 +210,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     async def find(
         self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
     ) -> Holders:
-        """Return who of the tenant holds how much of each chain, of this engine's model.
+        """Return who of the tenant holds how much of each of ``chains``, of this engine's model.
 
         Those with most come first, ``limit`` at most. Raises `BrokerCallError`,
         `BrokerUnreachableError` after ``timeout_s``, `ChainFormError` and `ChainInvalidError`.
