@@ -88,6 +88,9 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "restow events --follow": NotRun(
             GOES_ON + ", and the other takes ten minutes; jq may not be here"
         ),
+        "restow router --find-ms 50": NotRun(
+            GOES_ON + ", and needs engines; tests/router has such a one"
+        ),
         "pip install '.[trace]'": NotRun("needs a collector of traces"),
         "helm install": NotRun("needs Kubernetes"),
     },
