@@ -24,8 +24,14 @@ from restow.broker.client import (
     Prefix,
     chain_of,
 )
+from restow.broker.client.engine.chains import prefix_to_proto
+from restow.broker.core.actions import EngineKey
+from restow.broker.core.events import Wish
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.errors import ChainInvalidError, RequestError
+from restow.broker.server.outbox import LAGS_AT
 from restow.broker.server.serve import RunningBroker
+from restow.broker.server.services.prefix_messages import named_of
 
 HELD_TOKENS = 64
 STATE = PROMPT.prefix(HELD_TOKENS)
@@ -36,8 +42,13 @@ D_STATE = {"attention": [11, 12, 13, 15], "state": [14]}
 class Holder:
     """An engine that holds the state, and answers offers as the test has it."""
 
-    def __init__(self, session: EngineSession, agents: list[FakeAgent]) -> None:
-        self.session, self.agents = session, agents
+    def __init__(
+        self,
+        session: EngineSession,
+        agents: list[FakeAgent],
+        blocks: dict[str, list[int]] = P_STATE,
+    ) -> None:
+        self.session, self.agents, self.blocks = session, agents, blocks
         self.offers: list[Offer] = []
         self.released: list[asyncio.Future[HandoffEnded]] = []
         self.fences: list[asyncio.Future[None]] = []
@@ -51,7 +62,7 @@ class Holder:
         self.released.append(
             self.session.publish(
                 offer.handoff_id,
-                P_STATE,
+                self.blocks,
                 offer.prefix.position_tokens,
                 content=offer.content,
             )
@@ -110,6 +121,7 @@ async def test_what_nobody_holds_is_not_held_at_once() -> None:
     ):
         asked_for = (
             PROMPT.prefix(48),  # no snapshot stands there
+            PROMPT.prefix(160),  # a part of that is held
             chain_of(range(99, 200)).prefix(64),
             replace(STATE, salt="another"),
             replace(STATE, form=replace(FORM, algorithm="another")),
@@ -275,7 +287,7 @@ async def test_a_store_is_told_of_what_others_hold_and_of_several_always_one() -
     async with (
         broker() as running,
         holder(running, "p") as p,
-        engine(running.address, "one", on_keep=told["one"].append) as (one, _),
+        engine(running.address, "one", on_keep=told["one"].append),
         engine(running.address, "two", on_keep=told["two"].append),
     ):
         longer = PROMPT.prefix(160)
@@ -289,8 +301,25 @@ async def test_a_store_is_told_of_what_others_hold_and_of_several_always_one() -
             p.session.keep(chain_of(range(first, first + 32)).prefix(32))
         await until(lambda: sum(map(len, told.values())) == 34)
         assert all(told.values())
-        one.keep(STATE)  # a store is not told of its own
-        await until(lambda: len(told["two"]) + len(told["one"]) == 35)
+
+
+async def test_a_store_that_drains_is_told_of_nothing_and_none_of_its_own() -> None:
+    told: dict[str, list[Prefix]] = {"one": [], "two": []}
+    async with (
+        broker() as running,
+        holder(running, "p") as p,
+        engine(running.address, "one", on_keep=told["one"].append) as (one, _),
+        engine(running.address, "two", on_keep=told["two"].append) as (two, _),
+    ):
+        states = [chain_of(range(first, first + 32)).prefix(32) for first in range(30)]
+        for state in states:
+            one.keep(state)
+        await until(lambda: len(told["two"]) == 30)
+        await two.drain()
+        for state in states:
+            p.session.keep(state)
+        await until(lambda: len(told["one"]) == 30)
+        assert [len(some) for some in told.values()] == [30, 30]
 
 
 def test_threads_find_ask_and_answer() -> None:
@@ -310,3 +339,33 @@ def test_threads_find_ask_and_answer() -> None:
             d.decline_offer("h")
 
     asyncio.run(serve(threads))
+
+
+async def test_who_reads_slowly_is_offered_nothing_and_keeps_its_stream() -> None:
+    async with (
+        broker() as running,
+        holder(running, "p") as p,
+        engine(running.address, "store", on_keep=lambda _: None) as (store, _),
+        engine(running.address, "d") as (d, _),
+    ):
+        hub = running.hub
+        for name in ("p", "store"):
+            outbox = hub.engines[EngineKey("default", name)]
+            for _ in range(LAGS_AT + 1):  # written at once: the loop has no turn in between
+                outbox.open()
+        engines, prefix = hub.directory.members.engines, named(STATE)
+        asking = engines[EngineKey("default", "d")]
+        wish = Wish((), 0, 10.0, HELD_TOKENS, demand=1, prefix=prefix)
+        hub.perform(hub.directory.request(asking, "slow", wish, hub.now_s()))
+        hub.perform(hub.directory.offering.keep(engines[EngineKey("default", "p")], prefix))
+        (handoff,) = hub.directory.ledger.ended.values()
+        assert handoff.failure is not None
+        assert handoff.failure.reason == "NOT_HELD"
+        assert (await ask(d, "later")).state == "DONE"
+        assert p.session.is_open
+        assert store.is_open
+        assert [one.handoff_id for one in p.offers] == ["later"]
+
+
+def named(prefix: Prefix) -> NamedPrefix:
+    return named_of(prefix_to_proto(prefix), prefix.position_tokens)

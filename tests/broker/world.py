@@ -258,8 +258,7 @@ class World:
         return self.run(lambda now_s: self.directory.members.forget(side.record, now_s))
 
     def drain_engine(self, side: Side, draining: bool = True) -> None:
-        self.directory.members.drain(side.record, draining, self.now_s)
-        self.check()
+        self.run(lambda now_s: self.directory.members.drain(side.record, draining, now_s))
 
     def drain(self, draining: bool) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.granting.drain(draining, now_s))
@@ -340,7 +339,9 @@ class World:
                 self.connected.discard(action.agent)
             elif isinstance(action, act.SendOffer | act.SendKeep):
                 self.sides[action.engine].offered.append(action)
-            elif not isinstance(action, act.CloseSession | act.TellExamined | act.TellHoldings):
+            elif not isinstance(
+                action, act.CloseSession | act.TellExamined | act.TellHoldings | act.TellDrain
+            ):
                 assert action.agent in self.connected, f"{action} to an agent that is gone"
 
     def check(self) -> None:

@@ -195,13 +195,32 @@ class Cluster:
     def decode(self, prompt: Prompt, side: str = "D") -> None:
         self._begin(side, prompt)
 
+    def compute(self, prompt: Prompt, side: str = "P") -> None:
+        """Have an engine compute a state, and keep it by its content."""
+        self._tell(side, ("compute", prompt))
+
+    def ask(self, prompt: Prompt, name: str, side: str = "D", keeps: bool = False) -> None:
+        """Have an engine ask for a state by its content, as handoff ``name``."""
+        self._say(side, name, ("ask", (prompt, name, keeps)))
+
+    def evict(self, prompt: Prompt | None, side: str) -> None:
+        """Have an engine forget a state that it keeps; None: all of them."""
+        self._tell(side, ("evict", prompt))
+
     def _begin(self, side: str, prompt: Prompt) -> None:
+        self._say(side, prompt.name, ("prompt", prompt))
+
+    def _say(self, side: str, name: str, word: Said) -> None:
         engine = self.engines[side]
         if engine.alive:
-            engine.pending[prompt.name] = time.monotonic()
-            engine.scheduler.tell(("prompt", prompt))
+            engine.pending[name] = time.monotonic()
+            engine.scheduler.tell(word)
         else:
-            self._ended(side, prompt.name, "LOST", "")
+            self._ended(side, name, "LOST", "")
+
+    def _tell(self, side: str, word: Said) -> None:
+        if self.engines[side].alive:
+            self.engines[side].scheduler.tell(word)
 
     def _hear(self, engine: EngineLife, said: Said) -> None:
         word, *what = said

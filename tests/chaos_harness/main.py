@@ -48,7 +48,7 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
     began_s = time.monotonic()
     report.left = await storm.heal()
     report.healed_after_s = time.monotonic() - began_s
-    report.handoffs, found = storm.handoffs, cluster.found
+    report.handoffs, found = storm.handoffs + storm.asked, cluster.found
     report.faults, report.lives = dict(storm.faults), dict(cluster.lives)
     if not report.left:
         await storm.calm(CALM_S)  # until all has grown to its size
@@ -57,10 +57,10 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
         await storm.calm(CALM_S)
         report.left = report.left or await storm.heal()
         report.usage_after = _usage(cluster)
-        report.calm_handoffs = storm.handoffs - report.handoffs
+        report.calm_handoffs = storm.handoffs + storm.asked - report.handoffs
     report.violations, report.late_s = found.violations, found.late_s
     report.crashes = found.crashes
-    report.without_end = 2 * storm.handoffs - len(found.said)
+    report.without_end = 2 * storm.handoffs + storm.asked - len(found.said)
     report.ends = {" ".join(end).strip(): count for end, count in found.ends.items()}
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,6 +20,9 @@ LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
 PAGE_TOKENS = (8, 16)
 LONGEST_TOKENS = 96
 MAX_PENDING = 8
+BY_CONTENT = 0.15
+"""For each handoff, so many states are kept and asked for by their content."""
+KEPT_S = 1.5
 HANDOFFS_PER_S = 12.0
 FAULT_EVERY_S = (0.3, 3.0)
 LONGEST_PAUSE_S = 8.0
@@ -33,7 +37,8 @@ class Storm:
 
     def __init__(self, cluster: Cluster, rng: Random, can_cut: bool) -> None:
         self.faults: Counter[str] = Counter()
-        self.handoffs = 0
+        self.handoffs = self.asked = 0
+        """Under an id, and by content."""
         self._cluster, self._rng = cluster, rng
         self._healing: set[asyncio.Task[None]] = set()
         self._faults: list[tuple[Callable[[], None], int]] = [
@@ -65,6 +70,8 @@ class Storm:
         while self._healing:
             await asyncio.wait(self._healing)
         await self._cluster.connected()
+        for side in self._cluster.engines:
+            self._cluster.evict(None, side)
         return await self._cluster.finished(QUIET_S)
 
     async def _work(self, end_s: float) -> None:
@@ -73,6 +80,20 @@ class Storm:
             engines = self._cluster.engines.values()
             if max((len(engine.pending) for engine in engines), default=0) < MAX_PENDING:
                 self._hand_over(self._prompt())
+                if self._rng.random() < BY_CONTENT:
+                    self._keep_and_ask(self._prompt())
+
+    def _keep_and_ask(self, prompt: Prompt) -> None:
+        """One engine keeps a state, another asks for it, and sooner or later it is evicted."""
+        holder, asking = self._rng.sample("PD", 2)
+        later, rng = asyncio.get_running_loop().call_later, self._rng
+        self.asked += 1
+        kept = replace(prompt, name=f"kept{self.asked}")
+        self._cluster.compute(kept, holder)
+        name, keeps = f"{kept.name}?", rng.random() < 0.3
+        later(rng.uniform(0.0, KEPT_S), self._cluster.ask, kept, name, asking, keeps)
+        later(rng.uniform(0.0, 2 * KEPT_S), self._cluster.evict, kept, holder)
+        later(2 * KEPT_S, self._cluster.evict, kept, asking)
 
     def _hand_over(self, prompt: Prompt) -> None:
         """Either side may be first."""

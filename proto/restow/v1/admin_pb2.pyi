@@ -835,7 +835,9 @@ class DrainEngineResponse(google.protobuf.message.Message):
 
     OPEN_FIELD_NUMBER: builtins.int
     open: builtins.int
-    """Handoffs that it has a side of and that have not ended. 0: it may be stopped."""
+    """Handoffs that it has a side of and that have not ended, and 1 while it hands over what it holds. 0: it
+    may be stopped.
+    """
     def __init__(
         self,
         *,

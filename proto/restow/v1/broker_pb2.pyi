@@ -448,6 +448,18 @@ class Keep(google.protobuf.message.Message):
 Global___Keep: typing_extensions.TypeAlias = Keep
 
 @typing.final
+class HandedOver(google.protobuf.message.Message):
+    """The engine has handed over what it could, as it was asked to (Drain in an event), or there is nothing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___HandedOver: typing_extensions.TypeAlias = HandedOver
+
+@typing.final
 class Renewal(google.protobuf.message.Message):
     """Prolongs P's lease."""
 
@@ -667,6 +679,7 @@ class EngineMessage(google.protobuf.message.Message):
     HOLDINGS_FIELD_NUMBER: builtins.int
     DECLINE_OFFER_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
+    HANDED_OVER_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -705,6 +718,10 @@ class EngineMessage(google.protobuf.message.Message):
     def keep(self) -> Global___Keep:
         """A store may want what the engine holds."""
 
+    @property
+    def handed_over(self) -> Global___HandedOver:
+        """What was worth keeping has been handed over."""
+
     def __init__(
         self,
         *,
@@ -718,10 +735,11 @@ class EngineMessage(google.protobuf.message.Message):
         holdings: Global___Holdings | None = ...,
         decline_offer: Global___DeclineOffer | None = ...,
         keep: Global___Keep | None = ...,
+        handed_over: Global___HandedOver | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "holdings", b"holdings", "keep", b"keep", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "holdings", b"holdings", "keep", b"keep", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep", "handed_over"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 
@@ -920,6 +938,7 @@ class EngineEvent(google.protobuf.message.Message):
     TELL_HOLDINGS_FIELD_NUMBER: builtins.int
     OFFER_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> Global___SessionOpened:
         """The session is open."""
@@ -944,6 +963,12 @@ class EngineEvent(google.protobuf.message.Message):
     def keep(self) -> Global___Keep:
         """To a store: another engine holds what is worth keeping."""
 
+    @property
+    def drain(self) -> Global___Drain:
+        """An operator has the engine drain, which has told what it holds: it says Keep for what is worth that,
+        a few at a time, and HandedOver in the end. What it publishes for offers meanwhile is not refused.
+        """
+
     def __init__(
         self,
         *,
@@ -953,10 +978,11 @@ class EngineEvent(google.protobuf.message.Message):
         tell_holdings: Global___TellHoldings | None = ...,
         offer: Global___Offer | None = ...,
         keep: Global___Keep | None = ...,
+        drain: Global___Drain | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep", "drain"] | None: ...
 
 Global___EngineEvent: typing_extensions.TypeAlias = EngineEvent
 

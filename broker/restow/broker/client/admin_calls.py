@@ -167,7 +167,8 @@ def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
 def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
     """Have engine ``engine_id`` take nothing new; with ``draining`` False: again.
 
-    Returns how many handoffs of its have not ended. Raises `BrokerCallError`, ENGINE_UNKNOWN.
+    Returns how many handoffs of its have not ended, and 1 more while it hands over what it holds.
+    Raises `BrokerCallError`, ENGINE_UNKNOWN.
     """
     request = pb.DrainEngineRequest(engine_id=engine_id, draining=draining)
     return AdminCall("DrainEngine", request, lambda found: found.open)

@@ -115,6 +115,12 @@ class SendOffer(NamedTuple):
     """When it goes to the next."""
 
 
+class TellDrain(NamedTuple):
+    """Have an engine hand over what it holds: it is to leave."""
+
+    engine: EngineKey
+
+
 class SendKeep(NamedTuple):
     """Tell a store of a state that it may ask for."""
 
@@ -271,6 +277,7 @@ Action = (
     | TellHoldings
     | SendOffer
     | SendKeep
+    | TellDrain
     | SendProgram
     | SendPeer
     | SendForget

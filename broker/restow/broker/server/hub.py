@@ -87,7 +87,10 @@ class Hub:
             act.SendPeer: self._send_peer,
             act.SendProbe: self._send_probe,
             act.TellEnded: self._tell_ended,
-            **dict.fromkeys(orders.TELL, self._tell),
+            act.TellHoldings: self._tell,
+            act.TellDrain: self._tell,
+            act.SendOffer: self._send_offer,
+            act.SendKeep: self._send_keep,
             act.TellExamined: self._tell_examined,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
@@ -205,6 +208,20 @@ class Hub:
         outbox = self.engines.get(action.engine)
         if outbox is not None:
             orders.fill_ended(outbox.open().events.add().ended, action)
+
+    def _send_offer(self, action: act.SendOffer) -> None:
+        """An engine that reads slowly must not lose its stream for what others ask of it."""
+        outbox = self.engines.get(action.engine)
+        if outbox is None or not outbox.lags:
+            return self._tell(action)
+        offering, engine = self.directory.offering, self.directory.members.engines[action.engine]
+        words = "its stream reads slowly"
+        self.perform(offering.decline(engine, action.handoff_id, words, self.now_s()))
+
+    def _send_keep(self, action: act.SendKeep) -> None:
+        outbox = self.engines.get(action.engine)
+        if outbox is not None and not outbox.lags:
+            self._tell(action)
 
     def _tell(self, action: Any) -> None:
         if (outbox := self.engines.get(action.engine)) is not None:

@@ -153,8 +153,13 @@ def _write_tell_holdings(outbox: EngineOutbox, action: act.TellHoldings) -> None
     outbox.open().events.add().tell_holdings.SetInParent()
 
 
+def _write_drain(outbox: EngineOutbox, action: act.TellDrain) -> None:
+    outbox.open().events.add().drain.SetInParent()
+
+
 TELL: dict[type, Callable[[EngineOutbox, Any], None]] = {
     act.TellHoldings: _write_tell_holdings,
+    act.TellDrain: _write_drain,
     act.SendOffer: _write_offer,
     act.SendKeep: _write_keep,
 }

@@ -21,6 +21,7 @@ Batch = TypeVar("Batch")
 MAX_BATCH = 512
 MAX_BATCH_BYTES = 16 << 20
 MAX_QUEUE_BYTES = 256 << 20
+LAGS_AT, LAGS_BYTES = 4096, 32 << 20
 COPIES = 3
 """Of a batch that is being sent: as messages, as bytes, and as gRPC's own."""
 AGENT_FREE_BYTES = 64 << 10
@@ -146,6 +147,11 @@ class Outbox(Generic[Batch]):
     def closed(self) -> bool:
         """Whether the stream ends, though whoever reads it may not have heard of it yet."""
         return self._closed
+
+    @property
+    def lags(self) -> bool:
+        """Whether so much waits that nothing should be added which others can do without."""
+        return self.waiting > LAGS_AT or self._bytes_in_full + self._bytes_in_last > LAGS_BYTES
 
     @property
     def waiting(self) -> int:

@@ -85,6 +85,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         asks: bool = False,
         on_offer: Callable[[Offer], None] | None = None,
         on_keep: Callable[[Prefix], None] | None = None,
+        on_drain: Callable[[], Sequence[Prefix]] | None = None,
     ) -> None:
         """Prepare, like `EngineSession`; what hears is called in the session's thread."""
         super().__init__(block_counts)
@@ -100,6 +101,7 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
             asks=asks,
             on_offer=on_offer,
             on_keep=on_keep,
+            on_drain=on_drain,
         )
         self._thread: LoopThread | None = None
 

@@ -30,6 +30,7 @@ from restow.broker.client.engine.chains import (
 )
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.hand_over import hand_over
 from restow.broker.client.engine.held_prefixes import Change, HeldPrefixes
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.client.engine.registration import Registration
@@ -69,6 +70,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         asks: bool = False,
         on_offer: Callable[[Offer], None] | None = None,
         on_keep: Callable[[Prefix], None] | None = None,
+        on_drain: Callable[[], Sequence[Prefix]] | None = None,
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
@@ -83,8 +85,9 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         handoff comes; it may do both, whatever it says.
         ``on_offer`` hears when an engine asks for a state that this one has told that it holds; it
         publishes that, or declines, then or later. None: all offers are declined. ``on_keep`` makes
-        the engine a store: it hears of states that others hold and that are worth keeping. Both
-        are called on the loop.
+        the engine a store: it hears of states that others hold and that are worth keeping.
+        ``on_drain`` says which states of its own are worth keeping when it is to leave, the best
+        first: they are handed over to a store. All are called on the loop.
 
         Raises a `TrustError` of the credentials, and `AddressInvalidError`.
         """
@@ -103,7 +106,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             keeps=on_keep is not None,
         )
         self._on_offer = on_offer or self._decline
-        self._on_keep = on_keep
+        self._on_keep, self._on_drain = on_keep, on_drain
+        self._handing: asyncio.Task[None] | None = None
         self._handoffs = OpenHandoffs(self._send)
         self._held = HeldPrefixes(self._send)
         self._outbox: deque[pb.EngineMessage] = deque()
@@ -184,7 +188,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         OWN_PROCESS.check()
         try:
             await self._give_up_demands()
-            for task in (self._runner, self._keeper):
+            for task in (self._runner, self._keeper, self._handing):
                 if task is not None:
                     await end_task(task)
         finally:
@@ -223,13 +227,14 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         """Take part in nothing new, and wait ``timeout_s`` for what is open to end. None: for ever.
 
         What is published or asked for from now on is refused (`BrokerCallError`, ENGINE_DRAINING),
-        unless the other side spoke of it before. Returns whether all has ended: then `close` loses
-        nothing.
+        unless the other side spoke of it before. What ``on_drain`` names is handed over to a store
+        first. Returns whether all has ended: then `close` loses nothing.
         """
         self._draining = True
         self._send(pb.EngineMessage(drain=pb.Drain()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._begin_hand_over())
                 await self._handoffs.wait_ended()
         return self._handoffs.empty
 
@@ -237,6 +242,18 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
 
     def _publish(self, message: pb.EngineMessage, hold_ms: int) -> asyncio.Future[HandoffEnded]:
         return self._handoffs.publish(message, hold_ms)
+
+    def _begin_hand_over(self) -> asyncio.Task[None]:
+        if self._handing is None or self._handing.done():
+            self._handing = asyncio.create_task(self._hand_over())
+        return self._handing
+
+    async def _hand_over(self) -> None:
+        prefixes = list(self._on_drain()) if self._on_drain is not None else []
+        if prefixes:
+            taken = await hand_over(prefixes, self.ref.engine_id, self.keep, self.find)
+            self._log.info("states handed over", taken=taken, of=len(prefixes))
+        self._send(pb.EngineMessage(handed_over=pb.HandedOver()))
 
     def _decline(self, offer: Offer) -> None:
         self.decline_offer(offer.handoff_id, "this engine answers no offers")
@@ -310,6 +327,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                     elif body == "keep" and self._on_keep is not None:
                         keep = event.keep
                         self._on_keep(prefix_from_proto(keep.prefix, keep.position_tokens))
+                    elif body == "drain":
+                        self._begin_hand_over()
                     elif body == "tell_holdings":
                         self._outbox.extend(self._held.everything())
                         self._wake.set()

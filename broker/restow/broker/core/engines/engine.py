@@ -66,6 +66,8 @@ class EngineRecord(BlockLists):
     """How often it declined that, was refused in it, or did not answer."""
     drains_since_s: float = 0.0
     """Since when it takes part in nothing new; 0: it does."""
+    handing_over: bool = False
+    """Whether it was asked to hand over what it holds, and has not said that it has."""
     gone: bool = False
     version: str = ""
     """Of the software of its session; empty: it did not say."""

@@ -11,6 +11,7 @@ from restow.broker.core.actions import (
     EngineKey,
     SendUnfence,
     State,
+    TellDrain,
 )
 from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.connections import Connections
@@ -197,10 +198,16 @@ class Membership:
         error = EngineUnknownError(f"an operator had engine {name} forgotten", engine=name)
         return self.remove_engine(engine, error, now_s)
 
-    def drain(self, engine: EngineRecord, draining: bool, now_s: float) -> None:
-        """Have an engine take part in nothing that begins from now on, or again in all."""
-        if engine.draining != draining:
-            engine.drains_since_s = now_s if draining else 0.0
+    def drain(self, engine: EngineRecord, draining: bool, now_s: float) -> list[Action]:
+        """Have an engine take part in nothing that begins from now on, or again in all.
+
+        One that has told what it holds is asked to hand that over, once.
+        """
+        if engine.draining == draining:
+            return []
+        engine.drains_since_s = now_s if draining else 0.0
+        engine.handing_over = draining and self._prefixes.teller(engine.key) is not None
+        return [TellDrain(engine.key)] if engine.handing_over else []
 
     def remove_engine(self, engine: EngineRecord, error: RestowError, now_s: float) -> list[Action]:
         """Take an engine out: nothing of its handoffs can go on, and its streams end with it."""
@@ -245,7 +252,7 @@ class Membership:
     def session_closed(self, engine: EngineRecord, now_s: float) -> None:
         """An engine's stream broke; its leases and its patience run on."""
         self._prefixes.forget(engine.key)
-        engine.has_session = False
+        engine.has_session = engine.handing_over = False
         engine.last_seen_s = now_s
 
     def sweep(self, now_s: float) -> list[Action]:

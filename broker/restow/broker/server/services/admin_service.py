@@ -246,8 +246,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 draining=request.draining,
                 identity=caller_of(context),
             )
-        members.drain(engine, request.draining, self._hub.now_s())
-        return pb.DrainEngineResponse(open=len(engine.handoffs))
+        self._hub.perform(members.drain(engine, request.draining, self._hub.now_s()))
+        return pb.DrainEngineResponse(open=len(engine.handoffs) + engine.handing_over)
 
     async def ForgetEngine(
         self, request: pb.ForgetEngineRequest, context: Context

@@ -229,7 +229,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             keep = message.keep
             return directory.offering.keep(engine, named_of(keep.prefix, keep.position_tokens))
         if body == "drain":
-            directory.members.drain(engine, True, now_s)
+            return directory.members.drain(engine, True, now_s)
+        if body == "handed_over":
+            engine.handing_over = False
             return []
         raise RequestError("a message without a body")
 
