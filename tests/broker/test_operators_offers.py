@@ -8,7 +8,7 @@ import json
 from agent_harness.waiting import until
 from broker.fakes import broker, engine
 from broker.test_observe import key, metrics
-from broker.test_offers import ask, holder
+from broker.test_offers import D_STATE, STATE, ask, holder
 from broker.test_operators_deliveries import shown
 from broker.test_prefixes import PROMPT
 from restow.broker.client import AsyncAdminClient
@@ -72,6 +72,19 @@ async def test_offers_are_shown_until_the_end_and_after_it() -> None:
         assert list(counts.values()) == [3, 2, 4, 3]
         ended = key("handoffs_ended_total", state="CANCELLED", reason="NOT_HELD")
         assert found[ended] == counts["prefix_demands_not_held"]
+
+
+async def test_a_demand_on_offer_ends_when_its_patience_does() -> None:
+    async with (
+        broker(offer_s=60.0) as running,
+        holder(running, "p") as p,
+        engine(running.address, "d") as (d, _),
+    ):
+        p.answer = p.be_silent
+        asked = d.request("one", D_STATE, prefix=STATE, timeout_ms=100)
+        ended = await asyncio.wait_for(asked, 20)
+        assert (ended.state, ended.reason) == ("EXPIRED", "NOT_PUBLISHED")
+        assert "engine p, which is offered it, has not answered" in ended.detail
 
 
 async def test_a_demand_that_names_no_prefix_was_offered_to_nobody() -> None:

@@ -138,6 +138,7 @@ class Offering:
             engine.offers += 1
             self.offered += 1
             handoff.timeline.note_often(now_s, "offered", key.engine_id)
+            self._ledger.watch(handoff)
             return [SendOffer(key, handoff.handoff_id, prefix, self._ledger.limits.offer_s)]
         self.open.pop(handoff.number).close()
         if offer.declined:
