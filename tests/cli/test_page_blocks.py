@@ -59,6 +59,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         ),
         "restow serve ": NotRun(GOES_ON + ", each of the three; the router needs engines"),
         "restow status": Run(),
+        "python docs/examples/by_content.py hold": Run(),
         "from pathlib import Path": Run(beside="restow release request-7"),
         # As diff does, of what differs.
         "config=docs/pictures/nemotron3-nano.json": Run(
@@ -75,6 +76,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "from restow.broker.client import AdminClient": Run(),
         "from restow.broker.client import AdminClient, BlockingSession": Run(),
         "from restow.broker.client import AdminClient, BlockingSession, chain_of": Run(),
+        "from restow.agents import Agent, RegionMemory": Run(),
         "from restow.broker.client import AdminClient, BrokerCallError": Run(),
     },
     "docs/layouts.md": {
@@ -87,6 +89,9 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "restow handoffs --state failed -o name | xargs -rn 1 restow handoff": Run(),
         "restow events --follow": NotRun(
             GOES_ON + ", and the other takes ten minutes; jq may not be here"
+        ),
+        "restow router --find-ms 50": NotRun(
+            GOES_ON + ", and needs engines; tests/router has such a one"
         ),
         "pip install '.[trace]'": NotRun("needs a collector of traces"),
         "helm install": NotRun("needs Kubernetes"),

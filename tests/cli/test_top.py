@@ -39,6 +39,7 @@ def handoff(number: int, **more: Any) -> dict[str, Any]:
         "reading_ranks": None,
         "readers": None,
         "delivered": 0,
+        "prefix_tokens": None,
         **more,
     }
 

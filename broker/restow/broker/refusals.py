@@ -184,10 +184,6 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "have that.",
             "Give it more (`--memory`), or keep shorter states there.",
         ),
-        "NOT_HELD": Advice(
-            "A store has no such state, or not any more.",
-            "Compute it; if that is often so, give the store more memory or a larger disk.",
-        ),
         "STATE_NOT_KEPT": Advice(
             "A handoff to a store or from it ended other than well: the message has its reason.",
             "See that reason here.",

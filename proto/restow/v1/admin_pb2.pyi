@@ -587,6 +587,9 @@ class HandoffInfo(google.protobuf.message.Message):
     SETTLED_RANKS_FIELD_NUMBER: builtins.int
     READERS_FIELD_NUMBER: builtins.int
     DELIVERED_FIELD_NUMBER: builtins.int
+    PREFIX_TOKENS_FIELD_NUMBER: builtins.int
+    OFFERS_FIELD_NUMBER: builtins.int
+    OFFERS_DECLINED_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -636,6 +639,12 @@ class HandoffInfo(google.protobuf.message.Message):
     """
     delivered: builtins.int
     """How many D's have the state of it."""
+    prefix_tokens: builtins.int
+    """Of a demand by prefix that nobody published already: how many tokens it asked for. 0: it was none."""
+    offers: builtins.int
+    """To how many engines, which said that they hold these, it was offered; the timeline has who they are."""
+    offers_declined: builtins.int
+    """How many of them declined, published it wrongly, were gone or did not answer."""
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which its rows travel, each a word that `--strategy` takes (docs/layouts.md explains
@@ -668,9 +677,12 @@ class HandoffInfo(google.protobuf.message.Message):
         settled_ranks: builtins.int = ...,
         readers: builtins.int = ...,
         delivered: builtins.int = ...,
+        prefix_tokens: builtins.int = ...,
+        offers: builtins.int = ...,
+        offers_declined: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "ended_ago_s", b"ended_ago_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "delivered", b"delivered", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "readers", b"readers", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "delivered", b"delivered", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "offers", b"offers", "offers_declined", b"offers_declined", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "prefix_tokens", b"prefix_tokens", "readers", b"readers", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ended_ago_s", b"_ended_ago_s"]) -> typing.Literal["ended_ago_s"] | None: ...
     @typing.overload
@@ -1276,12 +1288,18 @@ class EngineHoldings(google.protobuf.message.Message):
     FORM_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     BATCHES_FIELD_NUMBER: builtins.int
+    OFFERS_FIELD_NUMBER: builtins.int
+    OFFERS_DECLINED_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Whose it is."""
     engine_id: builtins.str
     """Its id."""
     batches: builtins.int
     """Batches heard on its stream."""
+    offers: builtins.int
+    """How often this life of it was offered a demand for what it says it holds."""
+    offers_declined: builtins.int
+    """How often it then declined, published it wrongly or did not answer."""
     @property
     def form(self) -> restow.v1.broker_pb2.HashForm:
         """How its hashes are made."""
@@ -1298,9 +1316,11 @@ class EngineHoldings(google.protobuf.message.Message):
         form: restow.v1.broker_pb2.HashForm | None = ...,
         groups: collections.abc.Iterable[Global___GroupHoldings] | None = ...,
         batches: builtins.int = ...,
+        offers: builtins.int = ...,
+        offers_declined: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batches", b"batches", "engine_id", b"engine_id", "form", b"form", "groups", b"groups", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "engine_id", b"engine_id", "form", b"form", "groups", b"groups", "offers", b"offers", "offers_declined", b"offers_declined", "tenant", b"tenant"]) -> None: ...
 
 Global___EngineHoldings: typing_extensions.TypeAlias = EngineHoldings
 

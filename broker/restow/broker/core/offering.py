@@ -8,7 +8,6 @@ asked for --> offered to one --> published: as any handoff from there on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from restow.broker.core.actions import Action, EngineKey, SendKeep, SendOffer, State
@@ -16,25 +15,13 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership, pool_of
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.handoffs.offer import Offer
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.errors import ChainFormError
 
 NOT_HELD = "NOT_HELD"
-
-
-@dataclass(slots=True, eq=False)
-class Offer:
-    """A demand's way through the engines that say that they hold what it asks for."""
-
-    left: list[EngineKey]
-    """To whom it was not offered yet; the best is the last."""
-    engine: EngineKey | None = None
-    """Who has it now."""
-    until_s: float = 0.0
-    """When it goes to the next."""
-    declined: int = 0
 
 
 class Offering:
@@ -44,6 +31,10 @@ class Offering:
         """Nothing is on offer."""
         self.open: dict[int, Offer] = {}
         """By the handoff's number."""
+        self.asked = 0
+        """Demands that had to be offered."""
+        self.not_held = 0
+        """Those of them that nobody could give."""
         self.offered = 0
         """Offers that were made."""
         self.declined = 0
@@ -57,6 +48,8 @@ class Offering:
         destination = handoff.destination
         if handoff.source is not None or destination is None:
             return []  # somebody publishes it already, as after a restart of the broker
+        self.asked += 1
+        offer = handoff.offer = Offer(prefix.position_tokens)
         try:
             chain = prefix.chain(destination.layout.model.identity)
             held = self._prefixes.find(handoff.tenant, chain)
@@ -68,7 +61,9 @@ class Offering:
             if one.tokens == prefix.position_tokens and one.engine != destination.key
         ]
         engines.sort(key=lambda one: (one.draining, len(one.handoffs), one.key), reverse=True)
-        offer = self.open[handoff.number] = Offer([one.key for one in engines])
+        offer.left = [one.key for one in engines]
+        self.open[handoff.number] = offer
+        handoff.timeline.note(now_s, "looked up", (len(engines), offer.tokens))
         return self._next(handoff, offer, now_s)
 
     def is_offered(self, handoff: Handoff, engine: EngineRecord) -> bool:
@@ -78,7 +73,8 @@ class Offering:
 
     def taken(self, handoff: Handoff) -> None:
         """Somebody publishes it."""
-        self.open.pop(handoff.number, None)
+        if (offer := self.open.pop(handoff.number, None)) is not None:
+            offer.close()
 
     def decline(
         self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float
@@ -96,7 +92,7 @@ class Offering:
         for number, offer in list(self.open.items()):
             handoff = self._ledger.by_number.get(number)
             if handoff is None or offer.engine is None:
-                del self.open[number]
+                self.open.pop(number).close()
                 continue
             engine = self._members.engines.get(offer.engine)
             gone = engine is None or not engine.has_session
@@ -124,6 +120,9 @@ class Offering:
     def _declined(self, handoff: Handoff, offer: Offer, now_s: float) -> list[Action]:
         offer.declined += 1
         self.declined += 1
+        engine = self._members.engines.get(offer.engine) if offer.engine is not None else None
+        if engine is not None:
+            engine.offers_declined += 1
         return self._next(handoff, offer, now_s)
 
     def _next(self, handoff: Handoff, offer: Offer, now_s: float) -> list[Action]:
@@ -135,10 +134,13 @@ class Offering:
                 continue
             offer.engine = key
             offer.until_s = now_s + self._ledger.limits.offer_s
+            offer.made += 1
+            engine.offers += 1
             self.offered += 1
             handoff.timeline.note_often(now_s, "offered", key.engine_id)
+            self._ledger.watch(handoff)
             return [SendOffer(key, handoff.handoff_id, prefix, self._ledger.limits.offer_s)]
-        del self.open[handoff.number]
+        self.open.pop(handoff.number).close()
         if offer.declined:
             words = f"nobody gave it: {offer.declined} said that they held it, and declined"
         else:
@@ -146,6 +148,7 @@ class Offering:
         return self._not_held(handoff, words, now_s)
 
     def _not_held(self, handoff: Handoff, words: str, now_s: float) -> list[Action]:
+        self.not_held += 1
         return self._ledger.stop(handoff, Failure(State.CANCELLED, NOT_HELD, words), now_s)
 
 

@@ -197,4 +197,7 @@ def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
         "settled_ranks": info.settled_ranks if info.reading_ranks else None,
         "readers": info.readers or None,
         "delivered": info.delivered,
+        "prefix_tokens": info.prefix_tokens or None,
+        "offers": info.offers if info.prefix_tokens else None,
+        "offers_declined": info.offers_declined if info.prefix_tokens else None,
     }

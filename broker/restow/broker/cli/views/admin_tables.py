@@ -15,6 +15,7 @@ from restow.broker.cli.views.handoff_columns import (
     LEASES,
     WIDE_HANDOFFS,
     handoff_cells,
+    offers_text,
     progress_text,
     readers_text,
 )
@@ -243,6 +244,8 @@ def handoff_lines(value: Values, width: int) -> list[RenderableType]:
         ),
         Text(f"content {value['content']}"),
     ]
+    if value["prefix_tokens"]:
+        lines.append(Text(offers_text(value)))
     if value["reading_ranks"]:
         lines.append(Text(f"reads {progress_text(value)}"))
     if value["waits_for"]:

@@ -32,6 +32,13 @@ def readers_text(one: Values) -> str:
     return f"{one['delivered']} of {one['readers']} readers" if one["readers"] else ""
 
 
+def offers_text(one: Values) -> str:
+    """Return what a demand by prefix asked for, and what became of its offers."""
+    declined = f", {one['offers_declined']} declined" if one["offers_declined"] else ""
+    offered = f"offered to {one['offers']}{declined}" if one["offers"] else "nobody holds it"
+    return f"asked for by prefix: {one['prefix_tokens']} tokens, {offered}"
+
+
 COLUMNS: dict[str, Callable[[Values], str]] = {
     "tenant": lambda one: one["tenant"],
     "handoff": lambda one: one["handoff_id"],

@@ -23,6 +23,8 @@ def holdings_json(told: pb.ListHoldingsResponse, beginning: str = "") -> Values:
                 "quantum_tokens": one.form.quantum_tokens,
                 "hash_bytes": one.form.hash_bytes,
                 "batches": one.batches,
+                "offers": one.offers,
+                "offers_declined": one.offers_declined,
                 "groups": [
                     {
                         "group": group.group,
@@ -71,6 +73,13 @@ def show_holdings(value: Values, wide: bool = False, tenants: bool = False) -> N
         columns = [*tenant, "engine", "group", "held", "of", "quantum", "hashes by"]
         to = console(wide)
         put(to, listing(columns, rows, to.width))
+    for one in value["engines"]:
+        if one["offers"]:
+            whose = f"{one['tenant']} " if tenants else ""
+            print(
+                f"{whose}{one['engine_id']}: asked for what it holds {one['offers']} times, "
+                f"declined {one['offers_declined']}"
+            )
     for one in value["tenants"]:
         whose = f"tenant {one['tenant']}: " if tenants else ""
         lost = f", {one['forgotten']} were forgotten for want of room" if one["forgotten"] else ""

@@ -33,6 +33,7 @@ from restow.broker.core.handoffs.deliveries import Deliveries
 from restow.broker.core.handoffs.demand import NO_DEMAND, Demand
 from restow.broker.core.handoffs.demand_messages import DemandMessages
 from restow.broker.core.handoffs.lease import Lease
+from restow.broker.core.handoffs.offer import Offer
 from restow.broker.core.handoffs.publication import Publication
 from restow.broker.core.handoffs.source_side import SourceSide
 from restow.broker.core.handoffs.timeline import Timeline
@@ -61,6 +62,8 @@ class Handoff:
     demand: Demand = NO_DEMAND
     demand_messages: DemandMessages = field(default_factory=DemandMessages)
     """D's messages that say the demand."""
+    offer: Offer | None = None
+    """Where it asked by prefix, and had to be offered."""
     lease: Lease = field(default_factory=Lease)
     queued: bool = False
     """Whether D's agents read others' states first."""

@@ -10,6 +10,8 @@ from restow.broker.core.handoffs.handoff import Handoff
 def waits_for(handoff: Handoff) -> str:
     """What a handoff that is not granted waits for, in words."""
     source, destination = handoff.source, handoff.destination
+    if source is None and handoff.offer is not None and handoff.offer.engine is not None:
+        return f"engine {handoff.offer.engine.engine_id}, which is offered it, has not answered"
     if source is None:
         return "nobody published it"
     if not handoff.publication.final:

@@ -44,6 +44,7 @@ class Readers:
                 handoff.demand_messages,
                 DemandMessages(),
             )
+            made.offer, handoff.offer = handoff.offer, None
             made.unheard, handoff.unheard = handoff.unheard, set()
             made.dst_checked = handoff.dst_checked
             made.lease.patience_until_s = handoff.lease.patience_until_s

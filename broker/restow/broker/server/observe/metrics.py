@@ -137,7 +137,7 @@ class DirectoryCollector(Collector):
         )
 
     def _prefixes(self) -> Iterator[Metric]:
-        prefixes = self._hub.directory.prefixes
+        prefixes, offering = self._hub.directory.prefixes, self._hub.directory.offering
         holders = prefixes.holders.values()
         told = sum(len(one.tellers) for one in holders)
         yield _gauge("holding_engines", "Engines that tell what they hold of prefixes.", told)
@@ -149,6 +149,10 @@ class DirectoryCollector(Collector):
             ("holdings_told_again", "Times an engine was to tell all again.", prefixes.told_again),
             ("prefixes_asked", "Chains that were asked for.", prefixes.asked),
             ("prefixes_found", "Those of them of which somebody held a state.", prefixes.found),
+            ("prefix_demands", "Demands by prefix, of what nobody published.", offering.asked),
+            ("prefix_demands_not_held", "Those that nobody could give.", offering.not_held),
+            ("offers", "Offers of such demands to engines that hold it.", offering.offered),
+            ("offers_declined", "Those declined, or not answered in time.", offering.declined),
         ):
             yield CounterMetricFamily(f"restow_{name}", words, count)
 

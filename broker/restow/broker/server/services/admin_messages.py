@@ -114,6 +114,9 @@ def handoff_info(handoff: Handoff, granting: Granting, now_s: float) -> pb.Hando
         readers=handoff.deliveries.readers,
         delivered=delivered(handoff),
     )
+    if (offer := handoff.offer) is not None:
+        info.prefix_tokens = offer.tokens
+        info.offers, info.offers_declined = offer.made, offer.declined
     if handoff.ended:
         info.ended_ago_s = now_s - handoff.ended_s
         if handoff.transfer_s is not None:

@@ -93,10 +93,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.ListHoldingsResponse:
         """What engines of the tenants that are asked for say that they hold."""
         tenant, prefixes = listed_tenant(context), self._hub.directory.prefixes
+        engines = self._hub.directory.members.engines
         held = sorted(one for one in prefixes.holders.items() if tenant in (None, one[0]))
         return pb.ListHoldingsResponse(
             engines=[
-                engine_holdings(teller, holders)
+                engine_holdings(teller, holders, engines.get(teller.engine))
                 for _, holders in held
                 for _, teller in sorted(holders.tellers.items())
             ],

@@ -181,14 +181,18 @@ def fill_found(found: pb.FoundPrefix, held: list[tuple[EngineRecord, int]], limi
         holder.draining = engine.draining
 
 
-def engine_holdings(teller: Teller, holders: Holders) -> admin_pb2.EngineHoldings:
-    """What an engine holds of each group."""
+def engine_holdings(
+    teller: Teller, holders: Holders, engine: EngineRecord | None
+) -> admin_pb2.EngineHoldings:
+    """What an engine holds of each group, and what became of its offers."""
     counts, tokens = holders.count(teller), teller.form.quantum_tokens
     return admin_pb2.EngineHoldings(
         tenant=teller.engine.tenant,
         engine_id=teller.engine.engine_id,
         form=pb.HashForm(**teller.form._asdict()),
         batches=teller.heard,
+        offers=engine.offers if engine else 0,
+        offers_declined=engine.offers_declined if engine else 0,
         groups=[
             admin_pb2.GroupHoldings(
                 group=rule.name,
