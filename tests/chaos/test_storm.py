@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
+from chaos_harness import storm as storm_module
 from chaos_harness.cluster import Cluster
 from chaos_harness.storm import Storm
 from stamped.requests import Prompt
@@ -38,7 +41,8 @@ class Heard(Cluster):
         return ""
 
 
-async def test_what_begins_late_is_waited_for() -> None:
+async def test_what_begins_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storm_module, "KEPT_S", 0.2)
     for seed in range(8):
         cluster = Heard()
         async with cluster:
