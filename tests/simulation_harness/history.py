@@ -67,6 +67,8 @@ LIMITS = Limits(engine_idle_s=2.0, offer_s=0.5)
 FOR_SEVERAL = 0.4
 """Of how many publications readers are named: as many as ask, fewer, so that one of them takes the
 place of one that fails, or more, which the lease ends."""
+DECLINED = 0.05
+"""How many D's go on without a state that they were to have."""
 CLIENT_LEAVES = 0.1
 """For how many a router gives up what nobody has asked for by then."""
 
@@ -178,16 +180,19 @@ class History:
         for number in range(self.rng.randint(2, 6)):
             prompt, at_s = self.prompt(f"h{number}"), self.rng.uniform(0.0, BUSY_S / 2)
             prompt = self._for_several(prompt)
-            self._plan_prompt(prompt, at_s, "PDE" if prompt.counted > 1 or prompt.readers else "PD")
+            sides = "PDE" if prompt.counted > 1 or prompt.readers else "PD"
+            again, wrong = self.rng.random() < USED_AGAIN, self.rng.random() < ASKED_WRONG
+            # Who declines an id that it asks for too may be told of that.
+            self._plan_prompt(prompt, at_s, sides, "" if again or wrong else sides[1:])
             if self.rng.random() < COMPUTED_AT_ONCE:
                 self._plan_prompt(self.prompt(f"h{number}#twin"), at_s, "P")
-            if self.rng.random() < USED_AGAIN:
+            if again:
                 again_s = self.rng.uniform(BUSY_S / 2, BUSY_S)
                 self._plan_prompt(self.prompt(f"h{number}#again"), again_s)
             if self.rng.random() < CLIENT_LEAVES:
                 left_s = at_s + self.rng.uniform(0.0, 3.0)
                 self.loop.call_later(left_s, self._abandon, prompt.handoff_id)
-            if self.rng.random() < ASKED_WRONG:
+            if wrong:
                 # As long as the right one: the position alone does not tell them apart.
                 other = replace(prompt, name=f"h{number}#other")
                 self._plan_prompt(other, self.rng.uniform(0.0, BUSY_S / 2), "D")
@@ -359,11 +364,15 @@ class History:
             told_readers=readers if said_by != "P" else 0,
         )
 
-    def _plan_prompt(self, prompt: Prompt, at_s: float, sides: str = "PD") -> None:
+    def _plan_prompt(
+        self, prompt: Prompt, at_s: float, sides: str = "PD", may_decline: str = ""
+    ) -> None:
+        declining = [side for side in may_decline if self.rng.random() < DECLINED]
         for side in sides:
             # Some prompts lie ready for a while before D asks.
             wait_s = self.rng.uniform(0.0, self.rng.choice((1.0, 1.0, 6.0)))
-            self.loop.call_later(at_s + wait_s, self._begin, side, prompt)
+            how = replace(prompt, declines=side in declining, may_decline=len(declining))
+            self.loop.call_later(at_s + wait_s, self._begin, side, how)
 
     def _begin(self, side: str, prompt: Prompt) -> None:
         engine = self.lives[side][-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ MOST = 3
 WITHIN_S = 30.0
 EVICTED = 0.7
 """How often one is evicted."""
+EVICTED_BEFORE = 0.2
+"""How often that happens just before it is asked for."""
 
 
 class Prefixes:
@@ -32,12 +35,20 @@ class Prefixes:
             for side in rng.sample("PDE", rng.randint(1, 2)):
                 self._later(WITHIN_S / 3, self._compute, side, prompt)
             for asked in range(rng.randint(1, 3)):
-                self._later(WITHIN_S, self._ask, rng.choice("PDE"), prompt, f"kept{number}?{asked}")
+                name = f"kept{number}?{asked}"
+                at_s = self._later(WITHIN_S, self._ask, rng.choice("PDE"), prompt, name)
+                if rng.random() < EVICTED_BEFORE:
+                    for side in "PDE":
+                        before_s = max(at_s - rng.random(), 0.0)
+                        self._history.loop.call_later(before_s, self._evict, side, prompt)
             if rng.random() < EVICTED:
                 self._later(WITHIN_S, self._evict, rng.choice("PDE"), prompt)
 
-    def _later(self, within_s: float, call: object, *given: object) -> None:
-        self._history.loop.call_later(self._rng.uniform(0.0, within_s), call, *given)  # type: ignore[arg-type]
+    def _later(self, within_s: float, call: Callable[..., object], *given: object) -> float:
+        """When it will be."""
+        at_s = self._rng.uniform(0.0, within_s)
+        self._history.loop.call_later(at_s, call, *given)
+        return at_s
 
     def _compute(self, side: str, prompt: Prompt) -> None:
         engine = self._history.lives[side][-1]

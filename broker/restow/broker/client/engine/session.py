@@ -25,14 +25,12 @@ from restow.broker.client.engine.chains import (
     PrefixChain,
     find_request,
     holders_of,
-    offer_from_proto,
-    prefix_from_proto,
 )
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
-from restow.broker.client.engine.hand_over import hand_over
-from restow.broker.client.engine.held_prefixes import Change, HeldPrefixes
+from restow.broker.client.engine.held_prefixes import Change
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
+from restow.broker.client.engine.prefix_side import PrefixSide
 from restow.broker.client.engine.registration import Registration
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
@@ -105,11 +103,9 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             asks=asks,
             keeps=on_keep is not None,
         )
-        self._on_offer = on_offer or self._decline
-        self._on_keep, self._on_drain = on_keep, on_drain
-        self._handing: asyncio.Task[None] | None = None
         self._handoffs = OpenHandoffs(self._send)
-        self._held = HeldPrefixes(self._send)
+        hears = (on_offer, on_keep, on_drain)
+        self._prefixes = PrefixSide(engine_id, self._send, self.find, *hears)
         self._outbox: deque[pb.EngineMessage] = deque()
         self._wake = asyncio.Event()
         self._opened = asyncio.Event()
@@ -188,9 +184,10 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         OWN_PROCESS.check()
         try:
             await self._give_up_demands()
-            for task in (self._runner, self._keeper, self._handing):
+            for task in (self._runner, self._keeper):
                 if task is not None:
                     await end_task(task)
+            await self._prefixes.close()
         finally:
             await self._registration.close()
             self._handoffs.cancel_all("SESSION_CLOSED", "the session is closed")
@@ -234,7 +231,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self._send(pb.EngineMessage(drain=pb.Drain()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self._begin_hand_over())
+                await asyncio.shield(self._prefixes.begin_hand_over())
                 await self._handoffs.wait_ended()
         return self._handoffs.empty
 
@@ -243,26 +240,11 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     def _publish(self, message: pb.EngineMessage, hold_ms: int) -> asyncio.Future[HandoffEnded]:
         return self._handoffs.publish(message, hold_ms)
 
-    def _begin_hand_over(self) -> asyncio.Task[None]:
-        if self._handing is None or self._handing.done():
-            self._handing = asyncio.create_task(self._hand_over())
-        return self._handing
-
-    async def _hand_over(self) -> None:
-        prefixes = list(self._on_drain()) if self._on_drain is not None else []
-        if prefixes:
-            taken = await hand_over(prefixes, self.ref.engine_id, self.keep, self.find)
-            self._log.info("states handed over", taken=taken, of=len(prefixes))
-        self._send(pb.EngineMessage(handed_over=pb.HandedOver()))
-
-    def _decline(self, offer: Offer) -> None:
-        self.decline_offer(offer.handoff_id, "this engine answers no offers")
-
     def _say(self, message: pb.EngineMessage) -> None:
         self._send(message)
 
     def _tell(self, change: Change) -> None:
-        self._held.tell(change)
+        self._prefixes.tell(change)
 
     def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
         return self._handoffs.ask(handoff_id, message)
@@ -322,24 +304,16 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                         self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
                     elif body == "refused":
                         self._handoffs.refuse(event.refused)
-                    elif body == "offer":
-                        self._on_offer(offer_from_proto(event.offer))
-                    elif body == "keep" and self._on_keep is not None:
-                        keep = event.keep
-                        self._on_keep(prefix_from_proto(keep.prefix, keep.position_tokens))
-                    elif body == "drain":
-                        self._begin_hand_over()
-                    elif body == "tell_holdings":
-                        self._outbox.extend(self._held.everything())
-                        self._wake.set()
                     elif body == "opened" and writer is None:
-                        said = (*self._handoffs.everything(), *self._held.everything())
+                        said = (*self._handoffs.everything(), *self._prefixes.everything())
                         self._outbox = deque(said)
                         if self._draining:  # what was said before that is not refused
                             self._outbox.append(pb.EngineMessage(drain=pb.Drain()))
                         self._opened.set()
                         self._backoff.began()
                         writer = asyncio.create_task(self._write(call))
+                    else:
+                        self._prefixes.hear(event)
         finally:
             call.cancel()
             if writer is not None:
