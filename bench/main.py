@@ -31,6 +31,7 @@ class Suite(StrEnum):
     STORE = "store"
     PREFIXES = "prefixes"
     OFFERS = "offers"
+    SESSIONS = "sessions"
     VLLM = "vllm"
 
 
@@ -50,6 +51,7 @@ MODULES = {
     Suite.STORE: ("store_worth", "run"),
     Suite.PREFIXES: ("prefixes", "run"),
     Suite.OFFERS: ("offers", "run"),
+    Suite.SESSIONS: ("sessions", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)
