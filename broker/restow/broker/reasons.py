@@ -56,6 +56,12 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "was refused and no other came.",
             "See `restow engines` for the missing D, and D's log for the refusal.",
         ),
+        "NOT_HELD": Advice(
+            "D asked for a state by its content, and nobody holds that, or any more: engines and "
+            "stores that said so declined.",
+            "Nothing: D computes it. If that is often so, start a store (`restow store`), or give "
+            "it more memory or a larger disk.",
+        ),
         # What the two sides say of one state does not fit together.
         "PUBLICATION_REFUSED": Advice(
             "The broker refused what P published, and the detail says why.",

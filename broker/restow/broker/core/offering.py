@@ -21,8 +21,6 @@ from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.errors import ChainFormError
 
-NOT_HELD = "NOT_HELD"
-
 
 @dataclass(slots=True, eq=False)
 class Offer:
@@ -146,7 +144,7 @@ class Offering:
         return self._not_held(handoff, words, now_s)
 
     def _not_held(self, handoff: Handoff, words: str, now_s: float) -> list[Action]:
-        return self._ledger.stop(handoff, Failure(State.CANCELLED, NOT_HELD, words), now_s)
+        return self._ledger.stop(handoff, Failure(State.CANCELLED, "NOT_HELD", words), now_s)
 
 
 def _weight(store: EngineKey, first_hash: bytes) -> bytes:
