@@ -161,9 +161,9 @@ def test_what_is_told_is_what_is_there_and_what_is_found_is_held(
             assert {*house.holdings._kept._pieces} <= house.told.keys, "in memory, and not told"
         for chain in some:
             for position in range(1, chain.below_tokens + 1):
-                there = house.holdings.holds(chain.prefix(position))
-                assert house.is_found(chain, position) == there
-                met[there] += 1
+                held = house.holdings.holds(chain.prefix(position))
+                assert house.is_found(chain, position) == held
+                met[held] += 1
         on_disk = {*house.shelf.pieces}
         for one in pinned:
             house.holdings.give_up(one)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Self
 
 from restow.agents.agent import Agent
+from restow.agents.figures import AgentFigures
 from restow.agents.store.asking import Asking
 from restow.agents.store.books.room import Room
 from restow.agents.store.books.shape import Shape, in_room
@@ -62,6 +63,7 @@ class Store:
             memory = StoreMemory(self._room)
             stack.callback(memory.close)
             session, agent = self._engine(memory)
+            self._agent = agent
             self._holdings = Holdings(
                 *(self._shape, self._room, memory, self._options.recomputing),
                 *(self._shelf, session),
@@ -113,6 +115,11 @@ class Store:
             given=giving.given,
             declined=giving.declined,
         )
+
+    @property
+    def agent_figures(self) -> AgentFigures:
+        """What its agent has in use, and has read."""
+        return self._agent.figures
 
     def holds(self, prefix: Prefix) -> bool:
         """Whether it has the state, in its memory or on its disk.
