@@ -57,7 +57,9 @@ def showing_store(listen: str, store: Store) -> Iterator[str]:
 
     Gives the address. Raises `ListenError`, and `AddressInvalidError`.
     """
-    thread = LoopThread("restow-store-metrics", lambda: SessionClosedError("metrics are shown no more"))
+    thread = LoopThread(
+        "restow-store-metrics", lambda: SessionClosedError("metrics are shown no more")
+    )
     stack = AsyncExitStack()
     try:
         collector = StoreCollector(lambda: store.figures)
