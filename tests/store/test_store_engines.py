@@ -277,6 +277,20 @@ def test_many_keeps_at_once_are_few_demands(house: House) -> None:
         assert store.figures.asked == len(MANY)
 
 
+def test_nothing_is_evicted_for_what_nobody_holds_any_more(house: House) -> None:
+    with house.store("a store", MIB) as store:
+        kept(house, "a store", MANY[:8])
+        before = store.figures
+        for tokens in MANY[8:]:
+            house.p.keep(state(tokens))
+        house.p.hold(MANY[0], state(MANY[0]))  # it has that: the last one to be looked at
+        until(lambda: store.figures.waiting == 0)
+        house.p.hold(MANY[8], state(MANY[8]))
+        found(house.p, MANY[8], "a store")
+        assert store.figures.asked == before.asked + 1
+        assert store.figures.evictions <= before.evictions + 1
+
+
 def test_one_store_has_hashes_of_one_form_and_salts_apart(house: House) -> None:
     first, second = PROMPTS[:2]
     salted, other = state(first, salt="one"), state(second, algorithm="another")
@@ -287,8 +301,10 @@ def test_one_store_has_hashes_of_one_form_and_salts_apart(house: House) -> None:
         store.keep(other)
         store.keep(state(second, quantum_tokens=32))
         store.keep(state(first, salt="two"))  # nobody holds it
-        until(lambda: store.figures.asked == 2)
+        house.p.hold(second, state(second))
+        found(house.p, second, "a store")  # what was said before is looked at by then
+        assert store.figures.asked == 2
         assert house.d.take(first, state(first)) == "NOT_HELD"
         assert house.d.take(first, state(first, salt="two")) == "NOT_HELD"
         assert house.d.take(first, salted) == ""
-        assert store.figures.states == 1
+        assert store.figures.states == 2

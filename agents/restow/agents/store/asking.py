@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from restow.agents.store.books.kept import Pinned
 from restow.agents.store.holdings import Holdings
 from restow.agents.store.waiting import Waiting
-from restow.broker.client import BlockingDelivery, BlockingSession, Prefix
+from restow.broker.client import BlockingDelivery, BlockingSession, Prefix, PrefixChain
+from restow.broker.client.engine.chains import Holders
 from restow.broker.errors import ChainFormError, RestowError
 from restow.broker.logs import get_logger
 
@@ -57,15 +58,32 @@ class Asking:
             if self._holdings.holds(prefix):
                 self._holdings.use(prefix)
                 return
-            pinned = self._holdings.reserve(prefix)
-            if pinned is None:
-                self._log.warning(
-                    "a state is not kept: there is no room", tokens=prefix.position_tokens
-                )
-                return
-            self._ask(pinned)
+            found = self._session.find([_chain(prefix)], limit=1)
         except RestowError as error:
             self._refuse(error)
+            return
+        self._open.add(prefix)
+        found.add_done_callback(lambda _: self._run(lambda: self._found(prefix, found)))
+
+    def _found(self, prefix: Prefix, found: Future[Holders]) -> None:
+        """Nothing is evicted for a state that nobody holds any more, as when an engine has left."""
+        self._open.discard(prefix)
+        try:
+            (holders,) = found.result()
+            if any(one.tokens == prefix.position_tokens for one in holders):
+                self._reserve(prefix)
+        except RestowError as error:
+            self._refuse(error)
+        self._next()
+
+    def _reserve(self, prefix: Prefix) -> None:
+        pinned = self._holdings.reserve(prefix)
+        if pinned is not None:
+            self._ask(pinned)
+        else:
+            self._log.warning(
+                "a state is not kept: there is no room", tokens=prefix.position_tokens
+            )
 
     def _ask(self, pinned: Pinned) -> None:
         prefix = pinned.prefix
@@ -115,3 +133,9 @@ class Asking:
         if error.message != self._refused:
             self._refused = error.message
             self._log.warning("a state is not kept", reason=error.reason, detail=error.message)
+
+
+def _chain(prefix: Prefix) -> PrefixChain:
+    """What is looked up to find who holds just this."""
+    ends = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
+    return PrefixChain(prefix.form, prefix.hashes, salt=prefix.salt, ends=ends)
