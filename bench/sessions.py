@@ -2,7 +2,7 @@
 
 Users begin with one of a few system prompts, and each turn's prompt is all that was said before it
 and a new question. What P's computed and what was moved to D's is taken from the engines' own
-counts. Of engines that run elsewhere name RESTOW_SESSIONS_PREFILL and RESTOW_SESSIONS_DECODE
+counts. Of engines that run elsewhere name SESSIONS_PREFILL and SESSIONS_DECODE
 (`p0=http://...`, with commas between) and RESTOW_BROKER; else a small set is started that computes
 nothing (`session_engines`): of it the tokens count, and the seconds are those of HTTP and Find.
 """
@@ -32,9 +32,9 @@ from restow.broker.router.serve import RouterSettings, router_app
 SUITE, LEAST_BUSY = "sessions", "least busy"
 CASES = {"two turns": 2, "six turns": 6}
 USERS, SYSTEM_PROMPTS, AT_ONCE = 24, 4, 4
-SYSTEM_TOKENS = int(os.environ.get("RESTOW_SESSIONS_TOKENS", "1024"))
+SYSTEM_TOKENS = int(os.environ.get("SESSIONS_TOKENS", "1024"))
 """Of a system prompt; a question has a quarter of it on average, and a reply a sixteenth."""
-VOCABULARY = int(os.environ.get("RESTOW_SESSIONS_VOCABULARY", "1000"))
+VOCABULARY = int(os.environ.get("SESSIONS_VOCABULARY", "1000"))
 ENGINES, ROOM = 3, 24
 """Of the small set: how many on each side, and for how many system prompts each has room."""
 FIND_S = 0.05
@@ -157,7 +157,7 @@ async def _sources(http: ClientSession, engines: Sequence[str]) -> Counter[str]:
 @asynccontextmanager
 async def _engines() -> AsyncIterator[tuple[str, list[str], list[str]]]:
     """Those that are named, or a small set: the broker, all P, all D."""
-    named = [os.environ.get(f"RESTOW_SESSIONS_{side}", "") for side in ("PREFILL", "DECODE")]
+    named = [os.environ.get(f"SESSIONS_{side}", "") for side in ("PREFILL", "DECODE")]
     if not all(named):
         async with session_engines(ENGINES, ROOM * SYSTEM_TOKENS) as made:
             yield made

@@ -16,19 +16,20 @@ from dataclasses import dataclass
 from rows import Row
 from store_traces import TRACES, Request, Segment
 
-from restow.agents.store.kept import Kept
-from restow.agents.store.prefix import Prefix
-from restow.agents.store.room import Room
-from restow.agents.store.shape import PieceGroup, Shape
-from restow.agents.store.worth import (
+from restow.agents.store.books.kept import Kept
+from restow.agents.store.books.room import Room
+from restow.agents.store.books.shape import PieceGroup, PieceKey, Shape
+from restow.agents.store.books.worth import (
     Recomputing,
     Worth,
     least_recently_used,
     recomputing_cost,
 )
+from restow.broker.client import HashForm, Prefix
 
 BLOCK_TOKENS = 512
 """As of the published traces."""
+FORM = HashForm("a trace's", BLOCK_TOKENS, 16)
 MIB = 1 << 20
 SHAPES = {
     # Nemotron-3-Nano: 6 attention layers of 2 heads, and 23 Mamba-2 layers.
@@ -82,7 +83,8 @@ class Text:
 
     def prefix(self, position: int) -> Prefix:
         hashes = self.hashes[: position // BLOCK_TOKENS]
-        return Prefix(BLOCK_TOKENS, tuple(hashes), position, self.content(position))
+        end = self.content(position) if position % BLOCK_TOKENS else b""
+        return Prefix(FORM, position, tuple(hashes), end)
 
 
 def simulate(
@@ -147,14 +149,14 @@ def candidates(one: Request, text: Text, seen: set[bytes]) -> set[int]:
 def working_set_bytes(requests: list[Request], shape: Shape) -> int:
     """Bytes of all states that a store without an end would have."""
     seen: set[bytes] = set()
-    pieces: set[tuple[str, bytes]] = set()
+    pieces: set[PieceKey] = set()
     for one in requests:
         text = Text((*one.prompt, one.reply))
         for position in {parting(text, seen, one.prompt_tokens - 1), text.tokens} - {0}:
             listed = shape.pieces(text.prefix(position))
             pieces |= {key for some in listed.values() for key in some if key}
         seen.update(text.hashes)
-    return sum(shape.page_bytes[group] for group, _ in pieces)
+    return sum(shape.page_bytes[key.group] for key in pieces)
 
 
 def run(put: Callable[[Row], None], repeats: int) -> None:

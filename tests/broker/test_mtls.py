@@ -139,7 +139,7 @@ async def test_a_dns_name_that_looks_like_an_identity_is_none(authority: Authori
 @pytest.mark.parametrize(
     ("uri", "allowed"),
     [
-        (f"{DOMAIN}/tenant/a/engine/*", ENGINE_METHODS | {"GetHandoff", "Find"}),
+        (f"{DOMAIN}/tenant/a/engine/*", ENGINE_METHODS | {"GetHandoff", "GetLayout", "Find"}),
         (f"{DOMAIN}/tenant/a/agent/*", {"Connect"}),
         (f"{DOMAIN}/tenant/a/router", {"GetHandoff", "AbandonHandoff", "Find"}),
         (OPERATOR, ADMIN_METHODS | {"Find", "ServerReflectionInfo"}),

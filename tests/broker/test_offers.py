@@ -316,6 +316,8 @@ async def test_a_store_that_drains_is_told_of_nothing_and_none_of_its_own() -> N
             one.keep(state)
         await until(lambda: len(told["two"]) == 30)
         await two.drain()
+        record = running.hub.directory.members.engines[EngineKey("default", "two")]
+        await until(lambda: record.draining)
         for state in states:
             p.session.keep(state)
         await until(lambda: len(told["one"]) == 30)

@@ -117,7 +117,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         )
     },
     "docs/store.md": {
-        "restow layout from-config config.json": (
+        "restow store --engine prefill-0": (
             NotRun(GOES_ON + "; tests/cli/test_store_command.py starts one")
         ),
         "from restow.agents.store.options import StoreOptions": (

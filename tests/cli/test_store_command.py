@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from broker.fakes import model_layout
 from cli.broker_process import broker_process, run_restow
-from restow.broker.client import AdminClient
+from restow.broker.client import AdminClient, BlockingSession
 from restow.broker.layout.json_form import layout_to_json
 
 
@@ -25,9 +25,19 @@ def layout(tmp_path: Path) -> Path:
     return path
 
 
-@contextmanager
-def running(*options: str) -> Iterator[subprocess.Popen[str]]:
+def running(*options: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run a store until it says that it is ready."""
+    return until_it_says("store ready", *options)
+
+
+def waiting(*options: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Run a store until it says that it waits."""
+    return until_it_says("waiting for an engine to register", *options)
+
+
+@contextmanager
+def until_it_says(words: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a store up to that line."""
     command = [sys.executable, "-m", "restow.broker.cli.main", "store", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -35,7 +45,7 @@ def running(*options: str) -> Iterator[subprocess.Popen[str]]:
         said = []
         for line in process.stderr:
             said.append(line)
-            if "store ready" in line:
+            if words in line:
                 break
         else:
             raise AssertionError("".join(said))
@@ -46,14 +56,45 @@ def running(*options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_broker_knows_it_as_an_engine(layout: Path) -> None:
-    with broker_process() as broker, AdminClient(broker) as admin:
-        with running("--layout", str(layout), "--memory", "64MiB", "--broker", broker) as process:
+    with broker_process() as address, AdminClient(address) as admin:
+        given = ("--layout", str(layout), "--memory", "64MiB", "--broker", address)
+        with running(*given) as process:
             (engine,) = admin.engines()
             assert (engine.engine_id, engine.ranks) == ("store", 1)
             assert len(admin.agents()) == 1
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         assert not admin.engines()
+
+
+def test_it_waits_for_an_engine_and_takes_its_layout() -> None:
+    with (
+        broker_process() as address,
+        waiting("--engine", "p", "--memory", "64MiB", "--broker", address) as process,
+        BlockingSession("p", "a life", model_layout(tp=2), address),
+    ):
+        assert process.stderr is not None
+        assert any("store ready" in line for line in process.stderr)
+        with AdminClient(address) as admin:
+            taken, stored = admin.layout("p"), admin.layout("store")
+        assert (len(taken.ranks), len(stored.ranks)) == (2, 1)
+        assert stored.model.identity == taken.model.identity
+
+
+def test_it_ends_while_it_waits() -> None:
+    with (
+        broker_process() as address,
+        waiting("--engine", "p", "--memory", "64MiB", "--broker", address) as process,
+    ):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_one_of_layout_and_engine_is_given(layout: Path) -> None:
+    for options in ((), ("--layout", str(layout), "--engine", "p")):
+        ended = run_restow("store", "--memory", "64MiB", *options)
+        assert ended.returncode != 0
+        assert "give one of them" in " ".join(ended.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

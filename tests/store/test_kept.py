@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from restow.agents.store.books.kept import Kept, Pinned
+from restow.agents.store.books.room import PAGE_ALIGN_BYTES, PageMove, Room
+from restow.agents.store.books.shape import PieceGroup, PieceKey, Shape
+from restow.agents.store.books.worth import (
+    Recomputing,
+    Worth,
+    least_recently_used,
+    recomputing_cost,
+)
 from restow.agents.store.errors import RoomTooSmallError
-from restow.agents.store.kept import Kept, Pinned
-from restow.agents.store.prefix import Prefix, prefix_of
-from restow.agents.store.room import PAGE_ALIGN_BYTES, PageMove, Room
-from restow.agents.store.shape import PieceGroup, PieceKey, Shape
-from restow.agents.store.worth import Recomputing, Worth, least_recently_used, recomputing_cost
-from restow.broker.errors import RequestError
+from restow.broker.client import HashForm, Prefix, chain_of
+from restow.broker.errors import ChainFormError, ChainInvalidError
 
 BLOCK = 4
 SHAPES = {
@@ -30,14 +36,28 @@ SHAPES = {
 }
 
 
+def prefix_of(
+    tokens: list[int], position_tokens: int, quantum_tokens: int = BLOCK, salt: str = ""
+) -> Prefix:
+    ends = [position_tokens] if position_tokens % quantum_tokens else []
+    chain = replace(chain_of(tokens, quantum_tokens, ends_tokens=ends), salt=salt)
+    return chain.prefix(position_tokens)
+
+
 class Store:
     """The memory of a store: what each page holds, by the words of its piece."""
 
     def __init__(self, shape: Shape, size_bytes: int, worth: Worth) -> None:
-        self.kept = Kept(shape, Room(shape.page_bytes, size_bytes), worth, Recomputing(1.0, 0.01))
+        room = Room(shape.page_bytes, size_bytes)
+        self.kept = Kept(shape, room, worth, Recomputing(1.0, 0.01), self._note)
+        self.told: set[PieceKey] = set()
         self.memory: dict[tuple[str, int], PieceKey] = {}
         self.read: list[Pinned] = []
         self.written: list[Pinned] = []
+
+    def _note(self, key: PieceKey, there: bool) -> None:
+        assert (key in self.told) != there, "it is told twice"
+        self.told ^= {key}
 
     def reserve(self, prefix: Prefix, now_s: float) -> bool:
         reserved = self.kept.reserve(prefix, now_s)
@@ -48,7 +68,7 @@ class Store:
         busy = self.pages_in_use()
         for key, page in pinned.new.items():
             assert page != 0
-            assert (key[0], page) not in busy, "a page is written while it is read or written"
+            assert (key.group, page) not in busy, "a page is written while it is read or written"
         self.written.append(pinned)
         return True
 
@@ -68,7 +88,7 @@ class Store:
 
     def commit(self, pinned: Pinned, now_s: float) -> None:
         for key, page in pinned.new.items():
-            self.memory[key[0], page] = key
+            self.memory[key.group, page] = key
         self.written.remove(pinned)
         self.check(pinned)
         self.kept.commit(pinned, now_s)
@@ -95,7 +115,10 @@ def prompts(random: Random, count: int) -> list[Prefix]:
     for _ in range(count):
         begin = random.choice(texts)
         texts.append([*begin, *(random.randrange(9) for _ in range(random.randrange(1, 9)))][:60])
-    return [prefix_of(text, len(text), BLOCK) for text in texts]
+    return [
+        prefix_of(text, len(text), random.choice((1, 2)), random.choice(("", "salt")))
+        for text in texts
+    ]
 
 
 @pytest.mark.parametrize("worth", [least_recently_used, recomputing_cost])
@@ -123,7 +146,8 @@ def test_no_page_is_ever_of_two(name: str, seed: int, worth: Worth) -> None:
         store.kept.give_up(pinned)
     assert store.kept.evictions > 0
     for prefix in some:
-        store.kept.forget(prefix.content)
+        store.kept.forget(prefix)
+    assert not store.told
     assert store.kept.room.free_bytes == store.kept.room.usable_bytes, "pages are lost"
 
 
@@ -134,7 +158,7 @@ def small(name: str, size_bytes: int = 700_000) -> Kept:
 
 
 def keep(kept: Kept, tokens: list[int], now_s: float = 0.0) -> Pinned:
-    reserved = kept.reserve(prefix_of(tokens, len(tokens), BLOCK), now_s)
+    reserved = kept.reserve(prefix_of(tokens, len(tokens)), now_s)
     assert reserved is not None
     kept.commit(reserved.pinned, now_s)
     return reserved.pinned
@@ -163,27 +187,27 @@ def test_of_a_window_that_has_moved_on_the_old_blocks_do_not_hold() -> None:
 def test_attention_alone_is_found_at_any_block() -> None:
     kept = small("attention")
     keep(kept, [1] * 20)
-    assert kept.holds(prefix_of([1] * 20, 12, BLOCK))
-    assert not kept.holds(prefix_of([1] * 20, 11, BLOCK))
+    assert kept.holds(prefix_of([1] * 20, 12))
+    assert not kept.holds(prefix_of([1] * 20, 11))
 
 
 def test_a_snapshot_stands_at_its_position_alone() -> None:
     kept = small("hybrid")
     keep(kept, [1] * 20)
-    assert not kept.holds(prefix_of([1] * 20, 12, BLOCK))
+    assert not kept.holds(prefix_of([1] * 20, 12))
 
 
 def test_what_is_too_large_is_refused_and_evicts_nothing() -> None:
     kept = small("hybrid", 200_000)
     keep(kept, [1] * 8)
-    assert kept.reserve(prefix_of([2] * 400, 400, BLOCK), 1.0) is None
-    assert kept.holds(prefix_of([1] * 8, 8, BLOCK))
+    assert kept.reserve(prefix_of([2] * 400, 400), 1.0) is None
+    assert kept.holds(prefix_of([1] * 8, 8))
 
 
 def test_what_is_pinned_is_not_evicted() -> None:
     kept = small("hybrid", 200_000)
     keep(kept, [1] * 8)
-    pinned = kept.pin(prefix_of([1] * 8, 8, BLOCK), 1.0)
+    pinned = kept.pin(prefix_of([1] * 8, 8), 1.0)
     assert pinned is not None
     for number in range(2, 9):
         keep(kept, [number] * 8, float(number))
@@ -200,7 +224,7 @@ def test_states_that_cost_more_a_byte_stay() -> None:
     keep(kept, [9] * 50)
     for number in range(1, 20):
         keep(kept, [number + 10] * 5, float(number) / 100)
-    assert kept.holds(prefix_of([9] * 50, 50, BLOCK))
+    assert kept.holds(prefix_of([9] * 50, 50))
 
 
 def test_a_room_of_nothing_is_refused() -> None:
@@ -208,15 +232,46 @@ def test_a_room_of_nothing_is_refused() -> None:
         Room({"tokens": 4000, "snapshots": 50_000}, 100_000)
 
 
-def test_blocks_of_another_size_are_refused() -> None:
-    with pytest.raises(RequestError, match="blocks of 8 tokens"):
-        small("hybrid").holds(prefix_of([1] * 20, 20, 8))
+def test_a_block_is_named_at_its_end_whatever_lies_between_hashes() -> None:
+    shape = SHAPES["hybrid"]
+    tokens = list(range(30))
+    for quantum_tokens in (1, 2, BLOCK):
+        prefix = prefix_of(tokens, 14, quantum_tokens)
+        shape.check(prefix)
+        at = [prefix_of(tokens, stop, 1).hashes[-1] for stop in (4, 8, 12, 14)]
+        assert shape.pieces(prefix) == {
+            "tokens": [PieceKey("tokens", "", one) for one in at],
+            "snapshots": [PieceKey("snapshots", "", at[-1])],
+        }
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_prefix_has_a_hash_for_each_whole_block(count: int) -> None:
-    with pytest.raises(RequestError, match="1 whole blocks"):
-        Prefix(4, (b"x",) * count, 7, b"y")
+@pytest.mark.parametrize("quantum_tokens", [3, 8])
+def test_blocks_that_end_between_hashes_are_refused(quantum_tokens: int) -> None:
+    with pytest.raises(ChainFormError, match="does not divide the 4"):
+        SHAPES["hybrid"].check(prefix_of([1] * 24, 24, quantum_tokens))
+
+
+def test_what_names_no_tokens_is_refused() -> None:
+    form = HashForm("any", 4, 8)
+    one = b"x" * 8
+    for position, hashes, end in (
+        (0, (), b""),
+        (7, (one,), b""),
+        (8, (one,), b""),
+        (8, (one, one), one),
+        (4, (one, one), b""),
+    ):
+        with pytest.raises(ChainInvalidError, match="do not name"):
+            SHAPES["hybrid"].check(Prefix(form, position, hashes, end))
+
+
+def test_states_of_another_salt_are_others() -> None:
+    kept = small("hybrid")
+    keep(kept, [1] * 10)
+    reserved = kept.reserve(prefix_of([1] * 10, 10, salt="other"), 0.0)
+    assert reserved is not None
+    assert reserved.pinned.held_tokens == 0
+    assert not kept.holds(prefix_of([1] * 10, 8, salt="other"))
 
 
 def test_pages_lie_where_files_can_be_read_directly() -> None:

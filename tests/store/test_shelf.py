@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from restow.agents.store.books.room import page_strides
+from restow.agents.store.books.shape import PieceKey
 from restow.agents.store.disk import journal, run_files, shelf
 from restow.agents.store.disk.errors import (
     DiskInUseError,
@@ -23,8 +25,7 @@ from restow.agents.store.disk.errors import (
     RunLostError,
 )
 from restow.agents.store.disk.shelf import Page, Shelf
-from restow.agents.store.room import page_strides
-from restow.agents.store.shape import PieceKey
+from restow.broker.client import HashForm
 from restow.broker.families import (
     AttentionSpec,
     EngineSettings,
@@ -39,6 +40,7 @@ from restow.broker.stored import store_layout
 STRIDES = page_strides({"tokens": 5000, "snapshots": 20_000})
 LIMIT_BYTES = 1 << 20
 BF16 = DType.BFLOAT16
+FORM = HashForm("any", 4, 8)
 
 
 def layout(revision: str = "v1", kv_heads: int = 4) -> Layout:
@@ -51,23 +53,23 @@ def opened(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Shelf:
     return Shelf(folder, layout(), STRIDES, limit_bytes)
 
 
-def pages(number: int, blocks: int = 3) -> list[Page]:
+def pages(number: int, blocks: int = 3, salt: str = "") -> list[Page]:
     """The pieces of a state, at addresses at which a disk reads directly."""
-    keys: list[PieceKey] = [("tokens", b"%d block %d" % (number, one)) for one in range(blocks)]
-    return [(key, filled(key)) for key in [*keys, ("snapshots", b"%d" % number)]]
+    keys = [PieceKey("tokens", salt, b"%d block %d" % (number, one)) for one in range(blocks)]
+    return [(key, filled(key)) for key in [*keys, PieceKey("snapshots", salt, b"%d" % number)]]
 
 
 def filled(key: PieceKey) -> memoryview:
     view = empty(key)
-    seed = int.from_bytes(key[1].ljust(8)[:8])
+    seed = int.from_bytes((key.salt.encode() + key.hash).ljust(8)[:8])
     view[:] = np.random.default_rng(seed).bytes(len(view))
     return view
 
 
 def empty(key: PieceKey) -> memoryview:
-    memory = np.zeros(STRIDES[key[0]] + 4096, np.uint8)
+    memory = np.zeros(STRIDES[key.group] + 4096, np.uint8)
     start = -memory.ctypes.data % 4096
-    return memory.data[start : start + STRIDES[key[0]]]
+    return memory.data[start : start + STRIDES[key.group]]
 
 
 def read(one: Shelf, written: list[Page]) -> None:
@@ -84,7 +86,7 @@ def held(one: Shelf, written: list[Page]) -> bool:
 def test_what_is_written_is_read_in_another_life(tmp_path: Path) -> None:
     with opened(tmp_path) as first:
         for number in range(5):
-            first.write(pages(number))
+            first.write(FORM, pages(number))
             read(first, pages(number))
         used = first.used_bytes
     with opened(tmp_path) as second:
@@ -96,11 +98,11 @@ def test_what_is_written_is_read_in_another_life(tmp_path: Path) -> None:
 
 def test_a_piece_is_written_once(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
-        one.write(pages(1))
+        one.write(FORM, pages(1))
         used = one.used_bytes
-        one.write([*pages(1), *pages(2, 1)])
+        one.write(FORM, [*pages(1), *pages(2, 1)])
         assert one.used_bytes == used + STRIDES["tokens"] + STRIDES["snapshots"]
-        one.write(pages(1))
+        one.write(FORM, pages(1))
         read(one, [*pages(1), *pages(2, 1)])
 
 
@@ -109,9 +111,9 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
         limit = sum(len(view) for _, view in pages(0)) * 3
     with opened(tmp_path, limit) as one:
         for number in range(3):
-            one.write(pages(number))
+            one.write(FORM, pages(number))
         read(one, pages(0))
-        one.write(pages(3))
+        one.write(FORM, pages(3))
         assert [held(one, pages(number)) for number in range(4)] == [True, False, True, True]
         assert one.used_bytes == limit
     with opened(tmp_path, limit) as one:
@@ -126,7 +128,7 @@ def test_the_journal_does_not_grow_without_end(
     with opened(tmp_path, limit) as one:
         sizes = []
         for number in range(60):
-            one.write(pages(number))
+            one.write(FORM, pages(number))
             sizes.append((tmp_path / journal.NAME).stat().st_size)
     assert max(sizes) < 3 * sizes[2]
     with opened(tmp_path, limit) as one:
@@ -135,21 +137,21 @@ def test_the_journal_does_not_grow_without_end(
 
 def test_more_than_all_is_not_written(tmp_path: Path) -> None:
     with opened(tmp_path, 4096) as one, pytest.raises(RunLostError, match="more than the disk"):
-        one.write(pages(1))
+        one.write(FORM, pages(1))
 
 
 @pytest.mark.parametrize("where", [0, 5000, -1])
 def test_a_flipped_bit_loses_the_run_alone(tmp_path: Path, where: int) -> None:
     with opened(tmp_path) as one:
-        one.write(pages(1))
-        one.write(pages(2))
+        one.write(FORM, pages(1))
+        one.write(FORM, pages(2))
         flip(tmp_path / f"{1:012d}.run", where)
         with pytest.raises(RunLostError, match="is not what was written"):
             read(one, pages(1))
         assert not held(one, pages(1))
         assert one.lost == 1
         read(one, pages(2))
-        one.write(pages(1))  # it may come again
+        one.write(FORM, pages(1))  # it may come again
         read(one, pages(1))
 
 
@@ -166,13 +168,13 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize("harm", [cut, Path.unlink])
 def test_a_run_that_is_not_whole_is_no_run(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     with opened(tmp_path) as one:
-        one.write(pages(1))
-        one.write(pages(2))
+        one.write(FORM, pages(1))
+        one.write(FORM, pages(2))
         harm(tmp_path / f"{1:012d}.run")
         with pytest.raises(RunLostError):
             read(one, pages(1))
     with opened(tmp_path) as one:
-        one.write(pages(3))
+        one.write(FORM, pages(3))
         assert not held(one, pages(1))
         read(one, [*pages(2), *pages(3)])
         harm(tmp_path / f"{2:012d}.run")
@@ -185,18 +187,18 @@ def test_a_truncated_journal_has_what_stood_before(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
         sizes = []
         for number in range(3):
-            one.write(pages(number))
+            one.write(FORM, pages(number))
             sizes.append((tmp_path / journal.NAME).stat().st_size)
     whole = (tmp_path / journal.NAME).read_bytes()
     for size in range(sizes[0], sizes[2] + 1, 7):
         (tmp_path / journal.NAME).write_bytes(whole[:size])
         found, _ = journal.read_journal(tmp_path, {"layout": digest(), "strides": STRIDES})
-        assert len(found) == sum(size >= one for one in sizes)
+        assert len([one for one in found if "run" in one]) == sum(size >= one for one in sizes)
     (tmp_path / journal.NAME).write_bytes(whole[: sizes[1] + 20])
     with opened(tmp_path) as one:
         assert len(one) == 2
         assert len(list(tmp_path.glob("*.run"))) == 2, "the file of the third one stays"
-        one.write(pages(2))
+        one.write(FORM, pages(2))
         read(one, [*pages(0), *pages(1), *pages(2)])
 
 
@@ -206,10 +208,10 @@ def digest() -> str:
 
 def test_a_journal_with_a_flipped_bit_has_what_stood_before(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
-        one.write(pages(1))
+        one.write(FORM, pages(1))
         size = (tmp_path / journal.NAME).stat().st_size
-        one.write(pages(2))
-        one.write(pages(3))
+        one.write(FORM, pages(2))
+        one.write(FORM, pages(3))
     flip(tmp_path / journal.NAME, size + 30)
     with opened(tmp_path) as one:
         assert [held(one, pages(number)) for number in (1, 2, 3)] == [True, False, False]
@@ -230,13 +232,13 @@ def test_another_models_or_versions_states_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path) as one:
-        one.write(pages(1))
+        one.write(FORM, pages(1))
     for other in (layout("v2"), layout(kv_heads=8)):
         with pytest.raises(DiskOtherError, match="differs in layout"):
             Shelf(tmp_path, other, STRIDES, LIMIT_BYTES)
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "FORMAT", "restow store 2")
-        with pytest.raises(DiskOtherError, match=r"format \('restow store 1', and not"):
+        patch.setattr(journal, "FORMAT", "restow store 3")
+        with pytest.raises(DiskOtherError, match=r"format \('restow store 2', and not"):
             opened(tmp_path)
     with opened(tmp_path) as one:
         read(one, pages(1))
@@ -251,7 +253,7 @@ def test_two_stores_do_not_share_a_folder(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
         with pytest.raises(DiskInUseError, match="another store's"):
             opened(tmp_path)
-        one.write(pages(1))
+        one.write(FORM, pages(1))
         read(one, pages(1))
 
 
@@ -270,13 +272,13 @@ def files_up_to(size_bytes: int) -> Iterator[None]:
 
 def test_a_disk_that_takes_no_more_loses_that_state_alone(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
-        one.write(pages(1))
+        one.write(FORM, pages(1))
         for size in (0, 4096, 40_960):
             with files_up_to(size), pytest.raises(RunLostError, match="File too large"):
-                one.write(pages(2))
+                one.write(FORM, pages(2))
             assert not held(one, pages(2))
             assert len(list(tmp_path.glob("*.run"))) == 1
-        one.write(pages(2))
+        one.write(FORM, pages(2))
     with opened(tmp_path) as one:
         read(one, [*pages(1), *pages(2)])
 
@@ -286,18 +288,15 @@ def test_a_disk_that_takes_no_more_loses_that_state_alone(tmp_path: Path) -> Non
 def test_any_error_of_a_write_loses_that_state_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
-    def fails(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
-
     with opened(tmp_path) as one:
-        one.write(pages(1))
+        one.write(FORM, pages(1))
         said = (tmp_path / journal.NAME).read_bytes()
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, fails)
+            patch.setattr(os, call, lambda *_: fail(code))
             with pytest.raises(RunLostError, match=os.strerror(code)):
-                one.write(pages(2))
+                one.write(FORM, pages(2))
         assert (tmp_path / journal.NAME).read_bytes() == said
-        one.write(pages(3))
+        one.write(FORM, pages(3))
         assert one.lost == 1
     with opened(tmp_path) as one:
         assert [held(one, pages(number)) for number in (1, 2, 3)] == [True, False, True]
@@ -316,21 +315,21 @@ def test_a_journal_that_is_not_synced_says_nothing_more(
         real(fd)
 
     with opened(tmp_path) as one:
-        one.write(pages(1))
+        one.write(FORM, pages(1))
         said = (tmp_path / journal.NAME).read_bytes()
         monkeypatch.setattr(os, "fdatasync", second_fails)
         with pytest.raises(RunLostError, match="Input/output error"):
-            one.write(pages(2))
+            one.write(FORM, pages(2))
         assert (tmp_path / journal.NAME).read_bytes() == said
         assert len(list(tmp_path.glob("*.run"))) == 1
 
 
 def test_a_folder_that_is_gone_loses_what_it_had(tmp_path: Path) -> None:
     with opened(tmp_path / "there") as one:
-        one.write(pages(1))
+        one.write(FORM, pages(1))
         (tmp_path / "there").rename(tmp_path / "elsewhere")
         with pytest.raises(RunLostError, match="No such file"):
-            one.write(pages(2))
+            one.write(FORM, pages(2))
         with pytest.raises(RunLostError, match="No such file"):
             read(one, pages(1))
         assert not held(one, pages(1))
@@ -342,14 +341,82 @@ def test_a_folder_that_can_not_be_had_is_refused(tmp_path: Path) -> None:
         opened(tmp_path / "file")
 
 
+def test_it_says_what_is_there_and_what_is_gone(tmp_path: Path) -> None:
+    """Of another life too: keys, salts and the form of their hashes."""
+    limit = sum(len(view) for _, view in pages(0)) * 2
+    some = [pages(0), pages(1, salt="one's"), pages(1, salt="another's")]
+    with opened(tmp_path, limit) as one:
+        gone: list[PieceKey] = []
+        one.on_gone = gone.extend
+        assert one.hash_form is None
+        for state in some:
+            one.write(FORM, state)
+        assert gone == [key for key, _ in some[0]]
+    with opened(tmp_path, limit) as one:
+        assert one.hash_form == FORM
+        assert one.pieces == [key for state in some[1:] for key, _ in state]
+        read(one, some[1])
+        read(one, some[2])
+
+
+def test_a_disk_with_nothing_left_has_no_form(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        (tmp_path / f"{1:012d}.run").unlink()
+    other = HashForm("other", 8, 16)
+    with opened(tmp_path) as one:
+        assert (one.hash_form, one.pieces) == (None, [])
+        one.write(other, pages(2))
+    with opened(tmp_path) as one:
+        assert one.hash_form == other
+
+
+def test_the_form_stays_when_the_journal_begins_anew_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "SPARE_RECORDS", 1)
+    limit = sum(len(view) for _, view in pages(0))
+    with opened(tmp_path, limit) as one:
+        for number in range(9):
+            one.write(FORM, pages(number))
+    with opened(tmp_path, limit) as one:
+        assert one.hash_form == FORM
+        read(one, pages(8))
+
+
+def test_a_run_that_could_not_be_said_to_be_gone_is_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 2 * sum(len(view) for _, view in pages(0))
+    with opened(tmp_path, limit) as one:
+        one.write(FORM, pages(1))
+        flip(tmp_path / f"{1:012d}.run", 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", lambda *_: fail(errno.EIO))
+            with pytest.raises(RunLostError):
+                read(one, pages(1))
+        one.write(FORM, pages(1))
+        one.write(FORM, pages(2))
+    with opened(tmp_path, limit) as one:
+        assert len(one) == 2
+        read(one, [*pages(1), *pages(2)])
+        one.write(FORM, pages(3))
+    with opened(tmp_path, limit) as one:
+        read(one, [*pages(2), *pages(3)])
+
+
+def fail(code: int) -> int:
+    raise OSError(code, os.strerror(code))
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from store.test_shelf import opened, pages
+from store.test_shelf import FORM, opened, pages
 one = opened(Path(sys.argv[1]))
 for number in range(10_000):
-    one.write(pages(number, 20))
+    one.write(FORM, pages(number, 20))
     print(number, flush=True)
 """
 
@@ -381,7 +448,7 @@ def test_pages_go_in_as_many_calls_as_needed(
     monkeypatch.setattr(run_files, "MAX_PIECES", 3)
     monkeypatch.setattr(run_files, "MAX_CALL_BYTES", 16_384)
     with opened(tmp_path) as one:
-        one.write(pages(1, 10))
+        one.write(FORM, pages(1, 10))
         read(one, pages(1, 10))
 
 
@@ -397,5 +464,5 @@ def test_what_a_call_leaves_is_the_next_ones(
 
     monkeypatch.setattr(os, call, short)
     with opened(tmp_path) as one:
-        one.write(pages(1, 5))
+        one.write(FORM, pages(1, 5))
         read(one, pages(1, 5))

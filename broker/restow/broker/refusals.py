@@ -179,15 +179,6 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "The memory of a store has no room for a page of each sort.",
             "Give it more (`--memory`); the message says how much is needed.",
         ),
-        "STORE_FULL": Advice(
-            "A store has no room for a state: it is larger than all of its memory, or handoffs "
-            "have that.",
-            "Give it more (`--memory`), or keep shorter states there.",
-        ),
-        "STATE_NOT_KEPT": Advice(
-            "A handoff to a store or from it ended other than well: the message has its reason.",
-            "See that reason here.",
-        ),
         "STORE_DISK_IN_USE": Advice(
             "Another store has the folder.", "Give each store a folder of its own (`--disk`)."
         ),

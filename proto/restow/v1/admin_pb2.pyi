@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import restow.v1.broker_pb2
+import restow.v1.layout_pb2
 import sys
 import typing
 
@@ -343,6 +344,49 @@ class ListEnginesResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["engines", b"engines"]) -> None: ...
 
 Global___ListEnginesResponse: typing_extensions.TypeAlias = ListEnginesResponse
+
+@typing.final
+class GetLayoutRequest(google.protobuf.message.Message):
+    """Asks for a layout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """The engine's id. ENGINE_UNKNOWN."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id"]) -> None: ...
+
+Global___GetLayoutRequest: typing_extensions.TypeAlias = GetLayoutRequest
+
+@typing.final
+class GetLayoutResponse(google.protobuf.message.Message):
+    """A layout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: builtins.int
+    LAYOUT_DIGEST_FIELD_NUMBER: builtins.int
+    layout_digest: builtins.str
+    """Its SHA-256, as in EngineInfo."""
+    @property
+    def layout(self) -> restow.v1.layout_pb2.Layout:
+        """As the engine registered it."""
+
+    def __init__(
+        self,
+        *,
+        layout: restow.v1.layout_pb2.Layout | None = ...,
+        layout_digest: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["layout", b"layout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["layout", b"layout", "layout_digest", b"layout_digest"]) -> None: ...
+
+Global___GetLayoutResponse: typing_extensions.TypeAlias = GetLayoutResponse
 
 @typing.final
 class EngineInfo(google.protobuf.message.Message):

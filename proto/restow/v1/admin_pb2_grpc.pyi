@@ -73,6 +73,22 @@ _AdminListEnginesType = typing_extensions.TypeVar(
     ],
 )
 
+_AdminGetLayoutType = typing_extensions.TypeVar(
+    '_AdminGetLayoutType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.GetLayoutRequest,
+        restow.v1.admin_pb2.GetLayoutResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.GetLayoutRequest,
+        restow.v1.admin_pb2.GetLayoutResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.GetLayoutRequest,
+        restow.v1.admin_pb2.GetLayoutResponse,
+    ],
+)
+
 _AdminListHoldingsType = typing_extensions.TypeVar(
     '_AdminListHoldingsType',
     grpc.UnaryUnaryMultiCallable[
@@ -265,7 +281,7 @@ _AdminAbandonHandoffType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminListHoldingsType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminGetLayoutType, _AdminListHoldingsType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
     take "*" too: those of all tenants.
@@ -284,6 +300,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListEnginesRequest,
             restow.v1.admin_pb2.ListEnginesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.GetLayoutRequest,
+            restow.v1.admin_pb2.GetLayoutResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListHoldingsRequest,
@@ -350,6 +370,10 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
             restow.v1.admin_pb2.ListEnginesResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.GetLayoutRequest,
+            restow.v1.admin_pb2.GetLayoutResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListHoldingsRequest,
             restow.v1.admin_pb2.ListHoldingsResponse,
         ],
@@ -407,6 +431,9 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
 
     ListEngines: _AdminListEnginesType
     """The registered engines, by id."""
+
+    GetLayout: _AdminGetLayoutType
+    """The layout of a registered engine. Engines of its tenant may ask it too: a store makes its own of it."""
 
     ListHoldings: _AdminListHoldingsType
     """What engines say that they hold of prefixes, by engine."""
@@ -467,6 +494,10 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ListEnginesRequest,
         restow.v1.admin_pb2.ListEnginesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.GetLayoutRequest,
+        restow.v1.admin_pb2.GetLayoutResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ListHoldingsRequest,
@@ -547,6 +578,14 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.ListEnginesResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListEnginesResponse]]:
         """The registered engines, by id."""
+
+    @abc.abstractmethod
+    def GetLayout(
+        self,
+        request: restow.v1.admin_pb2.GetLayoutRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.GetLayoutResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetLayoutResponse]]:
+        """The layout of a registered engine. Engines of its tenant may ask it too: a store makes its own of it."""
 
     @abc.abstractmethod
     def ListHoldings(

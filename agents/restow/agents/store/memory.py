@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Sequence
 
 from restow.agents.memory.regions import RegionMemory, address_of
-from restow.agents.store.room import PageMove, Room
+from restow.agents.store.books.room import PageMove, Room
 
 MADV_POPULATE_WRITE = 23
 """Of Linux, from 5.14 on; Python has no name for it."""

@@ -12,7 +12,8 @@ from google.protobuf.message import Message
 from restow.broker.client.connection.channel import channel_options
 from restow.broker.client.engine.chains import Holders, PrefixChain, find_request, holders_of
 from restow.broker.client.engine.delivery import state_name
-from restow.broker.layout.values import ModelIdentity
+from restow.broker.layout.values import Layout, ModelIdentity
+from restow.broker.rpc.wire import layout_from_proto
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -78,6 +79,15 @@ def tenants() -> AdminCall[pb.ListTenantsResponse]:
 def engines() -> AdminCall[list[pb.EngineInfo]]:
     """Return the registered engines, by id."""
     return AdminCall("ListEngines", pb.ListEnginesRequest(), lambda found: list(found.engines))
+
+
+def layout(engine_id: str) -> AdminCall[Layout]:
+    """Return the layout of engine ``engine_id``. Engines of its tenant may ask too.
+
+    Raises `BrokerCallError`, ENGINE_UNKNOWN.
+    """
+    request = pb.GetLayoutRequest(engine_id=engine_id)
+    return AdminCall("GetLayout", request, lambda found: layout_from_proto(found.layout))
 
 
 def agents() -> AdminCall[list[pb.AgentInfo]]:

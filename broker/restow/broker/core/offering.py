@@ -21,8 +21,6 @@ from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.errors import ChainFormError
 
-NOT_HELD = "NOT_HELD"
-
 
 class Offering:
     """Demands that are on offer. Pure, like the directory that it serves."""
@@ -149,7 +147,7 @@ class Offering:
 
     def _not_held(self, handoff: Handoff, words: str, now_s: float) -> list[Action]:
         self.not_held += 1
-        return self._ledger.stop(handoff, Failure(State.CANCELLED, NOT_HELD, words), now_s)
+        return self._ledger.stop(handoff, Failure(State.CANCELLED, "NOT_HELD", words), now_s)
 
 
 def _weight(store: EngineKey, first_hash: bytes) -> bytes:

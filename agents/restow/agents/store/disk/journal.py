@@ -11,12 +11,15 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from restow.agents.store.books.shape import PieceKey
 from restow.agents.store.disk.errors import DiskOtherError
+from restow.broker.client import HashForm
 
-FORMAT = "restow store 1"
+FORMAT = "restow store 2"
 NAME = "journal"
 Record = Mapping[str, Any]
 
@@ -91,6 +94,29 @@ def read_journal(folder: Path, form: Record) -> tuple[list[Record], bool]:
             path=str(folder),
         )
     return records[1:], whole
+
+
+def form_record(form: HashForm) -> Record:
+    """What is said before the first run: how its hashes are made, and those of all after it."""
+    return {"hashes": astuple(form)}
+
+
+def run_record(run: int, checksums: Mapping[PieceKey, int]) -> Record:
+    """What is said of a run: its pieces, in the order in which they lie. They have one salt."""
+    return {
+        "run": run,
+        "salt": next(iter(checksums)).salt,
+        "pieces": [[key.group, key.hash.hex(), one] for key, one in checksums.items()],
+    }
+
+
+def pieces_of(record: Record) -> dict[PieceKey, int]:
+    """The pieces of a run, and their checksums."""
+    salt = record["salt"]
+    return {
+        PieceKey(group, salt, bytes.fromhex(name)): checksum
+        for group, name, checksum in record["pieces"]
+    }
 
 
 def _unlike(one: Record, other: Record) -> Iterator[str]:

@@ -10,22 +10,30 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import xxhash
 
+from restow.agents.store.books.shape import PieceKey
 from restow.agents.store.disk.errors import (
     DiskInUseError,
     DiskOtherError,
     DiskUnusableError,
     RunLostError,
 )
-from restow.agents.store.disk.journal import Journal, Record, read_journal
+from restow.agents.store.disk.journal import (
+    Journal,
+    Record,
+    form_record,
+    pieces_of,
+    read_journal,
+    run_record,
+)
 from restow.agents.store.disk.run_files import read_run, write_run
-from restow.agents.store.shape import PieceKey
+from restow.broker.client import HashForm
 from restow.broker.layout import Layout, digest
 from restow.broker.logs import get_logger
 
@@ -69,6 +77,10 @@ class Shelf:
         self.used_bytes = 0
         self.lost = 0
         """States that were not written, and runs that could not be read."""
+        self.hash_form: HashForm | None = None
+        """How the hashes of what is there are made; None: nothing is, or was."""
+        self.on_gone: Callable[[Sequence[PieceKey]], None] = lambda _: None
+        """Hears what is not there any more, on the thread that found out."""
         self._strides = dict(strides)
         self._pieces: dict[PieceKey, _Written] = {}
         self._runs: OrderedDict[int, _Run] = OrderedDict()
@@ -85,6 +97,8 @@ class Shelf:
             records, whole = read_journal(folder, self._form)
             for record in records:
                 self._take(record)
+            if not self._runs:
+                self.hash_form = None
             self._remove_others()
             self._journal = self._new_journal()
         except BlockingIOError:
@@ -123,10 +137,16 @@ class Shelf:
         """Whether all of these pieces are there."""
         return all(key in self._pieces for key in keys)
 
-    def write(self, pages: Sequence[Page]) -> None:
+    @property
+    def pieces(self) -> list[PieceKey]:
+        """All that is there."""
+        return list(self._pieces)
+
+    def write(self, hash_form: HashForm, pages: Sequence[Page]) -> None:
         """Write those pieces of a state that are not there yet, as one run.
 
-        What was used longest ago makes room. Raises `RunLostError`: nothing was written then.
+        Hashes of all have one form. What was used longest ago makes room. Raises `RunLostError`:
+        nothing was written then.
         """
         new = [(key, view) for key, view in pages if key not in self._pieces]
         self._touch(key for key, _ in pages)
@@ -139,13 +159,10 @@ class Shelf:
             while self.used_bytes + size > self.limit_bytes:
                 self._drop(next(iter(self._runs)))
             run, self._next = self._next, self._next + 1
-            record = {
-                "run": run,
-                "pieces": [
-                    [group, name.hex(), xxhash.xxh3_64_intdigest(view)]
-                    for (group, name), view in new
-                ],
-            }
+            record = run_record(run, {key: xxhash.xxh3_64_intdigest(view) for key, view in new})
+            if self.hash_form is None:
+                self._write_down(form_record(hash_form))
+                self.hash_form = hash_form
             path = self._path(run)
             write_run(path, [view for _, view in new])
             try:
@@ -185,9 +202,9 @@ class Shelf:
             beside.append(view)
             end = found.offset_bytes + len(view)
         read_run(self._path(run), begin, beside)
-        for found, (group, _), view in some:
+        for found, key, view in some:
             if xxhash.xxh3_64_intdigest(view) != found.checksum:
-                raise RunLostError(f"a page of {group} is not what was written")
+                raise RunLostError(f"a page of {key.group} is not what was written")
 
     def _touch(self, keys: Iterable[PieceKey]) -> None:
         """The runs of these are the last ones to go."""
@@ -202,43 +219,39 @@ class Shelf:
         self._journal.append(record)
 
     def _new_journal(self) -> Journal:
-        return Journal(
-            self.folder,
-            self._form,
-            [
-                {
-                    "run": number,
-                    "pieces": [
-                        [group, name.hex(), self._pieces[group, name].checksum]
-                        for group, name in run.pieces
-                    ],
-                }
-                for number, run in self._runs.items()
-            ],
-        )
+        records = [form_record(self.hash_form)] if self.hash_form is not None else []
+        for number, run in self._runs.items():
+            pieces = {key: self._pieces[key].checksum for key in run.pieces}
+            records.append(run_record(number, pieces))
+        return Journal(self.folder, self._form, records)
 
     def _take(self, record: Record) -> None:
         """Take over what the journal says, if the file is there; else it is gone."""
+        if "hashes" in record:
+            self.hash_form = HashForm(*record["hashes"])
+            return
         if "gone" in record:
             self._forget(record["gone"])
             return
-        size = sum(self._strides[group] for group, _, _ in record["pieces"])
+        run = record["run"]
+        for key in pieces_of(record):  # who brought it before was gone, though nothing says so
+            if key in self._pieces:
+                self._forget(self._pieces[key].run)
+        self._add(record)
         try:
-            there = self._path(record["run"]).stat().st_size == size
+            there = self._path(run).stat().st_size == self._runs[run].size_bytes
         except FileNotFoundError:
             there = False
-        if there:
-            self._add(record)
+        if not there:
+            self._forget(run)
 
     def _add(self, record: Record) -> None:
         run, end = record["run"], 0
-        keys = []
-        for group, name, checksum in record["pieces"]:
-            key = group, bytes.fromhex(name)
-            keys.append(key)
+        pieces = pieces_of(record)
+        for key, checksum in pieces.items():
             self._pieces[key] = _Written(run, end, checksum)
-            end += self._strides[group]
-        self._runs[run] = _Run(end, tuple(keys))
+            end += self._strides[key.group]
+        self._runs[run] = _Run(end, tuple(pieces))
         self.used_bytes += end
 
     def _forget(self, run: int) -> None:
@@ -247,6 +260,7 @@ class Shelf:
             self.used_bytes -= gone.size_bytes
             for key in gone.pieces:
                 del self._pieces[key]
+            self.on_gone(gone.pieces)
 
     def _drop(self, run: int) -> None:
         """Remove a run. Raises `OSError`; it is not found any more all the same."""

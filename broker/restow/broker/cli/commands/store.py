@@ -15,22 +15,31 @@ from restow.broker.errors import ExtraMissingError
 
 @connects
 def store(
-    layout: Annotated[
-        Path,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Layout of any engine of the model, as `restow layout from-config` writes it: the "
-            "store makes its own of that.",
-        ),
-    ],
     memory: Annotated[
         int,
         typer.Option(parser=parse_size, metavar="SIZE", help="Memory for states, such as 8GiB."),
     ],
     *,
     connection: Connection,
-    engine_id: Annotated[str, typer.Option(help="Its name among engines.")] = "store",
+    layout: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Layout of any engine of the model, as `restow layout from-config` writes it: the "
+            "store makes its own of that.",
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Instead of --layout: take that of this engine, and wait for it to register.",
+        ),
+    ] = None,
+    engine_id: Annotated[
+        str, typer.Option(help="The name of the store itself, among engines.")
+    ] = "store",
     block_tokens: Annotated[
         int | None,
         typer.Option(
@@ -50,9 +59,22 @@ def store(
         int | None,
         typer.Option(parser=parse_size, metavar="SIZE", help="What it may take there: 100GiB."),
     ] = None,
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RESTOW_HTTP_LISTEN",
+            help="HOST:PORT where to show metrics (/metrics) and whether it is alive (/healthz), "
+            "over plain HTTP, to whoever asks. Default: nowhere.",
+        ),
+    ] = None,
     log_format: LogFormatOption = "console",
 ) -> None:
-    """Keep states of one model in memory and on disk, until SIGTERM or SIGINT."""
+    """Keep states of one model in memory and on disk, until SIGTERM or SIGINT.
+
+    It asks engines for what they say is worth keeping, and gives it to those that ask for it.
+    """
+    if (layout is None) == (engine is None):
+        raise typer.BadParameter("--layout or --engine says of which model: give one of them")
     if (disk is None) != (disk_size is None):
         raise typer.BadParameter("--disk and --disk-size go together")
     try:
@@ -70,4 +92,5 @@ def store(
 
     options = StoreOptions(engine_id, connection.broker, memory, block_tokens, disk, disk_size or 0)
     with logging_to_stderr(log_format == "json"):
-        run_store(read_layout(layout), options, connection.credentials())
+        source = read_layout(layout) if layout is not None else engine or ""
+        run_store(source, options, connection.credentials(), http_listen)

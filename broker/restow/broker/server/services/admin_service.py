@@ -33,7 +33,7 @@ from restow.broker.server.services.admin_status import add_traffic, broker_statu
 from restow.broker.server.services.prefix_messages import engine_holdings, tenant_holdings
 from restow.broker.trust.errors import ForbiddenError
 from restow.v1 import admin_pb2 as pb
-from restow.v1 import admin_pb2_grpc
+from restow.v1 import admin_pb2_grpc, layout_pb2
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 10_000
@@ -86,6 +86,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 for key, engine in sorted(engines.items())
                 if tenant in (None, key.tenant)
             ]
+        )
+
+    async def GetLayout(
+        self, request: pb.GetLayoutRequest, context: Context
+    ) -> pb.GetLayoutResponse:
+        """The layout of an engine of the caller's tenant."""
+        members = self._hub.directory.members
+        engine = members.find(EngineKey(tenant_of(context), request.engine_id))
+        return pb.GetLayoutResponse(
+            layout=layout_pb2.Layout.FromString(engine.layout.encoded),
+            layout_digest=engine.layout_digest,
         )
 
     async def ListHoldings(

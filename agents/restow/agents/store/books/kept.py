@@ -8,15 +8,15 @@ reads or writes are pinned: they stay where they are.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from restow.agents.store.prefix import Prefix
-from restow.agents.store.room import PageMove, Room
-from restow.agents.store.shape import PieceKey, Shape
-from restow.agents.store.states import Piece, State, States
-from restow.agents.store.worth import Candidate, Recomputing, Worth
+from restow.agents.store.books.room import PageMove, Room
+from restow.agents.store.books.shape import PieceKey, Shape, StateKey
+from restow.agents.store.books.states import Piece, State, States
+from restow.agents.store.books.worth import Candidate, Recomputing, Worth
+from restow.broker.client import Prefix
 from restow.broker.stored.store_layout import NULL_BLOCK
 
 SAMPLE = 64
@@ -55,13 +55,23 @@ class Kept:
     """The states in a store's memory. One thread at a time."""
 
     def __init__(
-        self, shape: Shape, room: Room, worth: Worth, recomputing: Recomputing, seed: int = 0
+        self,
+        shape: Shape,
+        room: Room,
+        worth: Worth,
+        recomputing: Recomputing,
+        changed: Callable[[PieceKey, bool], None] = lambda *_: None,
+        seed: int = 0,
     ) -> None:
-        """Keep nothing yet; states are chosen to be evicted by ``worth``."""
+        """Keep nothing yet; states are chosen to be evicted by ``worth``.
+
+        ``changed`` is called with each piece that comes (True) or goes.
+        """
         self.shape, self.room = shape, room
         self._worth, self._recomputing = worth, recomputing
         self._random = Random(seed)  # noqa: S311 - which states are looked at
-        self._states = States(room.give)
+        self._changed = changed
+        self._states = States(self._gone)
         self._pieces = self._states.pieces
         self._writing: Counter[tuple[str, int]] = Counter()
         """Pages that are new and not yet a piece."""
@@ -77,7 +87,11 @@ class Kept:
 
     def missing(self, prefix: Prefix) -> list[PieceKey]:
         """The pieces of a state that are not here."""
-        return [key for key in _keys(self.shape.pieces(prefix)) if key not in self._pieces]
+        return self.lacks(_keys(self.shape.pieces(prefix)))
+
+    def lacks(self, keys: Iterable[PieceKey]) -> list[PieceKey]:
+        """Those of some pieces that are not here."""
+        return [key for key in keys if key not in self._pieces]
 
     def pin(self, prefix: Prefix, now_s: float) -> Pinned | None:
         """Have the state stay where it is, as one that was wanted; None: it is not kept."""
@@ -107,15 +121,15 @@ class Kept:
         listed = self.shape.pieces(prefix)
         held_tokens = self._held_tokens(listed, prefix)
         held, wanted = self._split(listed, held_tokens)
-        counts = Counter(group for group, _ in wanted)
+        counts = Counter(key.group for key in wanted)
         self._states.pin(held)
         moves: list[PageMove] = []
         if not self._make_room(counts, now_s, moves):
             self._states.unpin(held)
             return None
         pages = {group: iter(self.room.take(group, count)) for group, count in counts.items()}
-        new = {key: next(pages[key[0]]) for key in wanted}
-        self._writing.update((group, page) for (group, _), page in new.items())
+        new = {key: next(pages[key.group]) for key in wanted}
+        self._writing.update((key.group, page) for key, page in new.items())
         blocks = {group: [self._page(key, new) for key in some] for group, some in listed.items()}
         return Reserved(Pinned(prefix, blocks, held, held_tokens, new), tuple(moves))
 
@@ -123,37 +137,41 @@ class Kept:
         """The new pages are written: keep the state. It is no longer pinned."""
         prefix = pinned.prefix
         for key, page in pinned.new.items():
-            self._written(key[0], page)
+            self._written(key.group, page)
             if key in self._pieces:  # another handoff brought it meanwhile
-                self.room.give(key[0], page)
+                self.room.give(key.group, page)
             else:
-                self._pieces[key] = Piece(page, self.room.strides[key[0]])
-        if prefix.content not in self._states.by_content:
+                self._pieces[key] = Piece(page, self.room.strides[key.group])
+                self._changed(key, True)
+        if StateKey.of(prefix) not in self._states.by_key:
             self._add(prefix, now_s)
         self._states.unpin(pinned.held)
 
     def give_up(self, pinned: Pinned) -> None:
         """Nothing reads or writes the pages any more; new ones are free."""
-        for (group, _), page in pinned.new.items():
-            self._written(group, page)
-            self.room.give(group, page)
+        for key, page in pinned.new.items():
+            self._written(key.group, page)
+            self.room.give(key.group, page)
         self._states.unpin(pinned.held)
 
-    def forget(self, content: bytes) -> None:
+    def forget(self, prefix: Prefix) -> None:
         """Drop a state, if it is kept; pieces that others have stay."""
-        self._states.forget(content)
+        self._states.forget(StateKey.of(prefix))
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _held_tokens(self, listed: dict[str, list[PieceKey | None]], prefix: Prefix) -> int:
         """Up to where all groups have all blocks; a block that is not whole is not counted."""
-        blocks = prefix.position_tokens // prefix.block_tokens
+        block_tokens = self.shape.block_tokens
+        if not block_tokens:
+            return 0
+        blocks = prefix.position_tokens // block_tokens
         for group in self.shape.groups:
             if group.block_tokens:
                 some = listed[group.name][:blocks]
                 have = (key is None or key in self._pieces for key in some)
                 blocks = next((index for index, one in enumerate(have) if not one), blocks)
-        return blocks * prefix.block_tokens
+        return blocks * block_tokens
 
     def _split(
         self, listed: dict[str, list[PieceKey | None]], held_tokens: int
@@ -193,59 +211,64 @@ class Kept:
             pinned[group].add(page)
         by_page: dict[tuple[str, int], Piece] = {}
         for key, piece in self._pieces.items():
-            by_page[key[0], piece.page] = piece
+            by_page[key.group, piece.page] = piece
             if piece.pins:
-                pinned[key[0]].add(piece.page)
+                pinned[key.group].add(piece.page)
         found = self.room.gather(pinned)
         for move in found:
             by_page[move.group, move.source].page = move.target
         moves += found
         return bool(found)
 
-    def _victim(self, now_s: float) -> bytes | None:
+    def _victim(self, now_s: float) -> StateKey | None:
         """Of some states the one that is worth least; None: all that there are are pinned."""
         some = self._states.order
         if len(some) > SAMPLE:
             some = self._random.sample(some, SAMPLE)
-        best: tuple[float, bytes] | None = None
-        for content in some:
-            state = self._states.by_content[content]
-            if self._pinned(content):
+        best: tuple[float, StateKey] | None = None
+        for name in some:
+            state = self._states.by_key[name]
+            if self._pinned(name):
                 continue
-            base = self._states.base_tokens(content)
+            base = self._states.base_tokens(name)
             cost = self._recomputing.cost(base, state.position_tokens)
             age_s = now_s - state.used_s
             worth = self._worth(Candidate(cost, state.own_bytes, state.uses, age_s))
             if best is None or worth < best[0]:
-                best = worth, content
+                best = worth, name
         if best is None and len(self._states.order) > SAMPLE:
             return next((one for one in self._states.order if not self._pinned(one)), None)
         return best and best[1]
 
-    def _pinned(self, content: bytes) -> bool:
+    def _pinned(self, name: StateKey) -> bool:
         """Whether a handoff of the state has it, for each pins its last piece."""
-        return self._pieces[self._states.by_content[content].pieces[-1]].pins > 0
+        return self._pieces[self._states.by_key[name].pieces[-1]].pins > 0
 
-    def _evict(self, content: bytes) -> None:
-        self._states.forget(content)
+    def _evict(self, name: StateKey) -> None:
+        self._states.forget(name)
         self.evictions += 1
 
     def _add(self, prefix: Prefix, now_s: float) -> None:
         keys = tuple(_keys(self.shape.pieces(prefix)))
-        state = State(keys, prefix.position_tokens, prefix.block_hashes, now_s)
-        self._states.add(prefix.content, state)
+        state = State(keys, prefix.position_tokens, self.shape.block_hashes(prefix), now_s)
+        self._states.add(StateKey.of(prefix), state)
 
-    def _owner(self, prefix: Prefix, keys: tuple[PieceKey, ...]) -> bytes:
+    def _owner(self, prefix: Prefix, keys: tuple[PieceKey, ...]) -> StateKey | None:
         """The state that is used when these pieces are."""
-        if prefix.content in self._states.by_content:
-            return prefix.content
+        name = StateKey.of(prefix)
+        if name in self._states.by_key:
+            return name
         users = self._pieces[keys[-1]].users
-        return max(users, key=lambda one: self._states.by_content[one].used_s, default=b"")
+        return max(users, key=lambda one: self._states.by_key[one].used_s, default=None)
 
-    def _use(self, content: bytes, now_s: float) -> None:
-        state = self._states.by_content.get(content)
+    def _use(self, name: StateKey | None, now_s: float) -> None:
+        state = self._states.by_key.get(name) if name else None
         if state is not None:
             state.uses, state.used_s = state.uses + 1, now_s
+
+    def _gone(self, key: PieceKey, page: int) -> None:
+        self.room.give(key.group, page)
+        self._changed(key, False)
 
     def _written(self, group: str, page: int) -> None:
         self._writing[group, page] -= 1
