@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from agent_harness.waiting import until
 from restow.broker.client import Credentials, EngineSession
 from restow.broker.client.connection.channel import RenewedChannel, open_channel
 from restow.broker.client.connection.errors import from_rpc_error
@@ -257,6 +258,16 @@ class Pair:
         ended = await self.d.request(name, D_BLOCKS)
         assert ended.done, ended
         assert await released == ended
+
+
+async def heard(running: RunningBroker, handoff_id: str) -> None:
+    """Wait until the broker has P's publication: what others say meanwhile may overtake it."""
+    live = running.hub.directory.ledger.by_number
+    await until(
+        lambda: any(
+            one.handoff_id == handoff_id and one.source is not None for one in live.values()
+        )
+    )
 
 
 def called(

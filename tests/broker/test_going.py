@@ -16,6 +16,7 @@ from broker.fakes import (
     Pair,
     broker,
     engine,
+    heard,
     model_layout,
     pair,
 )
@@ -125,6 +126,7 @@ async def test_operators_drain_and_forget_engines() -> None:
         AsyncAdminClient(running.address) as client,
     ):
         await published(both, "held")
+        await heard(running, "held")
         assert await client.drain_engine("p") == 1
         (p,) = [one for one in await client.engines() if one.engine_id == "p"]
         assert (p.draining, p.open) == (True, 1)

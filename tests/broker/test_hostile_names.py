@@ -13,7 +13,17 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner
 
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, Pair, broker, engine, model_layout, pair
+from broker.fakes import (
+    D_BLOCKS,
+    P_BLOCKS,
+    POSITION,
+    Pair,
+    broker,
+    engine,
+    heard,
+    model_layout,
+    pair,
+)
 from broker.guarded import ask
 from restow.broker.cli.main import app
 from restow.broker.client import AdminClient, Credentials
@@ -178,6 +188,7 @@ async def test_what_was_said_is_kept_and_shown_with_escapes(running: RunningBrok
             assert ended.detail.isprintable()
         stub = broker_pb2_grpc.BrokerStub(both.channel)
         released = both.p.publish("given-up", P_BLOCKS, POSITION)
+        await heard(running, "given-up")
         gone = pb.Cancellation(handoff_id="given-up", detail=SAID + "x" * (1 << 20))
         await stub.Cancel(pb.CancelRequest(engine=both.p.ref, cancellation=gone))
         ended = await released

@@ -12,7 +12,17 @@ import pytest
 import pytest_asyncio
 
 from broker.certificates import DOMAIN, Authority
-from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, model_layout, pair
+from broker.fakes import (
+    D_BLOCKS,
+    P_BLOCKS,
+    POSITION,
+    broker,
+    called,
+    engine,
+    heard,
+    model_layout,
+    pair,
+)
 from broker.guarded import ask, channel_of, error_of, guarded, of_tenant, operator, register
 from restow.broker.client import AdminClient, Credentials
 from restow.broker.errors import RestowError
@@ -121,14 +131,15 @@ async def test_words_that_are_refused_within_a_session_leave_a_line_each(
         pair(running.address, 1, 1) as both,
         engine(running.address, "other", layout=model_layout(1)) as (other, agents),
     ):
-        heard = called(running.hub.directory.reports, "fence", monkeypatch, failed=True)
+        fenced = called(running.hub.directory.reports, "fence", monkeypatch, failed=True)
         both.p.publish("h", P_BLOCKS, POSITION)
+        await heard(running, "h")
         await both.p_agents[0].fence("h")
-        await heard.get()
+        await fenced.get()
         with pytest.raises(RestowError):
             await other.publish("h", P_BLOCKS, POSITION)
         await agents[0].fence("h")
-        await heard.get()
+        await fenced.get()
         found = [(one["word"], one["engine"], one["reason"]) for one in lines.of("word refused")]
         assert found == [
             ("publish", "other", "HANDOFF_OWNED"),

@@ -16,6 +16,7 @@ from broker.fakes import (
     FakeAgent,
     broker,
     called,
+    heard,
     model_layout,
     pair,
 )
@@ -84,6 +85,7 @@ async def test_numbers_of_two_lives_of_the_broker_do_not_meet() -> None:
 async def test_a_newer_life_of_an_engine_ends_the_older_ones_session() -> None:
     async with broker() as running, pair(running.address) as both:
         waiting = both.p.publish("h", P_BLOCKS, POSITION)
+        await heard(running, "h")
         async with EngineSession("p", "newer", model_layout(2), running.address):
             assert (await waiting).reason == "ENGINE_LOST"
             with pytest.raises(RestowError) as caught:

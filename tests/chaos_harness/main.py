@@ -60,7 +60,7 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
         report.calm_handoffs = storm.handoffs + storm.asked - report.handoffs
     report.violations, report.late_s = found.violations, found.late_s
     report.crashes = found.crashes
-    report.without_end = 2 * storm.handoffs + storm.asked - len(found.said)
+    report.without_end = [" ".join(one) for one in storm.begun() if one not in found.said]
     report.ends = {" ".join(end).strip(): count for end, count in found.ends.items()}
 
 

@@ -33,7 +33,8 @@ class Report:
     lives: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
-    without_end: int = 0
+    without_end: list[str] = field(default_factory=list)
+    """Side and handoff."""
     late_s: dict[str, float] = field(default_factory=dict)
     healed_after_s: float = 0.0
     left: str = ""
@@ -64,7 +65,7 @@ class Report:
             table.add_row(f"  {fault}", str(count))
         table.add_row("wrong bytes accepted, pages written late", str(len(self.violations)))
         table.add_row("processes that ended by themselves", str(len(self.crashes)))
-        table.add_row("handoffs without an end", str(self.without_end))
+        table.add_row("handoffs without an end", ", ".join(self.without_end[:20]) or "none")
         table.add_row("all pages back after", f"{self.healed_after_s:.1f} s")
         table.add_row("left", self.left or "nothing")
         for name, before in self.usage_before.items():

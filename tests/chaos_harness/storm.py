@@ -6,8 +6,9 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -39,6 +40,8 @@ class Storm:
         self.faults: Counter[str] = Counter()
         self.handoffs = self.asked = 0
         """Under an id, and by content."""
+        self._askers: list[tuple[str, str]] = []
+        """Of those by content: which side asked under which name."""
         self._cluster, self._rng = cluster, rng
         self._healing: set[asyncio.Task[None]] = set()
         self._faults: list[tuple[Callable[[], None], int]] = [
@@ -86,14 +89,21 @@ class Storm:
     def _keep_and_ask(self, prompt: Prompt) -> None:
         """One engine keeps a state, another asks for it, and sooner or later it is evicted."""
         holder, asking = self._rng.sample("PD", 2)
-        later, rng = asyncio.get_running_loop().call_later, self._rng
+        rng = self._rng
         self.asked += 1
         kept = replace(prompt, name=f"kept{self.asked}")
         self._cluster.compute(kept, holder)
         name, keeps = f"{kept.name}?", rng.random() < 0.3
-        later(rng.uniform(0.0, KEPT_S), self._cluster.ask, kept, name, asking, keeps)
-        later(rng.uniform(0.0, 2 * KEPT_S), self._cluster.evict, kept, holder)
-        later(2 * KEPT_S, self._cluster.evict, kept, asking)
+        ask = partial(self._cluster.ask, kept, name, asking, keeps)
+        self._askers.append((asking, name))
+        self._later(rng.uniform(0.0, KEPT_S), ask)
+        self._later(rng.uniform(0.0, 2 * KEPT_S), partial(self._cluster.evict, kept, holder))
+        self._later(2 * KEPT_S, partial(self._cluster.evict, kept, asking))
+
+    def begun(self) -> Iterator[tuple[str, str]]:
+        """Each side, and the handoff that it was told to hand over or ask for."""
+        yield from ((side, f"h{number}") for number in range(self.handoffs) for side in "PD")
+        yield from self._askers
 
     def _hand_over(self, prompt: Prompt) -> None:
         """Either side may be first."""
@@ -101,7 +111,8 @@ class Storm:
         sides = [self._cluster.prefill, self._cluster.decode]
         self._rng.shuffle(sides)
         sides[0](prompt)
-        asyncio.get_running_loop().call_later(self._rng.choice((0, 0.3)), sides[1], prompt)
+        # Waited for in the end: the first may be over before the second begins.
+        self._later(self._rng.choice((0, 0.3)), lambda: sides[1](prompt))
 
     def _prompt(self) -> Prompt:
         rng = self._rng
