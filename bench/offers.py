@@ -64,7 +64,7 @@ async def _measure(
             scenes.append(made)
             await whole(address, sum(len(one.ranks) for one in layouts) // 2)
             _tell(made, chain)
-            while not (await made.sessions["D", KIND].find([chain]))[0]:
+            while not (await made.sessions["D", KIND].find([chain]))[0]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             plain, offered, found = [], [], []
             for number in range(turns + 2):

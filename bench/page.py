@@ -167,6 +167,16 @@ def prefixes(rows: Rows) -> list[str]:
     return lines
 
 
+def sessions(rows: Rows) -> list[str]:
+    """A line a case and what was counted."""
+    lines = _head("case", "with Find, and without", "ratio")
+    for row in rows:
+        ours, theirs = (row[one] * 1e3 for one in ("seconds", "reference_seconds"))
+        words = row["note"] or f"{ours:.1f} ms, without Find {theirs:.1f} ms"
+        lines.append(f"| {row['case']} | {words} | {row['ratio']:.2f} |")
+    return lines
+
+
 def _us_or_gb(case: str, value: float) -> str:
     return f"{value:.2f} GB" if case.startswith("memory") else f"{value * 1e6:.0f} us"
 
@@ -211,6 +221,7 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "first.json": (first,),
     "digests.json": (digests,),
     "prefixes.json": (prefixes,),
+    "sessions.json": (sessions,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
 

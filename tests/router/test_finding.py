@@ -219,7 +219,7 @@ async def test_a_broker_that_does_not_answer_is_not_waited_for_again() -> None:
     server = await asyncio.start_server(be_silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
-        async with house([well], [well], find=FindSettings(0.05, f"127.0.0.1:{port}")) as one:
+        async with house([well], [well], find=FindSettings(1.0, f"127.0.0.1:{port}")) as one:
             assert (await asyncio.wait_for(one.ask({"prompt": TOKENS}), 20))[0] == 200
             one.p[0].token_ids = TOKENS
             for _ in range(4):

@@ -26,6 +26,9 @@ from restow.broker.router.token_ids import token_ids_of
 MAX_TOKENS = 65_536 * 16
 """Of a prompt, as many as a call may name; what lies behind has no part in the choice."""
 MAX_HOLDERS = 100
+PAUSE = 20
+"""A broker that was waited for in vain is left alone for so many times as long: then waiting takes
+a twentieth of the time at most, and one slow answer spoils few choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +50,14 @@ class Finding:
     """
 
     def __init__(
-        self,
-        http: ClientSession,
-        settings: FindSettings,
-        prefill: Engines,
-        decode: Engines,
-        aside_s: float,
+        self, http: ClientSession, settings: FindSettings, prefill: Engines, decode: Engines
     ) -> None:
         """Ask about the engines of both sides that have an id.
 
-        A broker that is not reached in time is left alone for ``aside_s``. Raises a `TrustError`
-        and `AddressInvalidError`.
+        Raises a `TrustError` and `AddressInvalidError`.
         """
         self._http, self._prefill = http, prefill
-        self._patience_s, self._aside_s = settings.patience_s, aside_s
+        self._patience_s = settings.patience_s
         ids = {one.engine_id for one in (*prefill.engines, *decode.engines)} - {""}
         self._ids = deque(sorted(ids))
         """The first is asked for by: its model is that of all."""
@@ -98,7 +95,7 @@ class Finding:
                     [chain], engine_id=self._ids[0], limit=MAX_HOLDERS
                 )
         except (BrokerUnreachableError, TimeoutError) as error:
-            self._aside_until_s = time.monotonic() + self._aside_s
+            self._aside_until_s = time.monotonic() + PAUSE * self._patience_s
             self._say(str(error) or f"no answer in {self._patience_s * 1000:.0f} ms")
             return NOBODY
         except BrokerCallError as error:

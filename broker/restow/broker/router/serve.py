@@ -54,7 +54,7 @@ async def router_app(settings: RouterSettings) -> web.Application:
     )
     finding = None
     if settings.find is not None:
-        finding = Finding(http, settings.find, prefill, decode, settings.aside_s)
+        finding = Finding(http, settings.find, prefill, decode)
     routing = Routing(http, prefill, decode, finding)
     health = Health(http, prefill, decode, settings.look_s)
     app = web.Application(
