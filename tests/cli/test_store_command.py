@@ -63,7 +63,7 @@ def test_the_broker_knows_it_as_an_engine(layout: Path) -> None:
             assert (engine.engine_id, engine.ranks) == ("store", 1)
             assert len(admin.agents()) == 1
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(30) == 0
         assert not admin.engines()
 
 
@@ -79,6 +79,8 @@ def test_it_waits_for_an_engine_and_takes_its_layout() -> None:
             taken, stored = admin.layout("p"), admin.layout("store")
         assert (len(taken.ranks), len(stored.ranks)) == (2, 1)
         assert stored.model.identity == taken.model.identity
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 def test_it_ends_while_it_waits() -> None:
@@ -87,7 +89,24 @@ def test_it_ends_while_it_waits() -> None:
         waiting("--engine", "p", "--memory", "64MiB", "--broker", address) as process,
     ):
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(30) == 0
+
+
+ANOTHER_THREAD_HEARS_IT = """
+import queue, signal, threading
+from restow.agents.store.cli import end_of
+ends = queue.SimpleQueue()
+signal.signal(signal.SIGTERM, lambda *_: ends.put(None))
+def hear():
+    threading.Event().wait(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=hear).start()
+assert end_of(ends) is None
+"""
+
+
+def test_a_signal_that_does_not_end_the_wait_is_heard() -> None:
+    subprocess.run([sys.executable, "-c", ANOTHER_THREAD_HEARS_IT], check=True, timeout=60)
 
 
 def test_one_of_layout_and_engine_is_given(layout: Path) -> None:

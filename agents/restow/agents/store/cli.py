@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
 
 LOOK_EVERY_S = 1.0
-"""How often is looked whether an engine has come."""
+"""How often is looked whether an engine has come, or a signal that did not end the wait."""
 Ends = queue.SimpleQueue[RestowError | None]
 
 
@@ -52,10 +53,18 @@ def run_store(
             disk_runs=figures.disk_runs,
             http=shown,
         )
-        lost = ends.get()
+        lost = end_of(ends)
     log.info("store ended")
     if lost is not None:
         raise lost
+
+
+def end_of(ends: Ends) -> RestowError | None:
+    """Wait for an end, in the main thread; None: a signal has asked for it."""
+    while True:
+        # A signal that comes just before the wait, or to another thread, is heard after it.
+        with contextlib.suppress(queue.Empty):
+            return ends.get(timeout=LOOK_EVERY_S)
 
 
 def _layout_of(
