@@ -144,7 +144,7 @@ def _found(spec: Any, name: str = "layers.0.x", module: Any = MODULE) -> FoundCa
 
 def _keeping(caching: bool) -> Any:
     """Return as much of a D's config as says whether it keeps prefixes."""
-    transfer = SimpleNamespace(is_kv_consumer=True)
+    transfer = SimpleNamespace(is_kv_consumer=True, kv_connector_extra_config={})
     cache = SimpleNamespace(enable_prefix_caching=caching)
     return SimpleNamespace(kv_transfer_config=transfer, cache_config=cache)
 

@@ -60,14 +60,14 @@ class Pins:
         """How many are pinned now."""
         return len(self._pinned)
 
-    def pin(self, chain: Chain, below_tokens: int) -> Pin | None:
-        """Pin the largest prefix that is held and ends below a token.
+    def pin(self, chain: Chain, below_tokens: int, least_tokens: int = 1) -> Pin | None:
+        """Pin the largest prefix that is held, ends below a token, and has ``least_tokens``.
 
-        None: nothing of the chain is held, or there is no room for that many more pinned blocks.
+        None: no such one is held, or there is no room for that many more pinned blocks.
         """
         self._watch.look()
         found = match(chain, self._groups, self._holds(), below_tokens)
-        if found is None:
+        if found is None or found.tokens < least_tokens:
             return None
         kept, ids = [], {}
         for group in self._groups:

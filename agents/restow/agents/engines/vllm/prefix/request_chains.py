@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from restow.agents.engines.vllm.prefix.chain import Chain, quantum_of
 from restow.agents.engines.vllm.scheduler.prompt import TRUNCATED, Request
 from restow.broker.client import ContentChain
-
-
-class HashedRequest(Request, Protocol):
-    """What else is needed of a vLLM request."""
-
-    block_hashes: Sequence[bytes]
-    resumable: bool
 
 
 class Named(NamedTuple):
@@ -33,7 +25,7 @@ class Named(NamedTuple):
 class _Following:
     """A request, and how far its tokens were looked at."""
 
-    request: HashedRequest
+    request: Request
     text: ContentChain
     limit_blocks: int | None
     hashes: list[bytes] = field(default_factory=list)
@@ -56,7 +48,7 @@ class RequestChains:
         self._named: dict[bytes, Named] = {}
         self._uses: dict[bytes, int] = {}
 
-    def begin(self, request: HashedRequest, adapter: str) -> None:
+    def begin(self, request: Request, adapter: str) -> None:
         """Follow a request that came in, with the word of its LoRA adapter.
 
         Prompts of embeddings have no chain, and sessions whose prompt grows take back what was
