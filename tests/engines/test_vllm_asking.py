@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ BLOCKS = ([1, 2, 3, 4], [0, 0, 0, 9])
 
 def finding(session: Session, role: str = "kv_both") -> SchedulerSide:
     settings = ConnectorSettings.of({"prefix": "find"})
-    prefix = PrefixSide("E", session, settings, RequestChains(32))
+    prefix = PrefixSide("E", session, settings, RequestChains(32), GROUPS)
     return SchedulerSide("E", "life", role, GROUPS, 0, session, settings, prefix)
 
 
@@ -155,3 +156,31 @@ def test_without_the_setting_nobody_is_asked() -> None:
     assert d.step(nothing()).fences == []
     assert not d.pending
     assert not session.questions
+
+
+def test_where_replies_ended_in_a_recurrent_models_prompt_is_asked_for_too() -> None:
+    """Before the token that ended one, and behind it, where an engine computes a step ahead."""
+    session = Session()
+    d = finding(session)
+    tokens = [*range(10, 50), 2, *range(60, 100), 3, *range(10, 20), 2]
+    stops = SimpleNamespace(all_stop_token_ids={2, 3})
+    request = Request(tokens, None, sampling_params=stops)
+    d.new_request(request)
+    assert d.loadable_tokens(request, 0) is None
+    ((asked, answer),) = session.questions
+    assert asked.ends == chain_of(tokens, ends_tokens=[40, 41, 81, 82, 92]).ends
+    answer.set_result(hold(82))
+    assert d.loadable_tokens(request, 32) == 50
+    d.allocated(request, BLOCKS, 50)
+    assert session.prefixes == [chain_of(tokens, ends_tokens=[82]).prefix(82)]
+
+
+def test_a_model_without_states_is_found_by_its_blocks_alone() -> None:
+    session = Session()
+    settings, groups = ConnectorSettings.of({"prefix": "find"}), (Group("group.0", 32),)
+    prefix = PrefixSide("E", session, settings, RequestChains(32), groups)
+    d = SchedulerSide("E", "life", "kv_both", groups, 0, session, settings, prefix)
+    request = plain(sampling_params=SimpleNamespace(all_stop_token_ids={40}))
+    d.new_request(request)
+    assert d.loadable_tokens(request, 0) is None
+    assert session.questions[0][0].ends == ()

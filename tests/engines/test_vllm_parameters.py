@@ -40,6 +40,7 @@ class Request:
     trace_headers: dict[str, str] | None = None
     block_hashes: Sequence[bytes] = field(default_factory=list)
     resumable: bool = False
+    sampling_params: Any = None
     skip: bool = False
     _all_token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0

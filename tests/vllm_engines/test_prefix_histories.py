@@ -19,6 +19,8 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     seen: dict[str, int] = json.loads(live(vllm_python, GROUPS, 4, program="prefix_histories.py"))
     for what in ("loads done", "loads failed", "published", "declined", "found", "not answered"):
         assert seen[what] > 50, seen
+    for what in ("ends", "ends found", "ends checked", "kept"):
+        assert seen[what] > 20, seen
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,7 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
         ("letting go", "blocks are left behind"),
         ("positions", "_check_published"),
         ("references", "ref_cnt == 0"),
+        ("reuse", "_check_published"),
     ],
 )
 def test_the_law_bites(vllm_python: Path, fault: str, found: str) -> None:

@@ -137,12 +137,16 @@ class CachedScheduler:
         self._texts: dict[str, tuple[ContentChain, list[bytes]]] = {}
         self.cells: list[dict[int, Any]] = [{} for _ in kinds]
 
-    def add(self, tokens: list[int], reply_tokens: int) -> Request:
+    def add(
+        self, tokens: list[int], reply_tokens: int, stop_token_ids: Sequence[int] = ()
+    ) -> Request:
         """Have a request come in."""
         request = Request(
             f"r{len(self.requests)}",
             list(tokens),
-            SamplingParams(max_tokens=reply_tokens, ignore_eos=True),
+            SamplingParams(
+                max_tokens=reply_tokens, ignore_eos=True, stop_token_ids=[*stop_token_ids]
+            ),
             None,
             block_hasher=self._hasher,
         )

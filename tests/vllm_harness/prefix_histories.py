@@ -19,6 +19,7 @@ from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
 from restow.agents.engines.vllm.prefix.chain import Chain
 from restow.agents.engines.vllm.prefix.pins import Pin, Pins
 from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
+from restow.agents.engines.vllm.prefix.reply_ends import ReplyEnds
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker_step import WorkerStep
@@ -58,6 +59,8 @@ def _break(fault: str) -> None:
         CachedPrefixes.let_go = lambda self, pin: None  # type: ignore[method-assign]
     elif fault == "positions":
         Pins.pin = _pin_any_length  # type: ignore[method-assign]
+    elif fault == "reuse":
+        ReplyEnds._reused = lambda self, block: None  # type: ignore[method-assign]
     elif fault == "references":
         Pins.pin = _pin_without_references  # type: ignore[method-assign]
 
@@ -114,7 +117,9 @@ class History:
         )
         self.offers = Offers(lambda: None)
         chains = self.cached.chains
-        self.prefix = PrefixSide("e0", session, settings, chains, self.cached, self.offers)
+        self.prefix = PrefixSide(
+            "e0", session, settings, chains, self.groups, self.cached, self.offers
+        )
         self.side = SchedulerSide(
             "e0", "life", "kv_both", self.groups, 0, session, settings, self.prefix
         )
@@ -140,10 +145,14 @@ class History:
         return self.seen + self.session.seen
 
     def _step(self) -> None:
+        before = self.engine.under_way()
         step = self.engine.schedule()
         self.steps.append(step)
         while len(self.steps) > self.ahead:
             self._compute(self.steps.popleft())
+        for ended in set(before) - set(self.engine.under_way()):
+            self._know(self.engine.names(self.engine.requests[ended]))
+        self.seen["ends"] += len(self.cached._ends.come)
         self._check_published()
 
     def _compute(self, step: Step) -> None:
@@ -154,7 +163,8 @@ class History:
         dice = self.draw.random()
         under_way = self.engine.under_way()
         if dice < 0.35 and len(under_way) < REQUESTS:
-            request = self.engine.add(self._prompt(), self.draw.randrange(1, 40))
+            stops = self.draw.choice(([], [3]))
+            request = self.engine.add(self._prompt(), self.draw.randrange(1, 40), stops)
             self._know(self.engine.names(request))
         elif dice < 0.40 and under_way:
             self.engine.abort(self.draw.choice(sorted(under_way)))
@@ -167,7 +177,7 @@ class History:
             self._load(load)
 
     def _know(self, names: list[bytes]) -> None:
-        for end in range(self.form.quantum_tokens, len(names) + 1, self.form.quantum_tokens):
+        for end in range(1, len(names) + 1):
             self.texts[names[end - 1]] = names[:end]
 
     def _prompt(self) -> list[int]:
@@ -186,18 +196,25 @@ class History:
             names = ContentChain().extend([9] * 64, 1)
         else:
             names = self.engine.names(self.draw.choice(list(self.engine.requests.values())))
-        quantum = self.form.quantum_tokens
-        hashes = tuple(names[quantum - 1 :: quantum])
-        count = self.draw.randrange(len(hashes) + 1)
-        if not count:
-            return
         self._know(names)
-        prefix = Prefix(self.form, count * quantum, hashes[:count])
-        self.offers.hear(Offer(self.session.next_offer(), prefix, hashes[count - 1], 1000))
+        tokens = self.draw.randrange(1, len(names) + 1)
+        ends = list(self.cached._ends._ends)
+        if ends and self.draw.random() < 0.5:
+            names = self.texts.get(self.draw.choice(ends), names)
+            tokens = len(names)
+        elif self.draw.random() < 0.8:
+            tokens -= tokens % self.form.quantum_tokens
+        if tokens:
+            content = names[tokens - 1]
+            whole, rest = divmod(tokens, self.form.quantum_tokens)
+            quantum = self.form.quantum_tokens
+            hashes = tuple(names[quantum - 1 : whole * quantum : quantum])
+            prefix = Prefix(self.form, tokens, hashes, content if rest else b"")
+            self.offers.hear(Offer(self.session.next_offer(), prefix, content, 1000))
 
     def _load(self, load: Load) -> None:
         """Have a state arrive, or a part of one, and then its end be told."""
-        names = self.texts[load.prefix.hashes[-1]]
+        names = self.texts[load.prefix.end_hash or load.prefix.hashes[-1]]
         position = load.prefix.position_tokens
         for group, cells in zip(self.groups, self.engine.cells, strict=True):
             blocks, size = load.blocks[group.name], group.block_tokens
@@ -214,6 +231,7 @@ class History:
         """Whether all that was published, and may be read, is what was asked for."""
         for handoff_id, said in self.session.published.items():
             names, position = self.texts[said.content], said.position_tokens
+            self.seen["ends checked"] += position % self.form.quantum_tokens != 0
             assert len(names) == position
             if handoff_id not in self.fenced:
                 continue
@@ -239,8 +257,11 @@ class History:
         while self.engine.scheduler.has_requests():
             self._compute(self.engine.schedule())
         self._compute(self.engine.schedule())
+        ends = self.cached._ends._ends
         assert self.session.told == {
-            (group, name) for group, keys in self.cached._holdings._keys.items() for name in keys
+            (group, name)
+            for group, keys in self.cached._holdings._keys.items()
+            for name in (*keys, *ends)
         }
         pool = self.engine.manager.block_pool
         assert pool.get_num_free_blocks() == BLOCKS - 1, "blocks are left behind"
@@ -251,12 +272,14 @@ class History:
             self.cached.chains._named,
             self.side._decode._waits,
             self.side._decode._loading,
+            self.cached._ends._new,
         ]
         assert not any(left), left
         assert not self.side.pending
         assert self.engine.manager.reset_prefix_cache()
         self._compute(self.engine.schedule())
         assert not self.session.told
+        assert not self.cached._ends._by_block
 
 
 if __name__ == "__main__":

@@ -81,6 +81,9 @@ class SaidSession:
             else:
                 quanta = self.draw.randrange(len(chain.hashes) + 1)
                 tokens = quanta * chain.form.quantum_tokens
+                if chain.ends and self.draw.random() < 0.5:
+                    tokens = self.draw.choice(chain.ends)[0]
+                    self.seen["ends found"] += 1
                 found = [PrefixHolder("other", tokens, "", 0, False)] if tokens else []
                 mine = PrefixHolder("e0", len(chain.hashes) * 16, "", 0, False)
                 answer.set_result([[mine, *found]])
@@ -139,6 +142,11 @@ class SaidSession:
     def end_publication(self, handoff_id: str) -> None:
         said = self.published.pop(handoff_id)
         said.end.set_result(HandoffEnded(handoff_id, "DONE", "", "", 1, 1))
+
+    def keep(self, prefix: Prefix) -> None:
+        name = prefix.end_hash or prefix.hashes[-1]
+        # Blocks may be given to another request in the very step after a reply.
+        self.seen["kept" if any(name == one for _, one in self.told) else "kept, gone"] += 1
 
     def hold(
         self, form: HashForm, group: str, hashes: Iterable[bytes], *, parent: bytes = b""

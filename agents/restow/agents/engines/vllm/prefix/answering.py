@@ -88,7 +88,8 @@ class Answering:
         pin = None
         if prefix.form == self._form and not prefix.salt and handoff_id not in self._pins:
             chain = Chain(self._form.quantum_tokens, prefix.hashes)
-            pin = self._cached.pin(chain, tokens + 1, tokens)
+            name = prefix.end_hash or b"".join(prefix.hashes[-1:])
+            pin = self._cached.pin_state(chain, tokens, name)
         if pin is None:
             self._session.decline_offer(handoff_id, "it is not cached any more")
             return False

@@ -38,11 +38,19 @@ class Asking:
     """Asks once for each request. Belongs to the scheduler's thread."""
 
     def __init__(
-        self, session: BlockingSession, engine_id: str, form: HashForm, chains: RequestChains
+        self,
+        session: BlockingSession,
+        engine_id: str,
+        form: HashForm,
+        chains: RequestChains,
+        ends: bool,
     ) -> None:
-        """Ask for prefixes, by ``chains`` of ``form``, that others than ``engine_id`` hold."""
+        """Ask for prefixes, by ``chains`` of ``form``, that others than ``engine_id`` hold.
+
+        ``ends``: for the ends of replies in a prompt too.
+        """
         self._session, self._engine_id = session, engine_id
-        self._form, self._chains = form, chains
+        self._form, self._chains, self._ends = form, chains, ends
         self._new: set[str] = set()
         """Requests that may ask, and have not yet."""
         self._open: dict[str, _Question] = {}
@@ -97,7 +105,8 @@ class Asking:
         if chain is None:
             return
         hashes = chain.hashes[: last_tokens // self._form.quantum_tokens]
-        asked = PrefixChain(self._form, hashes)
+        ends = self._chains.ends(request_id, last_tokens) if self._ends else ()
+        asked = PrefixChain(self._form, hashes, ends=ends)
         answer = self._session.find([asked], timeout_s=FIND_S)
         self._open[request_id] = _Question(asked, answer, time.monotonic() + FIND_S)
 

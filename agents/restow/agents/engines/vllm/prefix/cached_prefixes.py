@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from restow.agents.engines.common.groups import Group
+from restow.agents.engines.common.groups import BlockLists, Group
 from restow.agents.engines.vllm.prefix.cache_watch import CacheWatch
 from restow.agents.engines.vllm.prefix.chain import Chain
-from restow.agents.engines.vllm.prefix.holdings import Changes, Holdings
+from restow.agents.engines.vllm.prefix.holdings import Changes, Evicted, Held, Holdings
 from restow.agents.engines.vllm.prefix.pins import Pin, Pins
+from restow.agents.engines.vllm.prefix.reply_ends import ReplyEnds
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
 from restow.agents.engines.vllm.scheduler.prompt import Request
 
@@ -30,7 +31,9 @@ class CachedPrefixes:
         self.chains = RequestChains(manager.block_pool.hash_block_size)
         self._holdings = Holdings(groups, self.chains.named, self.chains.before)
         self._watch = CacheWatch(manager, self._holdings)
-        self._pins = Pins(self._watch, self._holdings, tuple(groups.values()), limit_blocks)
+        self._groups = tuple(groups.values())
+        self._pins = Pins(self._watch, self._holdings, self._groups, limit_blocks)
+        self._ends = ReplyEnds(manager.block_pool, self._groups)
 
     def new_request(self, request: Request, adapter: str) -> None:
         """Follow a request that came in, its prompt cut already where P's is."""
@@ -45,19 +48,49 @@ class CachedPrefixes:
         """What a request's prompt is asked for by; None: it has no chain."""
         return self.chains.chain(request_id)
 
+    def replied(self, name: bytes, tokens: int, blocks: BlockLists) -> bool:
+        """Keep where a reply ended, before vLLM frees its blocks (`ReplyEnds.note`)."""
+        return self._ends.note(name, tokens, blocks)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a step has something to do here."""
+        return self._ends.pending
+
     def changes(self) -> Changes:
         """Return what is to be told after a step was scheduled."""
         self._watch.look()
-        return self._holdings.changes()
+        self._ends.settle()
+        changes, ends = self._holdings.changes(), self._ends
+        gone, ends.gone, come, ends.come = ends.gone, {}, ends.come, {}
+        evicted = [
+            Evicted(one.group, tuple(name for name in one.hashes if ends.get(name) is None))
+            for one in changes.evicted
+        ] + [
+            Evicted(group.name, (name,))
+            for group in self._groups
+            for name in gone
+            if name not in self._holdings.keys(group.name)
+        ]
+        held = [Held(group.name, (name,)) for group in self._groups for name in come]
+        return Changes(tuple(evicted), (*changes.held, *held))
 
     def count(self) -> dict[str, int]:
         """By group, how many hashes something is held of."""
         self._watch.look()
         return self._holdings.count()
 
-    def pin(self, chain: Chain, below_tokens: int, least_tokens: int = 1) -> Pin | None:
+    def pin(self, chain: Chain, below_tokens: int) -> Pin | None:
         """Pin the largest prefix of a chain that is held and ends below a token (`Pins.pin`)."""
-        return self._pins.pin(chain, below_tokens, least_tokens)
+        return self._pins.pin(chain, below_tokens)
+
+    def pin_state(self, chain: Chain, tokens: int, name: bytes) -> Pin | None:
+        """Pin the state after just so many ``tokens``, of that name. None: as `Pins.pin`."""
+        found = self._pins.pin(chain, tokens + 1, tokens)
+        end = None if found else self._ends.get(name)
+        if end is not None and end.tokens == tokens:
+            found = self._pins.pin_end(name, end, self._ends.give_back)
+        return found
 
     @property
     def pinned_blocks(self) -> int:

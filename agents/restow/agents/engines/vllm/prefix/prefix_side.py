@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from restow.agents.engines.common.decode import DecodeSide
+from restow.agents.engines.common.groups import BlockLists, Group
 from restow.agents.engines.vllm.prefix.answering import Answering, Offers
 from restow.agents.engines.vllm.prefix.asking import Asking
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
 from restow.agents.engines.vllm.scheduler.prompt import Request
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.broker.client import BlockingSession, HashForm
+from restow.broker.client import BlockingSession, HashForm, Prefix
 from restow.broker.client.engine.content import CONTENT_FORM
 
 if TYPE_CHECKING:
@@ -26,13 +28,17 @@ class PrefixSide:
         session: BlockingSession,
         settings: ConnectorSettings,
         chains: RequestChains,
+        groups: Sequence[Group],
         cached: CachedPrefixes | None = None,
         offers: Offers | None = None,
     ) -> None:
-        """Ask by ``chains``; tell of what is ``cached`` by these, and answer ``offers``."""
+        """Ask by ``chains``; tell of what is ``cached`` of ``groups``, and answer ``offers``."""
         self._session, self._chains, self._cached = session, chains, cached
         self._form = HashForm(CONTENT_FORM, chains.quantum_tokens)
-        self._asking = Asking(session, engine_id, self._form, chains)
+        self._recurrent = any(group.is_state for group in groups)
+        self._block_tokens = max(group.block_tokens for group in groups)
+        self._asking = Asking(session, engine_id, self._form, chains, self._recurrent)
+        self._to_keep: list[Prefix] = []
         self._answering: Answering | None = None
         if cached is not None and offers is not None:
             self._answering = Answering(
@@ -65,10 +71,32 @@ class PrefixSide:
         else:
             self._chains.end(request_id)
 
+    def replied(self, request: Request, tokens: int, blocks: BlockLists, name: bytes) -> None:
+        """Keep where a reply ended: the state after ``tokens``, which ``name`` names.
+
+        To be called before vLLM frees the ``blocks``, and before `finished`. A model without states
+        has the last whole blocks in its cache.
+        """
+        chain = self._chains.chain(request.request_id)
+        if self._cached is None or chain is None:
+            return
+        if not self._recurrent:
+            # vLLM caches no block by a token that is computed in a step ahead.
+            tokens = min(tokens, len(request._all_token_ids) - 1)
+            tokens -= tokens % self._block_tokens
+        elif not self._cached.replied(name, tokens, blocks):
+            return
+        whole, rest = divmod(tokens, self._form.quantum_tokens)
+        if tokens:
+            hashes = chain.hashes[:whole]
+            self._to_keep.append(Prefix(self._form, tokens, hashes, name if rest else b""))
+
     @property
     def pending(self) -> bool:
         """Whether a step has something to do here, though no request runs."""
-        return self._answering is not None and self._answering.pending
+        return bool(self._cached and self._cached.pending) or bool(
+            self._answering and self._answering.pending
+        )
 
     @property
     def pinned_blocks(self) -> int:
@@ -84,4 +112,7 @@ class PrefixSide:
             self._session.evict(self._form, gone.group, gone.hashes)
         for come in changes.held:
             self._session.hold(self._form, come.group, come.hashes, parent=come.parent)
+        for prefix in self._to_keep:
+            self._session.keep(prefix)
+        self._to_keep.clear()
         return self._answering.step()

@@ -78,7 +78,9 @@ def _prefix_side(
 ) -> PrefixSide:
     if offers is None:
         chains = RequestChains(manager.block_pool.hash_block_size)
-        return PrefixSide(engine_id, session, settings, chains)
+        return PrefixSide(engine_id, session, settings, chains, tuple(groups.values()))
     limit_blocks = manager.block_pool.num_gpu_blocks // PINNED_SHARE
     cached = CachedPrefixes(manager, groups, limit_blocks)
-    return PrefixSide(engine_id, session, settings, cached.chains, cached, offers)
+    return PrefixSide(
+        engine_id, session, settings, cached.chains, tuple(groups.values()), cached, offers
+    )

@@ -31,6 +31,7 @@ class Request(Protocol):
     cache_salt: str | None
     block_hashes: Sequence[bytes]
     resumable: bool
+    sampling_params: Any
     _all_token_ids: list[int]
 
     @property

@@ -151,10 +151,13 @@ class SchedulerSide:
         request_id = request.request_id
         self._refused.discard(request_id)
         self._decode.finish(request_id)
-        if self._prefix is not None:
-            self._prefix.finished(request_id)
         found = self._parameters.pop(request_id, None)
-        if found is None or found.side is HandoffSide.DECODE:
+        replies = found is None or found.side is HandoffSide.DECODE
+        if self._prefix is not None:
+            if replies and computed:
+                self._replied(self._prefix, request, blocks)
+            self._prefix.finished(request_id)
+        if found is None or replies:
             return None
         position = request.num_computed_tokens
         if not self._recurrent:  # what P has said itself follows the prompt, and does not matter
@@ -170,6 +173,20 @@ class SchedulerSide:
             return None
         self._prefill.finish(request_id, named, position, self._content(request, position))
         return found.answer(self._engine_id, request_id, position)
+
+    def _replied(
+        self, prefix: PrefixSide, request: Request, blocks: Sequence[Sequence[int]]
+    ) -> None:
+        """Have the end of a reply kept. A step that is under way is over when vLLM frees it."""
+        tokens = request.num_computed_tokens
+        if not 0 < tokens <= len(request._all_token_ids):
+            return
+        try:
+            named = handoff_blocks(self._groups, blocks)
+        except BlocksError:
+            return  # its states were never computed
+        name = self._content(request, tokens) if self._recurrent else b""
+        prefix.replied(request, tokens, named, name)
 
     def _content(self, request: Request, position: int) -> bytes:
         return content(request, position, self._adapters.word(request.lora_request))
