@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from restow.agents.engines.common.groups import Group
+from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.agents.engines.vllm.prefix.answering import Offers
 from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
 from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
@@ -40,6 +41,11 @@ def begun(
     ``groups`` are those of ``caches`` that are handed over. Raises `EngineUnsupportedError`,
     `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
     """
+    if settings.finds and manager is None:
+        raise EngineUnsupportedError(
+            f"prefix is {settings.prefix}, and this version of vLLM shows connectors no cache "
+            "manager (bind_kv_cache_manager)"
+        )
     transfer = config.kv_transfer_config
     engine_id, incarnation = transfer.engine_id, config.instance_id
     offers = Offers(CoreLoop.of_caller().wake) if settings.tells else None
