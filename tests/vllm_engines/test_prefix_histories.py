@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from vllm_engines.test_cached_prefixes import GROUPS, live
+from vllm_harness.lived import GROUPS, live
 
 pytestmark = pytest.mark.timeout(600)
+PROGRAM = "prefix_histories.py"
 
 
 def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     vllm_python: Path,
 ) -> None:
     """Loads that come, fail and are given up; offers; aborts; for every kind of group."""
-    seen: dict[str, int] = json.loads(live(vllm_python, GROUPS, 4, program="prefix_histories.py"))
+    seen: dict[str, int] = json.loads(live(vllm_python, PROGRAM, GROUPS, 4))
     for what in ("loads done", "loads failed", "published", "declined", "found", "not answered"):
         assert seen[what] > 50, seen
     for what in ("ends", "ends found", "ends checked", "kept"):
@@ -35,4 +36,4 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
 )
 def test_the_law_bites(vllm_python: Path, fault: str, found: str) -> None:
     groups = ("states inside of blocks",)
-    assert found in live(vllm_python, groups, 6, fault, program="prefix_histories.py")
+    assert found in live(vllm_python, PROGRAM, groups, 6, fault)

@@ -15,8 +15,8 @@ from random import Random
 
 import pytest
 
-from agent_harness.waiting import until
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
+from restow.broker.client import AsyncAdminClient, chain_of
 from restow.broker.core.actions import State
 from restow.broker.server.serve import RunningBroker, running_broker
 from restow.broker.server.settings import BrokerSettings
@@ -43,14 +43,15 @@ class Engines:
     other: VllmEngine
     alone: VllmEngine
 
-    async def told(self, name: str) -> None:
-        """Wait until the broker has heard what an engine holds, and it has fallen idle."""
-
-        def has_told() -> bool:
-            holders = self.broker.hub.directory.prefixes.holders.values()
-            return any(key.engine_id == name for one in holders for key in one.tellers)
-
-        await until(has_told)
+    async def told(self, name: str, ids: list[int], tokens: int) -> None:
+        """Wait until an engine has told that it holds the state of the first ``tokens``."""
+        ends = [tokens] if tokens % 16 else []
+        chain = chain_of(ids[: tokens + 1], ends_tokens=ends)
+        async with AsyncAdminClient(self.broker.address) as client, asyncio.timeout(60):
+            while True:
+                (holders,) = await client.find([chain], engine_id=name)
+                if any((one.engine_id, one.tokens) == (name, tokens) for one in holders):
+                    return
 
     @property
     def ended(self) -> dict[State, int]:
@@ -91,18 +92,18 @@ async def test_attention_and_windows_in_blocks_of_other_sizes_at_another_tp(
     ids = drawn(150)
     async with engines(vllm_python, tmp_path, wide, split) as found:
         first = await found.one.ask(ids, STEPS)
-        await found.told("one")
-        longer = ids[:140] + drawn(40, 12)
+        await found.told("one", ids, 128)
+        longer = ids[:140] + drawn(70, 12)
         answer = await found.other.ask(longer, STEPS)
         assert answer.tokens == (await found.alone.ask(longer, STEPS)).tokens
         assert answer.cached == 128
         assert found.ended == {State.DONE: 1}
         # The second turn, asked of the first engine: the other one has said more of it since.
         turn = longer + list(answer.tokens) + drawn(20, 13)
-        await found.told("other")
+        await found.told("other", turn, 192)
         back = await found.one.ask(turn, STEPS)
         assert back.tokens == (await found.alone.ask(turn, STEPS)).tokens
-        assert back.cached >= 160
+        assert back.cached == 192
         assert found.ended == {State.DONE: 2}
         assert first.cached == 0
 
@@ -117,20 +118,21 @@ async def test_a_gated_delta_net_at_another_tp(
     ids = drawn(900)
     async with engines(vllm_python, tmp_path, one, replace(one, tp=second_tp)) as found:
         first = await found.one.ask(ids[:800], STEPS, logprobs=2)
-        await found.told("one")
+        await found.told("one", ids, 768)  # of blocks of 256 tokens or 384
         prompts = [ids, ids[:790] + drawn(60, 12)]
         answers = [await found.other.ask(one, STEPS, logprobs=2) for one in prompts]
         right = [await found.alone.ask(one, STEPS, logprobs=2) for one in prompts]
         assert assert_alike(answers, right) > STEPS
         print("not computed:", first.cached, [one.cached for one in answers])
-        assert answers[0].cached >= 256
+        assert [one.cached for one in answers] == [768, 768]
         assert found.ended[State.DONE] >= 1
         # Where a reply ended: at a token of its own, in no block that vLLM has a name for.
         turn = prompts[1] + list(answers[1].tokens[:-1]) + [END] + drawn(30, 13)
-        await found.told("other")
+        said = len(prompts[1]) + STEPS - 1
+        await found.told("other", turn, said)
         done = found.ended[State.DONE]
         back = await found.one.ask(turn, STEPS, logprobs=2)
-        assert back.cached == len(prompts[1]) + STEPS - 1
+        assert back.cached == said
         assert found.ended[State.DONE] == done + 1
         assert assert_alike([back], [await found.alone.ask(turn, STEPS, logprobs=2)])
 
@@ -150,8 +152,9 @@ async def test_a_conversation_goes_on_where_the_reply_ended(
             assert answer.tokens == (await found.alone.ask(said, 9)).tokens
             # The last token that was said is not computed; the prompt has another in its place.
             assert answer.cached == (0 if not number else before - 6)
-            await found.told("one" if engine is found.one else "other")
             said = [*said, *answer.tokens[:-1], END, *drawn(5, number)]
+            name = "one" if engine is found.one else "other"
+            await found.told(name, said, before + 8)
         assert found.ended == {State.DONE: 3}
 
 
