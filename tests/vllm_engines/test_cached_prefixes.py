@@ -17,7 +17,7 @@ def test_what_is_told_is_held_and_what_is_pinned_stays_as_it_is(vllm_python: Pat
     """Random requests, replies, aborts, evictions and resets, for every kind of group."""
     seen: dict[str, int] = json.loads(live(vllm_python, PROGRAM, GROUPS, 6))
     for what in ("resets", "declined"):
-        assert seen[what] > 10, seen
+        assert seen[what] > 3, seen
     for what in ("comparisons", "pins", "others", "blocks in runs"):
         assert seen[what] > 500, seen
 
