@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from restow.agents.engines.common.groups import Group
-from restow.agents.engines.vllm.prefix.holdings import Holdings
+from restow.agents.engines.vllm.prefix.holdings import Changes, Evicted, Held, Holdings
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
-from restow.agents.engines.vllm.prefix.told import (
-    Evicted,
-    HeldBlocks,
-    HeldSnapshot,
-    HeldTail,
-    HoldingsBatch,
-)
 from restow.broker.client import content_of
 
 GROUPS = {0: Group("full", 8), 1: Group("states", 16, scratch_blocks=0)}
@@ -75,49 +68,37 @@ def test_blocks_of_a_chain_are_told_as_one_run_and_evicted_by_their_hashes() -> 
     names = [content_of(TOKENS, end) for end in range(8, 41, 8)]
     own = request.block_hashes
     cache.has(*(one + FULL for one in own[:3]))
-    assert cache.holdings.batch() == HoldingsBatch(
-        1, (), (HeldBlocks("full", 0, b"", tuple(names[:3])),)
-    )
-    assert cache.holdings.batch() is None
+    assert cache.holdings.changes() == Changes((), (Held("full", tuple(names[:3])),))
+    assert cache.holdings.changes() == Changes()
     cache.has(*(one + FULL for one in own), own[1] + STATES, own[4] + STATES)
-    assert cache.holdings.batch() == HoldingsBatch(
-        2,
+    assert cache.holdings.changes() == Changes(
         (),
         (
-            HeldBlocks("full", 3, names[2], tuple(names[3:])),
-            HeldSnapshot("states", 16, names[1]),
-            HeldSnapshot("states", 40, names[4]),
+            Held("full", tuple(names[3:]), names[2]),
+            Held("states", (names[1],)),
+            Held("states", (names[4],)),
         ),
     )
     cache.has(*(one + FULL for one in own[:4]))
-    batch = cache.holdings.batch()
-    assert batch is not None
-    assert batch.held == ()
-    assert {(one.group, frozenset(one.hashes)) for one in batch.evicted} == {
+    changes = cache.holdings.changes()
+    assert changes.held == ()
+    assert {(one.group, frozenset(one.hashes)) for one in changes.evicted} == {
         ("full", frozenset(names[4:])),
         ("states", frozenset((names[1], names[4]))),
     }
 
 
-def test_a_block_that_is_filled_in_part_is_a_tail() -> None:
+def test_a_block_that_is_filled_in_part_is_a_run_of_its_own() -> None:
     chains = RequestChains(8)
     holdings = Holdings({0: Group("full", 16)}, chains.named, chains.before)
     request = a_request(TOKENS)
     chains.begin(request, "")
     keys = [request.block_hashes[at] + FULL for at in (1, 2)]
     holdings.changed(keys, set(keys).__contains__)
-    batch = holdings.batch()
-    assert batch is not None
-    assert batch.held == (
-        HeldBlocks("full", 0, b"", (content_of(TOKENS, 16),)),
-        HeldTail("full", 24, content_of(TOKENS, 24)),
+    assert holdings.changes().held == (
+        Held("full", (content_of(TOKENS, 16),)),
+        Held("full", (content_of(TOKENS, 24),)),
     )
-
-
-def test_the_first_batch_is_told_though_nothing_is_held() -> None:
-    holdings = Cache().holdings
-    assert holdings.batch() == HoldingsBatch(1, (), ())
-    assert holdings.batch() is None
 
 
 def test_what_came_and_went_or_went_and_came_is_not_told() -> None:
@@ -125,33 +106,27 @@ def test_what_came_and_went_or_went_and_came_is_not_told() -> None:
     cache.chains.begin(request, "")
     key, other = (one + FULL for one in request.block_hashes[:2])
     cache.has(key)
-    assert cache.holdings.batch()
+    assert cache.holdings.changes() != Changes()
     cache.has(key, other)
     cache.has()
     cache.has(key)
-    assert cache.holdings.batch() is None
+    assert cache.holdings.changes() == Changes()
 
 
-def test_all_that_is_cleared_or_lost_is_told_anew_from_number_one() -> None:
+def test_all_that_is_cleared_is_evicted_and_may_come_again() -> None:
     cache, request = Cache(), a_request(TOKENS)
     cache.chains.begin(request, "")
     keys = [one + FULL for one in request.block_hashes]
+    names = [content_of(TOKENS, end) for end in range(8, 41, 8)]
     cache.has(*keys)
-    first = cache.holdings.batch()
-    cache.has(*keys[:2])
-    cache.holdings.tell_again()
-    again = cache.holdings.batch()
-    assert first is not None
-    assert again is not None
-    assert again.number == 1
-    assert again.evicted == ()
-    assert again.held == (
-        HeldBlocks("full", 0, b"", (content_of(TOKENS, 8), content_of(TOKENS, 16))),
-    )
-    cache.cached.clear()
+    assert cache.holdings.changes().held == (Held("full", tuple(names)),)
     cache.holdings.cleared()
-    assert cache.holdings.batch() == HoldingsBatch(1, (), ())
+    cache.cached.clear()
     assert cache.holdings.count() == {"full": 0, "states": 0}
+    cache.has(*keys[:2])
+    changes = cache.holdings.changes()
+    assert changes.held == ()
+    assert [(one.group, set(one.hashes)) for one in changes.evicted] == [("full", {*names[2:]})]
 
 
 def test_a_place_with_two_keys_is_held_until_both_are_gone() -> None:
@@ -164,37 +139,27 @@ def test_a_place_with_two_keys_is_held_until_both_are_gone() -> None:
     name = content_of(TOKENS, 8, adapter="the same weights")
     keys = [request.block_hashes[0] + FULL for request in (one, other)]
     cache.has(*keys)
-    batch = cache.holdings.batch()
-    assert batch is not None
-    assert batch.held == (HeldBlocks("full", 0, b"", (name,)),)
+    assert cache.holdings.changes().held == (Held("full", (name,)),)
     assert cache.holdings.keys("full") == {name: tuple(keys)}
     cache.has(keys[1])
-    assert cache.holdings.batch() is None
+    assert cache.holdings.changes() == Changes()
     cache.has()
-    assert cache.holdings.batch() == HoldingsBatch(2, (Evicted("full", (name,)),), ())
+    assert cache.holdings.changes() == Changes((Evicted("full", (name,)),))
 
 
-@given(st.lists(st.frozensets(st.integers(0, 9)), max_size=8), st.integers(1, 7))
-def test_small_batches_add_up_to_what_is_cached(histories: list[set[int]], most: int) -> None:
+@given(st.lists(st.frozensets(st.integers(0, 9)), max_size=8))
+def test_changes_add_up_to_what_is_cached(histories: list[set[int]]) -> None:
     cache, request = Cache(), a_request(list(range(80)))
     cache.chains.begin(request, "")
     told: set[bytes] = set()
-    expected = 1
     for cached in histories:
         cache.has(*(request.block_hashes[index] + FULL for index in sorted(cached)))
-        batch = cache.holdings.batch(most)
-        while batch is not None:
-            assert batch.number == expected
-            expected += 1
-            gone = {name for one in batch.evicted for name in one.hashes}
-            come = {
-                name for one in batch.held if isinstance(one, HeldBlocks) for name in one.hashes
-            }
-            assert len(gone) + len(come) <= most
-            assert gone <= told
-            assert not come & told
-            told = told - gone | come
-            batch = cache.holdings.batch(most)
+        changes = cache.holdings.changes()
+        gone = {name for one in changes.evicted for name in one.hashes}
+        come = {name for one in changes.held for name in one.hashes}
+        assert gone <= told
+        assert not come & told
+        told = told - gone | come
         assert told == {content_of(list(range(80)), 8 * index + 8) for index in cached}
 
 

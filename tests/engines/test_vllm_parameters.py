@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ class Request:
     lora_request: Any = None
     cache_salt: str | None = None
     trace_headers: dict[str, str] | None = None
+    block_hashes: Sequence[bytes] = field(default_factory=list)
+    resumable: bool = False
+    sampling_params: Any = None
     skip: bool = False
     _all_token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
@@ -168,6 +172,8 @@ def test_settings_are_read_and_checked() -> None:
     assert ConnectorSettings.of({}) == ConnectorSettings()
     made = ConnectorSettings.of({"broker": "h:1", "connect_timeout_s": 5, "lease_ms": 1000})
     assert (made.broker, made.connect_timeout_s, made.lease_ms) == ("h:1", 5.0, 1000)
+    uses = [ConnectorSettings.of({"prefix": one}) for one in ("off", "find", "find+tell")]
+    assert [(one.finds, one.tells) for one in uses] == [(False, False), (True, False), (True, True)]
 
 
 def test_settings_say_what_is_shown_to_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +189,16 @@ def test_settings_say_what_is_shown_to_the_broker(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "extra", [{"brokr": "h:1"}, {"broker": 7}, {"lease_ms": 0}, {"hold_ms": "x"}, {"hold_ms": True}]
+    "extra",
+    [
+        {"brokr": "h:1"},
+        {"broker": 7},
+        {"lease_ms": 0},
+        {"hold_ms": "x"},
+        {"hold_ms": True},
+        {"prefix": "tell"},
+        {"prefix": True},
+    ],
 )
 def test_settings_that_say_nothing_sensible_name_the_key(extra: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match=next(iter(extra))):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,14 @@ from engines.test_vllm_parameters import Request
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded, Prefix
+from restow.broker.client import (
+    BlockingDelivery,
+    BlockingSession,
+    HandoffEnded,
+    Prefix,
+    PrefixChain,
+)
+from restow.broker.client.engine.chains import Holders
 
 GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
 PROMPT = list(range(10))
@@ -31,6 +38,9 @@ class Session(BlockingSession):
     asked: list[BlockingDelivery] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
     """Which of those that were asked for."""
+    questions: list[tuple[PrefixChain, Future[Holders]]] = field(default_factory=list)
+    prefixes: list[Prefix | None] = field(default_factory=list)
+    """Of those that were asked for."""
 
     def publish(
         self,
@@ -66,11 +76,19 @@ class Session(BlockingSession):
         prefix: Prefix | None = None,
     ) -> BlockingDelivery:
         self.contents.append(content)
+        self.prefixes.append(prefix)
         position_tokens = prefix.position_tokens if prefix else position_tokens
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
         self.patience_ms.append(timeout_ms)
         self.traces.append(trace_parent)
         return self._delivery(handoff_id)
+
+    def find(
+        self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
+    ) -> Future[Holders]:
+        answer: Future[Holders] = Future()
+        self.questions.append((chains[0], answer))
+        return answer
 
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         self.said.append(("cancel", handoff_id))

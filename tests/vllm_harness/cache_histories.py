@@ -16,7 +16,6 @@ from restow.agents.engines.vllm.prefix.cache_watch import CacheWatch, WatchedMap
 from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
 from restow.agents.engines.vllm.prefix.chain import Chain
 from restow.agents.engines.vllm.prefix.pins import Pin, Pins
-from restow.agents.engines.vllm.prefix.told import HeldBlocks, HeldSnapshot
 from restow.broker.client import ContentChain
 from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler, Step
 from vllm_harness.cached_truth import CachedTruth
@@ -61,7 +60,9 @@ def _look_without_resets(self: CacheWatch) -> None:
     self._holdings.changed(touched, self._is_cached)
 
 
-def _pin_without_references(self: CachedPrefixes, chain: Chain, below_tokens: int) -> Pin | None:
+def _pin_without_references(
+    self: CachedPrefixes, chain: Chain, below_tokens: int, least_tokens: int = 1
+) -> Pin | None:
     pool = self._watch.pool
     touch, pool.touch = pool.touch, lambda blocks: None
     found = self._pins.pin(chain, below_tokens)
@@ -88,9 +89,8 @@ class History:
             for index, (kind, size) in enumerate(kinds)
         }
         self.prefixes = CachedPrefixes(self.engine.manager, self.groups, PINNED_BLOCKS)
-        self.told: dict[str, set[bytes]] = {}
-        self.number = 0
-        self.truth = CachedTruth(self.engine, self.groups, self.prefixes.quantum_tokens)
+        self.told: dict[str, set[bytes]] = {group.name: set() for group in self.groups.values()}
+        self.truth = CachedTruth(self.engine, self.groups, self.prefixes.chains.quantum_tokens)
         self.open: set[str] = set()
         self.ahead = seed % 2
         """How many steps vLLM schedules before one was computed."""
@@ -112,7 +112,7 @@ class History:
         self.steps.append(self.engine.schedule())
         self.truth.note()
         if self.draw.random() < 0.5:
-            self._hear(self.draw.choice((3, 50, 4096)))
+            self._hear()
         if self.draw.random() < 0.5:
             self._pin()
         while len(self.steps) > self.ahead:
@@ -133,9 +133,6 @@ class History:
             self.engine.abort(self.draw.choice(sorted(self.open)))
         elif dice < 0.45:
             self.engine.manager.evict_blocks({self.draw.randrange(1, BLOCKS) for _ in range(5)})
-        elif dice < 0.48:
-            self.prefixes.tell_again()
-            self.seen["told again"] += 1
         elif dice < 0.50:
             self._clear()
         elif dice < 0.60 and self.pins:
@@ -161,40 +158,25 @@ class History:
                 said = said[: self.draw.randrange(len(said) + 1)]
         return (said + [self.draw.randrange(4) for _ in range(count)])[: max(count, len(said) + 1)]
 
-    def _hear(self, most: int) -> bool:
-        batch = self.prefixes.batch(most)
-        if batch is None:
-            return False
-        if batch.number == 1:
-            self.told = {group.name: set() for group in self.groups.values()}
-        else:
-            assert batch.number == self.number + 1, self.label
-        self.number = batch.number
-        for gone in batch.evicted:
+    def _hear(self) -> None:
+        changes = self.prefixes.changes()
+        for gone in changes.evicted:
             assert self.told[gone.group].issuperset(gone.hashes), self.label
             self.told[gone.group].difference_update(gone.hashes)
-        for one in batch.held:
+        for one in changes.held:
             size = next(g.block_tokens for g in self.groups.values() if g.name == one.group)
-            if isinstance(one, HeldBlocks):
-                places = [one.first_block * size + size * at for at in range(len(one.hashes) + 1)]
-                said = [one.parent, *one.hashes] if one.first_block else [*one.hashes]
-                assert [self.truth.places[name] for name in said] == places[-len(said) :], (
-                    self.label
-                )
-                assert bool(one.first_block) == bool(one.parent), self.label
-                self.seen["blocks in runs"] += len(one.hashes) if len(one.hashes) > 1 else 0
-                names = one.hashes
-            else:
-                names = (one.hash,)
-                assert self.truth.places[one.hash] == one.token, self.label
-                self.seen["snapshots" if isinstance(one, HeldSnapshot) else "tails"] += 1
-            assert self.told[one.group].isdisjoint(names), self.label
-            self.told[one.group].update(names)
-        return True
+            ends = [self.truth.places[name] for name in one.hashes]
+            if len(ends) > 1:
+                assert bool(one.parent) == (ends[0] > size), self.label
+            if one.parent:
+                ends.insert(0, self.truth.places[one.parent])
+            assert ends == [ends[0] + size * at for at in range(len(ends))], self.label
+            self.seen["blocks in runs" if len(ends) > 1 else "others"] += len(one.hashes)
+            assert self.told[one.group].isdisjoint(one.hashes), self.label
+            self.told[one.group].update(one.hashes)
 
     def _check_told(self) -> None:
-        while self._hear(self.draw.choice((7, 4096))):
-            pass
+        self._hear()
         truth = {group: set(names) for group, names in self.truth.blocks().items()}
         assert self.told == truth, self.label
         assert self.prefixes.count() == {group: len(names) for group, names in truth.items()}
@@ -204,7 +186,7 @@ class History:
     def _pin(self) -> None:
         tokens = self._prompt()
         names = ContentChain().extend(tokens, 1)
-        quantum = self.prefixes.quantum_tokens
+        quantum = self.prefixes.chains.quantum_tokens
         chain = Chain(quantum, tuple(names[quantum - 1 :: quantum]))
         mine = Counter(block.block_id for _, pin, _ in self.pins for block in pin.kept)
         expected = self.truth.largest(names, mine)

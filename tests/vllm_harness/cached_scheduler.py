@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -30,7 +31,7 @@ from vllm.v1.kv_cache_interface import (
     MambaSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -89,10 +90,12 @@ class CachedScheduler:
         match_unit: int | None,
         ahead: bool,
         seed: int,
+        transfer: dict[str, Any] | None = None,
     ) -> None:
         """Serve groups of ``kinds`` and block sizes, which share ``blocks``.
 
-        ``ahead``: a step is scheduled before the one before it was computed.
+        ``ahead``: a step is scheduled before the one before it was computed. ``transfer`` has vLLM
+        make a connector (``kv_transfer_config``).
         """
         self.kinds = tuple(kinds)
         with tempfile.TemporaryDirectory() as folder:
@@ -107,6 +110,7 @@ class CachedScheduler:
                 async_scheduling=ahead,
                 block_size=max(size for _, size in kinds),
                 prefix_match_unit=match_unit,
+                kv_transfer_config=transfer and KVTransferConfig(**transfer),
             ).create_engine_config()
         register_all_kvcache_specs(config)
         if any(kind == "states" for kind, _ in kinds):
@@ -133,12 +137,16 @@ class CachedScheduler:
         self._texts: dict[str, tuple[ContentChain, list[bytes]]] = {}
         self.cells: list[dict[int, Any]] = [{} for _ in kinds]
 
-    def add(self, tokens: list[int], reply_tokens: int) -> Request:
+    def add(
+        self, tokens: list[int], reply_tokens: int, stop_token_ids: Sequence[int] = ()
+    ) -> Request:
         """Have a request come in."""
         request = Request(
             f"r{len(self.requests)}",
             list(tokens),
-            SamplingParams(max_tokens=reply_tokens, ignore_eos=True),
+            SamplingParams(
+                max_tokens=reply_tokens, ignore_eos=True, stop_token_ids=[*stop_token_ids]
+            ),
             None,
             block_hasher=self._hasher,
         )
@@ -179,11 +187,33 @@ class CachedScheduler:
                     cells[copy.dst_block_id] = dict(cells[copy.src_block_id])
         sampled = []
         for request_id, (start, stop, tables, more) in step.parts.items():
-            self._write(self.names(self.requests[request_id]), start, stop, tables)
+            names = self.names(self.requests[request_id])
+            self.check(names, start, tables)
+            self._write(names, start, stop, tables)
             sampled.append([self._draw.randrange(4)] if more else [])
         places = {request_id: index for index, request_id in enumerate(step.parts)}
         said = ModelRunnerOutput(list(step.parts), places, sampled)
+        if step.output.kv_connector_metadata is not None:
+            told = step.output.kv_connector_metadata.step
+            said.kv_connector_output = KVConnectorOutput(
+                finished_sending=set(told.sent),
+                finished_recving=set(told.received),
+                failed_recving={one for one, arrived in told.received.items() if not arrived},
+            )
         self.scheduler.update_from_output(step.output, said)
+
+    def check(self, names: Sequence[bytes], start: int, tables: tuple[list[int], ...]) -> None:
+        """Fail unless the state that a request goes on from at ``start`` is its own, all of it."""
+        if not start:
+            return
+        for (kind, size), cells, table in zip(self.kinds, self.cells, tables, strict=True):
+            if kind == "states":
+                assert cells[table[(start - 1) // size]][0] == names[start - 1], "read: states"
+                continue
+            first = max(start - WINDOW_TOKENS + 1, 0) if kind == "window" else 0
+            for token in range(first, start):
+                found = cells[table[token // size]][token % size]
+                assert found == names[token], f"read: {kind}, token {token} of {start}"
 
     def _write(
         self, names: Sequence[bytes], start: int, stop: int, tables: tuple[list[int], ...]

@@ -1,25 +1,46 @@
-"""`Holdings` follows what vLLM's prefix cache has, and tells of it in batches."""
+"""`Holdings` follows what vLLM's prefix cache has, and tells what came and went."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.prefix.request_chains import Named
-from restow.agents.engines.vllm.prefix.told import (
-    Evicted,
-    Held,
-    HeldBlocks,
-    HeldSnapshot,
-    HeldTail,
-    HoldingsBatch,
-)
-
-MAX_BATCH_HASHES = 4096
 
 GROUP_BYTES = 4
 """vLLM's key of a cached block is a block hash, and the number of a group in so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Blocks or snapshots of a group. Each hash names the tokens up to the end of one.
+
+    A block that is filled in part is named by the tokens that are in it. Full blocks of one run
+    follow each other in a chain; ``parent`` names the tokens before the first one of them (empty:
+    there are none, or it is no full block).
+    """
+
+    group: str
+    hashes: tuple[bytes, ...]
+    parent: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Hashes of which a group has nothing any more, in any order."""
+
+    group: str
+    hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What was evicted, and what is held, since the changes before."""
+
+    evicted: tuple[Evicted, ...] = ()
+    held: tuple[Held, ...] = ()
 
 
 class _Place(NamedTuple):
@@ -57,7 +78,6 @@ class Holdings:
             group.name: {} for group in groups.values()
         }
         """By group and hash."""
-        self._number = 0
         self._evicted: dict[_Place, None] = {}
         self._held: dict[_Place, None] = {}
 
@@ -74,36 +94,19 @@ class Holdings:
 
     def cleared(self) -> None:
         """Take in that nothing is cached any more."""
-        self._entries.clear()
-        for keys in self._keys.values():
-            keys.clear()
-        self.tell_again()
+        for key in list(self._entries):
+            self._forget(key)
 
     # -- what is told ------------------------------------------------------------------------------
 
-    def tell_again(self) -> None:
-        """Have the next batch be number 1, and tell everything from there on."""
-        self._number = 0
-        self._evicted.clear()
-        self._held = {
-            _Place(group, name): None for group, keys in self._keys.items() for name in keys
-        }
+    def changes(self) -> Changes:
+        """Return what changed since the last call.
 
-    def batch(self, most_hashes: int = MAX_BATCH_HASHES) -> HoldingsBatch | None:
-        """Return what is to be told next; None: all was told.
-
-        What came and went since, or went and came, is not in it. The first one of all is there
-        though nothing may be held: it says that the engine tells.
+        What came and went since, or went and came, is not in it.
         """
-        if self._number and not self._evicted and not self._held:
-            return None
-        self._number += 1
-        gone = [self._evicted.popitem()[0] for _ in range(min(most_hashes, len(self._evicted)))]
-        room = min(most_hashes - len(gone), len(self._held))
-        come = [place for place, _ in zip(self._held, range(room), strict=False)]
-        for place in come:
-            del self._held[place]
-        return HoldingsBatch(self._number, _evicted(gone), self._runs(come))
+        evicted, self._evicted = self._evicted, {}
+        held, self._held = self._held, {}
+        return Changes(_evicted(evicted), self._runs(held))
 
     # -- what is asked -----------------------------------------------------------------------------
 
@@ -161,16 +164,14 @@ class Holdings:
             full = entry.token % group.block_tokens == 0
             follows = run and full and _follows(run[-1], entry, group)
             if run and not follows:
-                found.append(_blocks(run, groups[run[0].place.group]))
+                found.append(_blocks(run))
                 run = []
-            if group.is_state:
-                found.append(HeldSnapshot(place.group, entry.token, place.hash))
-            elif not full:
-                found.append(HeldTail(place.group, entry.token, place.hash))
+            if group.is_state or not full:
+                found.append(Held(place.group, (place.hash,)))
             else:
                 run.append(entry)
         if run:
-            found.append(_blocks(run, groups[run[0].place.group]))
+            found.append(_blocks(run))
         return tuple(found)
 
 
@@ -182,14 +183,9 @@ def _follows(last: _Entry, entry: _Entry, group: Group) -> bool:
     )
 
 
-def _blocks(run: list[_Entry], group: Group) -> HeldBlocks:
-    first = run[0]
-    return HeldBlocks(
-        group.name,
-        first.token // group.block_tokens - 1,
-        first.parent,
-        tuple(entry.place.hash for entry in run),
-    )
+def _blocks(run: list[_Entry]) -> Held:
+    hashes = tuple(entry.place.hash for entry in run)
+    return Held(run[0].place.group, hashes, run[0].parent)
 
 
 def _evicted(places: Iterable[_Place]) -> tuple[Evicted, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from restow.agents.engines.vllm.prefix.cache_watch import CacheWatch
 from restow.agents.engines.vllm.prefix.chain import Chain
 from restow.agents.engines.vllm.prefix.holdings import Holdings
 from restow.agents.engines.vllm.prefix.match import Holds, match
+from restow.agents.engines.vllm.prefix.reply_ends import ReplyEnd
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -31,6 +32,8 @@ class Pin:
     blocks: dict[str, list[int]]
     kept: tuple[KVCacheBlock, ...]
     """Those that are kept, in the order of their tokens."""
+    give_back: Callable[[Iterable[KVCacheBlock]], None]
+    """Who takes the references to them."""
 
 
 class Pins:
@@ -60,14 +63,14 @@ class Pins:
         """How many are pinned now."""
         return len(self._pinned)
 
-    def pin(self, chain: Chain, below_tokens: int) -> Pin | None:
-        """Pin the largest prefix that is held and ends below a token.
+    def pin(self, chain: Chain, below_tokens: int, least_tokens: int = 1) -> Pin | None:
+        """Pin the largest prefix that is held, ends below a token, and has ``least_tokens``.
 
-        None: nothing of the chain is held, or there is no room for that many more pinned blocks.
+        None: no such one is held, or there is no room for that many more pinned blocks.
         """
         self._watch.look()
         found = match(chain, self._groups, self._holds(), below_tokens)
-        if found is None:
+        if found is None or found.tokens < least_tokens:
             return None
         kept, ids = [], {}
         for group in self._groups:
@@ -77,13 +80,23 @@ class Pins:
             ]
             ids[group.name] = [NULL_BLOCK if one is None else one.block_id for one in blocks]
             kept += [one for one in blocks if one is not None]
-        more = {one.block_id for one in kept} - self._pinned.keys()
+        name = chain.at(found.tokens) or b""
+        give_back = self._watch.pool.free_blocks
+        return self._kept(Pin(found.tokens, name, ids, tuple(kept), give_back))
+
+    def pin_end(
+        self, name: bytes, end: ReplyEnd, give_back: Callable[[Iterable[KVCacheBlock]], None]
+    ) -> Pin | None:
+        """Pin the end of a reply, which ``give_back`` takes again. None: there is no room."""
+        return self._kept(Pin(end.tokens, name, end.blocks, end.kept, give_back))
+
+    def _kept(self, pin: Pin) -> Pin | None:
+        more = {one.block_id for one in pin.kept} - self._pinned.keys()
         if len(self._pinned) + len(more) > self._limit_blocks:
             return None
-        self._watch.pool.touch(kept)
-        self._pinned.update(one.block_id for one in kept)
-        name = chain.at(found.tokens) or b""
-        return Pin(found.tokens, name, ids, tuple(kept))
+        self._watch.pool.touch(pin.kept)
+        self._pinned.update(one.block_id for one in pin.kept)
+        return pin
 
     def let_go(self, pin: Pin) -> None:
         """Give the blocks back, once. The end of a prefix goes before its beginning."""
@@ -91,7 +104,7 @@ class Pins:
             self._pinned[one.block_id] -= 1
             if not self._pinned[one.block_id]:
                 del self._pinned[one.block_id]
-        self._watch.pool.free_blocks(reversed(pin.kept))
+        pin.give_back(reversed(pin.kept))
 
     def _holds(self) -> dict[str, Holds]:
         return {

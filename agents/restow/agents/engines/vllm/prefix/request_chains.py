@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from restow.agents.engines.vllm.prefix.chain import Chain, quantum_of
 from restow.agents.engines.vllm.scheduler.prompt import TRUNCATED, Request
 from restow.broker.client import ContentChain
+from restow.broker.client.engine.content import contents_of
 
-
-class HashedRequest(Request, Protocol):
-    """What else is needed of a vLLM request."""
-
-    block_hashes: Sequence[bytes]
-    resumable: bool
+MAX_ENDS = 16
+"""Tokens at which replies may have ended that are asked for, of a prompt: of eight turns."""
 
 
 class Named(NamedTuple):
@@ -33,7 +31,9 @@ class Named(NamedTuple):
 class _Following:
     """A request, and how far its tokens were looked at."""
 
-    request: HashedRequest
+    request: Request
+    made_of: dict[str, Any]
+    """What its names are made of, beside tokens."""
     text: ContentChain
     limit_blocks: int | None
     hashes: list[bytes] = field(default_factory=list)
@@ -56,7 +56,7 @@ class RequestChains:
         self._named: dict[bytes, Named] = {}
         self._uses: dict[bytes, int] = {}
 
-    def begin(self, request: HashedRequest, adapter: str) -> None:
+    def begin(self, request: Request, adapter: str) -> None:
         """Follow a request that came in, with the word of its LoRA adapter.
 
         Prompts of embeddings have no chain, and sessions whose prompt grows take back what was
@@ -66,16 +66,17 @@ class RequestChains:
             return
         # vLLM hashed the prompt before its end was cut off, and may never hash that block again.
         cut = bool((request.kv_transfer_params or {}).get(TRUNCATED))
-        text = ContentChain(
-            adapter=adapter,
-            salt=request.cache_salt or "",
-            attachments=[
+        made_of: dict[str, Any] = {
+            "adapter": adapter,
+            "salt": request.cache_salt or "",
+            "attachments": [
                 (one.mm_position.offset, one.identifier.encode()) for one in request.mm_features
             ],
-        )
+        }
         self._following[request.request_id] = _Following(
             request,
-            text,
+            made_of,
+            ContentChain(**made_of),
             request.num_prompt_tokens // self._hash_block_tokens if cut else None,
         )
 
@@ -94,6 +95,23 @@ class RequestChains:
             return None
         self._read(found)
         return Chain(self.quantum_tokens, tuple(found.hashes))
+
+    def ends(self, request_id: str, last_tokens: int) -> tuple[tuple[int, bytes], ...]:
+        """Where replies may have ended in a prompt: how many tokens, and the hash of them.
+
+        The state of one stands before the token that ended it, or behind that where the engine
+        computes a step ahead. Those between two quanta are named, the last ones.
+        """
+        found = self._following.get(request_id)
+        sampling = None if found is None else found.request.sampling_params
+        if found is None or sampling is None or not sampling.all_stop_token_ids:
+            return ()
+        tokens = np.asarray(found.request._all_token_ids[: last_tokens + 1])
+        before = np.flatnonzero(np.isin(tokens, list(sampling.all_stop_token_ids)))
+        ends = np.union1d(before, before + 1)
+        ends = ends[(ends % self.quantum_tokens != 0) & (ends <= last_tokens)][-MAX_ENDS:].tolist()
+        names = contents_of(found.request._all_token_ids, ends, **found.made_of)
+        return tuple(zip(ends, names, strict=True))
 
     def named(self, own: bytes) -> Named | None:
         """What stands behind a block hash of vLLM's own; None: no request under way has it."""
