@@ -90,6 +90,15 @@ def test_a_router_may_say_how_long_d_waits() -> None:
     )
 
 
+def test_a_router_may_name_several_readers() -> None:
+    given = said({"do_remote_decode": True, "handoff_id": "h", "readers": 3}, "kv_both", "id")
+    assert given == HandoffParameters(HandoffSide.PREFILL, "h", readers=3)
+    handed_on = given.answer("P", "r", 99)
+    assert handed_on["readers"] == 3
+    asked = said(handed_on, "kv_both", "D/1/q")
+    assert asked == HandoffParameters(HandoffSide.DECODE, "h", readers=3)
+
+
 def test_a_request_without_parameters_has_no_part() -> None:
     for params in (None, {}, {"do_remote_decode": False, "do_remote_prefill": False}):
         assert said(params, "kv_both", "id") is None
@@ -109,6 +118,9 @@ def test_a_request_without_parameters_has_no_part() -> None:
         {"do_remote_decode": True, "handoff_id": "h", "choices": 0},
         {"do_remote_decode": True, "handoff_id": "h", "choices": True},
         {"do_remote_decode": True, "handoff_id": "h", "choices": 1025},
+        {"do_remote_decode": True, "handoff_id": "h", "readers": -1},
+        {"do_remote_decode": True, "handoff_id": "h", "readers": True},
+        {"do_remote_prefill": True, "handoff_id": "h", "readers": 65},
         "h",
         [1],
     ],

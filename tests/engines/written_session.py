@@ -34,6 +34,7 @@ class Session(BlockingSession):
     ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
     patience_ms: list[int] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
     asked: list[BlockingDelivery] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Session(BlockingSession):
         readers: int = 0,
     ) -> Future[HandoffEnded]:
         self.traces.append(trace_parent)
+        self.readers.append(readers)
         if final:
             self.contents.append(content)
         self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
@@ -75,6 +77,7 @@ class Session(BlockingSession):
         readers: int = 0,
         prefix: Prefix | None = None,
     ) -> BlockingDelivery:
+        self.readers.append(readers)
         self.contents.append(content)
         self.prefixes.append(prefix)
         position_tokens = prefix.position_tokens if prefix else position_tokens
@@ -94,6 +97,7 @@ class Session(BlockingSession):
         self.said.append(("cancel", handoff_id))
 
     def decline(self, handoff_id: str, detail: str = "", *, readers: int = 0) -> BlockingDelivery:
+        self.readers.append(readers)
         self.said.append(("decline", handoff_id))
         return self._delivery(handoff_id)
 

@@ -18,6 +18,7 @@ class _Wait:
     timeout_ms: int
     trace_parent: str
     prefix: Prefix | None
+    readers: int
 
 
 @dataclass(slots=True)
@@ -40,13 +41,15 @@ class DecodeSide:
         timeout_ms: int = 0,
         trace_parent: str = "",
         prefix: Prefix | None = None,
+        readers: int = 0,
     ) -> None:
         """A request came in whose state another engine has, or will have.
 
         ``prefix``: whichever engine that is; the broker hears of it when the state is asked for.
+        ``readers``: for how many D's the handoff is, where a router said so.
         """
         timeout_ms = timeout_ms or self.timeout_ms
-        wait = _Wait(handoff_id, position_tokens, timeout_ms, trace_parent, prefix)
+        wait = _Wait(handoff_id, position_tokens, timeout_ms, trace_parent, prefix, readers)
         self._waits[request_id] = wait
 
     def loadable_tokens(self, request_id: str, computed_tokens: int) -> int:
@@ -76,6 +79,7 @@ class DecodeSide:
             trace_parent=wait.trace_parent,
             content=b"" if wait.prefix else content,
             prefix=wait.prefix,
+            readers=wait.readers,
         )
         self._loading[request_id] = delivery
         self._ends.watch(
@@ -86,7 +90,7 @@ class DecodeSide:
         """D computes the prompt itself, or needs it no more: P's pages are free at once."""
         wait = self._waits.pop(request_id, None)
         if wait is not None and wait.prefix is None:
-            self.session.decline(wait.handoff_id, why)
+            self.session.decline(wait.handoff_id, why, readers=wait.readers)
 
     def finish(self, request_id: str) -> None:
         """The request has ended, however."""

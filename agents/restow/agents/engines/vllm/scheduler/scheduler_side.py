@@ -89,10 +89,14 @@ class SchedulerSide:
         trace_parent = (request.trace_headers or {}).get("traceparent", "")
         if found.side is HandoffSide.DECODE:
             tokens = position_tokens(request.num_prompt_tokens, self._backoff)
-            self._decode.begin(request_id, handoff_ids[0], tokens, found.timeout_ms, trace_parent)
+            self._decode.begin(
+                *(request_id, handoff_ids[0], tokens, found.timeout_ms, trace_parent),
+                readers=found.readers,
+            )
             return
         truncate(request, self._backoff)
-        self._prefill.begin(request_id, handoff_ids, request.num_prompt_tokens, trace_parent)
+        prompt_tokens, readers = request.num_prompt_tokens, found.readers
+        self._prefill.begin(request_id, handoff_ids, prompt_tokens, trace_parent, readers)
 
     def loadable_tokens(self, request: Request, computed_tokens: int) -> int | None:
         """Return how many tokens of the prompt another engine has, beyond those computed here.
