@@ -44,7 +44,7 @@ async def test_t16_two_readers_have_what_p_wrote_once() -> None:
     async with scene((2, 1)) as world:
         await start_others(world)
         one = prompt("a", readers=2)
-        world.cluster.prefill(one)
+        await world.ready(one)  # the first D to ask before that has it for itself
         for side in "DE":
             world.cluster.decode(one, side)
         for side in "PDE":

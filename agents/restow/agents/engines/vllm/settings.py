@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from restow.agents.engines.vllm.errors import SettingsError
 from restow.broker.client.connection.credentials import Credentials
+from restow.broker.words import Worded
 
 
 class PrefixUse(StrEnum):
@@ -21,7 +22,7 @@ class PrefixUse(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectorSettings:
+class ConnectorSettings(Worded):
     """How the connector works. All have defaults that suit one host and a fast network."""
 
     broker: str = ""
