@@ -14,12 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 import uvloop
 from geometry import geometries
-from killed import whole
 from restarts import serve
 from rows import Yield, compared
 from scene import Engines, Scene, scene
 
-from restow.broker.client import Offer, PrefixChain, chain_of
+from restow.broker.client import AsyncAdminClient, Offer, PrefixChain, chain_of
 from restow.broker.families import EngineSettings, build_layout
 from restow.broker.layout import Layout
 
@@ -52,7 +51,7 @@ async def _measure(
     """Seconds of handoffs under an id, of those by content, and of finding who holds it."""
     broker, address = serve("127.0.0.1:0")
     rng = np.random.default_rng(0)
-    chain = chain_of(range(1, TOKENS + 1))
+    chain = chain_of(range(TOKENS + 1))  # a token is left to compute
     scenes: list[Scene] = []
 
     def give(offer: Offer) -> None:
@@ -62,7 +61,7 @@ async def _measure(
         kinds = {KIND: Engines(layouts, address, 1, on_offer=give)}
         async with scene("offers", kinds, TOKENS) as made:
             scenes.append(made)
-            await whole(address, sum(len(one.ranks) for one in layouts) // 2)
+            await _all_there(address, sum(len(one.ranks) for one in layouts))
             _tell(made, chain)
             while not (await made.sessions["D", KIND].find([chain]))[0]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -91,6 +90,13 @@ async def _measure(
     finally:
         broker.kill()
         broker.wait()
+
+
+async def _all_there(address: str, ranks: int) -> None:
+    """Wait until each rank's agent is."""
+    async with AsyncAdminClient(address) as client:
+        while len(await client.agents()) < ranks:  # noqa: ASYNC110 - the broker tells no events
+            await asyncio.sleep(0.1)
 
 
 def _tell(made: Scene, chain: PrefixChain) -> None:

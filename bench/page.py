@@ -167,6 +167,18 @@ def prefixes(rows: Rows) -> list[str]:
     return lines
 
 
+def offers(rows: Rows) -> list[str]:
+    """A line a case."""
+    lines = _head("case", "ms", "reference", "ms", "ratio", "goal")
+    for row in rows:
+        ours, theirs = (f"{row[one] * 1e3:.2f}" for one in ("seconds", "reference_seconds"))
+        lines.append(
+            f"| {row['case']} | {ours} | {row['reference']} | {theirs} "
+            f"| {row['ratio']:.2f} | {_goal(row)} |"
+        )
+    return lines
+
+
 def sessions(rows: Rows) -> list[str]:
     """A line a case and what was counted."""
     lines = _head("case", "with Find, and without", "ratio")
@@ -221,6 +233,7 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "first.json": (first,),
     "digests.json": (digests,),
     "prefixes.json": (prefixes,),
+    "offers.json": (offers,),
     "sessions.json": (sessions,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
