@@ -242,10 +242,17 @@ async def test_a_slow_reader_of_a_session_loses_it(monkeypatch: pytest.MonkeyPat
         await call.write(pb.SessionRequest(engine=slow))
         cancel = pb.EngineMessage(cancel=pb.Cancellation(handoff_id="x" * 250))
         batch = pb.SessionRequest(messages=[cancel] * 512)
-        while lost.empty():
-            await call.write(batch)
+
+        async def write_until_lost() -> None:
+            while lost.empty():
+                await call.write(batch)
+
+        # A write beside the loss waits for a broker that reads no more, until the end is read.
+        writing = asyncio.create_task(write_until_lost())
+        await lost.get()
         # When it reads at last it learns why; nobody else noticed.
         error = await end_of(call)
+        writing.cancel()
         assert error is not None
         assert error.reason == "QUEUE_FULL"
         await both.hand_over("next")
