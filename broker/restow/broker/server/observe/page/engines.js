@@ -11,8 +11,8 @@ function sides(now) {
 
 function held(engine) {
   // Blocks and snapshots that it says to hold of prefixes; of a store, in memory and on its disk.
-  const said = [[engine.held_tokens, "tokens"], [engine.held_snapshots, "snapshots"]].filter(([count]) => (count ?? null) !== null);
-  return `holds ${said.map(([count, what]) => `${count} ${what}`).join(", ") || "nothing"}`;
+  const said = [[engine.held_tokens, "token"], [engine.held_snapshots, "snapshot"]].filter(([count]) => (count ?? null) !== null);
+  return `holds ${said.map(([count, what]) => `${count} ${what}${count === 1 ? "" : "s"}`).join(", ") || "nothing"}`;
 }
 
 function card(map, engine, x, y) {
