@@ -15,6 +15,7 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Chunk, Failure, Wish
 from restow.broker.core.granting import Granting
+from restow.broker.core.handoffs.conflicts import waited_for
 from restow.broker.core.handoffs.deliveries import is_served
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
@@ -81,6 +82,7 @@ class Directory:
                 engine.check_takes(handoff_id, handoff.born_s if known else inf)
             handoff.check_source(engine)
             if chunk.readers:
+                self.offering.check_alone(handoff)
                 self.ledger.readers.share(handoff, chunk.readers, now_s)
             handoff.publish(engine, chunk, now_s)
         except RestowError:
@@ -112,7 +114,7 @@ class Directory:
                 return []
         if engine.gone or known.ended or known.complete or known.source not in (None, engine):
             return []
-        if self.offering.is_offered(known, engine):
+        if self.offering.is_open(known):  # an answer to an offer; if it comes too late, it is none
             return self.offering.decline(engine, handoff_id, error.reason, now_s)
         words = f"P's publication was refused with {error.reason}: {error.message}"
         return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)
@@ -162,6 +164,8 @@ class Directory:
     ) -> Handoff | None:
         """What has asked now, the handoff or a delivery of it; None: it was said again."""
         readers, part = self.ledger.readers, self.ledger.part_of(handoff, engine)
+        if handoff.shared and handoff.source is None and wish.prefix is not None:
+            raise waited_for(handoff.handoff_id, engine)
         shared = handoff.shared or (wish.readers > 0 and handoff.destination is None)
         begins = shared and (part is handoff or part.ended)
         if begins:

@@ -112,10 +112,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 for _, holders in held
                 for _, teller in sorted(holders.tellers.items())
             ],
-            tenants=[
-                tenant_holdings(name, holders, prefixes.limit_bytes(holders))
-                for name, holders in held
-            ],
+            tenants=[tenant_holdings(name, one, prefixes.limit_bytes) for name, one in held],
         )
 
     async def ListAgents(
