@@ -20,7 +20,7 @@ MAX_LOOKS = 1 << 16
 """Stretches of a chain, and slots in each, that one question is answered from: a tenth of a second.
 Chains that were told in their order have a stretch for each `MAX_PLACES`."""
 WINDOW = 1 << 12
-"""Bits of a long answer that are put together at first: all of it for each would be copied often."""
+"""Bits of an answer that are put together first: a long one would be copied for each stretch."""
 
 
 class Index:
