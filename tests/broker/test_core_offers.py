@@ -103,3 +103,51 @@ def test_a_prefix_is_not_asked_for_under_an_id_that_several_wait_for() -> None:
         world.request(e, prefix=PREFIX)
     assert offered(a) == [0]
     world.check()
+
+
+STEPS = ("asked for", "declined by one", "begun", "published", "granted", "read")
+
+
+def up_to(step: str, world: World) -> tuple[Side, Side, Side]:
+    """Two holders and who asks, as far as ``step``; the second holder answers."""
+    a, b = holder(world, "a"), holder(world, "b")
+    d = asking(world)
+    at = STEPS.index(step)
+    if at >= STEPS.index("declined by one"):
+        world.run(lambda now_s: world.directory.offering.decline(a.record, "h", "", now_s))
+    if at >= STEPS.index("begun"):
+        world.publish(b, blocks={"kv": [1, 2, 3]}, final=False)
+    if at >= STEPS.index("published"):
+        publish(world, b)
+    if at >= STEPS.index("granted"):
+        world.fence_all(b)
+    if at >= STEPS.index("read"):
+        world.settle(d, world.find().number)
+    return a, b, d
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("who", ["d cancels", "d leaves", "its holder leaves", "an operator"])
+def test_whoever_gives_a_demand_by_prefix_up_leaves_nothing(step: str, who: str) -> None:
+    world = World()
+    a, b, d = up_to(step, world)
+    if who == "d cancels":
+        world.cancel(d, demand=1)
+    elif who == "d leaves":
+        world.unregister(d)
+    elif who == "its holder leaves":
+        world.unregister(b)
+    else:
+        world.release(world.find())
+    world.wait(0.02)
+    world.wait(world.directory.limits.settle_grace_s + world.directory.limits.grant_s)
+    ledger, offering = world.directory.ledger, world.directory.offering
+    assert not ledger.live
+    assert not ledger.by_number
+    assert not offering.open
+    assert len(ends(b)) == (STEPS.index(step) >= STEPS.index("begun"))
+    assert not ends(a)
+    if who != "d leaves":
+        if d.record.quarantined:  # a rank of its may still write
+            world.settle(d, next(iter(d.record.quarantined)))
+        assert len(set(ends(d))) == 1
