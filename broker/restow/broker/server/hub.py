@@ -212,7 +212,7 @@ class Hub:
     def _send_offer(self, action: act.SendOffer) -> None:
         """An engine that reads slowly must not lose its stream for what others ask of it."""
         outbox = self.engines.get(action.engine)
-        if outbox is None or not outbox.lags:
+        if outbox is None or outbox.has_room(action.prefix.size_bytes):
             return self._tell(action)
         offering, engine = self.directory.offering, self.directory.members.engines[action.engine]
         words = "its stream reads slowly"
@@ -220,7 +220,7 @@ class Hub:
 
     def _send_keep(self, action: act.SendKeep) -> None:
         outbox = self.engines.get(action.engine)
-        if outbox is not None and not outbox.lags:
+        if outbox is not None and outbox.has_room(action.prefix.size_bytes):
             self._tell(action)
 
     def _tell(self, action: Any) -> None:
