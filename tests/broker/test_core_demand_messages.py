@@ -113,7 +113,7 @@ def test_a_call_is_told_the_end_beside_a_session_that_numbers_nothing(
     d = world.engine("d")
     for number in numbers:
         wish = Wish((("kv", packed([11])),), 0, 30.0, repeated=True, demand=number)
-        world.hear(world.directory.asking.ask(d.record, "h", wish, world.now_s))
+        world.hear(world.directory.request(d.record, "h", wish, world.now_s))
     assert sorted(told_numbers(d, world.cancel(d))) == [-1, 0]
 
 

@@ -156,7 +156,7 @@ def test_a_group_twice_in_a_demand_is_refused() -> None:
     d = world.engine("d")
     wish = Wish((("kv", b""), ("kv", b"")), 0, 30.0)
     with pytest.raises(PagesError, match="more than once"):
-        world.directory.asking.ask(d.record, "h", wish, world.now_s)
+        world.directory.request(d.record, "h", wish, world.now_s)
 
 
 def test_bytes_that_are_no_ids_are_refused() -> None:

@@ -358,7 +358,7 @@ async def test_who_reads_slowly_is_offered_nothing_and_keeps_its_stream() -> Non
         engines, prefix = hub.directory.members.engines, named(STATE)
         asking = engines[EngineKey("default", "d")]
         wish = Wish((), 0, 10.0, HELD_TOKENS, demand=1, prefix=prefix)
-        hub.perform(hub.directory.asking.ask(asking, "slow", wish, hub.now_s()))
+        hub.perform(hub.directory.request(asking, "slow", wish, hub.now_s()))
         hub.perform(hub.directory.offering.keep(engines[EngineKey("default", "p")], prefix))
         (handoff,) = hub.directory.ledger.ended.values()
         assert handoff.failure is not None

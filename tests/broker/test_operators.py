@@ -37,9 +37,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 async def test_one_that_waits_ends_at_once_for_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker() as running, pair(running.address) as both:
-        directory = running.hub.directory
-        words = (directory, "publish"), (directory.asking, "ask")
-        heard = [called(owner, word, monkeypatch) for owner, word in words]
+        heard = [called(running.hub.directory, one, monkeypatch) for one in ("publish", "request")]
         released = both.p.publish("h", P_BLOCKS, POSITION)
         asked = both.d.request("h", D_BLOCKS)
         for one in heard:
@@ -90,7 +88,7 @@ async def test_a_drained_broker_grants_when_it_may_again(monkeypatch: pytest.Mon
     async with broker() as running, pair(running.address) as both:
         await both.hand_over("before")  # all is planned, so that only the drain is in the way
         directory = running.hub.directory
-        words = (directory.reports, "fence"), (directory.asking, "ask")
+        words = (directory.reports, "fence"), (directory, "request")
         heard = [called(owner, word, monkeypatch) for owner, word in words]
         assert await ask(running.address, PLAIN, lambda client: client.set_draining(True)) == 0
         assert (await ask(running.address, PLAIN, AdminClient.status)).draining

@@ -143,7 +143,7 @@ async def test_who_waits_for_an_end_is_answered_when_its_engine_goes(
         released = both.p.publish("h", P_BLOCKS, POSITION)
         for agent in both.p_agents:
             await agent.fence("h")
-        asked = called(running.hub.directory.asking, "ask", monkeypatch)
+        asked = called(running.hub.directory, "request", monkeypatch)
         stub = broker_pb2_grpc.BrokerStub(both.channel)
         demand = pb.Demand(handoff_id="h", blocks=wire.block_lists(D_BLOCKS))
         waiting = asyncio.ensure_future(

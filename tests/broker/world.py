@@ -221,7 +221,7 @@ class World:
         position = prefix.position_tokens if prefix else position
         said = (repeated, "", content, number, readers, prefix)
         wish = Wish(listed, held, timeout_s, position, *said)
-        return self.run(lambda now_s: self.directory.asking.ask(side.record, name, wish, now_s))
+        return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
         agent = side.agents[rank]
@@ -237,9 +237,7 @@ class World:
     def decline(self, side: Side, name: str = "h", readers: int = 0) -> list[act.Action]:
         number = self._number(side)
         return self.run(
-            lambda now_s: self.directory.asking.decline(
-                side.record, name, "", now_s, number, readers
-            )
+            lambda now_s: self.directory.decline(side.record, name, "", now_s, number, readers)
         )
 
     def _number(self, side: Side) -> int:

@@ -10,11 +10,11 @@ from math import inf
 
 from restow.broker.core.actions import Action, State
 from restow.broker.core.ahead import Ahead
-from restow.broker.core.asking import Asking
+from restow.broker.core.demanding import Demanding
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
-from restow.broker.core.events import Chunk, Failure
+from restow.broker.core.events import Chunk, Failure, Wish
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
@@ -57,7 +57,7 @@ class Directory:
         self.examining = Examining(self.limits, numbering)
         self.granting = Granting(self.ledger, self.probing, digests or Digests())
         self.offering = Offering(self.ledger, self.members, self.prefixes)
-        self.asking = Asking(self.ledger, self.granting, self.offering)
+        self._demanding = Demanding(self.ledger, self.granting, self.offering)
         self.ahead = Ahead(self.ledger, self.members, self.granting, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
@@ -119,6 +119,12 @@ class Directory:
         words = f"P's publication was refused with {error.reason}: {error.message}"
         return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)
 
+    def request(
+        self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
+    ) -> list[Action]:
+        """D asks, once or again. Raises a typed error; then nothing changed."""
+        return self._demanding.request(engine, handoff_id, wish, now_s)
+
     def renew(
         self, engine: EngineRecord, handoff_id: str, lease_s: float, now_s: float
     ) -> list[Action]:
@@ -162,6 +168,18 @@ class Directory:
             return []
         words = f"engine {engine.key.engine_id} cancelled" + (f": {detail}" if detail else "")
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
+
+    def decline(
+        self,
+        engine: EngineRecord,
+        handoff_id: str,
+        detail: str,
+        now_s: float,
+        demand: int = 0,
+        readers: int = 0,
+    ) -> list[Action]:
+        """D goes on without the state. Raises as `Demanding.decline`."""
+        return self._demanding.decline(engine, handoff_id, detail, now_s, demand, readers)
 
     def release(self, handoff: Handoff, now_s: float) -> list[Action]:
         """An operator gives a handoff up."""

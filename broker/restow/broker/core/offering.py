@@ -79,8 +79,8 @@ class Offering:
 
     def is_offered(self, handoff: Handoff, engine: EngineRecord) -> bool:
         """Whether the engine may answer: what it drains for must not keep it from that."""
-        offer = self.open.get(handoff.number)
-        return offer is not None and offer.engine == engine.key
+        offer = self.open.get(handoff.number)  # also a little beyond the end, until the next tick
+        return offer is not None and offer.engine == engine.key and not handoff.ended
 
     def taken(self, handoff: Handoff) -> None:
         """Somebody publishes it."""

@@ -169,7 +169,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 engine.account.carry(waiting_bytes)
                 carried = True
                 wish = wish_of(demand, number, hub.directory.limits)
-                hub.perform(hub.directory.asking.ask(engine, demand.handoff_id, wish, hub.now_s()))
+                hub.perform(hub.directory.request(engine, demand.handoff_id, wish, hub.now_s()))
             except RestowError as error:
                 hub.refuse(engine, demand.handoff_id, error)
                 raise

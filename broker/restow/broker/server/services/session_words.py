@@ -78,7 +78,7 @@ class SessionWords:
         if body == "request":
             demand = message.request
             wish = wish_of(demand, message.message_id, directory.limits)
-            return directory.asking.ask(engine, demand.handoff_id, wish, now_s)
+            return directory.request(engine, demand.handoff_id, wish, now_s)
         if body == "renew":
             lease_s = lease_s_of(message.renew.lease_ms, directory.limits)
             return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
@@ -88,7 +88,7 @@ class SessionWords:
             return directory.cancel(engine, cancel.handoff_id, detail, now_s, cancel.demand)
         if body == "decline":
             decline = message.decline
-            return directory.asking.decline(
+            return directory.decline(
                 engine,
                 decline.handoff_id,
                 cut(decline.detail),

@@ -1,4 +1,4 @@
-"""Asking: what a D's words mean, for a handoff of its own or a delivery of a publication."""
+"""Demanding: D asks for a handoff, or goes on without it, and one that has ended is told again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from restow.broker.core.offering import Offering
 from restow.broker.errors import RestowError
 
 
-class Asking:
-    """Demands, and those that do without. Pure, like the directory that it serves."""
+class Demanding:
+    """What D's say. Pure, like the directory that it serves."""
 
     def __init__(self, ledger: Ledger, granting: Granting, offering: Offering) -> None:
-        """Serve what a directory consists of."""
-        self._ledger = ledger
-        self._granting = granting
-        self._offering = offering
+        """Hear nobody yet."""
+        self._ledger, self._granting, self._offering = ledger, granting, offering
 
-    def ask(self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float) -> list[Action]:
+    def request(
+        self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
+    ) -> list[Action]:
         """D asks, once or again. Raises a typed error; then nothing changed."""
         engine.check_there()
         known = self._ledger.hear(engine, handoff_id, now_s)
@@ -50,41 +50,6 @@ class Asking:
         if wish.prefix is not None and asking.source is None:
             return self._offering.begin(asking, wish.prefix, now_s)
         return self._granting.advance(asking, now_s)
-
-    def decline(
-        self,
-        engine: EngineRecord,
-        handoff_id: str,
-        detail: str,
-        now_s: float,
-        demand: int = 0,
-        readers: int = 0,
-    ) -> list[Action]:
-        """D goes on without the state: P's pages are free at once, or will be when it publishes.
-
-        ``demand`` is the number of D's message. Of several ``readers`` it is one that needs none.
-        Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if too many
-        messages have asked, and what `Ledger.make` raises.
-        """
-        engine.check_there()
-        known = self._ledger.hear(engine, handoff_id, now_s)
-        if known is not None:
-            known.check_destination(engine)
-            if over := self._over(known, engine, False, now_s):
-                return self._told_again(over, engine, demand)
-        handoff = known or self._ledger.make(engine.key.tenant, handoff_id, now_s)
-        part = self._ledger.part_of(handoff, engine)
-        shared = handoff.shared or (readers > 0 and handoff.destination is None)
-        if shared and (part is handoff or part.ended):
-            part = self._ledger.readers.begin(handoff, engine, now_s)
-            part.destination = engine
-            self._ledger.readers.keep(part, engine)
-            self._ledger.readers.name(handoff, readers)
-        elif part.destination is None:
-            part.destination = engine
-        part.add_demand_message(engine, demand)
-        words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
-        return self._ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
     def _over(
         self, handoff: Handoff, engine: EngineRecord, again: bool, now_s: float
@@ -123,6 +88,41 @@ class Asking:
             readers.name(handoff, wish.readers)
         engine.handoffs.add(part.number)
         return part if first else None
+
+    def decline(
+        self,
+        engine: EngineRecord,
+        handoff_id: str,
+        detail: str,
+        now_s: float,
+        demand: int = 0,
+        readers: int = 0,
+    ) -> list[Action]:
+        """D goes on without the state: P's pages are free at once, or will be when it publishes.
+
+        ``demand`` is the number of D's message. Of several ``readers`` it is one that needs none.
+        Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if too many
+        messages have asked, and what `Ledger.make` raises.
+        """
+        engine.check_there()
+        known = self._ledger.hear(engine, handoff_id, now_s)
+        if known is not None:
+            known.check_destination(engine)
+            if over := self._over(known, engine, False, now_s):
+                return self._told_again(over, engine, demand)
+        handoff = known or self._ledger.make(engine.key.tenant, handoff_id, now_s)
+        part = self._ledger.part_of(handoff, engine)
+        shared = handoff.shared or (readers > 0 and handoff.destination is None)
+        if shared and (part is handoff or part.ended):
+            part = self._ledger.readers.begin(handoff, engine, now_s)
+            part.destination = engine
+            self._ledger.readers.keep(part, engine)
+            self._ledger.readers.name(handoff, readers)
+        elif part.destination is None:
+            part.destination = engine
+        part.add_demand_message(engine, demand)
+        words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
+        return self._ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
 
     def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
         """How an ended handoff ended, for D or who asks late by message ``number``; or it is later.
