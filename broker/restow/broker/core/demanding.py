@@ -8,6 +8,7 @@ from restow.broker.core.actions import Action, State
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure, Wish
 from restow.broker.core.granting import Granting
+from restow.broker.core.handoffs.conflicts import waited_for
 from restow.broker.core.handoffs.deliveries import is_served
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.ends import told
@@ -68,6 +69,8 @@ class Demanding:
     ) -> Handoff | None:
         """What has asked now, the handoff or a delivery of it; None: it was said again."""
         readers, part = self._ledger.readers, self._ledger.part_of(handoff, engine)
+        if handoff.shared and handoff.source is None and wish.prefix is not None:
+            raise waited_for(handoff.handoff_id, engine)
         shared = handoff.shared or (wish.readers > 0 and handoff.destination is None)
         begins = shared and (part is handoff or part.ended)
         if begins:

@@ -82,6 +82,7 @@ class Directory:
                 engine.check_takes(handoff_id, handoff.born_s if known else inf)
             handoff.check_source(engine)
             if chunk.readers:
+                self.offering.check_alone(handoff)
                 self.ledger.readers.share(handoff, chunk.readers, now_s)
             handoff.publish(engine, chunk, now_s)
         except RestowError:
@@ -113,7 +114,7 @@ class Directory:
                 return []
         if engine.gone or known.ended or known.complete or known.source not in (None, engine):
             return []
-        if self.offering.is_offered(known, engine):
+        if self.offering.is_open(known):  # an answer to an offer; if it comes too late, it is none
             return self.offering.decline(engine, handoff_id, error.reason, now_s)
         words = f"P's publication was refused with {error.reason}: {error.message}"
         return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)

@@ -211,12 +211,14 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         """Register the engine with the broker, now that all ranks are known, and wait for that.
 
-        Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
+        Raises `SettingsError`, `BrokerUnreachableError`, and `BrokerCallError` with its reason.
         """
         ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
+        revision = weights_revision(self._vllm_config, self._settings.model_revision)
+        self._settings.check_weights(revision)
         model = replace(
             joined_model([one.model for one in ranks]),
-            revision=weights_revision(self._vllm_config, self._settings.model_revision),
+            revision=revision,
             quantisation=self._vllm_config.model_config.quantization or "",
         )
         layout = Layout(model.model(), tuple(one.layout for one in ranks))
