@@ -20,7 +20,7 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     seen: dict[str, int] = json.loads(live(vllm_python, PROGRAM, GROUPS, 4))
     for what in ("loads done", "loads failed", "published", "declined", "found", "not answered"):
         assert seen[what] > 50, seen
-    for what in ("ends", "ends found", "ends checked", "kept"):
+    for what in ("ends", "ends found", "ends checked", "kept", "begun with"):
         assert seen[what] > 20, seen
 
 
@@ -32,6 +32,7 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
         ("positions", "_check_published"),
         ("references", "ref_cnt"),
         ("reuse", "_check_published"),
+        ("forgetting", "worth keeping, and not held"),
     ],
 )
 def test_the_law_bites(vllm_python: Path, fault: str, found: str) -> None:

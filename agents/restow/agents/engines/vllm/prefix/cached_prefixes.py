@@ -75,6 +75,11 @@ class CachedPrefixes:
         held = [Held(group.name, (name,)) for group in self._groups for name in come]
         return Changes(tuple(evicted), (*changes.held, *held))
 
+    def holds(self, name: bytes) -> bool:
+        """Whether something is held under a name, as of the last `changes`."""
+        held = (name in self._holdings.keys(group.name) for group in self._groups)
+        return self._ends.get(name) is not None or any(held)
+
     def count(self) -> dict[str, int]:
         """By group, how many hashes something is held of."""
         self._watch.look()
