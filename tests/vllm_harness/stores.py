@@ -11,9 +11,9 @@ START_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def store(broker: str, engine_id: str) -> AsyncIterator[None]:
-    """Run one of the model of an engine, as "store". It is ready."""
-    words = ["store", "--engine", engine_id, "--engine-id", "store", "--memory", "512MiB"]
+async def store(broker: str, engine_id: str, name: str = "store") -> AsyncIterator[None]:
+    """Run one of the model of an engine, under a name. It is ready."""
+    words = ["store", "--engine", engine_id, "--engine-id", name, "--memory", "1GiB"]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "restow.broker.cli.main", *words, "--broker", broker),
         stderr=asyncio.subprocess.PIPE,
