@@ -20,8 +20,9 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
     seen: dict[str, int] = json.loads(live(vllm_python, PROGRAM, GROUPS, 4))
     for what in ("loads done", "loads failed", "published", "declined", "found", "not answered"):
         assert seen[what] > 50, seen
-    for what in ("ends", "ends found", "ends checked", "kept", "begun with"):
+    for what in ("ends", "ends found", "ends checked", "kept"):
         assert seen[what] > 20, seen
+    assert seen["begun with"] > 200, seen  # ends that vLLM has just given away look alike
 
 
 @pytest.mark.parametrize(

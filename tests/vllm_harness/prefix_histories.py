@@ -236,8 +236,12 @@ class History:
         told = {name for _, name in self.session.told}
         for one in self.worth.newest():
             self.seen["worth keeping"] += 1
-            self.seen["begun with"] += not one.end_hash
+            self.seen["begun with"] += self.prefix._recurrent and not self._ended_at(one)
             assert (one.end_hash or one.hashes[-1]) in told, "worth keeping, and not held"
+
+    def _ended_at(self, prefix: Prefix) -> bool:
+        """Whether a reply ended there, or is said to have."""
+        return (prefix.end_hash or prefix.hashes[-1]) in self.cached._ends._ends
 
     def _check_published(self) -> None:
         """Whether all that was published, and may be read, is what was asked for."""
