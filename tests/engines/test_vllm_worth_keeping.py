@@ -14,7 +14,7 @@ def inside(first: int) -> Prefix:
     return chain_of(range(first, first + 40), ends_tokens=[40]).prefix(40)
 
 
-def everything(_: bytes) -> bool:
+def everything(_: Prefix) -> bool:
     return True
 
 
@@ -36,7 +36,7 @@ def test_what_is_evicted_is_forgotten() -> None:
     for one in (first, second, third):
         worth.note(one)
     assert worth.newest() == [], "nobody has looked whether they are held"
-    assert worth.take_new(lambda name: name != third.hashes[-1]) == [first, second]
+    assert worth.take_new(lambda one: one != third) == [first, second]
     worth.forget([second.end_hash, first.hashes[0]])  # the last hash names a state
     assert worth.newest() == [first]
     worth.note(second)

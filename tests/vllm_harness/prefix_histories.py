@@ -233,11 +233,15 @@ class History:
 
     def _check_worth(self) -> None:
         """Whether what is worth keeping is held, and the newest comes first."""
-        told = {name for _, name in self.session.told}
+        told = self.session.told
+        states = [group.name for group in self.groups if group.is_state]
+        somewhere = {name for _, name in told}
         for one in self.worth.newest():
             self.seen["worth keeping"] += 1
             self.seen["begun with"] += self.prefix._recurrent and not self._ended_at(one)
-            assert (one.end_hash or one.hashes[-1]) in told, "worth keeping, and not held"
+            name = one.end_hash or one.hashes[-1]
+            held = name in somewhere and all((group, name) in told for group in states)
+            assert held, "worth keeping, and not held"
 
     def _ended_at(self, prefix: Prefix) -> bool:
         """Whether a reply ended there, or is said to have."""

@@ -54,13 +54,13 @@ class WorthKeeping:
             for name in names:
                 self._states.pop(name, None)
 
-    def take_new(self, is_held: Callable[[bytes], bool]) -> list[Prefix]:
+    def take_new(self, is_held: Callable[[Prefix], bool]) -> list[Prefix]:
         """Return those that are held, and were noted since the last call and never before."""
         noted, self._noted = self._noted, {}
         new: list[Prefix] = []
         with self._lock:
             for name, prefix in noted.items():
-                if not is_held(name):
+                if not is_held(prefix):
                     continue
                 if self._states.pop(name, None) is None:
                     new.append(prefix)
