@@ -32,7 +32,7 @@ async def handed_to(admin: AsyncAdminClient, engine_id: str) -> pb.HandoffInfo:
 
 async def told(admin: AsyncAdminClient, engine_id: str, ids: list[int]) -> None:
     """Wait until an engine has told of a first turn's blocks."""
-    chain = chain_of(ids[:HELD_TOKENS])
+    chain = chain_of(ids[: HELD_TOKENS + 1])
     async with asyncio.timeout(60):
         while True:
             (holders,) = await admin.find([chain], engine_id="d0")
