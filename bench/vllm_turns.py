@@ -12,14 +12,14 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from rows import Yield, compared
+from rows import Row, Yield, compared
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
@@ -71,12 +71,12 @@ LONG = {"max_model_len": 2048, "max_num_seqs": 4}
 CASES = (
     Case(
         "llama, 76 M weights",
-        *(1536, 64, lambda folder: write_checkpoint(_llama, folder), False),
+        *(1024, 64, lambda folder: write_checkpoint(_llama, folder), False),
         LONG | {"block_size": 32, "num_gpu_blocks_override": 1024},
     ),
     Case(
         "Qwen3-Next, 27 M weights",
-        *(1536, 64, lambda folder: write_checkpoint(_qwen3_next, folder), True),
+        *(1024, 64, lambda folder: write_checkpoint(_qwen3_next, folder), True),
         LONG | {"dtype": "bfloat16", "skip_tokenizer_init": False},
     ),
     Case("recall, 0.4 M weights", 64, 24, lambda _: MODEL, True),
@@ -111,26 +111,11 @@ async def _measure(put: Yield, python: Path, case: Case, repeats: int) -> None:
         )
         found = await stack.enter_async_context(finders(python, folder, options, options, False))
         talks = Talks(case, found, Random(0))  # noqa: S311
-        without = await talks.in_turns((ANEW, ELSEWHERE, OWN), repeats)
+        found_there = await talks.in_turns((ANEW, ELSEWHERE, OWN), repeats)
+        put(talks.row(ELSEWHERE, ANEW, found_there))
+        put(talks.row(ELSEWHERE, OWN, found_there))
         await stack.enter_async_context(store(found.broker.address, "one", STORE))
-        stored = await talks.in_turns((ANEW, STORED), repeats)
-        for way, other, by in (
-            (ELSEWHERE, ANEW, without),
-            (STORED, ANEW, stored),
-            (ELSEWHERE, OWN, without),
-        ):
-            tokens = f"{', '.join(map(str, by[way].held))} of {talks.tokens} tokens"
-            put(
-                compared(
-                    SUITE,
-                    f"{case.name}: the state is {way}",
-                    by[way].seconds,
-                    other,
-                    by[other].seconds,
-                    goal=GOAL if other == ANEW else None,
-                    note=f"{tokens}; {other}: {', '.join(map(str, by[other].held))}",
-                )
-            )
+        put(talks.row(STORED, ANEW, await talks.in_turns((ANEW, STORED), repeats)))
 
 
 class Talks:
@@ -151,6 +136,20 @@ class Talks:
                     measured[way].seconds.append(seconds)
                     measured[way].held[held] += 1
         return measured
+
+    def row(self, way: str, other: str, measured: Mapping[str, Measured]) -> Row:
+        """One way beside another, and how many tokens of prompts were not computed."""
+        ours, theirs = measured[way], measured[other]
+        held, others = (", ".join(map(str, one.held)) for one in (ours, theirs))
+        return compared(
+            SUITE,
+            f"{self._case.name}: the state is {way}",
+            ours.seconds,
+            other,
+            theirs.seconds,
+            goal=GOAL if other == ANEW else None,
+            note=f"{held} of {self.tokens}; {other}: {others}",
+        )
 
     async def _second_turn(self, way: str) -> tuple[float, int]:
         """Seconds to the first token, and tokens of the prompt that were not computed."""
