@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -46,7 +46,9 @@ OWN = 1000
 WARM = 2
 """Turns that are not counted: they have plans and peers."""
 MEMORY_GOAL_S, DISK_GOAL_S, OTHER_TP_GOAL = 0.025, 0.080, 1 / 1.3
-STORE = [sys.executable, "-m", "restow.broker.cli.main", "store", "--engine", "Pto1kept"]
+P = "Playout1"
+"""The engine that has states: that of the scene for D's of TP 1."""
+STORE = [sys.executable, "-m", "restow.broker.cli.main", "store", "--engine", P]
 SIZES = ["--memory", "4GiB", "--disk-size", "8GiB"]
 READY_S = 60.0
 
@@ -88,41 +90,48 @@ async def _measure(repeats: int) -> tuple[Samples, Samples, int]:
     p, *ds = (build_layout(spec, EngineSettings(tp=tp, page_tokens=16)) for tp in (1, *TPS))
     plans = {tp: make_plan(p, d) for tp, d in zip(TPS, ds, strict=True)}
     broker, address = serve("127.0.0.1:0")
-    made: list[Scene] = []
     rng = np.random.default_rng(0)
+    scenes: dict[int, Scene] = {}
 
     def give(offer: Offer) -> None:
-        made[0].give("to1", offer.handoff_id, rng, offer.content)
+        scenes[1].give("layout", offer.handoff_id, rng, offer.content)
 
-    kinds = {}
-    for tp, d in zip(TPS, ds, strict=True):
-        kinds[f"to{tp}"] = Engines((p, d), address, 2, on_offer=give)
-        kinds[f"contiguous{tp}"] = Engines(contiguous(plans[tp], TOKENS), address, 1)
-    folder = os.environ.get("KEPT_FOLDER")
     try:
-        with tempfile.TemporaryDirectory(prefix="restow-kept-", dir=folder) as disk:
-            async with scene("kept", kinds, TOKENS) as one:
-                made.append(one)
-                await all_there(
-                    address, sum(len(x.ranks) for e in kinds.values() for x in e.layouts)
-                )
-                size_bytes = plans[1].bytes_at(TOKENS)
-                whole_blocks = -(-size_bytes // 4096) * 4096
-                house = _House(one, address, Path(disk), (p, *ds), rng, whole_blocks)
-                memory = await house.memory(repeats + WARM)
-                return memory, await house.disk(repeats + WARM), size_bytes
+        async with AsyncExitStack() as stack:
+            folder = os.environ.get("KEPT_FOLDER")
+            disk = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="restow-kept-", dir=folder)
+            )
+            for tp, d in zip(TPS, ds, strict=True):
+                read = contiguous(plans[tp], TOKENS)
+                kinds = {
+                    "layout": Engines((p, d), address, 2, on_offer=give),
+                    "contiguous": Engines(_named(read, f"contiguous{tp}"), address, 1),
+                }
+                scenes[tp] = await stack.enter_async_context(scene(f"{tp}", kinds, TOKENS))
+            await all_there(address, sum(2 * (1 + tp) for tp in TPS))
+            size_bytes = plans[1].bytes_at(TOKENS)
+            whole_blocks = -(-size_bytes // 4096) * 4096
+            house = _House(scenes, address, Path(disk), rng, whole_blocks)
+            memory = await house.memory(repeats + WARM)
+            return memory, await house.disk(repeats + WARM), size_bytes
     finally:
         broker.kill()
         broker.wait()
 
 
+def _named(layouts: tuple[Layout, Layout], name: str) -> tuple[Layout, Layout]:
+    """The same of another model: one with other fields is no engine's of this."""
+    first, second = (replace(one, model=replace(one.model, name=name)) for one in layouts)
+    return first, second
+
+
 @dataclass
 class _House:
-    scene: Scene
+    scenes: dict[int, Scene]
+    """By D's TP."""
     address: str
     folder: Path
-    layouts: tuple[Layout, ...]
-    """P's, and that of each D."""
     rng: np.random.Generator
     size_bytes: int
     """Of a plain file."""
@@ -134,8 +143,8 @@ class _House:
         async with self._store():
             for number in range(turns):
                 self._tell(_chain(number), held=True)
-                self.scene.sessions["P", "to1"].keep(_chain(number).prefix(TOKENS))
-                await self._held(_chain(number), {"Pto1kept", "store"})
+                self.scenes[1].sessions["P", "layout"].keep(_chain(number).prefix(TOKENS))
+                await self._held(_chain(number), {P, "store"})
                 self._tell(_chain(number), held=False)
                 await self._held(_chain(number), {"store"})
             for number in range(turns):
@@ -163,24 +172,25 @@ class _House:
         """P gives a state of its own, and the same bytes are read as one piece."""
         own = _chain(OWN)
         self._tell(own, held=True)
-        await self._held(own, {"Pto1kept"})
+        await self._held(own, {P})
         samples.p[tp].append(await self._ask(tp, own))
         self._tell(own, held=False)
         self.asked += 1
         name = f"{self.asked}"
-        reads = self.scene.asked(f"contiguous{tp}", name, self.rng)
+        reads = self.scenes[tp].asked("contiguous", name, self.rng)
         samples.read[tp].append(await _timed(reads))
 
     def _tell(self, chain: PrefixChain, held: bool) -> None:
-        session = self.scene.sessions["P", "to1"]
-        groups = {r.group: r.page_tokens for k in self.layouts[0].ranks for r in k.regions}
+        session = self.scenes[1].sessions["P", "layout"]
+        layout, _ = self.scenes[1].layouts["layout"]
+        groups = {r.group: r.page_tokens for k in layout.ranks for r in k.regions}
         for group, tokens in groups.items():
             say = session.hold if held else session.evict
             say(chain.form, group, chain.hashes if tokens else chain.hashes[-1:])
 
     async def _held(self, chain: PrefixChain, by: set[str]) -> None:
         """Wait until just these hold the state."""
-        session = self.scene.sessions["P", "to1"]
+        session = self.scenes[1].sessions["P", "layout"]
         async with asyncio.timeout(READY_S):
             while True:
                 (found,) = await session.find([chain])
@@ -189,9 +199,10 @@ class _House:
                 await asyncio.sleep(0.01)
 
     async def _ask(self, tp: int, chain: PrefixChain) -> float:
-        session, layout = self.scene.sessions["D", f"to{tp}"], self.layouts[TPS.index(tp) + 1]
+        made = self.scenes[tp]
+        session, (_, layout) = made.sessions["D", "layout"], made.layouts["layout"]
         self.asked += 1
-        blocks = self.scene.blocks(layout, self.rng)
+        blocks = made.blocks(layout, self.rng)
         prefix = chain.prefix(TOKENS)
         return await _timed(session.request(f"ask-{self.asked}", blocks, prefix=prefix))
 
