@@ -43,7 +43,7 @@ async def keys_seen(client: EtcdClient, prefix: bytes, into: list[bytes]) -> Non
 async def test_calls_and_watches_go_on_when_the_leader_is_lost(
     tmp_path: Path, stopped: bool
 ) -> None:
-    async with running_etcd(tmp_path) as etcd, client_of(etcd) as client:
+    async with running_etcd(tmp_path, 3, 50, 500) as etcd, client_of(etcd) as client:
         lease = (await client.grant(60)).ID
         seen = list[bytes]()
         watching = asyncio.create_task(keys_seen(client, b"k", seen))

@@ -18,7 +18,7 @@ from restow.broker.etcd.asking import Patience
 from restow.broker.etcd.client import EtcdClient
 from restow.broker.etcd.errors import EtcdError
 
-PATIENT = Patience(call_s=20.0, try_s=4.0)
+PATIENT = Patience(call_s=20.0, try_s=4.0, watch_every_s=0.5, watch_answer_s=10.0)
 """For a machine that is busy with other tests."""
 READY_S = 60.0
 HOST = "127.0.0.1"
@@ -36,6 +36,11 @@ class Member:
     @property
     def endpoint(self) -> str:
         return f"{HOST}:{self.port}"
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was not killed."""
+        return self._process is not None
 
     def start(self, cluster: str, scheme: str) -> None:
         """Start it, or start it again with what it has on disk."""
@@ -115,8 +120,8 @@ class EtcdCluster:
 async def running_etcd(
     folder: Path,
     count: int = 3,
-    heartbeat_ms: int = 50,
-    election_ms: int = 500,
+    heartbeat_ms: int = 100,
+    election_ms: int = 1000,
     options: Sequence[str] = (),
     access: EtcdAccess | None = None,
 ) -> AsyncIterator[EtcdCluster]:

@@ -42,6 +42,10 @@ class Patience:
     """For one member's answer."""
     pause_s: float = 0.05
     """Before members are asked once more."""
+    watch_every_s: float = 1.0
+    """A watch is asked so often how far it is."""
+    watch_answer_s: float = 2.0
+    """One that does not answer for so long is given up."""
 
 
 class Asking:

@@ -24,9 +24,6 @@ from restow.broker.etcd.errors import (
 )
 from restow.etcd import rpc_pb2, rpc_pb2_grpc
 
-WATCH_EVERY_S = 1.0
-"""A watch is asked so often how far it is: one that does not answer any more is given up."""
-WATCH_ANSWER_S = 2.0
 OLDEST = (3, 4)
 """Before it watches did not say how far they are."""
 PATIENCE = Patience()
@@ -135,10 +132,15 @@ class EtcdClient:
         channel = await self._asking.endpoints.channel(endpoint)
         how = await self._asking.metadata(channel, endpoint)
         stream = rpc_pb2_grpc.WatchStub(channel).Watch(metadata=how)
-        asked = asyncio.create_task(_ask_how_far(stream, key, range_end, start_revision))
+        patience = self._asking.patience
+        silent_s = patience.watch_every_s + patience.watch_answer_s
+        watched = rpc_pb2.WatchCreateRequest(
+            key=key, range_end=range_end, start_revision=start_revision
+        )
+        asked = asyncio.create_task(_ask_how_far(stream, watched, patience.watch_every_s))
         try:
             while True:
-                async with asyncio.timeout(WATCH_EVERY_S + WATCH_ANSWER_S):
+                async with asyncio.timeout(silent_s):
                     answer = await stream.read()
                 if not isinstance(answer, rpc_pb2.WatchResponse):
                     raise self._asking.failed(endpoint, await stream.code(), await stream.details())
@@ -225,18 +227,14 @@ async def _keep_alive(
 
 async def _ask_how_far(
     stream: grpc.aio.StreamStreamCall[rpc_pb2.WatchRequest, rpc_pb2.WatchResponse],
-    key: bytes,
-    range_end: bytes,
-    start_revision: int,
+    watched: rpc_pb2.WatchCreateRequest,
+    every_s: float,
 ) -> None:
     """Begin a watch, and ask from time to time; why that fails is told to who reads."""
-    watched = rpc_pb2.WatchCreateRequest(
-        key=key, range_end=range_end, start_revision=start_revision
-    )
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         await stream.write(rpc_pb2.WatchRequest(create_request=watched))
         while True:
-            await asyncio.sleep(WATCH_EVERY_S)
+            await asyncio.sleep(every_s)
             how_far = rpc_pb2.WatchProgressRequest()
             await stream.write(rpc_pb2.WatchRequest(progress_request=how_far))
 
