@@ -14,8 +14,8 @@ UNTIL_CAUGHT = 1000
 LONGEST_S = 1.0
 """In simulated time: for which a pool may be nobody's when brokers come and go in peace."""
 
-AFTER_FAULTS_S = 4.0
-"""The same once all is well again: what somebody has who died has to end first."""
+AFTER_FAULTS_S = 7.0
+"""The same once all is well again: leases have to end, and what was late may come still."""
 
 
 def reports(count: int, *, faults: bool = True) -> list[Report]:

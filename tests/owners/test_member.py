@@ -126,6 +126,14 @@ def test_a_lease_that_has_ended_takes_its_pools_along_and_it_joins_again() -> No
     assert member.on(Changed(9, {}, {MINE: None}), 3.3) == [TakePool(MINE, 8, 2)]
 
 
+def test_a_member_that_hears_of_its_own_end_first_claims_its_pools_when_it_is_back() -> None:
+    member = owning(MINE)
+    assert member.on(Changed(9, {ME: False}, {MINE: None}), 3.0) == [Lost(MINE, 6, None)]
+    assert member.on(LeaseGone(7), 3.1) == [Join()]
+    assert member.on(Joined(8, 2.0, 3.1), 3.2) == []
+    assert member.on(Changed(10, {ME: True}, {}), 3.3) == [TakePool(MINE, 8, 2)]
+
+
 def test_what_the_watch_says_is_no_claim_of_ours() -> None:
     member = joined()
     actions = member.on(Changed(6, {}, {MINE: Claim(ME, 7, 6)}), 0.3)

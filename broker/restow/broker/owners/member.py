@@ -160,7 +160,10 @@ class Member:
             return []
         self.lease, self._join_s = None, now_s
         lost = [Lost(pool, one.epoch, self._successor(pool)) for pool, one in self.held.items()]
+        again = [pool for pool, one in self.held.items() if one.stage is Stage.SERVING]
         self.held.clear()
+        for pool in again:
+            self._want(pool)
         self._tries.break_off()
         return [*lost, *self._tick(now_s)]
 
@@ -189,8 +192,11 @@ class Member:
         """Those that have gone, and others that are ours no more."""
         actions: list[Action] = []
         for pool, claim in gone.items():
-            if pool in self.held:
+            held = self.held.get(pool)
+            if held is not None:
                 actions += self._gone(pool, claim.epoch)
+                if held.stage is Stage.SERVING:  # not by us: the lease has ended, most likely
+                    self._want(pool)
             elif not self._is_ours(claim) and self.view.chosen(pool) == self.address:
                 self._want(pool)
         for pool, held in list(self.held.items()):
