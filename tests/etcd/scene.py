@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from agent_harness.waiting import until
 from etcd_harness.cluster import EtcdCluster, client_of
 from restow.broker.etcd.registry import EtcdRegistry
+from restow.broker.layout.values import ModelIdentity, Pool
 from restow.broker.owners.actions import Drain, Lost, Serve
+from restow.broker.owners.claim import chosen
 from restow.broker.owners.events import Drained, Wanted
-from restow.broker.owners.pool import Pool, chosen
 from restow.broker.owners.timing import Timing
-from restow.broker.server.membership import Membership, OfPools
+from restow.broker.server.fleet.membership import Membership, OfPools
 
-POOLS = tuple(Pool(tenant, "a model/with 100%") for tenant in "abcdefgh")
+POOLS = tuple(Pool(tenant, ModelIdentity("a model/with 100%", "1")) for tenant in "abcdefgh")
 WITHIN_S = 60.0
 
 

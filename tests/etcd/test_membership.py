@@ -14,8 +14,9 @@ from etcd.scene import POOLS, WITHIN_S, Broker, shared_out
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
 from restow.broker.etcd.client import EtcdClient
 from restow.broker.etcd.registry import EtcdRegistry
+from restow.broker.layout.values import ModelIdentity, Pool
+from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import Seen
-from restow.broker.owners.pool import Claim, Pool
 from restow.broker.owners.registry import AddressTakenError, LeaseEndedError
 from restow.broker.owners.timing import Timing
 
@@ -77,7 +78,7 @@ async def test_the_watch_tells_all_and_then_every_change(
     seen = await anext(watch)
     assert isinstance(seen, Seen)
     assert seen == Seen(seen.revision, frozenset({X}), {})
-    pool = Pool("a/b", "ü 100%")
+    pool = Pool("a/b", ModelIdentity("ü 100%", "", "a/b"))
     claim = await registry.claim(pool, X, x.lease)
     await registry.revoke(x.lease)
     made, ended = await anext(watch), await anext(watch)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from restow.broker.errors import RequestError
+from restow.broker.layout.values import ModelIdentity, Pool
 from restow.broker.owners.actions import (
     Drain,
     Join,
@@ -19,6 +20,7 @@ from restow.broker.owners.actions import (
     TakePool,
     Withdraw,
 )
+from restow.broker.owners.claim import Claim, chosen
 from restow.broker.owners.events import (
     Changed,
     Claimed,
@@ -36,11 +38,10 @@ from restow.broker.owners.events import (
     Withdrawn,
 )
 from restow.broker.owners.member import Member
-from restow.broker.owners.pool import Claim, Pool, chosen
 from restow.broker.owners.timing import Timing
 
 ME, OTHER = "me:1", "other:1"
-POOLS = [Pool("a", f"m{number}") for number in range(200)]
+POOLS = [Pool("a", ModelIdentity(f"m{number}")) for number in range(200)]
 MINE = next(pool for pool in POOLS if chosen(pool, [ME, OTHER]) == ME)
 THEIRS = next(pool for pool in POOLS if chosen(pool, [ME, OTHER]) == OTHER)
 addresses = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8, unique=True)
@@ -72,7 +73,7 @@ def came(revision: int, address: str) -> Changed:
 def test_all_find_the_same_owner_and_a_member_takes_only_its_own_along(
     members: list[str], names: tuple[str, str]
 ) -> None:
-    pool = Pool(*names)
+    pool = Pool(names[0], ModelIdentity(names[1]))
     owner = chosen(pool, members)
     assert owner == chosen(pool, reversed(members))
     for gone in members:
@@ -82,7 +83,7 @@ def test_all_find_the_same_owner_and_a_member_takes_only_its_own_along(
 
 def test_pools_are_shared_out_evenly() -> None:
     members = ["x:7350", "y:7350", "z:7350"]
-    pools = [Pool("a", f"model-{number}") for number in range(3000)]
+    pools = [Pool("a", ModelIdentity(f"model-{number}")) for number in range(3000)]
     counts = [sum(chosen(pool, members) == one for pool in pools) for one in members]
     assert min(counts) > 900
 

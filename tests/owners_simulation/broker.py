@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from restow.broker.layout.values import Pool
 from restow.broker.owners.actions import (
     Action,
     Drain,
@@ -20,6 +21,7 @@ from restow.broker.owners.actions import (
     TakePool,
     Withdraw,
 )
+from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import (
     Claimed,
     ClaimFailed,
@@ -34,7 +36,6 @@ from restow.broker.owners.events import (
     Withdrawn,
 )
 from restow.broker.owners.member import Member
-from restow.broker.owners.pool import Claim, Pool
 
 if TYPE_CHECKING:
     from owners_simulation.world import World

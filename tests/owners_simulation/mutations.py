@@ -8,11 +8,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from owners_simulation.world import World
+from restow.broker.layout.values import Pool
 from restow.broker.owners.actions import Action
 from restow.broker.owners.events import Event, KeptAlive
 from restow.broker.owners.held import Held
 from restow.broker.owners.member import Member
-from restow.broker.owners.pool import Pool
 from restow.broker.owners.timing import Lease
 from restow.broker.owners.tries import Tries
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from restow.broker.layout.values import Pool
+from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import Changed, Seen
-from restow.broker.owners.pool import Claim, Pool
 
 
 @dataclass(slots=True)

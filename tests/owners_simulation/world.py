@@ -11,12 +11,13 @@ from functools import partial
 
 from owners_simulation.broker import Broker
 from owners_simulation.registry import Registry
+from restow.broker.layout.values import ModelIdentity, Pool
+from restow.broker.owners.claim import chosen
 from restow.broker.owners.events import Idle, Leave, Wanted
-from restow.broker.owners.pool import Pool, chosen
 from restow.broker.owners.timing import Timing
 
 ADDRESSES = ("x:1", "y:1", "z:1", "w:1")
-POOLS = tuple(Pool(tenant, model) for tenant in "ab" for model in ("m", "n"))
+POOLS = tuple(Pool(tenant, ModelIdentity(model)) for tenant in "ab" for model in ("m", "n"))
 FAULTS_S, CALM_S = 20.0, 12.0
 ASK_S = 0.3
 

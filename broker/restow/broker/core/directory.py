@@ -29,6 +29,7 @@ from restow.broker.core.probing.costs import Probing
 from restow.broker.core.probing.examining import Examining
 from restow.broker.core.reports import Reports
 from restow.broker.errors import HandoffOwnedError, RestowError
+from restow.broker.layout.values import Pool
 
 
 class Directory:
@@ -64,6 +65,13 @@ class Directory:
     def granted(self) -> int:
         """Handoffs that ranks may be reading, or gathering for."""
         return sum(handoff.granted for handoff in self.ledger.by_number.values())
+
+    def granted_in(self, pool: Pool) -> int:
+        """Those of one pool."""
+        engines = self.members.pools.get(pool, {}).values()
+        numbers = set[int]().union(*(engine.handoffs for engine in engines))
+        by_number = self.ledger.by_number
+        return sum(number in by_number and by_number[number].granted for number in numbers)
 
     def publish(
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float

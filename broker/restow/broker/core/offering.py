@@ -11,8 +11,8 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from restow.broker.core.actions import Action, EngineKey, SendKeep, SendOffer, State
-from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.core.engines.membership import Membership, pool_of
+from restow.broker.core.engines.engine import EngineRecord, pool_of
+from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.offer import Offer

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import grpc
 
 from restow.broker.errors import RestowError
-from restow.broker.trust.errors import TrustError
 
 
 class EtcdError(RestowError, status="UNAVAILABLE", reason="ETCD_FAILED"):
@@ -42,7 +41,7 @@ class CompactedError(EtcdError, status="OUT_OF_RANGE", reason="ETCD_COMPACTED"):
     """Changes that etcd has forgotten: read what there is now, and watch from there."""
 
 
-class EtcdSettingsError(TrustError, reason="ETCD_SETTINGS_INVALID"):
+class EtcdSettingsError(RestowError, status="FAILED_PRECONDITION", reason="ETCD_SETTINGS_INVALID"):
     """Settings of endpoints, TLS and passwords that do not go together."""
 
 

@@ -1,7 +1,7 @@
 """Members and claims as keys of an etcd.
 
-Below a prefix: ``members/ADDRESS`` and ``pools/TENANT/MODEL``, quoted as in a URL; their values are
-addresses. A pool's epoch is the revision that made its key.
+Below a prefix: ``members/ADDRESS`` and ``pools/TENANT/MODEL/REVISION/ADAPTER/QUANTISATION``, quoted
+as in a URL; their values are addresses. A pool's epoch is the revision that made its key.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import astuple, fields
 from urllib.parse import quote, unquote
 
 from restow.broker.etcd.client import EtcdClient
 from restow.broker.etcd.errors import CompactedError, EtcdError, LeaseGoneError
+from restow.broker.layout.values import ModelIdentity, Pool
+from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import Changed, Seen
-from restow.broker.owners.pool import Claim, Pool
 from restow.broker.owners.registry import AddressTakenError, Entry, LeaseEndedError
 from restow.etcd import rpc_pb2
 
@@ -50,7 +52,8 @@ class EtcdRegistry:
                 f"--advertise; one that was killed is gone when its lease ends",
                 address=address,
             )
-        return Entry(granted.ID, float(granted.TTL))
+        fleet = f"{granted.header.cluster_id:x}{self._prefix}"
+        return Entry(granted.ID, float(granted.TTL), fleet)
 
     async def keep_alive(self, lease: int) -> float:
         """Have a lease begin anew, and return its length in seconds."""
@@ -134,16 +137,17 @@ class EtcdRegistry:
         return f"{self._prefix}{_MEMBERS}{quote(address, safe='')}".encode()
 
     def _pool(self, pool: Pool) -> bytes:
-        return f"{self._prefix}{_POOLS}{'/'.join(quote(one, safe='') for one in pool)}".encode()
+        parts = (pool.tenant, *astuple(pool.model))
+        return f"{self._prefix}{_POOLS}{'/'.join(quote(one, safe='') for one in parts)}".encode()
 
     def _named(self, key: bytes) -> Pool | str | None:
         """What a key is of; None: nothing of ours."""
         name = key.decode(errors="replace").removeprefix(self._prefix)
         if name.startswith(_MEMBERS):
             return unquote(name.removeprefix(_MEMBERS))
-        parts = name.removeprefix(_POOLS).split("/")
-        if name.startswith(_POOLS) and len(parts) == len(Pool._fields):
-            return Pool(*map(unquote, parts))
+        tenant, *parts = map(unquote, name.removeprefix(_POOLS).split("/"))
+        if name.startswith(_POOLS) and len(parts) == len(fields(ModelIdentity)):
+            return Pool(tenant, ModelIdentity(*parts))
         return None
 
 

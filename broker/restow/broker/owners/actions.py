@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from restow.broker.owners.pool import Pool
+from restow.broker.layout.values import Pool
 
 
 @dataclass(frozen=True, slots=True)

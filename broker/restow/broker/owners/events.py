@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from restow.broker.owners.pool import Claim, Pool
+from restow.broker.layout.values import Pool
+from restow.broker.owners.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from restow.broker.layout.values import Pool
 from restow.broker.owners.actions import (
     Action,
     Drain,
@@ -25,6 +26,7 @@ from restow.broker.owners.actions import (
     TakePool,
     Withdraw,
 )
+from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import (
     Changed,
     Claimed,
@@ -44,7 +46,6 @@ from restow.broker.owners.events import (
     Withdrawn,
 )
 from restow.broker.owners.held import Held, Stage
-from restow.broker.owners.pool import Claim, Pool
 from restow.broker.owners.timing import Lease, Timing
 from restow.broker.owners.tries import Tries
 from restow.broker.owners.view import View

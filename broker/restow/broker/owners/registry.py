@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple, Protocol
 
 from restow.broker.errors import RestowError
+from restow.broker.layout.values import Pool
+from restow.broker.owners.claim import Claim
 from restow.broker.owners.events import Changed, Seen
-from restow.broker.owners.pool import Claim, Pool
 
 
 class LeaseEndedError(RestowError, status="ABORTED", reason="MEMBER_LEASE_ENDED"):
@@ -27,6 +28,8 @@ class Entry(NamedTuple):
 
     lease: int
     length_s: float
+    fleet: str = ""
+    """The registry's name for itself and for who shares it: epochs of two are not compared."""
 
 
 class Registry(Protocol):

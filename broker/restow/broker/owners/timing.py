@@ -22,6 +22,11 @@ class Timing:
     retry_s: float = 0.3
     """After a call that failed."""
 
+    @classmethod
+    def of_lease(cls, lease_s: float) -> Timing:
+        """All times for a lease of that length: a quarter is margin, and it is kept five times."""
+        return cls(lease_s, margin_s=lease_s / 4, keep_alive_every_s=lease_s / 5)
+
     def __post_init__(self) -> None:
         """Raise `RequestError`."""
         usable_s = self.lease_s - self.margin_s

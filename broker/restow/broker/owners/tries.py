@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from restow.broker.owners.pool import Pool
+from restow.broker.layout.values import Pool
 
 
 @dataclass(slots=True)

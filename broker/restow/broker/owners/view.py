@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from restow.broker.layout.values import Pool
+from restow.broker.owners.claim import Claim, chosen
 from restow.broker.owners.events import Changed, Seen
-from restow.broker.owners.pool import Claim, Pool, chosen
 
 
 class View:

@@ -18,12 +18,14 @@ from restow.broker.core.ledger.statistics import Durations
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import PairOutcome, PairRefused
 from restow.broker.errors import PlanError, RestowError
+from restow.broker.layout.values import Pool
 from restow.broker.logs import get_logger
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.rpc.status import cut
 from restow.broker.server import orders
 from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.expected import Expected
+from restow.broker.server.fleet.standing import Alone, Standing
 from restow.broker.server.log_lines import tell_agent, tell_engine, tell_failures
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox
 from restow.broker.server.planning import Planner, plan_pair
@@ -67,6 +69,7 @@ class Hub:
         self.max_queue = max_queue
         self.said = BoundedLog(now_s)
         """The log of what peers bring about."""
+        self.standing: Standing = Alone()
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
@@ -112,6 +115,14 @@ class Hub:
         if self.directory.granting.draining and not self.directory.granted:
             self._drained.set()
 
+    def all_said(self, pool: Pool) -> bool:
+        """Whether all is on its way that engines and agents of a pool are to be told."""
+        for key, engine in self.directory.members.pools.get(pool, {}).items():
+            agents = (self.agents.get(one.key) for one in engine.agents.values())
+            if any(one is not None and one.waiting for one in (self.engines.get(key), *agents)):
+                return False
+        return True
+
     def refuse(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
         """Count what an engine said of a handoff and was refused, and write it into its story."""
         ledger = self.directory.ledger
@@ -156,8 +167,10 @@ class Hub:
             await asyncio.sleep(TICK_S)
             now_s = self.now_s()
             self.loop_lag.add(max(now_s - due_s, 0.0))
-            self.perform(self.directory.tick(now_s))
             self.said.tick(now_s)
+            if self.standing.is_sure():
+                self.perform(self.directory.tick(now_s))
+                self.standing.tick(now_s)
 
     def wait_for_end(
         self, engine: act.EngineKey, handoff_id: str
@@ -275,16 +288,19 @@ class Hub:
 
     async def _plan(self, action: act.MakePlan) -> PairOutcome:
         started_s = self.now_s()
-        outcome = await self.planner.plan(
-            action.pair.tenant,
-            plan_pair,
-            action.source,
-            action.destination,
-            self.strategy,
-            self.allow_narrowing,
-            action.costs or self.costs,
-            ahead=action.ahead,
-        )
+        try:
+            outcome = await self.planner.plan(
+                action.pair.tenant,
+                plan_pair,
+                action.source,
+                action.destination,
+                self.strategy,
+                self.allow_narrowing,
+                action.costs or self.costs,
+                ahead=action.ahead,
+            )
+        finally:
+            await self.standing.sure()
         took_s = self.now_s() - started_s
         self.planning.add(took_s)
         self.said.info(

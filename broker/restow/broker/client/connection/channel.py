@@ -8,8 +8,9 @@ import os
 
 import grpc
 
-from restow.broker.addresses import checked_target
+from restow.broker.addresses import checked_targets
 from restow.broker.client.connection.authorized_channel import channel_showing
+from restow.broker.client.connection.brokers import Brokers
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.connection.proxies import proxy_options
@@ -21,6 +22,7 @@ from restow.broker.trust.reloaded import Stamp
 
 DEFAULT_BROKER = "127.0.0.1:7350"
 CONNECT_S = 5.0
+NEXT_S = 1.0
 
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FROM_BROKER_BYTES),
@@ -41,11 +43,11 @@ def channel_options() -> tuple[tuple[str, int | str], ...]:
 
 
 def broker_address(given: str | None = None) -> str:
-    """The broker's address: as given, else of RESTOW_BROKER, else the default.
+    """The address of the broker, or of several: as given, else of RESTOW_BROKER, else the default.
 
     Raises `AddressInvalidError`.
     """
-    return checked_target(given or os.environ.get("RESTOW_BROKER") or DEFAULT_BROKER)
+    return ",".join(checked_targets(given or os.environ.get("RESTOW_BROKER") or DEFAULT_BROKER))
 
 
 PLAINTEXT = Credentials()
@@ -62,13 +64,17 @@ def open_channel(address: str, credentials: Credentials = PLAINTEXT) -> grpc.aio
 
 
 class RenewedChannel:
-    """The one channel to a broker, opened anew when certificates were renewed. On one loop."""
+    """The one channel to a broker, opened anew for another one or renewed certificates.
 
-    def __init__(self, address: str, credentials: Credentials) -> None:
+    On one loop.
+    """
+
+    def __init__(self, brokers: Brokers, credentials: Credentials) -> None:
         """Prepare: the first call of `channel` opens it."""
-        self._address, self._credentials = address, credentials
+        self._brokers, self._credentials = brokers, credentials
         self._channel: grpc.aio.Channel | None = None
-        self._stamp: Stamp = ()
+        self._opened: tuple[str, Stamp] = ("", ())
+        """What the channel was opened to, and with."""
         self._log = get_logger("restow.trust")
 
     async def channel(self) -> grpc.aio.Channel:
@@ -76,25 +82,32 @@ class RenewedChannel:
 
         Raises `KeyFileError` or `TokenFileError`; then an earlier channel is left as it was.
         """
-        stamp = self._credentials.stamp()
-        if self._channel is None or stamp != self._stamp:
-            channel = open_channel(self._address, self._credentials)
+        wanted = (self._brokers.current, self._credentials.stamp())
+        if self._channel is None or wanted != self._opened:
+            channel = open_channel(self._brokers.current, self._credentials)
             for path in filter(None, (self._credentials.tls_key, self._credentials.token_file)):
                 if is_readable_by_all(path):
                     self._log.warning(READABLE, file=str(path), next=READ_STEP)
             await self.close()
-            self._channel, self._stamp = channel, stamp
+            self._channel, self._opened = channel, wanted
         return self._channel
 
     async def connects(self) -> bool:
         """Whether the channel is connected now, or soon: it tries by itself. Raises like `channel`.
 
-        After ``CONNECT_S`` it is not; then files are worth another look.
+        After ``CONNECT_S`` it is not, and files are worth another look; where there are other
+        brokers, who are worth a try, at the first failure or after ``NEXT_S``.
         """
         channel = await self.channel()
+        several = self._brokers.several
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONNECT_S):
-                await channel.channel_ready()
+            async with asyncio.timeout(NEXT_S if several else CONNECT_S):
+                state = channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    if several and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        return False
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
                 return True
         return False
 

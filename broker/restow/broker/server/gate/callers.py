@@ -14,6 +14,7 @@ DEFAULT_TENANT = "default"
 ALL_TENANTS = "*"
 """What is named instead of one tenant, where a list is asked for."""
 TENANT_KEY = "restow-tenant"
+UNREACHED_KEY = "restow-unreached"
 NOBODY_ASKED = "unknown: everyone is trusted"
 
 
@@ -76,6 +77,12 @@ def tenant_of(context: Context) -> str:
 
 def _named(context: Context) -> list[str]:
     return [str(v) for k, v in context.invocation_metadata() or () if k == TENANT_KEY]
+
+
+def unreached_of(context: Context) -> str:
+    """The broker that a caller was sent to and could not reach; empty: it says of none."""
+    named = [str(v) for k, v in context.invocation_metadata() or () if k == UNREACHED_KEY]
+    return named[0] if named else ""
 
 
 def caller_of(context: Context) -> str:

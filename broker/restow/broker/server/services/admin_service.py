@@ -217,6 +217,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ReleaseHandoffRequest, context: Context
     ) -> pb.ReleaseHandoffResponse:
         """Give a handoff up."""
+        await self._hub.standing.sure()
         hub = self._hub
         handoff = hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         if not handoff.ended:
@@ -233,6 +234,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.SetDrainingRequest, context: Context
     ) -> pb.SetDrainingResponse:
         """Grant nothing any more, or again."""
+        await self._hub.standing.sure()
         _check_all_tenants(context)
         hub = self._hub
         self._log.info(
@@ -247,6 +249,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.DrainEngineRequest, context: Context
     ) -> pb.DrainEngineResponse:
         """Have an engine take nothing new any more, or again."""
+        await self._hub.standing.sure()
         members = self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         if engine.draining != request.draining:
@@ -264,6 +267,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ForgetEngineRequest, context: Context
     ) -> pb.ForgetEngineResponse:
         """Take an engine out that is gone."""
+        await self._hub.standing.sure()
         hub, members = self._hub, self._hub.directory.members
         engine = members.find(EngineKey(tenant_of(context), request.engine_id))
         ended = len(engine.handoffs)
@@ -281,6 +285,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.AbandonHandoffRequest, context: Context
     ) -> pb.AbandonHandoffResponse:
         """Give up what nobody has asked for."""
+        await self._hub.standing.sure()
         hub, tenant = self._hub, tenant_of(context)
         hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
         state = hub.directory.ledger.find(tenant, request.handoff_id).state

@@ -1,18 +1,12 @@
-"""Pools, who owns them, and who shall."""
+"""Who owns a pool, and who shall."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
-
-class Pool(NamedTuple):
-    """The engines of one tenant and model identity, which one broker owns at a time."""
-
-    tenant: str
-    model: str
+from restow.broker.layout.values import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +25,12 @@ def chosen(pool: Pool, addresses: Iterable[str]) -> str | None:
     Every member finds the same one (rendezvous hashing). When one comes or goes, only its own
     pools have another.
 
-    >>> chosen(Pool("a", "m"), ["x:1", "y:1"]) == chosen(Pool("a", "m"), ["y:1", "x:1"])
+    >>> from restow.broker.layout.values import ModelIdentity, Pool
+    >>> pool = Pool("a", ModelIdentity("m"))
+    >>> chosen(pool, ["x:1", "y:1"]) == chosen(pool, ["y:1", "x:1"])
     True
     """
-    name = "\0".join(pool).encode()
+    name = "\0".join((pool.tenant, *astuple(pool.model))).encode()
     return max(addresses, key=lambda address: _weight(name, address), default=None)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from restow.broker.errors import RestowError
+from restow.broker.layout.values import Pool
 from restow.broker.logs import get_logger
 from restow.broker.owners.actions import (
     Action,
@@ -37,7 +38,6 @@ from restow.broker.owners.events import (
     Withdrawn,
 )
 from restow.broker.owners.member import Member
-from restow.broker.owners.pool import Pool
 from restow.broker.owners.registry import LeaseEndedError, Registry
 from restow.broker.owners.timing import Timing
 
@@ -60,10 +60,17 @@ class Membership:
         address: str,
         act: Callable[[OfPools], object],
         timing: Timing | None = None,
+        changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = seconds_awake_or_not,
     ) -> None:
-        """Prepare: ``act`` is told which pools are served, drained and lost."""
+        """Prepare: ``act`` is told which pools are served, drained and lost.
+
+        ``changed`` is called when it may act again, or others own other pools than before.
+        """
+        self.fleet = ""
+        """The registry's name for itself, once it has let this member in."""
         self._registry, self._act, self._clock = registry, act, clock
+        self._changed = changed
         self._timing = timing or Timing()
         self.member = Member(address, self._timing)
         self.trouble: RestowError | None = None
@@ -79,6 +86,13 @@ class Membership:
     def may_end(self, pool: Pool) -> int | None:
         """The epoch in which handoffs of the pool may be ended now; None: not here."""
         return self.member.may_end(pool, self._clock())
+
+    def is_sure(self) -> bool:
+        """Whether the lease has certainly not ended; True where nothing is owned."""
+        lease = self.member.lease
+        if lease is None:
+            return not self.member.held
+        return lease.may_act(self._clock(), self._timing.margin_s)
 
     def where(self, pool: Pool) -> str | None:
         """The address of who owns a pool or is about to; None: it is not known."""
@@ -125,12 +139,12 @@ class Membership:
             case Left():
                 self._left.set()
             case Serve(pool, epoch):
-                self._log.info("pool served", **pool._asdict(), epoch=epoch)
+                self._log.info("pool served", **_named(pool), epoch=epoch)
                 self._act(action)
             case Drain(pool, epoch):
                 self._act(action)
             case Lost(pool, epoch, to):
-                self._log.info("pool handed on", **pool._asdict(), epoch=epoch, to=to)
+                self._log.info("pool handed on", **_named(pool), epoch=epoch, to=to)
                 self._act(action)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -148,6 +162,7 @@ class Membership:
             self.hear(JoinFailed())
         else:
             self.trouble = None
+            self.fleet = entry.fleet
             self._log.info("joined the other brokers", address=self.member.address)
             self.hear(Joined(entry.lease, entry.length_s, sent_s))
 
@@ -162,7 +177,10 @@ class Membership:
             self._failed(error)
         else:
             self.trouble = None
+            stood_still = not self.is_sure()
             self.hear(KeptAlive(lease, length_s, sent_s))
+            if stood_still:
+                self._changed()
 
     async def _take(self, action: TakePool) -> None:
         try:
@@ -192,6 +210,7 @@ class Membership:
             try:
                 async for event in self._registry.watch():
                     self.hear(event)
+                    self._changed()
             except RestowError as error:
                 self._failed(error)
             await asyncio.sleep(self._timing.retry_s)
@@ -201,3 +220,7 @@ class Membership:
         if self.trouble is None or self.trouble.reason != error.reason:
             self._log.warning("no word from the other brokers' registry", why=error.message)
         self.trouble = error
+
+
+def _named(pool: Pool) -> dict[str, str]:
+    return {"tenant": pool.tenant, "model": str(pool.model)}
