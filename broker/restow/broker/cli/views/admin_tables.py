@@ -33,7 +33,7 @@ Values = dict[str, Any]
 
 
 def show_status(status: Values, wide: bool = False) -> None:
-    """Print ``restow status``: of each broker that was asked."""
+    """Print ``restow status``, of each broker that was asked."""
     for at, one in enumerate(status.get("brokers", [status])):
         if at:
             print()
@@ -296,6 +296,5 @@ def _say_left_out(value: Values) -> None:
 
 
 def _before(rows: Sequence[Values], tenants: bool) -> list[str]:
-    """Return the columns before all others: tenants, and brokers where several were asked."""
-    brokers = ["broker"] if any(one["broker"] for one in rows) else []
-    return [*(["tenant"] if tenants else []), *brokers]
+    several = any(one["broker"] for one in rows)
+    return [name for name, shown in (("tenant", tenants), ("broker", several)) if shown]
