@@ -11,6 +11,8 @@ from restow.broker.draw.bytes_and_seconds import duration_text
 from restow.v1 import admin_pb2 as pb
 
 Values = dict[str, Any]
+WIDE, SHORT = 120, 12
+"""Columns of a terminal below which a revision is shown by so many letters."""
 MODEL = ("model", "revision", "adapter", "quantisation")
 
 
@@ -88,12 +90,13 @@ def show_brokers(value: Values, wide: bool = False) -> None:
 
 
 def _pools(value: Values, width: int) -> Any:
-    alone = value["membership"] is None
+    alone, letters = value["membership"] is None, SHORT if width < WIDE else None
     columns = ["tenant", "model", "engines", "agents", "live"]
     columns[2:2] = [] if alone else ["owner", "epoch", "since"]
     rows: list[list[Cell]] = []
     for one in value["pools"]:
-        row: list[Cell] = [one["tenant"], " ".join(filter(None, (one[name] for name in MODEL)))]
+        parts = {**one, "revision": one["revision"][:letters]}
+        row: list[Cell] = [one["tenant"], " ".join(filter(None, (parts[name] for name in MODEL)))]
         if not alone:
             owner = one["owner"] or Text("nobody", style="red")
             row += [owner, str(one["epoch"] or "-"), _since(one)]
