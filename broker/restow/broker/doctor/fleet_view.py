@@ -11,12 +11,19 @@ from restow.v1 import admin_pb2 as pb
 
 
 def look_at_brokers(
-    told: pb.ListBrokersResponse, client_of: Callable[[str], AdminClient]
+    asked: AdminClient, client_of: Callable[[str], AdminClient]
 ) -> Iterator[Finding]:
     """Whether each can be reached where it says, is that broker, and is sure of its lease.
 
-    Of one that is alone nothing is said. ``client_of`` makes a client of the broker at an address.
+    Of one that is alone, or too old to have others, nothing is said. ``client_of`` makes a client
+    of the broker at an address. Raises `RestowError` if nobody answers.
     """
+    try:
+        told = asked.brokers()
+    except RestowError as error:
+        if error.status != "UNIMPLEMENTED":
+            raise
+        return
     if not told.HasField("membership"):
         return
     fleet = told.membership.fleet

@@ -47,7 +47,7 @@ def _of_broker(client: TellingClient, pairs: list[str]) -> Iterator[Finding]:
     try:
         several = len(client.addresses) > 1
         yield from look_at_broker(client, client.each() if several else ())
-        yield from look_at_brokers(client.brokers(), client.one)
+        yield from look_at_brokers(client, client.one)
         yield from look_at_pairs(client, _pairs(client, pairs))
     except RestowError as error:
         yield bad("broker", error.message, f"reason {error.reason}: is it started, and is it this?")
