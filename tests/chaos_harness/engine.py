@@ -107,6 +107,7 @@ class _Scheduler:
         self._driver, self._workers, self._life = driver, workers, life
         self._requests = Requests(self._ready, life.mapped(), life.stamps(), rng)
         self._kept = KeptStates(self._ready, self._requests, rng, self._fence, self._start)
+        self._kept.for_stores = True
         self._session: EngineSession | None = None
         self._connected = asyncio.Event()
         self._over = asyncio.Event()

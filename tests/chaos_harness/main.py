@@ -36,6 +36,7 @@ async def play(report: Report, progress: Console | None = None) -> Report:
             storm.start_broker()
             for side in "PD":
                 storm.start_engine(side)
+            storm.start_store()
             await cluster.connected()
             watch = asyncio.create_task(_watch(cluster, storm, progress))
             await storm.blow(report.minutes * 60)
@@ -60,6 +61,8 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
         report.calm_handoffs = storm.handoffs + storm.asked - report.handoffs
     report.violations, report.late_s = found.violations, found.late_s
     report.crashes = found.crashes
+    report.asked_of_store = len(storm.later)
+    report.given_by_store = sum(found.said.get(one) == ("DONE", "") for one in storm.later)
     report.without_end = [" ".join(one) for one in storm.begun() if one not in found.said]
     report.ends = {" ".join(end).strip(): count for end, count in found.ends.items()}
 
