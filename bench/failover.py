@@ -31,7 +31,7 @@ LEADERLESS_S = 10.0
 SETTLED_S = 3.0
 """Between two faults."""
 WITHIN_S = 60.0
-TIMERS = {"heartbeat_ms": 50, "election_ms": 500}
+HEARTBEAT_MS, ELECTION_MS = 50, 500
 """Of etcd, as docs/reliability.md says: with its defaults no lease is shorter than 2 s."""
 
 
@@ -117,7 +117,7 @@ async def _load(lease_s: float) -> AsyncIterator[tuple[EtcdCluster, Load]]:
         folder = Path(name) / "fleet"
         folder.mkdir()
         async with (
-            running_etcd(Path(name), 3, **TIMERS) as etcd,
+            running_etcd(Path(name), 3, HEARTBEAT_MS, ELECTION_MS) as etcd,
             running_fleet(folder, etcd, 3, "--member-lease-s", f"{lease_s:g}") as fleet,
             scene(
                 "failover", {KIND: Engines((layout, layout), fleet.addresses, 1)}, TOKENS

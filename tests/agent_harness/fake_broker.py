@@ -105,8 +105,8 @@ class FakeBroker(agent_link_pb2_grpc.AgentLinkServicer):
             raise self.refusal
         hello = first.messages[0].hello
         welcome = pb.Welcome(broker_epoch=self.epoch, fleet=self.fleet)
-        orders = [pb.AgentOrder(welcome=welcome)]
-        yield pb.ConnectResponse(orders=orders, epoch=self.pool_epoch)
+        first_order = pb.AgentOrder(welcome=welcome)
+        yield pb.ConnectResponse(orders=[first_order], epoch=self.pool_epoch)
         stream = self.streams[hello.engine.engine_id, hello.rank] = AgentStream(hello)
         self._changed.set()
         listening = asyncio.create_task(_listen(stream, request_iterator))

@@ -113,7 +113,7 @@ class _FakeSessions(broker_pb2_grpc.BrokerServicer):
 
 @asynccontextmanager
 async def sessions(epoch: int) -> AsyncIterator[tuple[_FakeSessions, str, grpc.aio.Server]]:
-    server, fake = grpc.aio.server(), _FakeSessions(epoch)
+    server, fake = grpc.aio.server(), _FakeSessions(epoch)  # type: ignore[abstract]
     broker_pb2_grpc.add_BrokerServicer_to_server(fake, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
