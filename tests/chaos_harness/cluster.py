@@ -248,7 +248,7 @@ class Cluster:
             found.late_s[side] = max(found.late_s.get(side, late_s), late_s)
             self._ended(side, name, state, reason)
         elif word == "violation":
-            found.violations.append(f"{side} {engine.life.name}: {what[0]}")
+            found.broken.append(f"{side} {engine.life.name}: {what[0]}")
         elif word == "crashed":
             tail = Path(engine.life.log).read_text(errors="replace").splitlines()[-12:]
             found.crashes.append("\n".join((f"{what[0]}, {engine.life.name}:", *tail)))

@@ -203,7 +203,7 @@ class Storm:
         try:
             await self._cluster.end_store(number)
         except subprocess.TimeoutExpired:
-            self._cluster.found.violations.append("the store does not end when it is told to")
+            self._cluster.found.broken.append("the store does not end when it is told to")
             return
         await asyncio.sleep(self._short_s())
         self.start_store()

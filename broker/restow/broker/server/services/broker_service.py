@@ -287,7 +287,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             except RestowError as error:
                 hub.refuse(engine, demand.handoff_id, error)
                 raise
-            return pb.RequestResponse(ended=await end)
+            ended = await end
+            hub.standing.check(pool_of(engine))
+            return pb.RequestResponse(ended=ended)
         finally:
             engine.account.deliver(waiting_bytes * carried)
             end.cancel()
@@ -333,5 +335,6 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, ref.engine_id)
         await self._hub.standing.sure()
         engine = self._hub.directory.members.engine(key, ref.incarnation)
+        self._hub.standing.check(pool_of(engine))
         engine.last_seen_s = self._hub.now_s()
         return engine
