@@ -16,8 +16,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import uvloop
 from killed import KIND, RANKS, TOKENS, Handoff, small_layout, steady_load
+from restarts import serve
 from rows import Yield, compared
 from scene import Engines, Scene, scene
 
@@ -28,6 +30,7 @@ SUITE = "failover"
 GOAL_S = {"median": 1.5, "99 %": 3.0}
 PAUSE_GOAL_S = 1.0
 LEADERLESS_S = 10.0
+WARM = 20
 SETTLED_S = 3.0
 """Between two faults."""
 WITHIN_S = 60.0
@@ -71,6 +74,9 @@ class Load:
 def run(put: Yield, repeats: int) -> None:
     """Twenty faults of a kind for nine repeats, which are the default."""
     times = max(2, repeats * 20 // 9)
+    several, alone = uvloop.run(_cost(10 * times))
+    case = "a handoff with --etcd, three brokers"
+    put(compared(SUITE, case, several, "one that is alone", alone, goal=1 / 1.05))
     for name, fault, mended in (
         ("killed with -9", _kill, _start),
         ("stopped (SIGSTOP)", _stop, _go_on),
@@ -89,6 +95,32 @@ def run(put: Yield, repeats: int) -> None:
         pause_s, note = uvloop.run(_leaderless(lease_s))
         case = f"etcd without a leader for {LEADERLESS_S:g} s, --member-lease-s {lease_s:g}: pause"
         put(compared(SUITE, case, [pause_s], "that time", [LEADERLESS_S], note=note))
+
+
+async def _cost(turns: int) -> tuple[list[float], list[float]]:
+    """Seconds of handoffs with a broker of three, and with one that is alone, in turns."""
+    layout, rng = small_layout(), np.random.default_rng(0)
+    broker, address = serve("127.0.0.1:0")
+    took = dict[str, list[float]]({"several": [], "alone": []})
+    try:
+        async with _fleet(1.0) as (_, fleet):
+            kinds = {
+                "several": Engines((layout, layout), fleet.addresses, 1),
+                "alone": Engines((layout, layout), address, 1),
+            }
+            async with scene("cost", kinds, TOKENS) as made:
+                for turn in range(turns + WARM):
+                    for kind, seconds in took.items():
+                        began_s = time.perf_counter()
+                        ended = await made.asked(kind, f"{turn}", rng)
+                        if not ended.done:
+                            raise RuntimeError(f"{turn}: {ended.reason}: {ended.detail}")
+                        if turn >= WARM:
+                            seconds.append(time.perf_counter() - began_s)
+    finally:
+        broker.kill()
+        broker.wait()
+    return took["several"], took["alone"]
 
 
 async def _kill(owner: BrokerProcess) -> None:
@@ -111,18 +143,23 @@ Doing = Callable[[BrokerProcess], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def _load(lease_s: float) -> AsyncIterator[tuple[EtcdCluster, Load]]:
-    layout = small_layout()
+async def _fleet(lease_s: float) -> AsyncIterator[tuple[EtcdCluster, Fleet]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "fleet"
         folder.mkdir()
         async with (
             running_etcd(Path(name), 3, HEARTBEAT_MS, ELECTION_MS) as etcd,
             running_fleet(folder, etcd, 3, "--member-lease-s", f"{lease_s:g}") as fleet,
-            scene(
-                "failover", {KIND: Engines((layout, layout), fleet.addresses, 1)}, TOKENS
-            ) as made,
         ):
+            yield etcd, fleet
+
+
+@contextlib.asynccontextmanager
+async def _load(lease_s: float) -> AsyncIterator[tuple[EtcdCluster, Load]]:
+    layout = small_layout()
+    async with _fleet(lease_s) as (etcd, fleet):
+        kinds = {KIND: Engines((layout, layout), fleet.addresses, 1)}
+        async with scene("failover", kinds, TOKENS) as made:
             handoffs: list[Handoff] = []
             tasks: set[asyncio.Task[None]] = set()
             load = asyncio.create_task(steady_load(made, handoffs, tasks))
