@@ -91,6 +91,7 @@ async def test_an_empty_house(shown: RunningBroker) -> None:
     assert found["live"] == found["quarantined"] == found["bytes_read"] == 0
     assert found["ended"] == {"DONE": 0, "FAILED": 0, "EXPIRED": 0, "CANCELLED": 0}
     assert not found["draining"]
+    assert found["fleet"] is None, "it is alone"
 
 
 async def test_engines_their_agents_and_what_is_under_way(shown: RunningBroker) -> None:

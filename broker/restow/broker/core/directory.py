@@ -68,10 +68,14 @@ class Directory:
 
     def granted_in(self, pool: Pool) -> int:
         """Those of one pool."""
-        engines = self.members.pools.get(pool, {}).values()
-        numbers = set[int]().union(*(engine.handoffs for engine in engines))
         by_number = self.ledger.by_number
+        numbers = self.live_in(pool)
         return sum(number in by_number and by_number[number].granted for number in numbers)
+
+    def live_in(self, pool: Pool) -> set[int]:
+        """Numbers of a pool's handoffs that have not ended."""
+        engines = self.members.pools.get(pool, {}).values()
+        return set[int]().union(*(engine.handoffs for engine in engines))
 
     def publish(
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float

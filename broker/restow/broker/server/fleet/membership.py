@@ -37,9 +37,12 @@ from restow.broker.owners.events import (
     Tick,
     Withdrawn,
 )
+from restow.broker.owners.held import Stage
 from restow.broker.owners.member import Member
 from restow.broker.owners.registry import LeaseEndedError, Registry
 from restow.broker.owners.timing import Timing
+from restow.broker.server.fleet.report import FleetReport, LeaseReport, PoolReport
+from restow.broker.server.fleet.sightings import Sightings
 
 TICK_S = 0.05
 OfPools = Serve | Drain | Lost
@@ -73,6 +76,8 @@ class Membership:
         self._changed = changed
         self._timing = timing or Timing()
         self.member = Member(address, self._timing)
+        self._sightings = Sightings(address)
+        self._taken = self._lost = 0
         self.trouble: RestowError | None = None
         """Why the last call of the registry failed; None: it did not."""
         self._tasks: asyncio.TaskGroup | None = None
@@ -100,8 +105,47 @@ class Membership:
 
     def hear(self, event: Event) -> None:
         """Take what the broker has to say: `Wanted`, `Idle`, `Drained`, `Leave`."""
-        for action in self.member.on(event, self._clock()):
+        now_s = self._clock()
+        self._sightings.see(event, now_s)
+        for action in self.member.on(event, now_s):
+            # A pool that is served again, because nobody else is to own it any more, was not lost.
+            self._taken += isinstance(action, Serve) and isinstance(event, Claimed)
+            self._lost += isinstance(action, Lost)
             self._carry_out(action)
+
+    def report(self) -> FleetReport:
+        """How it stands now, and what it knows of the others."""
+        now_s, member, seen = self._clock(), self.member, self._sightings
+
+        def age_s(at_s: float | None) -> float | None:
+            return None if at_s is None else now_s - at_s
+
+        pools = {
+            pool: PoolReport(one.address, one.epoch, age_s(seen.claim(pool, one.epoch)))
+            for pool, one in member.view.claims.items()
+        }
+        for pool, held in member.held.items():
+            if held.stage is not Stage.RELEASING:
+                began = age_s(seen.claim(pool, held.epoch))
+                leaving = held.stage is not Stage.SERVING
+                pools[pool] = PoolReport(member.address, held.epoch, began, True, leaving)
+        return FleetReport(
+            member.address,
+            self.fleet,
+            {one: age_s(seen.member(one)) for one in sorted(member.view.members)},
+            pools,
+            self._lease_report(now_s),
+            self.trouble,
+            self._taken,
+            self._lost,
+        )
+
+    def _lease_report(self, now_s: float) -> LeaseReport | None:
+        lease = self.member.lease
+        if lease is None:
+            return None
+        still_s = now_s - (lease.sent_s + lease.length_s - self._timing.margin_s)
+        return LeaseReport(lease.length_s, now_s - lease.sent_s, still_s if still_s >= 0 else None)
 
     async def run(self) -> None:
         """Take part until `leave` is over, or this is cancelled: then the lease ends by itself."""

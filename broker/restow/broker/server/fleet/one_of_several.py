@@ -16,6 +16,7 @@ from restow.broker.owners.held import Stage
 from restow.broker.owners.registry import Registry
 from restow.broker.owners.timing import Timing
 from restow.broker.server.fleet.membership import Membership, OfPools
+from restow.broker.server.fleet.report import FleetReport
 from restow.broker.server.fleet.standing import OWN_S
 
 IDLE_S = 60.0
@@ -57,6 +58,10 @@ class OneOfSeveral:
     def fleet(self) -> str:
         """The registry's name for itself, and for who shares it."""
         return self.membership.fleet
+
+    def report(self) -> FleetReport:
+        """How it stands among the others."""
+        return self.membership.report()
 
     def epoch(self, pool: Pool) -> int:
         """The epoch in which it acts in a pool; 0: in none."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from restow.broker.layout.values import Pool
+from restow.broker.server.fleet.report import FleetReport
 
 OWN_S = 3.0
 """How long a call waits at most for a pool that is nobody's yet."""
@@ -22,6 +23,10 @@ class Standing(Protocol):
     @property
     def among_others(self) -> bool:
         """Whether there may be other brokers."""
+        ...
+
+    def report(self) -> FleetReport | None:
+        """How it stands among others; None: it is alone."""
         ...
 
     def epoch(self, pool: Pool) -> int:
@@ -57,6 +62,9 @@ class Alone:
 
     fleet = ""
     among_others = False
+
+    def report(self) -> None:
+        """Tell nothing: there are no others."""
 
     def epoch(self, pool: Pool) -> int:
         """Return 0: there is nobody to be told apart from."""

@@ -30,6 +30,7 @@ from restow.broker.server.services.admin_messages import (
     whole_story,
 )
 from restow.broker.server.services.admin_status import add_traffic, broker_status
+from restow.broker.server.services.fleet_messages import brokers_and_pools
 from restow.broker.server.services.prefix_messages import engine_holdings, tenant_holdings
 from restow.broker.trust.errors import ForbiddenError
 from restow.v1 import admin_pb2 as pb
@@ -166,6 +167,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """One handoff and its story."""
         handoff = self._hub.directory.ledger.find(tenant_of(context), request.handoff_id)
         return whole_story(handoff, self._hub.directory.granting, self._hub.now_s())
+
+    async def ListBrokers(
+        self, request: pb.ListBrokersRequest, context: Context
+    ) -> pb.ListBrokersResponse:
+        """The brokers, and the pools that the caller may hear of."""
+        return brokers_and_pools(self._hub, scope_of(context))
 
     async def ListCosts(
         self, request: pb.ListCostsRequest, context: Context
