@@ -26,6 +26,7 @@ FIRST_RECONNECT_S = 0.2
 LAST_RECONNECT_S = 2.0
 CONNECT_S = 2.0
 Put = Callable[[object], None]
+Metadata = tuple[tuple[str, str], ...]
 _NOBODY = Context()
 """The network's own work belongs to no process."""
 
@@ -178,14 +179,14 @@ class _Details(NamedTuple):
 class _Context:
     """What a handler knows of its call."""
 
-    def __init__(self, requests: AsyncIterator[Any] | None = None) -> None:
-        self._requests = requests
+    def __init__(self, metadata: Metadata, requests: AsyncIterator[Any] | None = None) -> None:
+        self._metadata, self._requests = metadata, requests
 
     async def read(self) -> Any:
         return grpc.aio.EOF if self._requests is None else await anext(self._requests, grpc.aio.EOF)
 
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
+    def invocation_metadata(self) -> Metadata:
+        return self._metadata
 
     def peer(self) -> str:
         return "nowhere"
@@ -201,8 +202,11 @@ _BROKEN = object()
 class _Call:
     """One call: a connection of its own between a client and a listener."""
 
-    def __init__(self, channel: Channel, method: str, encode: Any, decode: Any) -> None:
+    def __init__(
+        self, channel: Channel, method: str, encode: Any, decode: Any, metadata: Metadata
+    ) -> None:
         self._network = network = channel.network
+        self._metadata = metadata
         self._client = channel.process
         self._encode, self._decode = encode, decode
         self._inbox: asyncio.Queue[object] = asyncio.Queue()
@@ -278,11 +282,14 @@ class _Call:
         handler = self._handler
         try:
             if handler.unary_unary is not None:
-                response = await handler.unary_unary(await self._requests.get(), _Context())
+                response = await handler.unary_unary(
+                    await self._requests.get(), _Context(self._metadata)
+                )
                 self._down.send(handler.response_serializer(response))
             else:
                 requests = self._each()
-                async for response in handler.stream_stream(requests, _Context(requests)):
+                context = _Context(self._metadata, requests)
+                async for response in handler.stream_stream(requests, context):
                     self._down.send(handler.response_serializer(response))
             self._down.send(_END)
         except _Abort as abort:
@@ -350,14 +357,20 @@ class _Call:
 
 
 class Channel:
-    """As much of `grpc.aio.Channel` as the stubs use."""
+    """As much of `grpc.aio.Channel` as the stubs and their callers use."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
         self.network, self.process, self.address = network, process, address
+        self._look_s = FIRST_RECONNECT_S
 
     def unary_unary(self, method: str, **how: Any) -> Callable[..., Any]:
-        async def call(request: Any, timeout: float | None = None) -> Any:  # noqa: ASYNC109
-            made = _Call(self, method, how["request_serializer"], how["response_deserializer"])
+        async def call(
+            request: Any,
+            timeout: float | None = None,  # noqa: ASYNC109
+            metadata: Metadata = (),
+        ) -> Any:
+            coders = (how["request_serializer"], how["response_deserializer"])
+            made = _Call(self, method, *coders, metadata)
             try:
                 async with asyncio.timeout(timeout):
                     await made.write(request)
@@ -369,20 +382,24 @@ class Channel:
         return call
 
     def stream_stream(self, method: str, **how: Any) -> Callable[..., _Call]:
-        return lambda: _Call(self, method, how["request_serializer"], how["response_deserializer"])
+        coders = (how["request_serializer"], how["response_deserializer"])
+        return lambda metadata=(): _Call(self, method, *coders, metadata)
 
-    async def channel_ready(self) -> None:
-        """Try again and again, as a channel does."""
-        wait_s = FIRST_RECONNECT_S
-        while not self._is_reached():
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LAST_RECONNECT_S)
-
-    def _is_reached(self) -> bool:
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """How it stands now. Where nothing comes back it goes on trying."""
         listener = self.network.listeners.get(self.address)
         if listener is None or not listener.process.alive:
-            return False
-        return not self.network.is_cut(self.process.host, listener.process.host)
+            return grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        if self.network.is_cut(self.process.host, listener.process.host):
+            return grpc.ChannelConnectivity.CONNECTING
+        return grpc.ChannelConnectivity.READY
+
+    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
+        """Try again and again, as a channel does."""
+        while self.get_state() is last:
+            await asyncio.sleep(self._look_s)
+            self._look_s = min(2 * self._look_s, LAST_RECONNECT_S)
+        self._look_s = FIRST_RECONNECT_S
 
     async def close(self, grace: float | None = None) -> None:
         """Calls are cancelled by those who made them."""
