@@ -22,6 +22,8 @@ from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 
 KEEPALIVE_S = 15.0
+PAUSED_S = 8.0
+"""After which a client knows that nobody answers its pings."""
 FIRST_RECONNECT_S = 0.2
 LAST_RECONNECT_S = 2.0
 CONNECT_S = 2.0
@@ -79,6 +81,8 @@ class Network:
         self.loop, self.rng = loop, rng
         self.delivered = 0
         self.on_delivery: Callable[[int], None] = lambda count: None
+        self.on_said: Callable[[Process, Any], None] = lambda process, batch: None
+        """Hears of each batch that leaves a process that serves calls."""
         self.listeners: dict[str, Listener] = {}
         self._cut: dict[frozenset[str], int] = {}
         self._cuts = 0
@@ -99,6 +103,11 @@ class Network:
         for call in self._calls:
             call.was_healed()
 
+    def heal_all(self) -> None:
+        """Nothing is cut any more."""
+        for hosts in list(self._cut):
+            self.heal(*hosts)
+
     def is_cut(self, host: str, other: str) -> int:
         """Which cut parts two hosts; 0: none."""
         return self._cut.get(frozenset((host, other)), 0)
@@ -107,6 +116,17 @@ class Network:
         """A process was killed: its system closes its connections."""
         for call in self._calls:
             call.lost(process)
+
+    def pause(self, process: Process) -> None:
+        """A process stands still: who calls it learns that by keepalive."""
+        process.pause()
+        for call in self._calls:
+            call.was_paused(process)
+
+    def own_time(self, _: int = 0) -> float:
+        """By the clock of the process that asks."""
+        process = CURRENT.get()
+        return self.loop.time() * (1.0 if process is None else process.pace)
 
     def break_one(self) -> None:
         """A connection breaks, for both sides."""
@@ -226,6 +246,8 @@ class _Call:
         self._down = Wire(network, self._server, self._client, self._inbox.put_nowait)
         if network.is_cut(self._client.host, self._server.host):
             self.end_client(_unavailable("not connected"), CONNECT_S)
+        elif self._server.paused:
+            self.was_paused(self._server)
 
     # -- the client's side ------------------------------------------------------------------------
 
@@ -290,6 +312,7 @@ class _Call:
                 requests = self._each()
                 context = _Context(self._metadata, requests)
                 async for response in handler.stream_stream(requests, context):
+                    self._network.on_said(self._server, response)
                     self._down.send(handler.response_serializer(response))
             self._down.send(_END)
         except _Abort as abort:
@@ -342,6 +365,19 @@ class _Call:
             for end in (self._client_gives_up, self._server_gives_up):
                 loop.call_later(KEEPALIVE_S + rng.random(), end, cut, context=_NOBODY.copy())
 
+    def was_paused(self, process: Process) -> None:
+        if self._listener is None or process is not self._server:
+            return
+        pause = process.pauses
+        self._network.loop.call_later(
+            PAUSED_S, self._client_gives_up_paused, pause, context=_NOBODY.copy()
+        )
+
+    def _client_gives_up_paused(self, pause: int) -> None:
+        if self._server.paused and self._server.pauses == pause:
+            self.end_client(_unavailable("keepalive"), 0.0)
+            self._up.send(_BROKEN)
+
     def _client_gives_up(self, cut: int) -> None:
         if self._network.is_cut(self._client.host, self._server.host) == cut:
             self.end_client(_unavailable("keepalive"), 0.0)
@@ -390,7 +426,8 @@ class Channel:
         listener = self.network.listeners.get(self.address)
         if listener is None or not listener.process.alive:
             return grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        if self.network.is_cut(self.process.host, listener.process.host):
+        cut = self.network.is_cut(self.process.host, listener.process.host)
+        if cut or listener.process.paused:
             return grpc.ChannelConnectivity.CONNECTING
         return grpc.ChannelConnectivity.READY
 
