@@ -176,7 +176,6 @@ class History:
             finally:
                 asyncio.set_event_loop(None)
                 self.report.events = self.network.delivered
-                self.unhindered.count()
                 self.report.acts = 0 if said is None else said.acts
                 for hub in self.brokers.hubs:
                     self.report.checks.checked += hub.directory.ledger.checks.checked
@@ -236,6 +235,7 @@ class History:
         found = [await self._find_one(f"found{number}") for number in range(LAST)]
         if ("DONE", "") not in found:
             raise Violation(f"after all has healed demands for what is held ended as {found}")
+        self.unhindered.count()
 
     async def _serve_one(self, name: str) -> tuple[str, str] | None:
         """How a handoff ends that nothing stands against but a slow network."""

@@ -52,11 +52,11 @@ def _hush() -> None:
 
 
 def _play_all(task: tuple[range, str, bool, Digests | None, Prepare | None]) -> list[Report]:
-    seeds, *how = task
+    seeds, mutation, faults, digests, prepare = task
     _hush()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    return [play(seed, *how) for seed in seeds]
+    return [play(seed, mutation, faults, digests, prepare) for seed in seeds]
 
 
 def histories(

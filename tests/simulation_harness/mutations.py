@@ -165,6 +165,7 @@ def leaving_at_once(history: History) -> Iterator[None]:
 def wire_that_spoils(history: History) -> Iterator[None]:
     """Of what is read a byte may be another than was sent, until all heals."""
     history.fabric.spoiled = 0.02
+    history.unhindered.looks = False
     yield
 
 

@@ -310,8 +310,8 @@ class _Call:
                 self._down.send(handler.response_serializer(response))
             else:
                 requests = self._each()
-                context = _Context(self._metadata, requests)
-                async for response in handler.stream_stream(requests, context):
+                how = _Context(self._metadata, requests)
+                async for response in handler.stream_stream(requests, how):
                     self._network.on_said(self._server, response)
                     self._down.send(handler.response_serializer(response))
             self._down.send(_END)

@@ -46,10 +46,10 @@ class Life:
     def runs(self) -> bool:
         return self.process.alive and self.hub is not None
 
-    def acts_in(self, pool: Pool) -> int:
+    def may_act_in(self, pool: Pool) -> int:
         """The epoch in which it believes that it may act in a pool now; 0: in none."""
         fleet = self.fleet
-        if fleet is None:
+        if fleet is None or not self.process.alive or self.process.paused:
             return 0
         sure = self.process.context.run(fleet.is_sure)  # by its own clock
         return fleet.epoch(pool) if sure else 0
@@ -75,6 +75,7 @@ class Brokers:
             self.addresses = SEVERAL
             self.said = Said(self.pool, lambda: self.lives, self._history.found.append)
             self._network.on_said = self.said.look
+            self.etcd.on_claim = self.said.claimed
 
     @property
     def several(self) -> bool:
@@ -188,9 +189,7 @@ class Brokers:
     def heal(self) -> None:
         """Etcd leads and is reached again, and somebody is there."""
         if self.etcd is not None:
-            self.etcd.find_leader()
-            self.etcd.stalled_until_s.clear()
-            self.etcd.faulty = False
+            self.etcd.heal()
             if not [life for life in self.running if not life.leaving]:
                 self.start(self.missing()[0])
 
@@ -203,7 +202,7 @@ class Brokers:
             return
 
         def tell() -> None:
-            if life.fleet is None or life.acts_in(self.pool):
+            if life.fleet is None or life.may_act_in(self.pool):
                 hub.perform(say(hub))
 
         life.process.soon(tell)

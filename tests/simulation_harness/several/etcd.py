@@ -38,13 +38,19 @@ class Etcd:
         self.registry = Registry()
         self.stalled_until_s: dict[str, float] = {}
         """Of brokers' hosts: until when their watches hear nothing."""
-        self.faulty = True
+        self.faulty, self.slowness = True, 1.0
+        self.on_claim: Callable[[Claim], None] = lambda claim: None
+        """Hears of each claim at the moment that it is made."""
         self._changed: asyncio.Future[None] | None = None
         self._told = 0
 
     @property
     def now_s(self) -> float:
         return self.network.loop.time()
+
+    def delay_s(self) -> float:
+        """Of a message, one way."""
+        return self.network.delay_s() * self.slowness
 
     def later(self, delay_s: float, work: Callable[..., object], *given: object) -> None:
         """It belongs to no process."""
@@ -82,6 +88,11 @@ class Etcd:
 
     def lose_leader(self) -> None:
         self.registry.has_leader = False
+
+    def heal(self) -> None:
+        self.find_leader()
+        self.stalled_until_s.clear()
+        self.faulty, self.slowness = False, 1.0
 
     def find_leader(self) -> None:
         if not self.registry.has_leader:
@@ -121,8 +132,14 @@ class ReachedEtcd:
         return _alive(lease, await self._ask(keep_alive))
 
     async def claim(self, pool: Pool, address: str, lease: int) -> Claim:
-        done = await self._ask(lambda: self._registry.claim(pool, address, lease))
-        return _alive(lease, done)
+        def claim() -> Claim | None:
+            before = self._registry.revision
+            done = self._registry.claim(pool, address, lease)
+            if done is not None and done.epoch > before:
+                self._etcd.on_claim(done)
+            return done
+
+        return _alive(lease, await self._ask(claim))
 
     async def release(self, pool: Pool, epoch: int) -> None:
         await self._ask(lambda: self._registry.release(pool, epoch))
@@ -140,7 +157,7 @@ class ReachedEtcd:
             await asyncio.sleep(CALL_S)
             raise EtcdUnreachableError("no etcd answers")
         seen, heard = self._registry.seen(), len(history)
-        await asyncio.sleep(etcd.network.delay_s())
+        await asyncio.sleep(etcd.delay_s())
         yield seen
         while True:
             if heard == len(history):
@@ -153,7 +170,7 @@ class ReachedEtcd:
     async def _passes(self) -> None:
         """Wait until what has happened arrives here. Raises when it does not."""
         etcd, host = self._etcd, self._process.host
-        await asyncio.sleep(etcd.network.delay_s())
+        await asyncio.sleep(etcd.delay_s())
         until_s = etcd.now_s + WATCH_S
         while etcd.now_s < etcd.stalled_until_s.get(host, 0.0) or not etcd.takes(host):
             if etcd.now_s > until_s and not etcd.takes(host):
@@ -172,13 +189,13 @@ class ReachedEtcd:
                 return
             done = etcd.do(do)
             if not (etcd.faulty and rng.random() < LOST):
-                etcd.later(etcd.network.delay_s(), come_back, done)
+                etcd.later(etcd.delay_s(), come_back, done)
 
         def come_back(done: T) -> None:
             if not answer.done() and not etcd.network.is_cut(host, HOST):
                 answer.set_result(done)
 
-        etcd.later(etcd.network.delay_s(), arrive)
+        etcd.later(etcd.delay_s(), arrive)
         if rng.random() < TWICE:  # asked of another of its members, too
             etcd.later(rng.uniform(0.0, 1.0), arrive)
         try:

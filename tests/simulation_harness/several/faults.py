@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from simulation_harness.several.brokers import Life
 
 SIDES = "pde"
+NOTICED_S = 18.0
+"""By then all clients know that they are cut off."""
 
 
 class FleetFaults:
@@ -29,6 +31,7 @@ class FleetFaults:
             self.cut_from_etcd,
             self.cut_from_agents,
             self.stop_etcd,
+            self.slow_etcd,
             self.stall_watch,
             self.join_two,
             self.leave_fleet,
@@ -65,6 +68,15 @@ class FleetFaults:
                 self._network.cut(life.process.host, side)
                 self._loop.call_later(cut_s, self._network.heal, life.process.host, side)
 
+    def cut_off_and_kill_the_next(self) -> None:
+        """Engines come back to one that etcd does not reach, which knows nothing of another."""
+        if (life := self._owner()) is not None:
+            host = life.process.host
+            for other, cut_s in ((HOST, 40.0), *((side, NOTICED_S) for side in SIDES)):
+                self._network.cut(host, other)
+                self._loop.call_later(cut_s, self._network.heal, host, other)
+            self._loop.call_later(NOTICED_S + 1.0, self.kill_owner)
+
     def stop_etcd(self) -> None:
         """It has no leader for a while."""
         if (etcd := self._brokers.etcd) is not None:
@@ -73,6 +85,13 @@ class FleetFaults:
             self._loop.call_later(
                 self._rng.choice((1.5, 10.0)) * self._rng.random(), etcd.find_leader
             )
+
+    def slow_etcd(self) -> None:
+        """Every message to it and from it takes longer."""
+        if (etcd := self._brokers.etcd) is not None:
+            self._history.hinder()
+            etcd.slowness = self._rng.choice((10.0, 100.0))
+            self._loop.call_later(5.0 * self._rng.random(), setattr, etcd, "slowness", 1.0)
 
     def stall_watch(self) -> None:
         """A broker does not hear what changes, and all else goes on."""

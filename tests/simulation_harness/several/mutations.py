@@ -20,6 +20,7 @@ from restow.broker.owners.timing import Lease
 from restow.broker.server.fleet.membership import OfPools
 from restow.broker.server.fleet.one_of_several import OneOfSeveral
 from restow.broker.server.fleet.standing import Stand
+from simulation_harness.several.faults import FleetFaults
 
 if TYPE_CHECKING:
     from simulation_harness.history import History
@@ -94,12 +95,28 @@ def lost_handoffs_fail(history: History) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def said_in_any_epoch(history: History) -> Iterator[None]:
+    """What was decided in an epoch that is over is said all the same."""
+    history.be_several()
+
+    async def holds(self: Stand) -> bool:
+        await self.standing.sure()
+        return True
+
+    with patch.object(Stand, "holds", holds):
+        yield
+
+
+@contextlib.contextmanager
 def clients_alone(history: History) -> Iterator[None]:
-    """A broker in doubt goes on, and only what clients take of that is looked at."""
+    """A broker in doubt goes on and keeps its pools, and only what clients take is looked at."""
     history.be_several()
     if history.brokers.said is not None:
         history.brokers.said.looks = False
-    with no_doubt(history):
+    # Where it matters: clients leave an owner that is cut off, and the next one dies.
+    if history.faults is not None:
+        history.faults.kinds = (FleetFaults(history).cut_off_and_kill_the_next,)
+    with no_doubt(history), patch.object(Lease, "is_over", lambda *when: False):
         yield
 
 
@@ -112,18 +129,6 @@ def reads_go_on(history: History) -> Iterator[None]:
         cancel(self, *kinds)
 
     with patch.object(OrderTasks, "drain", not_waiting):
-        yield
-
-
-@contextlib.contextmanager
-def said_in_any_epoch(history: History) -> Iterator[None]:
-    """What was decided in an epoch that is over is said all the same."""
-
-    async def holds(self: Stand) -> bool:
-        await self.standing.sure()
-        return True
-
-    with patch.object(Stand, "holds", holds):
         yield
 
 
@@ -145,11 +150,11 @@ ALONE: dict[str, Rule] = {
     "numbers": numbers_restart,
     "doubt": no_doubt,
     "failures": lost_handoffs_fail,
+    "said": said_in_any_epoch,
 }
 BESIDE: dict[str, Rule] = {
     "epochs": clients_alone,
     "numbers": reads_go_on,
-    "failures": said_in_any_epoch,
 }
 MUTATIONS: dict[str, Rule] = {
     name: both(rule, BESIDE[name]) if name in BESIDE else rule for name, rule in ALONE.items()

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from restow.broker.client.connection.epochs import Epochs
 from restow.broker.layout.values import Pool
+from restow.broker.owners.claim import Claim
 from restow.v1 import agent_link_pb2, broker_pb2
 from simulation_harness.virtual_loop import Process
 from stamped.stamps import Violation
@@ -49,12 +50,21 @@ class Said:
         owners = [
             (life.process.name, epoch)
             for life in self._lives()
-            if life.process.alive
-            and not life.process.paused
-            and (epoch := life.acts_in(self._pool))
+            if (epoch := life.may_act_in(self._pool))
         ]
         if owners != [(process.name, batch.epoch)]:
             words = f"{process.name} acts in epoch {batch.epoch}, and those that may are {owners}"
+            self._found(Violation(words))
+
+    def claimed(self, claim: Claim) -> None:
+        """A broker owns the pool from now on: no other one may believe that it does."""
+        others = [
+            (life.process.name, epoch)
+            for life in self._lives()
+            if (epoch := life.may_act_in(self._pool)) and epoch != claim.epoch
+        ]
+        if self.looks and others:
+            words = f"{claim.address} owns the pool in epoch {claim.epoch}, and {others} may act"
             self._found(Violation(words))
 
     @contextlib.contextmanager

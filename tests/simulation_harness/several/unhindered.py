@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from stamped.stamps import Violation
+
 if TYPE_CHECKING:
     from simulation_harness.history import History
 
@@ -33,9 +35,25 @@ class Unhindered:
                 history.loop.call_later(at_s + rng.uniform(0.0, 1.0), history.begin, side, prompt)
 
     def count(self) -> None:
-        """Count their ends, but of those that there was no room for."""
+        """Count their ends, but of those that there was no room for. Raises for a needless one."""
+        report = self._history.report
         for name in self._names:
-            ends = [self._history.lives[side][-1].requests.said.get(name) for side in "PD"]
-            if None in ends or ("", "NO_PAGES") in ends:
+            p, d = (self._history.lives[side][-1].requests.said.get(name) for side in "PD")
+            if p is None or d is None or ("", "NO_PAGES") in (p, d):
                 continue
-            self._history.report.unhindered[" ".join(filter(None, ends[1] or ()))] += 1
+            report.unhindered[" ".join(d).strip()] += 1
+            if not self._is_explained(p, d):
+                raise Violation(f"{name} ended as {d} at D and {p} at P: only brokers failed")
+
+    def _is_explained(self, p: tuple[str, str], d: tuple[str, str]) -> bool:
+        match d:
+            case "DONE", _:
+                return True
+            case _, "READ_DEADLINE":  # a slow wire between engines
+                return True
+            case _, "AGENT_LOST":
+                faults = self._history.report.faults
+                return any("cut_from_agents" in fault for fault in faults)
+            case "EXPIRED", "NOT_PUBLISHED":  # D's end was lost with who told P first
+                return p == ("DONE", "")
+        return False
