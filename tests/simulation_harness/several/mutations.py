@@ -6,11 +6,12 @@ Where another rule covers one, only both together are found: ``BESIDE`` says whi
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from restow.agents.link.order_tasks import OrderTasks
+from restow.agents.link.kept_stream import KeptStream
 from restow.broker.client.connection.epochs import Epochs
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.numbering import Numbering
@@ -19,7 +20,6 @@ from restow.broker.owners.actions import Serve
 from restow.broker.owners.timing import Lease
 from restow.broker.server.fleet.membership import OfPools
 from restow.broker.server.fleet.one_of_several import OneOfSeveral
-from restow.broker.server.fleet.standing import Stand
 from simulation_harness.several.faults import FleetFaults
 
 if TYPE_CHECKING:
@@ -95,40 +95,38 @@ def lost_handoffs_fail(history: History) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def said_in_any_epoch(history: History) -> Iterator[None]:
-    """What was decided in an epoch that is over is said all the same."""
-    history.be_several()
-
-    async def holds(self: Stand) -> bool:
-        await self.standing.sure()
-        return True
-
-    with patch.object(Stand, "holds", holds):
-        yield
-
-
-@contextlib.contextmanager
 def clients_alone(history: History) -> Iterator[None]:
     """A broker in doubt goes on and keeps its pools, and only what clients take is looked at."""
-    history.be_several()
-    if history.brokers.said is not None:
-        history.brokers.said.looks = False
-    # Where it matters: clients leave an owner that is cut off, and the next one dies.
-    if history.faults is not None:
-        history.faults.kinds = (FleetFaults(history).cut_off_and_kill_the_next,)
     with no_doubt(history), patch.object(Lease, "is_over", lambda *when: False):
+        if history.brokers.said is not None:
+            history.brokers.said.looks = False
+        # Where it matters: clients leave an owner that is cut off, and the next one dies.
+        if history.faults is not None:
+            history.faults.kinds = (FleetFaults(history).cut_off_and_kill_the_next,)
         yield
 
 
+class _Kept(deque[Any]):
+    """It is not emptied."""
+
+    def clear(self) -> None:
+        pass
+
+
 @contextlib.contextmanager
-def reads_go_on(history: History) -> Iterator[None]:
-    """An agent says Hello while it reads yet for who ordered that before."""
-    cancel = OrderTasks.cancel
+def reports_outlive_streams(history: History) -> Iterator[None]:
+    """What an agent could not report on one stream is said on the next one."""
+    begin = KeptStream.__init__
 
-    async def not_waiting(self: OrderTasks, *kinds: str) -> None:
-        cancel(self, *kinds)
+    def keeping(self: KeptStream[Any, Any, Any], *given: Any) -> None:
+        begin(self, *given)
+        self._outbox = _Kept()
 
-    with patch.object(OrderTasks, "drain", not_waiting):
+    def send(self: KeptStream[Any, Any, Any], message: Any) -> None:
+        self._outbox.append(message)
+        self._wake.set()
+
+    with patch.object(KeptStream, "__init__", keeping), patch.object(KeptStream, "send", send):
         yield
 
 
@@ -150,11 +148,10 @@ ALONE: dict[str, Rule] = {
     "numbers": numbers_restart,
     "doubt": no_doubt,
     "failures": lost_handoffs_fail,
-    "said": said_in_any_epoch,
 }
 BESIDE: dict[str, Rule] = {
     "epochs": clients_alone,
-    "numbers": reads_go_on,
+    "numbers": reports_outlive_streams,
 }
 MUTATIONS: dict[str, Rule] = {
     name: both(rule, BESIDE[name]) if name in BESIDE else rule for name, rule in ALONE.items()
