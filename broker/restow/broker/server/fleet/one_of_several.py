@@ -107,6 +107,10 @@ class OneOfSeveral:
         while not self.is_sure():
             await self._news.wait()
 
+    def has_joined(self) -> bool:
+        """Whether its lease is there, and has certainly not ended."""
+        return self.membership.member.lease is not None and self.is_sure()
+
     def tick(self, now_s: float) -> None:
         """Look which pools are drained, and which nobody needs."""
         for pool, epoch in list(self._draining.items()):

@@ -44,6 +44,10 @@ class Standing(Protocol):
         """Wait until it is."""
         ...
 
+    def has_joined(self) -> bool:
+        """Whether it is certainly one of the brokers at this moment; True where it is alone."""
+        ...
+
     def tick(self, now_s: float) -> None:
         """Time has passed, and it is sure."""
         ...
@@ -71,6 +75,10 @@ class Alone:
 
     async def sure(self) -> None:
         """Return at once."""
+
+    def has_joined(self) -> bool:
+        """Return True."""
+        return True
 
     def tick(self, now_s: float) -> None:
         """Do nothing."""
