@@ -217,12 +217,17 @@ async def test_another_tenants_chain_is_a_miss_like_any_other(authority: Authori
         AsyncAdminClient(running.address, credentials=operator(authority, "b")) as operates,
     ):
         hold(session)
-        await heard(running, "e", 2, "a")
+        session.hold(FORM, "attention", chain_of(range(300, 400)).hashes)
+        await heard(running, "e", 3, "a")
         others.hold(FORM, "attention", chain_of(range(70, 90)).hashes)
         await heard(running, "e", 1, "b")
         never = chain_of(range(5, 169))
+        index = running.hub.directory.prefixes.holders["a"].index
+        before = list(index._segments)
         for one in (client, operates):
             assert await one.find([PROMPT, never], engine_id="e") == [[], []]
+        # Not looked at: so it takes as long as any miss, and a forgets nothing sooner or later.
+        assert list(index._segments) == before
         told = await operates.holdings()
         assert [one.tenant for one in told.engines] == ["b"]
         assert [one.tenant for one in told.tenants] == ["b"]

@@ -18,22 +18,28 @@ ENDS_S = 60.0
 ONE = prompt("one")
 
 
-async def is_held(world: Scene, by: str, one: Prompt = ONE) -> None:
-    """Wait until the broker finds the state at all of these engines, and at no other."""
+async def holders(world: Scene, one: Prompt = ONE) -> set[str]:
+    """At which engines the broker finds the state."""
     prefix = prefix_of(one)
     ends = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
     chain = PrefixChain(FORM, prefix.hashes, ends=ends)
-    async with asyncio.timeout(ENDS_S), AsyncAdminClient(world.cluster.address("b")) as client:
-        while True:
-            (holders,) = await client.find([chain], engine_id="D")
-            if {one.engine_id for one in holders if one.tokens == prefix.position_tokens} == {*by}:
-                return
+    async with AsyncAdminClient(world.cluster.address("b")) as client:
+        (found,) = await client.find([chain], engine_id="D")
+    return {one.engine_id for one in found if one.tokens == prefix.position_tokens}
+
+
+async def is_held(world: Scene, by: str) -> None:
+    """Wait until the broker finds the state at all of these engines, and at no other."""
+    async with asyncio.timeout(ENDS_S):
+        while await holders(world) != {*by}:  # noqa: ASYNC110 - the broker tells no events
             await asyncio.sleep(0.02)
 
 
-async def asks(world: Scene, name: str, side: str = "D", keeps: bool = False) -> tuple[str, str]:
+async def asks(
+    world: Scene, name: str, side: str = "D", keeps: bool = False, one: Prompt = ONE
+) -> tuple[str, str]:
     """How an engine's demand for the state ends."""
-    world.cluster.ask(ONE, name, side, keeps)
+    world.cluster.ask(one, name, side, keeps)
     return await world.ends(name, side, ENDS_S)
 
 

@@ -10,14 +10,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
 from chaos_harness.engine import Life, Said
+from chaos_harness.fleet import Fleet
+from chaos_harness.found import Found
 from chaos_harness.hosts import Hosts
-from chaos_harness.lives import BrokerLife, EngineLife
+from chaos_harness.lives import BrokerLife, EngineLife, ProgramLife, StoreLife
 from chaos_harness.model import PAGE_TOKENS, layout, page_counts
 from chaos_harness.process import Member, warm_up
 from chaos_harness.questions import Questions
@@ -33,23 +34,6 @@ READY_S = 60.0
 ASK_EVERY_S = 0.1
 
 
-@dataclass
-class Found:
-    """What was seen, over all lives."""
-
-    stamps: dict[str, set[int]] = field(default_factory=dict)
-    """Of each handoff, what P wrote."""
-    ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Side, state and reason; LOST where the scheduler was killed before it heard."""
-    said: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """By side and handoff: state and reason."""
-    late_s: dict[str, float] = field(default_factory=dict)
-    """Side: how much later than promised an engine heard an end, at most."""
-    violations: list[str] = field(default_factory=list)
-    crashes: list[str] = field(default_factory=list)
-    """Processes that nobody killed, and what their engine's log said last."""
-
-
 class Cluster:
     """All of them. Belongs to one event loop."""
 
@@ -62,20 +46,24 @@ class Cluster:
         quarantine_s: float = 3.0,
         broker_options: tuple[str, ...] = (),
         broker_environment: Mapping[str, str] = MappingProxyType({}),
+        fleet: Fleet | None = None,
     ) -> None:
         """On one host if there are no ``hosts``; ``transports`` narrows UCX's (UCX_TLS).
 
-        With ``tcp`` no byte is read of a process that stands still.
+        With ``tcp`` no byte is read of a process that stands still. With a ``fleet`` there are
+        several brokers in place of the one.
         """
+        self.fleet = fleet
         self.found, self._rng, self._hosts = Found(), rng, hosts
         self._transports, self._quarantine_s = transports, quarantine_s
         self._broker_options, self._broker_environment = broker_options, broker_environment
         self._port = PORT if hosts is not None else free_port()
         self.broker: BrokerLife | None = None
+        self.store: StoreLife | None = None
         self._questions: Questions | None = None
         self.engines: dict[str, EngineLife] = {}
         self.lives: Counter[str] = Counter()
-        self._folder = Path(tempfile.mkdtemp(prefix="restow-chaos-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="restow-chaos-"))
         self._on_change = asyncio.Event()
 
     # -- who there is -----------------------------------------------------------------------------
@@ -88,30 +76,36 @@ class Cluster:
         for engine in self.engines.values():
             if engine.alive:
                 engine.kill()
-        if self.broker is not None and self.broker.alive:
-            await self.end_broker()
+        for command in (self.store, self.broker, *self._of_fleet()):
+            if command is not None and command.alive:
+                await asyncio.to_thread(command.end, signal.SIGKILL)
         if self._questions is not None:
             self._questions.kill()
             self._questions.reap()
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.folder)
 
     @property
     def members(self) -> list[Member]:
         """Who is alive."""
         engines = [m for engine in self.engines.values() for m in engine.members if m.alive]
-        broker = [self.broker] if self.broker is not None and self.broker.alive else []
-        return [*engines, *broker]
+        commands = (self.broker, self.store, *self._of_fleet())
+        return [*engines, *(one for one in commands if one is not None and one.alive)]
+
+    def _of_fleet(self) -> list[ProgramLife]:
+        return [] if self.fleet is None else list(self.fleet.members.values())
 
     @property
     def broker_log(self) -> Path:
-        return self._folder / "broker.log"
+        return self.folder / "broker.log"
 
     def worker(self, name: str) -> Member:
         """Such as P.0, or D.scheduler."""
         return next(one for one in self.engines[name[0]].members if one.name == name)
 
     def address(self, seen_from: str) -> str:
-        """The broker's, for a host."""
+        """The broker's, or those of all, for a host."""
+        if self.fleet is not None:
+            return self.fleet.addresses
         host = self._hosts.address("b", seen_from) if self._hosts is not None else "127.0.0.1"
         return f"{host}:{self._port}"
 
@@ -134,6 +128,23 @@ class Cluster:
             raise RuntimeError("there is no broker")
         return await asyncio.to_thread(self.broker.end, number)
 
+    def start_store(self) -> None:
+        """A new life, on P's host, with the disk of those before it."""
+        namespace = self._hosts.namespace("p") if self._hosts is not None else ""
+        transport = self._transport("p", "d")
+        self.store = StoreLife(namespace, self.address("p"), self.folder, transport)
+        self.lives["store"] += 1
+
+    async def end_store(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Kill it, or ask it to stop; the exit status."""
+        if self.store is None:
+            raise RuntimeError("there is no store")
+        return await asyncio.to_thread(self.store.end, number)
+
+    def _transport(self, host: str, other: str) -> dict[str, str]:
+        device = self._hosts.device(host, other) if self._hosts is not None else "lo"
+        return {"UCX_TLS": self._transports, "UCX_NET_DEVICES": device}
+
     def start_engine(
         self, side: str, tp: int, conv: ConvLayout, page_tokens: int = PAGE_TOKENS
     ) -> EngineLife:
@@ -141,8 +152,6 @@ class Cluster:
         self.lives[side] += 1
         made = layout(tp, conv, page_tokens)
         host, other = side.lower(), "d" if side == "P" else "p"
-        device = self._hosts.device(host, other) if self._hosts is not None else "lo"
-        environment = {"UCX_TLS": self._transports, "UCX_NET_DEVICES": device}
         name = f"life{self.lives[side]}"
         life = Life(
             side,
@@ -150,13 +159,13 @@ class Cluster:
             self._rng.getrandbits(32),
             made,
             page_counts(page_tokens),
-            f"{SHARED_MEMORY / self._folder.name}-{side}-{name}",
+            f"{SHARED_MEMORY / self.folder.name}-{side}-{name}",
             self.address(host),
             self._hosts.namespace(host) if self._hosts is not None else "",
-            environment,
+            self._transport(host, other),
             STAGING_BYTES,
             self._quarantine_s,
-            f"{self._folder / side}.log",
+            f"{self.folder / side}.log",
         )
         engine = self.engines[side] = EngineLife(life, self._hear)
         return engine
@@ -182,7 +191,7 @@ class Cluster:
     def story(self) -> str:
         """What a test that failed wants to know."""
         lines = [*self.found.violations, f"{dict(self.found.ends)}"]
-        for log in sorted(self._folder.glob("*.log")):
+        for log in sorted(self.folder.glob("*.log")):
             words = log.read_text(errors="replace").splitlines()
             lines += [f"{log.stem}: {line[:300]}" for line in words[-20:]]
         return "\n".join(lines)
@@ -197,6 +206,7 @@ class Cluster:
 
     def compute(self, prompt: Prompt, side: str = "P") -> None:
         """Have an engine compute a state, and keep it by its content."""
+        self.found.kept.add(prompt.name)
         self._tell(side, ("compute", prompt))
 
     def ask(self, prompt: Prompt, name: str, side: str = "D", keeps: bool = False) -> None:
@@ -231,18 +241,14 @@ class Cluster:
             name, stamp = what
             found.stamps.setdefault(name, set()).add(stamp)
         elif word == "received":
-            name, stamps = what
-            right = found.stamps.get(name, set())
-            if len(stamps) != 1 or not stamps <= right:
-                wrong = f"{name} is DONE at {side} with {stamps} instead of {right}"
-                found.violations.append(wrong)
+            found.check(side, *what)
         elif word == "over":
             name, state, reason, late_s = what
             engine.pending.pop(name, None)
             found.late_s[side] = max(found.late_s.get(side, late_s), late_s)
             self._ended(side, name, state, reason)
         elif word == "violation":
-            found.violations.append(f"{side} {engine.life.name}: {what[0]}")
+            found.broken.append(f"{side} {engine.life.name}: {what[0]}")
         elif word == "crashed":
             tail = Path(engine.life.log).read_text(errors="replace").splitlines()[-12:]
             found.crashes.append("\n".join((f"{what[0]}, {engine.life.name}:", *tail)))

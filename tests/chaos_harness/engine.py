@@ -81,7 +81,8 @@ def serve_rank(driver: Connection, fences: Connection, life: Life, rank: int) ->
     settings = AgentSettings(
         staging_bytes=life.staging_bytes, quarantine_s=life.quarantine_s, read_threads=1
     )
-    agent = Agent(life.broker, life.side, life.name, rank, memory.regions[rank], settings=settings)
+    given = (life.broker, life.side, life.name, rank, memory.regions[rank])
+    agent = Agent(*given, settings=settings, model=life.layout.model.identity)
     agent.begin()
     driver.send(READY)
     with contextlib.suppress(EOFError):
@@ -107,6 +108,7 @@ class _Scheduler:
         self._driver, self._workers, self._life = driver, workers, life
         self._requests = Requests(self._ready, life.mapped(), life.stamps(), rng)
         self._kept = KeptStates(self._ready, self._requests, rng, self._fence, self._start)
+        self._kept.for_stores = True
         self._session: EngineSession | None = None
         self._connected = asyncio.Event()
         self._over = asyncio.Event()

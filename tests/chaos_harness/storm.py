@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,13 +18,15 @@ from restow.broker.families import ConvLayout
 from stamped.requests import Prompt
 
 STRATEGIES = ("auto", "slices", "whole", "pack", "interleave")
-LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
+LINKS: tuple[tuple[str, str], ...] = (("b", "p"), ("b", "d"), ("p", "d"))
 PAGE_TOKENS = (8, 16)
 LONGEST_TOKENS = 96
 MAX_PENDING = 8
 BY_CONTENT = 0.15
 """For each handoff, so many states are kept and asked for by their content."""
 KEPT_S = 1.5
+ASKED_LATER = 0.5
+"""How many of them are asked for again when engines have evicted them."""
 HANDOFFS_PER_S = 12.0
 FAULT_EVERY_S = (0.3, 3.0)
 LONGEST_PAUSE_S = 8.0
@@ -42,13 +45,16 @@ class Storm:
         """Under an id, and by content."""
         self._askers: list[tuple[str, str]] = []
         """Of those by content: which side asked under which name."""
-        self._cluster, self._rng = cluster, rng
+        self.later: list[tuple[str, str]] = []
+        """Of those for what engines have evicted, so that the store alone may have it."""
+        self._cluster, self._rng, self._links = cluster, rng, LINKS
         self._healing: set[asyncio.Task[None]] = set()
         self._faults: list[tuple[Callable[[], None], int]] = [
-            (self._kill_broker, 2),
-            (self._stop_broker, 1),
+            *self.broker_faults(),
             (self._kill_engine, 4),
             (self._kill_worker, 2),
+            (self._kill_store, 3),
+            (self._stop_store, 1),
             (self._pause, 8),
             *([(self._cut, 4)] if can_cut else []),
         ]
@@ -73,6 +79,9 @@ class Storm:
         while self._healing:
             await asyncio.wait(self._healing)
         await self._cluster.connected()
+        if (store := self._cluster.store) is not None and store.alive and store.ended is not None:
+            self._cluster.found.crashes.append(f"the store ended by itself, with {store.ended}")
+            await self._restart_store(signal.SIGKILL)
         for side in self._cluster.engines:
             self._cluster.evict(None, side)
         return await self._cluster.finished(QUIET_S)
@@ -99,11 +108,16 @@ class Storm:
         self._later(rng.uniform(0.0, KEPT_S), ask)
         self._later(rng.uniform(0.0, 2 * KEPT_S), partial(self._cluster.evict, kept, holder))
         self._later(2 * KEPT_S, partial(self._cluster.evict, kept, asking))
+        if rng.random() < ASKED_LATER:
+            self.later.append((asking, f"{kept.name}?later"))
+            ask = partial(self._cluster.ask, kept, self.later[-1][1], asking)
+            self._later(rng.uniform(2.2, 7.0) * KEPT_S, ask)
 
     def begun(self) -> Iterator[tuple[str, str]]:
         """Each side, and the handoff that it was told to hand over or ask for."""
         yield from ((side, f"h{number}") for number in range(self.handoffs) for side in "PD")
         yield from self._askers
+        yield from self.later
 
     def _hand_over(self, prompt: Prompt) -> None:
         """Either side may be first."""
@@ -141,6 +155,10 @@ class Storm:
         self._healing.add(task)
         task.add_done_callback(self._healing.discard)
 
+    def broker_faults(self) -> list[tuple[Callable[[], None], int]]:
+        """What may befall the broker, and how often beside other faults."""
+        return [(self._kill_broker, 2), (self._stop_broker, 1)]
+
     def start_broker(self) -> None:
         self._cluster.start_broker("--strategy", self._rng.choice(STRATEGIES))
 
@@ -168,6 +186,27 @@ class Storm:
         await self._cluster.end_broker(number)
         await asyncio.sleep(self._short_s())
         self.start_broker()
+
+    def start_store(self) -> None:
+        self._cluster.start_store()
+
+    def _kill_store(self, number: signal.Signals = signal.SIGKILL) -> None:
+        store = self._cluster.store
+        if store is not None and store.alive and not store.stopped:
+            self.faults["store told to stop" if number == signal.SIGTERM else "store killed"] += 1
+            self._after(self._restart_store(number))
+
+    def _stop_store(self) -> None:
+        self._kill_store(signal.SIGTERM)
+
+    async def _restart_store(self, number: signal.Signals) -> None:
+        try:
+            await self._cluster.end_store(number)
+        except subprocess.TimeoutExpired:
+            self._cluster.found.broken.append("the store does not end when it is told to")
+            return
+        await asyncio.sleep(self._short_s())
+        self.start_store()
 
     def _kill_engine(self) -> None:
         side = self._rng.choice("PD")
@@ -214,7 +253,7 @@ class Storm:
         self._later(self._rng.choice((0.5, LONGEST_PAUSE_S)) * self._rng.random(), go_on)
 
     def _cut(self) -> None:
-        pair = self._rng.choice(LINKS)
+        pair = self._rng.choice(self._links)
         self.faults[f"cut: {'-'.join(pair)}"] += 1
         self._cluster.cut(*pair)
         seconds = self._rng.choice((0.5, LONGEST_CUT_S)) * self._rng.random()

@@ -98,6 +98,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         ),
         "pip install '.[trace]'": NotRun("needs a collector of traces"),
         "helm install": NotRun("needs Kubernetes"),
+        "helm upgrade": NotRun("needs Kubernetes; tests/deployment run what comes of such values"),
     },
     "docs/reliability.md": {
         "./run simulate": NotRun(SUITE),

@@ -67,6 +67,36 @@ def test_the_broker_knows_it_as_an_engine(layout: Path) -> None:
         assert not admin.engines()
 
 
+def test_of_two_with_one_id_the_later_one_stays(layout: Path) -> None:
+    with broker_process() as address, AdminClient(address) as admin:
+        given = ("--layout", str(layout), "--memory", "64MiB", "--broker", address)
+        with running(*given) as first, running(*given) as second:
+            assert first.stderr is not None
+            assert first.wait(30) != 0
+            assert "error: ENGINE_REPLACED: engine store registered anew" in first.stderr.read()
+            (engine,) = admin.engines()
+            assert engine.engine_id == "store"
+            assert second.poll() is None
+
+
+def test_another_stores_folder_and_another_programs_are_left_alone(
+    layout: Path, tmp_path: Path
+) -> None:
+    with broker_process() as address:
+        given = ("--layout", str(layout), "--memory", "64MiB", "--broker", address)
+        disk = ("--disk-size", "1MiB", "--disk", str(tmp_path / "disk"))
+        with running(*given, *disk):
+            second = run_restow("store", *given, *disk, "--engine-id", "another")
+            assert second.returncode != 0
+            assert "give each a folder of its own" in " ".join(second.stderr.split())
+        journal = tmp_path / "disk" / "journal"
+        journal.write_text("a text of somebody's\n")
+        other = run_restow("store", *given, *disk)
+        assert other.returncode != 0
+        assert "is the folder another program's?" in " ".join(other.stderr.split())
+        assert journal.read_text() == "a text of somebody's\n"
+
+
 def test_it_waits_for_an_engine_and_takes_its_layout() -> None:
     with (
         broker_process() as address,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 
 OWN = "RESTOW_ETCD"
@@ -26,3 +29,17 @@ def etcd_program() -> Path:
             f"etcd-server, or name one of 3.4 or later with {OWN}=/path/to/etcd"
         )
     return Path(found)
+
+
+@cache
+def survives_kills() -> bool:
+    """Whether a member that is killed comes back with all that it had agreed to.
+
+    One of 3.5.0 to 3.5.2 may not (its release notes of 3.5.3).
+    """
+    said = subprocess.run(
+        [f"{etcd_program()}", "--version"], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", said.stdout)
+    release = tuple(map(int, found.groups())) if found else (0, 0, 0)
+    return not (3, 5, 0) <= release <= (3, 5, 2)

@@ -107,6 +107,22 @@ def test_a_lease_that_was_thought_over_and_is_not_goes_on_in_its_epoch() -> None
     assert member.may_grant(MINE, 9.1) == 6
 
 
+def test_one_that_hears_nothing_of_its_lease_lets_its_clients_go_and_takes_the_pool_up_again() -> (
+    None
+):
+    member = owning(MINE)
+    assert member.on(Tick(), 2.9) == [KeepAlive(7)]
+    assert member.on(Tick(), 3.0) == [Lost(MINE, 6, None)]
+    assert member.on(Wanted(MINE), 3.1) == []
+    assert member.on(Tick(), 9.0) == [KeepAlive(7)]
+    assert member.may_end(MINE, 9.0) is None
+    # The lease lives after all: nobody else can have claimed what stands under it.
+    assert member.on(KeptAlive(7, 2.0, 9.0), 9.1) == []
+    assert member.on(Tick(), 9.15) == [TakePool(MINE, 7, 2)]
+    assert member.on(Claimed(MINE, Claim(ME, 7, 6), 2), 9.2) == [Serve(MINE, 6)]
+    assert member.may_grant(MINE, 9.2) == 6
+
+
 def test_it_keeps_alive_as_often_as_it_is_told_to() -> None:
     member = joined()
     assert member.on(Tick(), 0.5) == []

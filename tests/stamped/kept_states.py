@@ -67,6 +67,8 @@ class KeptStates:
         self.false_offers = 0
         """Offers for what was told, and was not held any more."""
         self.silent = SILENT
+        self.for_stores = False
+        """Whether what it computes is worth keeping."""
 
     async def compute(self, prompt: Prompt, computed: Callable[[str, int], None]) -> None:
         """Compute a state, and keep it."""
@@ -75,6 +77,8 @@ class KeptStates:
         await asyncio.sleep(prompt.compute_s)
         computed(prompt.name, self._requests.pages.write(ids))
         await self._keep(prompt, ids)
+        if self.for_stores:
+            (await self._session()).keep(prefix_of(prompt))
 
     async def ask(
         self,

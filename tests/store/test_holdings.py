@@ -154,7 +154,7 @@ def test_what_is_told_is_what_is_there_and_what_is_found_is_held(
                 case 3 if pinned:
                     house.holdings.give_up(pinned.pop())
                 case 4 if len(house.shelf) > 3:
-                    house.shelf._drop(next(iter(house.shelf._runs)))
+                    house.shelf._drop(house.shelf._runs.oldest)
             missing = {*house.holdings._kept.lacks(house.told.keys)}
             assert missing <= {*house.shelf.pieces}, "told, and nowhere"
             assert {*house.shelf.pieces} <= house.told.keys, "on the disk, and not told"

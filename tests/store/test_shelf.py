@@ -283,7 +283,7 @@ def test_a_disk_that_takes_no_more_loses_that_state_alone(tmp_path: Path) -> Non
         read(one, [*pages(1), *pages(2)])
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("call", ["pwritev", "fdatasync", "pwrite"])
 def test_any_error_of_a_write_loses_that_state_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
@@ -301,6 +301,26 @@ def test_any_error_of_a_write_loses_that_state_alone(
     with opened(tmp_path) as one:
         assert [held(one, pages(number)) for number in (1, 2, 3)] == [True, False, True]
         read(one, [*pages(1), *pages(3)])
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "pwrite"])
+def test_a_disk_that_stays_full_loses_a_few_and_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(shelf, "GO_AT_ONCE", 2)
+    with opened(tmp_path) as one:
+        for number in range(5):
+            one.write(FORM, pages(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, lambda *_: fail(errno.ENOSPC))
+            with pytest.raises(RunLostError, match="No space left"):
+                one.write(FORM, pages(5))
+        one.write(FORM, pages(6))
+    with opened(tmp_path) as one:
+        found = [held(one, pages(number)) for number in range(7)]
+        assert found == [False, False, True, True, True, False, True]
+        assert len(list(tmp_path.glob("*.run"))) == 4
+        read(one, [*pages(2), *pages(6)])
 
 
 def test_a_journal_that_is_not_synced_says_nothing_more(
@@ -384,7 +404,7 @@ def test_the_form_stays_when_the_journal_begins_anew_without_a_run(
         read(one, pages(8))
 
 
-def test_a_run_that_could_not_be_said_to_be_gone_is_no_second_one(
+def test_a_run_whose_file_could_not_be_removed_is_no_second_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 2 * sum(len(view) for _, view in pages(0))
@@ -392,9 +412,10 @@ def test_a_run_that_could_not_be_said_to_be_gone_is_no_second_one(
         one.write(FORM, pages(1))
         flip(tmp_path / f"{1:012d}.run", 0)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", lambda *_: fail(errno.EIO))
+            patch.setattr(os, "unlink", lambda *_: fail(errno.EIO))
             with pytest.raises(RunLostError):
                 read(one, pages(1))
+        assert not held(one, pages(1))
         one.write(FORM, pages(1))
         one.write(FORM, pages(2))
     with opened(tmp_path, limit) as one:
@@ -403,6 +424,24 @@ def test_a_run_that_could_not_be_said_to_be_gone_is_no_second_one(
         one.write(FORM, pages(3))
     with opened(tmp_path, limit) as one:
         read(one, [*pages(2), *pages(3)])
+
+
+def test_a_disk_that_removes_nothing_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 2 * sum(len(view) for _, view in pages(0))
+    with opened(tmp_path, limit) as one:
+        one.write(FORM, pages(1))
+        one.write(FORM, pages(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", lambda *_: fail(errno.EROFS))
+            for number in (3, 4, 5):
+                with pytest.raises(RunLostError, match="Read-only file system"):
+                    one.write(FORM, pages(number))
+        assert one.used_bytes == limit
+        read(one, [*pages(1), *pages(2)])
+        one.write(FORM, pages(3))
+        assert [held(one, pages(number)) for number in (1, 2, 3)] == [False, True, True]
 
 
 def fail(code: int) -> int:

@@ -9,96 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import NemotronHForCausalLM
 
-from restow.agents.demo.processes import running_broker_process
-from restow.agents.engines.common.fork_server import ForkServer
-from restow.agents.engines.recall.model import load_model
-from restow.agents.engines.recall.task import make_prompts
-from restow.agents.engines.transformers import EngineOptions
 from restow.agents.store.asking import MOST_AT_ONCE
 from restow.agents.store.disk.journal import NAME as JOURNAL
-from restow.agents.store.options import StoreOptions
-from restow.agents.store.store import Store
-from restow.broker.families import ConvLayout, EngineSettings
 from restow.broker.layout.json_form import layout_to_json
-from restow.broker.planner import Strategy
-from store.holding_engine import HoldingEngine, state, until
-
-PROMPTS = [one.token_ids for one in make_prompts(6, seed=5)]
-MANY = [one.token_ids for one in make_prompts(24, seed=9)]
-MIB = 1 << 20
-SD, DS = ConvLayout.SD, ConvLayout.DS
-Tokens = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class House:
-    """A broker with engines of one model, started when first asked for."""
-
-    model: NemotronHForCausalLM
-    broker: str
-    forks: ForkServer
-    stack: ExitStack
-    engines: dict[str, HoldingEngine]
-
-    def engine(self, tp: int, conv: ConvLayout, page_tokens: int = 16) -> HoldingEngine:
-        name = f"engine {tp}{conv}{page_tokens}"
-        if name not in self.engines:
-            settings = EngineSettings(tp=tp, conv_layout=conv, page_tokens=page_tokens)
-            options = EngineOptions(name, self.broker, settings, (self.forks,) * tp)
-            self.engines[name] = self.stack.enter_context(HoldingEngine(self.model, options))
-        return self.engines[name]
-
-    def store(self, name: str, memory_bytes: int = 16 * MIB, disk: Path | None = None) -> Store:
-        options = StoreOptions(name, self.broker, memory_bytes, 16, disk, 1 << 30)
-        return Store(self.engine(2, SD).layout, options)
-
-    @property
-    def p(self) -> HoldingEngine:
-        return self.engine(2, SD)
-
-    @property
-    def d(self) -> HoldingEngine:
-        return self.engine(1, DS)
-
-
-@pytest.fixture(scope="module")
-def whole_house() -> Iterator[House]:
-    torch.set_num_threads(1)
-    with ExitStack() as stack:
-        broker = stack.enter_context(running_broker_process(Strategy.AUTO))
-        forks = stack.enter_context(ForkServer())
-        yield House(load_model(), broker, forks, stack, {})
-
-
-@pytest.fixture
-def house(whole_house: House) -> Iterator[House]:
-    """What engines hold is gone after each test."""
-    yield whole_house
-    for engine in whole_house.engines.values():
-        engine.silent = False
-        engine.evict_all()
-        engine.offers.clear()
-
-
-def found(engine: HoldingEngine, tokens: Tokens, by: str) -> None:
-    """Wait until somebody has told that it holds the state."""
-    until(lambda: engine.is_held(state(tokens), by))
-
-
-def kept(house: House, name: str, prompts: list[Tokens]) -> None:
-    """P holds these, says that they are worth keeping, and evicts them when the store has them."""
-    for tokens in prompts:
-        house.p.hold(tokens, state(tokens))
-        found(house.p, tokens, name)
-    house.p.evict_all()
+from store.engine_house import DS, MANY, MIB, PROMPTS, SD, House, found, kept
+from store.holding_engine import state, until
 
 
 def test_it_asks_by_itself_and_serves_engines_of_any_tp_and_layout(house: House) -> None:

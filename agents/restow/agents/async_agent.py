@@ -91,6 +91,7 @@ class AsyncAgent:
         self._link = link
         self._ticker = Ticker(self._progress)
         self._fences = Fences(self._say_fence)
+        self._broker_epoch = ""
         self._tasks = OrderTasks(rank)
         self._log = get_logger("restow.agent").bind(engine=engine_id, rank=rank)
         self._desk = OrderDesk(
@@ -203,7 +204,8 @@ class AsyncAgent:
         The agent's link calls it.
         """
         self._log.info("welcomed", broker_epoch=broker_epoch)
-        self._fences.say_again()
+        anew, self._broker_epoch = broker_epoch != self._broker_epoch, broker_epoch
+        self._fences.say_again(anew)
 
     def take(self, order: pb.AgentOrder) -> None:
         """Do what the broker says in ``order``. The agent's link calls it."""

@@ -61,7 +61,7 @@ class DaemonLink(KeptStream[pb.DaemonMessage, pb.ServeRequest, pb.ServeResponse]
         if response.HasField("attached"):
             self.name = response.attached.agent_name
             self.opened()
-            self._fences.say_again()
+            self._fences.say_again(anew=False)
         for handoff_id in response.unfenced:
             self._fences.forget(handoff_id)
 

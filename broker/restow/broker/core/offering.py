@@ -79,7 +79,7 @@ class Offering:
     ) -> list[Action]:
         """A holder does not publish what it was offered. What comes too late means nothing."""
         handoff = self._ledger.look_up(engine, handoff_id)
-        if handoff is None or not self.is_offered(handoff, engine):
+        if handoff is None or handoff.ended or not self.is_offered(handoff, engine):
             return []
         handoff.timeline.note_often(now_s, "offer declined", f"{engine.key.engine_id}: {detail}")
         return self._declined(handoff, self.open[handoff.number], now_s)

@@ -5,6 +5,8 @@ Laws:
 - It acts in a pool only before the end of its lease less a margin, counted from when the last
   answered request was sent.
 - Before it asks for a pool to be released it has stopped acting in it, for good in this epoch.
+- It does not keep clients of a pool that is most likely another one's: some time after the end of
+  its lease it lets go of them. It asks for its pools again as soon as its lease turns out to live.
 """
 
 from __future__ import annotations
@@ -148,7 +150,14 @@ class Member:
         elif now_s >= self._keep_alive_s:
             self._keep_alive_s = now_s + self._timing.keep_alive_every_s
             actions.append(KeepAlive(self.lease.number))
+        if self._has_given_up(now_s):
+            actions += [Lost(pool, one.epoch, None) for pool, one in self.held.items()]
+            self.held.clear()
         return actions + self._consider(now_s)
+
+    def _has_given_up(self, now_s: float) -> bool:
+        """Whether its pools are most likely another one's, though the lease may yet live."""
+        return self.lease is not None and self.lease.is_over(now_s, self._timing.give_up_s)
 
     def _kept_alive(self, event: KeptAlive) -> None:
         """Answers may come in another order than their requests were sent."""
@@ -215,7 +224,7 @@ class Member:
         actions: list[Action] = []
         if self._leaving and not self._left:
             actions += self._leave(now_s)
-        if self.lease is not None:
+        if self.lease is not None and not self._has_given_up(now_s):
             actions += self._claim_what_is_free(self.lease, now_s)
             for pool in list(self.held):
                 actions += self._hand_over(pool, now_s)

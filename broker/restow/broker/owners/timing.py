@@ -19,13 +19,21 @@ class Timing:
     keep_alive_every_s: float = 0.4
     drain_s: float = 1.0
     """How long what is under way may hold up the handing over of a pool."""
+    give_up_s: float = 1.0
+    """So long after the end of its lease a member takes its pools for another one's, though nobody
+    has said so: who is cut off from the registry alone would keep its clients for ever."""
     retry_s: float = 0.3
     """After a call that failed."""
 
     @classmethod
     def of_lease(cls, lease_s: float) -> Timing:
         """All times for a lease of that length: a quarter is margin, and it is kept five times."""
-        return cls(lease_s, margin_s=lease_s / 4, keep_alive_every_s=lease_s / 5)
+        return cls(
+            lease_s,
+            margin_s=lease_s / 4,
+            keep_alive_every_s=lease_s / 5,
+            give_up_s=lease_s / 2,
+        )
 
     def __post_init__(self) -> None:
         """Raise `RequestError`."""
@@ -50,3 +58,7 @@ class Lease:
     def may_act(self, now_s: float, margin_s: float) -> bool:
         """Whether nobody else can own what stands under it, now and for the margin."""
         return now_s < self.sent_s + self.length_s - margin_s
+
+    def is_over(self, now_s: float, since_s: float) -> bool:
+        """Whether it has ended so long ago, as far as we have heard."""
+        return now_s >= self.sent_s + self.length_s + since_s

@@ -33,6 +33,8 @@ from restow.broker.words import member
 from restow.v1 import broker_pb2
 
 TICK_S = 0.02
+P_HEARS_AFTER_S = 0.005
+"""How much later P hears that a state has been read than D, whose stream is written to first."""
 
 Ended = broker_pb2.Ended
 
@@ -74,6 +76,7 @@ class Hub:
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
         self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
         self._calls = 0
+        self._ends_for_p: list[act.TellEnded] = []
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members, self.said)
         self.planner = Planner()
@@ -117,6 +120,8 @@ class Hub:
 
     def all_said(self, pool: Pool) -> bool:
         """Whether all is on its way that engines and agents of a pool are to be told."""
+        if self._ends_for_p:
+            return False
         for key, engine in self.directory.members.pools.get(pool, {}).items():
             agents = (self.agents.get(one.key) for one in engine.agents.values())
             if any(one is not None and one.waiting for one in (self.engines.get(key), *agents)):
@@ -149,6 +154,7 @@ class Hub:
 
     def close(self) -> None:
         """Let every stream end, and all planning."""
+        self._tell_p()
         self.planner.close()
         self.expected.close()
         for engine_outbox in self.engines.values():
@@ -214,10 +220,25 @@ class Hub:
             future.set_result(action)
 
     def _tell_ended(self, action: act.TellEnded) -> None:
+        if action.state is act.State.DONE and not action.demand:
+            # Should the broker die in between, D must not be the one that has not heard: P then
+            # keeps its pages for a while, and nothing is asked for that is there no more.
+            if not self._ends_for_p:
+                asyncio.get_running_loop().call_later(P_HEARS_AFTER_S, self._tell_p)
+            self._ends_for_p.append(action)
+            return
         if action.demand:
             self._tell_calls(action)
-        if action.demand < 0:
-            return
+        if action.demand >= 0:
+            self._write_ended(action)
+
+    def _tell_p(self) -> None:
+        """Tell P's what D's have been told by now."""
+        actions, self._ends_for_p = self._ends_for_p, []
+        for action in actions:
+            self._write_ended(action)
+
+    def _write_ended(self, action: act.TellEnded) -> None:
         outbox = self.engines.get(action.engine)
         if outbox is not None:
             orders.fill_ended(outbox.open().events.add().ended, action)

@@ -33,13 +33,28 @@ def write_run(path: Path, pages: Sequence[memoryview]) -> None:
         os.close(fd)
 
 
-def read_run(path: Path, offset_bytes: int, pages: Sequence[memoryview]) -> None:
-    """Read pages that lie side by side from there on. Raises `OSError` and `RunLostError`."""
+def read_pages(path: Path, pages: Sequence[tuple[int, memoryview]]) -> None:
+    """Read pages, each from its offset: of those that lie side by side many at once.
+
+    Raises `OSError` and `RunLostError`.
+    """
     fd = _open(path, os.O_RDONLY)
     try:
-        _move(pages, lambda some, offset: os.preadv(fd, some, offset), offset_bytes)
+        beside: list[memoryview] = []
+        begin = end = 0
+        for offset_bytes, view in sorted(pages, key=lambda one: one[0]):
+            if offset_bytes != end:
+                _read(fd, beside, begin)
+                beside, begin = [], offset_bytes
+            beside.append(view)
+            end = offset_bytes + len(view)
+        _read(fd, beside, begin)
     finally:
         os.close(fd)
+
+
+def _read(fd: int, pages: Sequence[memoryview], offset_bytes: int) -> None:
+    _move(pages, lambda some, offset: os.preadv(fd, some, offset), offset_bytes)
 
 
 def _open(path: Path, flags: int) -> int:

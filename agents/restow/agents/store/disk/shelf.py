@@ -7,13 +7,12 @@ that nobody has.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import xxhash
 
@@ -32,29 +31,19 @@ from restow.agents.store.disk.journal import (
     read_journal,
     run_record,
 )
-from restow.agents.store.disk.run_files import read_run, write_run
+from restow.agents.store.disk.run_files import read_pages, write_run
+from restow.agents.store.disk.runs import Runs, Written
 from restow.broker.client import HashForm
 from restow.broker.layout import Layout, digest
 from restow.broker.logs import get_logger
 
 SPARE_RECORDS = 256
 """So many lines of what is gone a journal has at least before it begins anew."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+GO_AT_ONCE = 8
+"""So many runs make room for one at most where the disk has less than it was said to have."""
 Page = tuple[PieceKey, memoryview]
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """Where a piece lies, and what it hashes to."""
-
-    run: int
-    offset_bytes: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    size_bytes: int
-    pieces: tuple[PieceKey, ...]
+T = TypeVar("T")
 
 
 class Shelf:
@@ -74,19 +63,15 @@ class Shelf:
                 path=str(folder),
             )
         self.folder, self.limit_bytes = folder, limit_bytes
-        self.used_bytes = 0
         self.lost = 0
         """States that were not written, and runs that could not be read."""
         self.hash_form: HashForm | None = None
         """How the hashes of what is there are made; None: nothing is, or was."""
         self.on_gone: Callable[[Sequence[PieceKey]], None] = lambda _: None
         """Hears what is not there any more, on the thread that found out."""
-        self._strides = dict(strides)
-        self._pieces: dict[PieceKey, _Written] = {}
-        self._runs: OrderedDict[int, _Run] = OrderedDict()
-        """From the one that was used longest ago on."""
+        self._runs = Runs(strides)
         self._log = get_logger("restow.store").bind(folder=str(folder))
-        self._form = {"layout": digest(layout), "strides": self._strides}
+        self._form = {"layout": digest(layout), "strides": dict(strides)}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -100,7 +85,7 @@ class Shelf:
             if not self._runs:
                 self.hash_form = None
             self._remove_others()
-            self._journal = self._new_journal()
+            self._journal = self._with_room(self._new_journal)
         except BlockingIOError:
             os.close(self._lock)
             raise DiskInUseError(
@@ -114,7 +99,7 @@ class Shelf:
             raise
         if not whole:
             self._log.warning("the journal was torn: what stood behind is lost")
-        self._next = max(self._runs, default=0) + 1
+        self._next = self._runs.latest + 1
 
     def __enter__(self) -> Self:
         """Use as a context."""
@@ -133,14 +118,19 @@ class Shelf:
         """How many runs there are."""
         return len(self._runs)
 
+    @property
+    def used_bytes(self) -> int:
+        """Of the disk."""
+        return self._runs.used_bytes
+
     def has(self, keys: Iterable[PieceKey]) -> bool:
         """Whether all of these pieces are there."""
-        return all(key in self._pieces for key in keys)
+        return all(key in self._runs.pieces for key in keys)
 
     @property
     def pieces(self) -> list[PieceKey]:
         """All that is there."""
-        return list(self._pieces)
+        return list(self._runs.pieces)
 
     def write(self, hash_form: HashForm, pages: Sequence[Page]) -> None:
         """Write those pieces of a state that are not there yet, as one run.
@@ -148,8 +138,8 @@ class Shelf:
         Hashes of all have one form. What was used longest ago makes room. Raises `RunLostError`:
         nothing was written then.
         """
-        new = [(key, view) for key, view in pages if key not in self._pieces]
-        self._touch(key for key, _ in pages)
+        new = [(key, view) for key, view in pages if key not in self._runs.pieces]
+        self._runs.use(key for key, _ in pages)
         if not new:
             return
         size = sum(len(view) for _, view in new)
@@ -157,59 +147,62 @@ class Shelf:
             raise self._loss(f"{size} bytes of one state are more than the disk may have")
         try:
             while self.used_bytes + size > self.limit_bytes:
-                self._drop(next(iter(self._runs)))
+                self._drop(self._runs.oldest)
             run, self._next = self._next, self._next + 1
-            record = run_record(run, {key: xxhash.xxh3_64_intdigest(view) for key, view in new})
-            if self.hash_form is None:
-                self._write_down(form_record(hash_form))
-                self.hash_form = hash_form
-            path = self._path(run)
-            write_run(path, [view for _, view in new])
-            try:
-                self._write_down(record)
-            except OSError:
-                path.unlink(missing_ok=True)
-                raise
+            checksums = {key: xxhash.xxh3_64_intdigest(view) for key, view in new}
+            record, views = run_record(run, checksums), [view for _, view in new]
+            self._with_room(lambda: self._write_run(hash_form, record, views))
         except OSError as error:
             raise self._loss(f"not written: {error.strerror}") from None
-        self._add(record)
-        self._touch(key for key, _ in pages)
+        self._runs.add(run, checksums)
+        self._runs.use(key for key, _ in pages)
 
     def read(self, pages: Sequence[Page]) -> None:
         """Read pieces, each into its page. Raises `RunLostError`, and has none of that run then."""
-        by_run: dict[int, list[tuple[_Written, PieceKey, memoryview]]] = {}
+        by_run: dict[int, list[tuple[Written, Page]]] = {}
         for key, view in pages:
-            found = self._pieces.get(key)
+            found = self._runs.pieces.get(key)
             if found is None:
                 raise RunLostError("a piece of the state is not on the disk any more")
-            by_run.setdefault(found.run, []).append((found, key, view))
+            by_run.setdefault(found.run, []).append((found, (key, view)))
         for run, some in by_run.items():
             try:
-                self._read_run(run, sorted(some, key=lambda one: one[0].offset_bytes))
+                self._read_run(run, some)
             except (OSError, RunLostError) as error:
                 why = error.strerror if isinstance(error, OSError) else error.message
-                self._drop_quietly(run)
+                self._lose(run)
                 raise self._loss(f"run {run} is not read: {why}") from None
-            self._runs.move_to_end(run)
+        self._runs.use(key for key, _ in pages)
 
-    def _read_run(self, run: int, some: list[tuple[_Written, PieceKey, memoryview]]) -> None:
-        beside: list[memoryview] = []
-        begin = end = some[0][0].offset_bytes
-        for found, _, view in some:
-            if found.offset_bytes != end:
-                read_run(self._path(run), begin, beside)
-                beside, begin = [], found.offset_bytes
-            beside.append(view)
-            end = found.offset_bytes + len(view)
-        read_run(self._path(run), begin, beside)
-        for found, key, view in some:
+    def _read_run(self, run: int, some: Sequence[tuple[Written, Page]]) -> None:
+        read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in some])
+        for found, (key, view) in some:
             if xxhash.xxh3_64_intdigest(view) != found.checksum:
                 raise RunLostError(f"a page of {key.group} is not what was written")
 
-    def _touch(self, keys: Iterable[PieceKey]) -> None:
-        """The runs of these are the last ones to go."""
-        for run in {found.run for key in keys if (found := self._pieces.get(key))}:
-            self._runs.move_to_end(run)
+    def _write_run(self, hash_form: HashForm, record: Record, views: Sequence[memoryview]) -> None:
+        """Write a run, and then say so. Raises `OSError`: there is none then."""
+        if self.hash_form is None:
+            self._write_down(form_record(hash_form))
+            self.hash_form = hash_form
+        path = self._path(record["run"])
+        write_run(path, views)
+        try:
+            self._write_down(record)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _with_room(self, write: Callable[[], T]) -> T:
+        """Write; on a disk that is full before its limit what was used longest ago makes room."""
+        for _ in range(GO_AT_ONCE):
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in FULL or not self._runs:
+                    raise
+                self._drop(self._runs.oldest)
+        return write()
 
     def _write_down(self, record: Record) -> None:
         """Say it in the journal, which begins anew when most of it is of what is gone."""
@@ -220,9 +213,7 @@ class Shelf:
 
     def _new_journal(self) -> Journal:
         records = [form_record(self.hash_form)] if self.hash_form is not None else []
-        for number, run in self._runs.items():
-            pieces = {key: self._pieces[key].checksum for key in run.pieces}
-            records.append(run_record(number, pieces))
+        records += [run_record(run, self._runs.checksums(run)) for run in self._runs]
         return Journal(self.folder, self._form, records)
 
     def _take(self, record: Record) -> None:
@@ -230,47 +221,36 @@ class Shelf:
         if "hashes" in record:
             self.hash_form = HashForm(*record["hashes"])
             return
-        if "gone" in record:
-            self._forget(record["gone"])
-            return
-        run = record["run"]
-        for key in pieces_of(record):  # who brought it before was gone, though nothing says so
-            if key in self._pieces:
-                self._forget(self._pieces[key].run)
-        self._add(record)
+        run, checksums = record["run"], pieces_of(record)
+        for key in checksums:  # who brought it before was gone by then
+            if key in self._runs.pieces:
+                self._forget(self._runs.pieces[key].run)
+        self._runs.add(run, checksums)
         try:
-            there = self._path(run).stat().st_size == self._runs[run].size_bytes
+            there = self._path(run).stat().st_size == self._runs.size_bytes(run)
         except FileNotFoundError:
             there = False
         if not there:
             self._forget(run)
 
-    def _add(self, record: Record) -> None:
-        run, end = record["run"], 0
-        pieces = pieces_of(record)
-        for key, checksum in pieces.items():
-            self._pieces[key] = _Written(run, end, checksum)
-            end += self._strides[key.group]
-        self._runs[run] = _Run(end, tuple(pieces))
-        self.used_bytes += end
-
     def _forget(self, run: int) -> None:
-        gone = self._runs.pop(run, None)
-        if gone is not None:
-            self.used_bytes -= gone.size_bytes
-            for key in gone.pieces:
-                del self._pieces[key]
-            self.on_gone(gone.pieces)
+        if gone := self._runs.forget(run):
+            self.on_gone(gone)
 
     def _drop(self, run: int) -> None:
-        """Remove a run. Raises `OSError`; it is not found any more all the same."""
-        self._forget(run)
-        self._write_down({"gone": run})
-        self._path(run).unlink(missing_ok=True)
+        """Remove a run: without its file nobody believes the journal. Raises `OSError`: it stays.
 
-    def _drop_quietly(self, run: int) -> None:
+        So a full disk has room again before anything is written, and one that removes nothing
+        loses nothing either.
+        """
+        self._path(run).unlink(missing_ok=True)
+        self._forget(run)
+
+    def _lose(self, run: int) -> None:
+        """Find a run no more, which is not as it was written, whatever becomes of its file."""
+        self._forget(run)
         try:
-            self._drop(run)
+            self._path(run).unlink(missing_ok=True)
         except OSError as error:
             self._log.warning("a run stays where it is", run=run, detail=error.strerror)
 

@@ -15,7 +15,7 @@ from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.connection.proxies import proxy_options
 from restow.broker.logs import get_logger
-from restow.broker.rpc.pings import CLIENT_PINGS
+from restow.broker.rpc.pings import CLIENT_PINGS, PINGS_OF_SEVERAL
 from restow.broker.rpc.sizes import MAX_FROM_BROKER_BYTES, MAX_TO_BROKER_BYTES
 from restow.broker.trust.modes import READ_STEP, READABLE, is_readable_by_all
 from restow.broker.trust.reloaded import Stamp
@@ -27,7 +27,6 @@ NEXT_S = 1.0
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_FROM_BROKER_BYTES),
     ("grpc.max_send_message_length", MAX_TO_BROKER_BYTES),
-    *CLIENT_PINGS,
     ("grpc.use_local_subchannel_pool", 1),
     # gRPC's own pauses would grow to two minutes; whoever calls pauses by itself.
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -37,9 +36,13 @@ CHANNEL_OPTIONS = (
 )
 
 
-def channel_options() -> tuple[tuple[str, int | str], ...]:
-    """What every channel is opened with. Raises `AddressInvalidError` for a proxy that is none."""
-    return (*CHANNEL_OPTIONS, *proxy_options())
+def channel_options(several: bool = False) -> tuple[tuple[str, int | str], ...]:
+    """What every channel is opened with, to one of ``several`` brokers or the only one.
+
+    Raises `AddressInvalidError` for a proxy that is none.
+    """
+    pings = PINGS_OF_SEVERAL if several else CLIENT_PINGS
+    return (*CHANNEL_OPTIONS, *pings, *proxy_options())
 
 
 def broker_address(given: str | None = None) -> str:
@@ -53,13 +56,17 @@ def broker_address(given: str | None = None) -> str:
 PLAINTEXT = Credentials()
 
 
-def open_channel(address: str, credentials: Credentials = PLAINTEXT) -> grpc.aio.Channel:
-    """A channel on the running loop.
+def open_channel(
+    address: str, credentials: Credentials = PLAINTEXT, several: bool = False
+) -> grpc.aio.Channel:
+    """A channel on the running loop, to one of ``several`` brokers or the only one.
 
     Raises `AddressInvalidError`, `ForkedError`, and like `channel_showing`.
     """
     OWN_PROCESS.check()
-    channel: grpc.aio.Channel = channel_showing(credentials, grpc.aio, address, channel_options())
+    channel: grpc.aio.Channel = channel_showing(
+        credentials, grpc.aio, address, channel_options(several)
+    )
     return channel
 
 
@@ -84,7 +91,8 @@ class RenewedChannel:
         """
         wanted = (self._brokers.current, self._credentials.stamp())
         if self._channel is None or wanted != self._opened:
-            channel = open_channel(self._brokers.current, self._credentials)
+            several = self._brokers.several
+            channel = open_channel(self._brokers.current, self._credentials, several)
             for path in filter(None, (self._credentials.tls_key, self._credentials.token_file)):
                 if is_readable_by_all(path):
                     self._log.warning(READABLE, file=str(path), next=READ_STEP)

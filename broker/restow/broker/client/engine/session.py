@@ -282,6 +282,8 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                     self._lose(typed)
                     return
                 moved = self._brokers.refused(typed)
+                if not moved and typed.reason == NotOwnerError.reason:
+                    moved = self._brokers.failed()  # it does not know who owns the pool: others may
             except (TrustError, EpochOverError) as error:
                 self._log.warning("session broke", reason=error.reason, detail=error.message)
             finally:

@@ -94,10 +94,10 @@ class Membership:
 
     def is_sure(self) -> bool:
         """Whether the lease has certainly not ended; True where nothing is owned."""
+        if not self.member.held:
+            return True
         lease = self.member.lease
-        if lease is None:
-            return not self.member.held
-        return lease.may_act(self._clock(), self._timing.margin_s)
+        return lease is not None and lease.may_act(self._clock(), self._timing.margin_s)
 
     def where(self, pool: Pool) -> str | None:
         """The address of who owns a pool or is about to; None: it is not known."""

@@ -17,9 +17,8 @@ from restow.broker.owners.registry import Registry
 from restow.broker.owners.timing import Timing
 from restow.broker.server.fleet.membership import Membership, OfPools
 from restow.broker.server.fleet.report import FleetReport
+from restow.broker.server.fleet.standing import OWN_S
 
-OWN_S = 3.0
-"""How long a call waits for a pool that is nobody's yet."""
 IDLE_S = 60.0
 """How long a pool is owned in which nobody is."""
 
@@ -84,7 +83,7 @@ class OneOfSeveral:
             model=pool.model.name,
         )
 
-    async def own(self, pool: Pool, unreached: str = "") -> None:
+    async def own(self, pool: Pool, unreached: str = "", within_s: float = OWN_S) -> None:
         """Claim a pool that is free and its own, and wait for that. Raises as `check` does.
 
         Who could not reach ``unreached`` waits until the pool is another one's.
@@ -92,7 +91,7 @@ class OneOfSeveral:
         if self.epoch(pool):
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OWN_S):
+            async with asyncio.timeout(within_s):
                 while True:
                     news = self._news
                     self.membership.hear(Wanted(pool))

@@ -8,6 +8,9 @@ from typing import Protocol
 from restow.broker.layout.values import Pool
 from restow.broker.server.fleet.report import FleetReport
 
+OWN_S = 3.0
+"""How long a call waits at most for a pool that is nobody's yet."""
+
 
 class Standing(Protocol):
     """Whether pools are this broker's, and whether it may act in them now. On one event loop."""
@@ -34,7 +37,7 @@ class Standing(Protocol):
         """Raise `NotOwnerError` or `OwnerUnknownError` unless it owns a pool."""
         ...
 
-    async def own(self, pool: Pool, unreached: str = "") -> None:
+    async def own(self, pool: Pool, unreached: str = "", within_s: float = OWN_S) -> None:
         """Claim a pool that is free and its own, and wait for that. Raises as `check` does.
 
         Who could not reach ``unreached`` is not sent there again at once.
@@ -70,7 +73,7 @@ class Alone:
     def check(self, pool: Pool) -> None:
         """Take every pool."""
 
-    async def own(self, pool: Pool, unreached: str = "") -> None:
+    async def own(self, pool: Pool, unreached: str = "", within_s: float = OWN_S) -> None:
         """Take every pool."""
 
     def is_sure(self) -> bool:

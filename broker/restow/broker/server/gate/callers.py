@@ -31,6 +31,11 @@ class KnownCall:
         """What the caller sent beside the message."""
         return self._context.invocation_metadata()
 
+    def time_remaining(self) -> float | None:
+        """Seconds until the caller gives up; None: it waits for ever."""
+        remaining: float | None = self._context.time_remaining()
+        return remaining
+
     async def read(self) -> Any:
         """The next message of a stream, or `grpc.aio.EOF`."""
         return self._returned.pop() if self._returned else await self._context.read()
@@ -83,6 +88,12 @@ def unreached_of(context: Context) -> str:
     """The broker that a caller was sent to and could not reach; empty: it says of none."""
     named = [str(v) for k, v in context.invocation_metadata() or () if k == UNREACHED_KEY]
     return named[0] if named else ""
+
+
+def patience_s_of(context: Context, most_s: float) -> float:
+    """How long an answer may take so that it still comes in time, ``most_s`` at most."""
+    remaining_s = context.time_remaining()
+    return most_s if remaining_s is None else min(most_s, 0.8 * remaining_s)
 
 
 def caller_of(context: Context) -> str:

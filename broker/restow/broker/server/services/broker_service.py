@@ -14,11 +14,12 @@ from restow.broker.layout.values import Pool
 from restow.broker.rpc import wire
 from restow.broker.rpc.layout_bytes import bytes_as_values
 from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
-from restow.broker.server.fleet.standing import Stand
+from restow.broker.server.fleet.standing import OWN_S, Stand
 from restow.broker.server.gate.callers import (
     Context,
     caller_of,
     engine_key,
+    patience_s_of,
     tenant_of,
     unreached_of,
 )
@@ -66,7 +67,8 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, request.engine.engine_id)
         version = version_of(request.version)
         pool = Pool(key.tenant, wire.identity_of(request.layout.model))
-        await self._hub.standing.own(pool, unreached_of(context))
+        patience_s = patience_s_of(context, OWN_S)
+        await self._hub.standing.own(pool, unreached_of(context), patience_s)
         # Large layouts take long to read and to check: not on the loop.
         hub, members = self._hub, self._hub.directory.members
         account = hub.directory.ledger.tenants.account(key.tenant)
@@ -285,7 +287,9 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             except RestowError as error:
                 hub.refuse(engine, demand.handoff_id, error)
                 raise
-            return pb.RequestResponse(ended=await end)
+            ended = await end
+            hub.standing.check(pool_of(engine))
+            return pb.RequestResponse(ended=ended)
         finally:
             engine.account.deliver(waiting_bytes * carried)
             end.cancel()
@@ -309,7 +313,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         members, prefixes = hub.directory.members, hub.directory.prefixes
         if request.HasField("model"):
             model = model_of(request.model)
-            await hub.standing.own(Pool(tenant, model))
+            await hub.standing.own(Pool(tenant, model), within_s=patience_s_of(context, OWN_S))
         else:
             model = members.find(EngineKey(tenant, request.engine_id)).layout.model.identity
         limit = limit_of(request.limit)
@@ -331,5 +335,6 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, ref.engine_id)
         await self._hub.standing.sure()
         engine = self._hub.directory.members.engine(key, ref.incarnation)
+        self._hub.standing.check(pool_of(engine))
         engine.last_seen_s = self._hub.now_s()
         return engine
