@@ -70,7 +70,7 @@ FOR_SEVERAL = 0.4
 place of one that fails, or more, which the lease ends."""
 DECLINED = 0.05
 """How many D's go on without a state that they were to have."""
-SEVERAL_OF, FLEET_ALONE_OF = 8, 16
+SEVERAL_OF, FLEET_ALONE_OF = 6, 12
 """In one history of so many there are several brokers; in one of so many nothing else goes wrong
 than what befalls these."""
 CLIENT_LEAVES = 0.1

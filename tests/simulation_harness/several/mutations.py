@@ -103,6 +103,7 @@ def clients_alone(history: History) -> Iterator[None]:
         # Where it matters: clients leave an owner that is cut off, and the next one dies.
         if history.faults is not None:
             history.faults.kinds = (FleetFaults(history).cut_off_and_kill_the_next,)
+            history.unhindered.looks = False
         yield
 
 

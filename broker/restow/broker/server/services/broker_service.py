@@ -335,6 +335,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         key = engine_key(context, Role.ENGINE, ref.engine_id)
         await self._hub.standing.sure()
         engine = self._hub.directory.members.engine(key, ref.incarnation)
+        # One that hands a pool on has its engines yet, and may not act for them any more.
         self._hub.standing.check(pool_of(engine))
         engine.last_seen_s = self._hub.now_s()
         return engine
