@@ -7,6 +7,7 @@ import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -61,15 +62,15 @@ class ApiServer:
         pair = self._authority.issue(server=True)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(pair.certificate, pair.key)
-        app = web.Application(middlewares=[self._outermost])
-        app.router.add_get(PATH, self._all)
-        app.router.add_post(PATH, self._create)
-        for method, handler in (
-            ("GET", self._get),
-            ("PUT", self._replace),
-            ("DELETE", self._delete),
+        app = web.Application()
+        for method, path, handler in (
+            ("GET", "", self._all),
+            ("POST", "", self._create),
+            ("GET", "/{name}", self._get),
+            ("PUT", "/{name}", self._replace),
+            ("DELETE", "/{name}", self._delete),
         ):
-            app.router.add_route(method, f"{PATH}/{{name}}", handler)
+            app.router.add_route(method, f"{PATH}{path}", partial(self._answer, handler))
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, HOST, self.port, ssl_context=context).start()
@@ -95,8 +96,7 @@ class ApiServer:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    @web.middleware
-    async def _outermost(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _answer(self, handler: Any, request: web.Request) -> web.StreamResponse:
         watches = "watch" in request.query
         self.calls.append("WATCH" if watches else request.method)
         if self.silent:

@@ -41,7 +41,6 @@ async def in_fleet(
     if opened is None:
         yield None
         return
-    running: asyncio.Task[None] | None = None
     async with opened as registry:
         one = OneOfSeveral(
             registry,
@@ -54,8 +53,8 @@ async def in_fleet(
             settings.timing(),
         )
         hub.standing = one
+        running = asyncio.create_task(one.membership.run())
         try:
-            running = asyncio.create_task(one.membership.run())
             yield one
         finally:
             running.cancel()
