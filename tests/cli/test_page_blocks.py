@@ -98,7 +98,9 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         ),
         "pip install '.[trace]'": NotRun("needs a collector of traces"),
         "helm install": NotRun("needs Kubernetes"),
-        "helm upgrade": NotRun("needs Kubernetes; tests/deployment run what comes of such values"),
+        "helm upgrade --install": NotRun("needs Kubernetes; tests/deployment render such values"),
+        "helm upgrade restow": NotRun("needs Kubernetes; tests/deployment render such values"),
+        "kubectl -n serving get leases": NotRun("needs Kubernetes"),
     },
     "docs/reliability.md": {
         "./run simulate": NotRun(SUITE),

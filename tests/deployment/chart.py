@@ -59,6 +59,7 @@ SEVERAL: Object = TRUSTED | {
     "replicas": 3,
     "etcd": {"endpoints": "etcd-0.etcd:2379,etcd-1.etcd:2379"},
 }
+LEASES: Object = TRUSTED | {"replicas": 3, "kubernetesLeases": {"enabled": True}}
 GUARDED: Object = TOKENS | {
     "replicas": 3,
     "operator": {"secretName": "o"},

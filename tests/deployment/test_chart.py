@@ -17,6 +17,7 @@ from deployment.chart import (
     DOCKER,
     EVERYTHING,
     GUARDED,
+    LEASES,
     SEVERAL,
     TOKENS,
     TRUSTED,
@@ -37,14 +38,16 @@ CLIENTS = {"BROKER", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN_FILE"}
 """In the container's environment for `kubectl exec`, and no setting of the broker's."""
 MADE = {"listen", "http_listen", "tls_cert", "tls_key", "client_ca", "tokens", "advertise", "etcd"}
 MADE |= {"etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"}
+MADE |= {"kubernetes_leases", "kubernetes_account"}
 """Settings that the chart makes of other values."""
 OPERATORS = ("ServiceMonitor", "PrometheusRule")
 """Kinds of the Prometheus operator, of which Kubernetes' schemas know nothing."""
+VALUES = [TRUSTED, TOKENS, CERTIFICATES, EVERYTHING, SEVERAL, GUARDED, LEASES]
 pytestmark = needs_helm
 
 
 @pytest.mark.parametrize("kubernetes", KUBERNETES)
-@pytest.mark.parametrize("values", [TRUSTED, TOKENS, CERTIFICATES, EVERYTHING, SEVERAL, GUARDED])
+@pytest.mark.parametrize("values", VALUES)
 def test_objects_are_after_kubernetes_schemas(values: Object, kubernetes: str) -> None:
     objects = rendered(values)
     assert {"ServiceMonitor", "PrometheusRule", "ConfigMap"} <= objects.keys() or (
@@ -53,7 +56,7 @@ def test_objects_are_after_kubernetes_schemas(values: Object, kubernetes: str) -
     for one in objects.values():
         if one["kind"] not in OPERATORS:
             kubernetes_validate.validate(one, kubernetes, strict=True)
-    more = 3 if values is EVERYTHING else 1 if "replicas" in values else 0
+    more = 3 if values in (EVERYTHING, LEASES) else 1 if "replicas" in values else 0
     assert len(objects) == 5 + more
 
 
@@ -79,6 +82,7 @@ def test_lint() -> None:
         (SEVERAL | {"etcd": {"endpoints": "e:2379", "user": "restow"}}, "need etcd.secretName"),
         (SEVERAL | {"etcd": {"endpoints": "e:2379", "clientCertificate": True}}, "plaintext"),
         (SEVERAL | {"settings": {"etcd": "e:2379"}}, "etcd"),
+        (SEVERAL | {"kubernetesLeases": {"enabled": True}}, "exclude each other"),
         (TRUSTED | {"ports": {"grpc": 80, "http": 9464}}, "ports.grpc|/ports/grpc"),
         (TRUSTED | {"operator": {"secretName": "o"}}, "needs tls.secretName"),
         (TRUSTED | {"settings": {"drain_s": 26}}, "at least 5 more than settings.drain_s"),
@@ -94,7 +98,7 @@ def test_what_can_not_be_meant_is_refused(values: Object, words: str) -> None:
     assert any(word in done.stderr for word in words.split("|")), done.stderr
 
 
-@pytest.mark.parametrize("values", [TRUSTED, TOKENS, CERTIFICATES, EVERYTHING, SEVERAL, GUARDED])
+@pytest.mark.parametrize("values", VALUES)
 def test_the_broker_knows_its_settings(values: Object, monkeypatch: pytest.MonkeyPatch) -> None:
     objects = rendered(values)
     said = {

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -20,6 +20,7 @@ from broker.certificates import Authority
 from broker.token_house import house
 from deployment.chart import (
     GUARDED,
+    LEASES,
     SEVERAL,
     TRUSTED,
     Object,
@@ -34,6 +35,7 @@ from deployment.chart import (
 from etcd_harness.cluster import running_etcd
 from fleet.scene import pair
 from forked.ports import free_port
+from kubernetes_harness.server import running_api
 
 RESTOW = [sys.executable, "-m", "restow.broker.cli.main"]
 PODS = [f"here-restow-{one}" for one in range(3)]
@@ -47,7 +49,7 @@ def advertised(objects: dict[str, Object]) -> list[str]:
     return [said.replace("$(POD_NAME)", pod) for pod in PODS]
 
 
-@pytest.mark.parametrize("values", [SEVERAL, GUARDED])
+@pytest.mark.parametrize("values", [SEVERAL, GUARDED, LEASES])
 def test_each_pod_is_reached_by_a_name_of_its_own(values: Object, tmp_path: Path) -> None:
     objects = rendered(values)
     brokers = objects["StatefulSet"]
@@ -95,7 +97,36 @@ def test_one_broker_is_as_it_was() -> None:
     assert workload(objects)["spec"]["strategy"] == {"type": "Recreate"}
     assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 0
     assert "affinity" not in workload(objects)["spec"]["template"]["spec"]
-    assert not environment(objects).keys() & {"RESTOW_ETCD", "RESTOW_ADVERTISE"}
+    others = {"RESTOW_ETCD", "RESTOW_KUBERNETES_LEASES", "RESTOW_ADVERTISE"}
+    assert not environment(objects).keys() & others
+    assert not objects.keys() & {"Role", "RoleBinding"}
+    assert not workload(objects)["spec"]["template"]["spec"]["automountServiceAccountToken"]
+
+
+def test_leases_are_asked_for_by_an_account_that_may_do_nothing_else() -> None:
+    objects = rendered(LEASES)
+    pod = workload(objects)["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"]
+    account = objects["ServiceAccount"]["metadata"]["name"]
+    assert pod["serviceAccountName"] == account
+    assert environment(objects)["RESTOW_KUBERNETES_LEASES"] == "serving"
+    binding = objects["RoleBinding"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account, "namespace": "serving"}
+    ]
+    assert binding["roleRef"]["name"] == objects["Role"]["metadata"]["name"]
+    [rule] = objects["Role"]["rules"]
+    assert (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"])
+    # What the server of the tests has been asked for, in Kubernetes' words for it.
+    assert set(rule["verbs"]) == {"get", "list", "watch", "create", "update", "delete"}
+
+
+def test_two_releases_are_two_fleets_unless_somebody_says_so() -> None:
+    """At one etcd they would hand each other's engines to and fro."""
+    assert environment(rendered(SEVERAL))["RESTOW_FLEET"] == "serving.here-restow"
+    assert environment(rendered(GUARDED))["RESTOW_FLEET"] == "blue"
+    long = rendered(SEVERAL | {"fullnameOverride": f"{'a' * 54}-{'b' * 8}"})
+    assert environment(long)["RESTOW_FLEET"] == f"serving.{'a' * 54}"
 
 
 def test_files_for_etcd_are_mounted() -> None:
@@ -135,29 +166,45 @@ def test_one_certificate_has_the_names_of_all(tmp_path: Path) -> None:
 
 async def test_pods_share_pools_out_and_are_ready_when_they_have_joined(tmp_path: Path) -> None:
     async with running_etcd(tmp_path, 1, heartbeat_ms=50, election_ms=500) as etcd:
-        ports = [(free_port(), free_port()) for _ in PODS]
         values = SEVERAL | {"etcd": {"endpoints": ",".join(etcd.endpoints)}}
-        with contextlib.ExitStack() as stack:
-            for pod, (grpc_port, http_port) in zip(PODS, ports, strict=True):
-                own = {"ports": {"grpc": grpc_port, "http": http_port}}
-                objects = rendered(values | own)
-                known = {
-                    name: value.replace("$(POD_NAME).here-restow-brokers.serving", "127.0.0.1")
-                    for name, value in environment(objects).items()
-                }
-                log = tmp_path / f"{pod}.log"
-                stack.enter_context(process([*RESTOW, *container(objects)["args"]], known, log))
-            for _, http_port in ports:
-                await until(lambda port=http_port: ready(port), WITHIN_S)  # type: ignore[misc]
-            addresses = ",".join(f"127.0.0.1:{port}" for port, _ in ports)
-            async with pair(addresses) as both:
-                assert (await both.hand_over()).done
+        async with pods(values, {}, tmp_path) as https:
             for one in etcd.members:
                 one.stop()
-            for _, http_port in ports:
-                await until(lambda port=http_port: not ready(port), WITHIN_S)  # type: ignore[misc]
+            await until(lambda: not any(map(ready, https)), WITHIN_S)
             for one in etcd.members:
                 one.go_on()
+
+
+async def test_pods_share_pools_out_by_leases(tmp_path: Path) -> None:
+    async with running_api(tmp_path) as server:
+        account = {"RESTOW_KUBERNETES_ACCOUNT": str(server.account)}
+        async with pods(LEASES, server.environ | account, tmp_path) as https:
+            await server.hang()
+            await until(lambda: not any(map(ready, https)), WITHIN_S)
+            await server.go_on()
+            await until(lambda: all(map(ready, https)), WITHIN_S)
+
+
+@contextlib.asynccontextmanager
+async def pods(values: Object, more: dict[str, str], folder: Path) -> AsyncIterator[list[int]]:
+    """All are ready, and a state was handed over; yields where their probes are asked."""
+    ports = [(free_port(), free_port()) for _ in PODS]
+    https = [http for _, http in ports]
+    with contextlib.ExitStack() as stack:
+        for pod, (grpc_port, http_port) in zip(PODS, ports, strict=True):
+            objects = rendered(values | {"ports": {"grpc": grpc_port, "http": http_port}})
+            known = {
+                name: value.replace("$(POD_NAME).here-restow-brokers.serving", "127.0.0.1")
+                for name, value in environment(objects).items()
+            }
+            command = [*RESTOW, *container(objects)["args"]]
+            stack.enter_context(process(command, known | more, folder / f"{pod}.log"))
+        await until(lambda: all(map(ready, https)), WITHIN_S)
+        async with pair(",".join(f"127.0.0.1:{port}" for port, _ in ports)) as both:
+            assert (await both.hand_over()).done
+        yield https
+        # The server of Leases is on this loop, and brokers that leave ask it.
+        await asyncio.to_thread(stack.close)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
-"""Brokers' memberships over a real etcd, with what they were told."""
+"""Brokers' memberships over a registry, with what they were told."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from agent_harness.waiting import until
 from etcd_harness.cluster import EtcdCluster, client_of
@@ -13,19 +13,22 @@ from restow.broker.layout.values import ModelIdentity, Pool
 from restow.broker.owners.actions import Drain, Lost, Serve
 from restow.broker.owners.claim import chosen
 from restow.broker.owners.events import Drained, Wanted
+from restow.broker.owners.registry import Registry
 from restow.broker.owners.timing import Timing
 from restow.broker.server.fleet.membership import Membership, OfPools
 
 POOLS = tuple(Pool(tenant, ModelIdentity("a model/with 100%", "1")) for tenant in "abcdefgh")
 WITHIN_S = 60.0
+Opened = Callable[[], contextlib.AbstractAsyncContextManager[Registry]]
+"""A registry inside an ``async with``."""
 
 
 class Broker:
     """One of several, in this process."""
 
-    def __init__(self, etcd: EtcdCluster, address: str, prefix: str, timing: Timing) -> None:
+    def __init__(self, opened: Opened, address: str, timing: Timing) -> None:
         self.address = address
-        self._etcd, self._prefix, self._timing = etcd, prefix, timing
+        self._opened, self._timing = opened, timing
         self.served: dict[Pool, int] = {}
         self.epochs: list[tuple[Pool, int]] = []
         """Of all that it ever served."""
@@ -34,8 +37,7 @@ class Broker:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Broker]:
         """Until the end, where it is killed unless it has left."""
-        async with client_of(self._etcd) as client:
-            registry = EtcdRegistry(client, self._prefix)
+        async with self._opened() as registry:
             self.membership = Membership(registry, self.address, self._act, self._timing)
             self._task = asyncio.create_task(self.membership.run())
             try:
@@ -75,6 +77,15 @@ class Broker:
         await until(lambda: self.membership.member.lease is not None, WITHIN_S)
         for pool in POOLS:
             self.membership.hear(Wanted(pool))
+
+
+def at_etcd(etcd: EtcdCluster, address: str, prefix: str, timing: Timing) -> Broker:
+    @contextlib.asynccontextmanager
+    async def opened() -> AsyncIterator[Registry]:
+        async with client_of(etcd) as client:
+            yield EtcdRegistry(client, prefix)
+
+    return Broker(opened, address, timing)
 
 
 async def shared_out(*brokers: Broker) -> None:

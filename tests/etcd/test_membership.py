@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from agent_harness.waiting import until
-from etcd.scene import POOLS, WITHIN_S, Broker, shared_out
+from etcd.scene import POOLS, WITHIN_S, at_etcd, shared_out
 from etcd_harness.cluster import EtcdCluster, client_of, running_etcd
 from restow.broker.etcd.client import EtcdClient
 from restow.broker.etcd.registry import EtcdRegistry
@@ -91,7 +91,7 @@ async def test_who_joins_is_handed_its_share_and_who_leaves_hands_it_on(
     etcd: EtcdCluster, prefix: bytes, stack: AsyncExitStack
 ) -> None:
     """No lease ends within the test."""
-    x, y, z = (Broker(etcd, one, prefix.decode(), LONG) for one in (X, Y, Z))
+    x, y, z = (at_etcd(etcd, one, prefix.decode(), LONG) for one in (X, Y, Z))
     await stack.enter_async_context(x.running())
     await x.want_all()
     await shared_out(x)
@@ -112,7 +112,7 @@ async def test_who_joins_is_handed_its_share_and_who_leaves_hands_it_on(
 async def test_pools_of_one_that_died_are_claimed_by_the_others(
     etcd: EtcdCluster, prefix: bytes, stack: AsyncExitStack
 ) -> None:
-    x, y = (Broker(etcd, one, prefix.decode(), SHORT) for one in (X, Y))
+    x, y = (at_etcd(etcd, one, prefix.decode(), SHORT) for one in (X, Y))
     for one in (x, y):
         await stack.enter_async_context(one.running())
     await x.want_all()
@@ -125,7 +125,7 @@ async def test_pools_of_one_that_died_are_claimed_by_the_others(
 async def test_two_that_advertise_one_address_are_not_both_let_in(
     etcd: EtcdCluster, prefix: bytes, stack: AsyncExitStack
 ) -> None:
-    x, twin = (Broker(etcd, X, prefix.decode(), LONG) for _ in range(2))
+    x, twin = (at_etcd(etcd, X, prefix.decode(), LONG) for _ in range(2))
     await stack.enter_async_context(x.running())
     await x.want_all()
     await shared_out(x)
@@ -142,7 +142,7 @@ async def test_an_etcd_that_is_gone_for_a_while_costs_no_pool_and_grants_nothing
     tmp_path: Path, stack: AsyncExitStack
 ) -> None:
     async with running_etcd(tmp_path) as etcd:
-        x = Broker(etcd, X, "/restow/", SHORT)
+        x = at_etcd(etcd, X, "/restow/", SHORT)
         await stack.enter_async_context(x.running())
         await x.want_all()
         await shared_out(x)

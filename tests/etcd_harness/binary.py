@@ -10,7 +10,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-OWN = "RESTOW_ETCD"
+OWN = "TEST_ETCD"
 """Names another program to test with."""
 
 

@@ -6,7 +6,7 @@ left_out() {
   echo "SKIPPED: $1: members of etcd are stopped and cut off, and none is killed" >&2
   exit 77
 }
-named=${RESTOW_ETCD:-$(command -v etcd || true)}
+named=${TEST_ETCD:-$(command -v etcd || true)}
 if [ -n "$named" ]; then
   echo "$named"
   exit 0

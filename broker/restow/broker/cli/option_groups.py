@@ -31,7 +31,7 @@ def group_of(name: str) -> str | None:
     for group, names in GROUPS.items():
         if name in names:
             return group
-    if name.startswith("etcd_"):
+    if name.startswith(("etcd_", "kubernetes_")):
         return SEVERAL
     if name.endswith("_s"):
         return TIMES

@@ -48,6 +48,12 @@ class BrokerSettings(BaseSettings):
     etcd_key: Path | None = None
     etcd_user: str = ""
     etcd_password_file: Path | None = None
+    kubernetes_leases: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")] | None = (
+        None
+    )
+    """The namespace whose Lease objects stand for an etcd. None: none do."""
+    kubernetes_account: Path | None = None
+    """The folder of the service account that asks for them. None: where a pod has its own."""
     member_lease_s: Seconds = TIMING.lease_s
     """How long another broker waits for one that says nothing, before it takes its pools."""
     strategy: Strategy = Strategy.AUTO

@@ -27,7 +27,12 @@
 
 {{- /* What the brokers share pools out by; empty: there is one broker. */ -}}
 {{- define "restow.registry" -}}
-{{- if .Values.etcd.endpoints -}}etcd{{- end -}}
+{{- if .Values.etcd.endpoints -}}etcd{{- else if .Values.kubernetesLeases.enabled -}}leases{{- end -}}
+{{- end -}}
+
+{{- /* Two releases that use one etcd must not take each other for their own. */ -}}
+{{- define "restow.fleet" -}}
+{{- dig "fleet" "" .Values.settings | default (printf "%s.%s" .Release.Namespace (include "restow.fullname" .) | trunc 63 | trimAll "-.") -}}
 {{- end -}}
 
 {{- /* What engines are given. */ -}}
@@ -93,7 +98,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail "without TLS everybody is an operator: operator.secretName needs tls.secretName" -}}
 {{- end -}}
 {{- if and (gt (int .Values.replicas) 1) (not (include "restow.registry" .)) -}}
-{{- fail "several brokers need something to share pools out by: set etcd.endpoints, or replicas=1" -}}
+{{- fail "several brokers need something to share pools out by: set etcd.endpoints or kubernetesLeases.enabled, or replicas=1" -}}
+{{- end -}}
+{{- if and .Values.etcd.endpoints .Values.kubernetesLeases.enabled -}}
+{{- fail "brokers share pools out by one thing: etcd.endpoints and kubernetesLeases.enabled exclude each other" -}}
 {{- end -}}
 {{- if and (or .Values.etcd.secretName .Values.etcd.user .Values.etcd.clientCertificate) (not .Values.etcd.endpoints) -}}
 {{- fail "etcd.secretName, etcd.user and etcd.clientCertificate say how etcd knows the brokers: set etcd.endpoints too" -}}

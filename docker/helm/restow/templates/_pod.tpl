@@ -11,7 +11,7 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "restow.fullname" . }}
-  automountServiceAccountToken: false
+  automountServiceAccountToken: {{ eq (include "restow.registry" .) "leases" }}
   # Services of the namespace would show up as RESTOW_PORT and the like, which are no settings.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
@@ -76,9 +76,17 @@ spec:
         {{- $host = printf "$(POD_NAME).%s.%s" (include "restow.brokers" .) .Release.Namespace }}
         - name: POD_NAME
           valueFrom: {fieldRef: {fieldPath: metadata.name}}
+        {{- if not (hasKey .Values.settings "fleet") }}
+        - name: RESTOW_FLEET
+          value: {{ include "restow.fleet" . | quote }}
+        {{- end }}
         # A name and no address: the certificate has it.
         - name: RESTOW_ADVERTISE
           value: "{{ $host }}:{{ .Values.ports.grpc }}"
+        {{- end }}
+        {{- if eq (include "restow.registry" .) "leases" }}
+        - name: RESTOW_KUBERNETES_LEASES
+          value: {{ .Release.Namespace | quote }}
         {{- end }}
         {{- if .Values.etcd.endpoints }}
         - name: RESTOW_ETCD

@@ -71,7 +71,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="With --etcd: where engines and agents reach this one of several. Default: "
+            help="Of several: where engines and agents reach this one of several. Default: "
             "--listen.",
         ),
     ] = None,
@@ -79,15 +79,32 @@ def serve(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --etcd: the brokers that share pools out; others may use the same etcd. "
+            help="Of several: the brokers that share pools out; others may use the same etcd. "
             "Default: default.",
         ),
     ] = None,
     member_lease_s: Annotated[
         float | None,
         typer.Option(
-            help="With --etcd: how long the others wait for a broker that says nothing, before "
+            help="Of several: how long the others wait for a broker that says nothing, before "
             "they take its pools. Default: 2.",
+        ),
+    ] = None,
+    kubernetes_leases: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMESPACE",
+            help="Be one of several brokers by Lease objects of the Kubernetes whose pod this is, "
+            "in place of --etcd. Default: alone.",
+        ),
+    ] = None,
+    kubernetes_account: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubernetes-account",
+            metavar="FOLDER",
+            help="With --kubernetes-leases: token and ca.crt of a service account. Default: where "
+            "a pod has its own.",
         ),
     ] = None,
     etcd_ca: Annotated[
