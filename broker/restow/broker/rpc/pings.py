@@ -18,8 +18,8 @@ _SERVER_EVERY_S = 4.0
 """Longer than a client's: a ping that comes makes one of the server's own needless."""
 NOTICED_S = _SERVER_EVERY_S + ANSWER_S
 """When both ends of a dead connection know, at the latest."""
-SEVERAL_EVERY_S = 0.7
-SEVERAL_ANSWER_S = 1.0
+SEVERAL_EVERY_S = 0.5
+SEVERAL_ANSWER_S = 0.8
 """Where another broker may be asked: about as long as one waits for a lease of the dead one."""
 
 

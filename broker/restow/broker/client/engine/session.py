@@ -46,6 +46,8 @@ MAX_BATCH = 128
 """Messages in a batch: few enough that the broker works on one while the next is written."""
 LOOK_EVERY_S = 0.25
 """How often leases and patience are looked at."""
+ASK_OTHERS = (BrokerUnreachableError.reason, NotOwnerError.reason)
+"""Ends of a stream after which another broker is asked, if there is one, before that one."""
 MAY_COME = (BrokerUnreachableError.reason, NotOwnerError.reason, OwnerUnknownError.reason)
 """Refusals that do not end a session which begins before its time is over."""
 CLOSE_S = 1.0
@@ -282,9 +284,12 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                     self._lose(typed)
                     return
                 moved = self._brokers.refused(typed)
-                if not moved and typed.reason == NotOwnerError.reason:
-                    moved = self._brokers.failed()  # it does not know who owns the pool: others may
-            except (TrustError, EpochOverError) as error:
+                if not moved and self._brokers.several and typed.reason in ASK_OTHERS:
+                    moved = self._brokers.failed()
+            except EpochOverError as error:
+                self._log.warning("session broke", reason=error.reason, detail=error.message)
+                moved = self._brokers.failed()
+            except TrustError as error:
                 self._log.warning("session broke", reason=error.reason, detail=error.message)
             finally:
                 self._opened.clear()
