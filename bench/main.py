@@ -32,6 +32,7 @@ class Suite(StrEnum):
     STORE = "store"
     PREFIXES = "prefixes"
     OFFERS = "offers"
+    KEPT = "kept"
     SESSIONS = "sessions"
     VLLM = "vllm"
 
@@ -53,6 +54,7 @@ MODULES = {
     Suite.STORE: ("store_worth", "run"),
     Suite.PREFIXES: ("prefixes", "run"),
     Suite.OFFERS: ("offers", "run"),
+    Suite.KEPT: ("kept", "run"),
     Suite.SESSIONS: ("sessions", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }

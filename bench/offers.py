@@ -61,7 +61,7 @@ async def _measure(
         kinds = {KIND: Engines(layouts, address, 1, on_offer=give)}
         async with scene("offers", kinds, TOKENS) as made:
             scenes.append(made)
-            await _all_there(address, sum(len(one.ranks) for one in layouts))
+            await all_there(address, sum(len(one.ranks) for one in layouts))
             _tell(made, chain)
             while not (await made.sessions["D", KIND].find([chain]))[0]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -92,7 +92,7 @@ async def _measure(
         broker.wait()
 
 
-async def _all_there(address: str, ranks: int) -> None:
+async def all_there(address: str, ranks: int) -> None:
     """Wait until each rank's agent is."""
     async with AsyncAdminClient(address) as client:
         while len(await client.agents()) < ranks:  # noqa: ASYNC110 - the broker tells no events

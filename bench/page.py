@@ -179,6 +179,11 @@ def offers(rows: Rows) -> list[str]:
     return lines
 
 
+def kept(rows: Rows) -> list[str]:
+    """A line a case and reference."""
+    return offers(rows)
+
+
 def sessions(rows: Rows) -> list[str]:
     """A line a case and what was counted."""
     lines = _head("case", "with Find, and without", "ratio")
@@ -234,6 +239,7 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "digests.json": (digests,),
     "prefixes.json": (prefixes,),
     "offers.json": (offers,),
+    "kept.json": (kept,),
     "sessions.json": (sessions,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""

@@ -138,6 +138,27 @@ async def test_one_whose_session_breaks_while_it_hands_over_is_not_waited_for() 
         await drained(client)
 
 
+async def test_one_that_can_not_say_what_it_holds_is_not_waited_for_either() -> None:
+    faults: list[str] = []
+
+    def fail() -> list[Prefix]:
+        faults.append("")
+        raise KeyError("a fault of the engine's")
+
+    async with (
+        broker() as running,
+        engine(running.address, "p", on_drain=fail) as (session, _),
+        AsyncAdminClient(running.address) as client,
+    ):
+        tell(session, STATES[0])
+        await heard(running, "p", 2)
+        await client.drain_engine("p")
+        await until(lambda: bool(faults))
+        await drained(client)
+        with pytest.raises(KeyError):
+            await session.drain(20)
+
+
 async def test_a_session_for_threads_says_what_to_keep_too() -> None:
     offered: list[str] = []
 

@@ -188,6 +188,27 @@ async def test_who_does_not_answer_or_is_gone_is_followed_by_the_next() -> None:
             assert len(last.offers) == 2
 
 
+async def test_a_decline_that_comes_just_after_the_end_means_nothing() -> None:
+    async with (
+        broker() as running,
+        holder(running, "p") as p,
+        engine(running.address, "d") as (d, _),
+    ):
+        p.answer = p.be_silent
+        asked = d.request("one", D_STATE, prefix=STATE)
+        await until(lambda: bool(p.offers))
+        hub, directory = running.hub, running.hub.directory
+        source, destination = (
+            directory.members.engines[EngineKey("default", name)] for name in ("p", "d")
+        )
+        hub.perform(directory.cancel(destination, "one", "", hub.now_s()))
+        assert directory.offering.decline(source, "one", "evicted", hub.now_s()) == []
+        assert (await asked).reason == "CANCELLED"
+        assert directory.offering.not_held == 0
+        p.answer = p.publish
+        assert (await ask(d, "two")).state == "DONE"
+
+
 async def test_a_refused_publication_is_followed_by_the_next() -> None:
     async with (
         broker() as running,

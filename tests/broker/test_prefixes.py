@@ -276,6 +276,23 @@ async def test_threads_tell_and_an_operator_sees_how_much() -> None:
         await asyncio.to_thread(session.close)
 
 
+async def test_an_operator_of_one_tenant_does_not_see_what_others_take(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with (
+        guarded(authority) as running,
+        engine(running.address, "e", credentials=of_tenant(authority, "a")) as (one, _),
+        engine(running.address, "e", credentials=of_tenant(authority, "b")) as (other, _),
+        AsyncAdminClient(running.address, credentials=operator(authority, "a")) as client,
+    ):
+        hold(one)
+        await heard(running, "e", 2, "a")
+        (before,) = (await client.holdings()).tenants
+        hold(other)
+        await heard(running, "e", 2, "b")
+        (after,) = (await client.holdings()).tenants
+        assert (before.tenant, before) == ("a", after)
+
+
 BAD_BATCHES = {
     "HOLDINGS_INVALID": [
         {"number": 0},

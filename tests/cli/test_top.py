@@ -112,6 +112,21 @@ def test_rates_are_those_between_two_looks_at_one_life() -> None:
     assert "epoch first, is one of 3 and owns 2 pools" in dict(headline(None, among))["broker"]
 
 
+def holding(name: str, blocks: int, snapshots: int) -> dict[str, Any]:
+    attention = {"group": "a", "count": blocks, "block_tokens": 16, "window_tokens": None}
+    window = {"group": "w", "count": 1, "block_tokens": 16, "window_tokens": 64}
+    state = {"group": "s", "count": snapshots, "block_tokens": None, "window_tokens": None}
+    return {"engine_id": name, "groups": [attention, window, state]}
+
+
+def test_who_holds_most_is_told() -> None:
+    assert "held" not in dict(headline(None, look(1.0, [])))
+    three = [holding("p", 3, 1), holding("store", 512, 40), holding("d", 2, 2)]
+    seen = replace(look(1.0, []), holdings=three)
+    found = dict(headline(None, seen))["held"]
+    assert found == "store 8192 tokens, 40 snapshots; p 48 tokens, 1 snapshot; 1 more"
+
+
 def test_the_oldest_come_first_and_the_shortest_lease_is_told() -> None:
     seen = look(1.0, [handoff(3), handoff(50), handoff(7), done(1, "prefill-1", 1, 1.0)])
     rows = handoff_rows(chosen(seen))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engines.test_vllm_content import Lora, adapter
 from engines.test_vllm_parameters import Request
 from engines.written_session import Session, nothing
 from restow.agents.engines.common.groups import Group
+from restow.agents.engines.vllm.errors import SettingsError
 from restow.agents.engines.vllm.prefix.asking import FIND_S, PATIENCE_MS
 from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
@@ -146,6 +150,27 @@ def test_p_begins_its_own_prompt_with_what_others_hold() -> None:
     assert [one[0] for one in session.take()] == ["publish", "request"]
     assert p.finished(request, BLOCKS, computed=False) is None
     assert [one[0] for one in session.take()] == ["cancel", "cancel"]
+
+
+def test_prompts_of_an_adapter_that_is_known_by_its_name_alone_are_nobodys(tmp_path: Path) -> None:
+    read = Lora(adapter(tmp_path / "read"))
+    lost, anew = Lora(str(tmp_path / "nowhere")), replace(read, load_inplace=True)
+    for lora, asks in ((read, True), (lost, False), (anew, False), (None, True)):
+        session, request = Session(), plain(lora_request=lora)
+        d = finding(session)
+        d.new_request(request)
+        assert (d.loadable_tokens(request, 0) is None) == asks, lora
+        assert len(session.questions) == asks
+        d.finished(request, BLOCKS, computed=True)
+
+
+def test_an_engine_of_weights_that_nobody_can_tell_from_others_uses_no_prefixes() -> None:
+    for words in ("find", "find+tell"):
+        settings = ConnectorSettings.of({"prefix": words})
+        settings.check_weights("sha256-1")
+        with pytest.raises(SettingsError, match="model_revision"):
+            settings.check_weights("")
+    ConnectorSettings().check_weights("")
 
 
 def test_without_the_setting_nobody_is_asked() -> None:

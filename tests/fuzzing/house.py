@@ -260,7 +260,7 @@ class House:
             ("agents", directory.connections.names.keys() - {(TENANTS[0], one) for one in friends}),
             ("sessions", hub.engines.keys() - good),
             ("agents' streams", {key for key in hub.agents if key.engine not in good}),
-            ("calls that wait", set(hub._waiting)),
+            ("calls that wait", set(hub.waiting._waiting)),
             ("plans under way", set(directory.granting.planning)),
             ("calls", {task for task in self._calls if not task.done()}),
         ):

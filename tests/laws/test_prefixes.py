@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.limits import Limits
+from restow.broker.core.prefix import index as prefix_index
 from restow.broker.core.prefix.holders import Holders
 from restow.broker.core.prefix.index import HASH_BYTES
 from restow.broker.core.prefix.prefixes import Prefixes
@@ -376,6 +378,21 @@ def test_a_tenant_that_others_leave_no_room_forgets_its_own() -> None:
         prefixes.hear(second, Batch(number, FORM, "x" * number, (more,)))
     assert _found(prefixes, "a", first, b"".join(chain_hashes(1))) == 96
     assert prefixes.size_bytes <= 5_000
+
+
+def test_no_question_keeps_others_waiting_however_what_is_held_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_index, "MAX_LOOKS", 3 * LENGTH // 2, raising=False)
+    prefixes = Prefixes(Limits())
+    first, second = ENGINES[0], ENGINES[1]
+    hashes, whole = chain_hashes(1), b"".join(chain_hashes(1))
+    group = sorted(first.block_tokens)[0]
+    runs = tuple(Run(group, one) for one in reversed(hashes))  # each lies by itself
+    prefixes.hear(first, Batch(1, FORM, "", runs))
+    assert _found(prefixes, "a", first, whole) == 4 * LENGTH * 3 // 4
+    prefixes.hear(second, Batch(1, FORM, "", (Run(group, whole),)))
+    assert _found(prefixes, "a", first, whole) == 4 * LENGTH // 2
 
 
 def _found(prefixes: Prefixes, tenant: str, engine: Any, hashes: bytes) -> int:

@@ -13,11 +13,12 @@ from agent_harness.waiting import until
 from broker.fakes import broker, engine
 from broker.test_prefixes import FORM, heard
 from forked.ports import free_port
-from restow.broker.client import EngineSession, PrefixHolder, chain_of
+from restow.broker.client import AsyncAdminClient, EngineSession, PrefixHolder, chain_of
 from restow.broker.router.engines import Engines
 from restow.broker.router.finding import FindSettings
 from restow.broker.router.token_ids import own_token_ids, tokenize_body
 from restow.broker.server.serve import RunningBroker
+from restow.broker.trust.errors import TokenFileError
 from router.fake_engine import House, house, never, says, well
 
 TOKENS = list(range(1, 165))
@@ -110,6 +111,18 @@ async def test_a_salt_is_part_of_what_is_asked_for() -> None:
         for _ in range(8):
             assert (await one.ask({"prompt": TOKENS, "cache_salt": "mine"}))[0] == 200
         assert asked(one)[0] == [0, 8, 0]
+
+
+async def test_credentials_that_can_not_be_read_cost_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with finding_house() as (_, one, _):
+
+        def unreadable(*_: object) -> None:
+            raise TokenFileError("the file of the token is being written anew")
+
+        monkeypatch.setattr(AsyncAdminClient, "_made", unreadable)
+        assert (await one.ask({"prompt": TOKENS}))[0] == 200
 
 
 async def test_a_holder_that_is_tried_or_not_well_or_drains_is_not_asked() -> None:

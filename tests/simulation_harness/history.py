@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import traceback
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
@@ -26,6 +27,7 @@ from restow.broker.layout import DType, Layout
 from restow.broker.planner import CostModel, Strategy
 from restow.broker.server.gate.callers import DEFAULT_TENANT
 from restow.broker.server.hub import Hub
+from simulation_harness.by_content import by_content
 from simulation_harness.engines import Engine
 from simulation_harness.fabric import Fabric
 from simulation_harness.faults import Faults
@@ -54,7 +56,7 @@ ASKED_WRONG = 0.1
 COMPUTED_AT_ONCE = 0.2
 """For how many P computes another prompt under the same id at the same time."""
 LAST = 2
-"""Handoffs after all has healed: one of them may meet a slow network."""
+"""Handoffs after all has healed, if the first is not DONE: it may meet a slow network."""
 LATE_S = 22.0
 """After its timeout: the quarantine of a read, and messages on a slow network."""
 QUIET_S = 120.0
@@ -87,7 +89,7 @@ class Report:
     checks: Checks = field(default_factory=Checks)
     """Of all lives of the broker."""
     offers: Counter[str] = field(default_factory=Counter)
-    """Of states that were asked for by content: made, declined, and for what was held no more."""
+    """Of states that were asked for by content, as `by_content` counts them."""
     faults: list[str] = field(default_factory=list)
     unhindered: Counter[str] = field(default_factory=Counter)
     """How handoffs ended where only brokers and their registry failed, and time had not run out."""
@@ -180,10 +182,9 @@ class History:
                 for hub in self.brokers.hubs:
                     self.report.checks.checked += hub.directory.ledger.checks.checked
                     self.report.checks.mismatches += hub.directory.ledger.checks.mismatches
-                    offering = hub.directory.offering
-                    self.report.offers.update(made=offering.offered, declined=offering.declined)
-                for engine in (e for lives in self.lives.values() for e in lives):
-                    self.report.offers["not held"] += engine.kept.false_offers
+                engines = [e for lives in self.lives.values() for e in lives]
+                self.report.offers = by_content(self._hubs, engines)
+                for engine in engines:
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
                         for state, reason in engine.requests.said.values()
@@ -229,13 +230,19 @@ class History:
         for lives in self.lives.values():
             lives[-1].spawn(lives[-1].kept.evict_all())
         await self._quiet()
-        ends = [await self._serve_one(f"last{number}") for number in range(LAST)]
-        if ("DONE", "") not in ends:
-            raise Violation(f"after all has healed handoffs ended as {ends}")
-        found = [await self._find_one(f"found{number}") for number in range(LAST)]
-        if ("DONE", "") not in found:
-            raise Violation(f"after all has healed demands for what is held ended as {found}")
+        await self._one_is_done("handoffs", self._serve_one)
+        await self._one_is_done("demands for what is held", self._find_one)
         self.unhindered.count()
+
+    async def _one_is_done(
+        self, what: str, begin: Callable[[str], Awaitable[tuple[str, str] | None]]
+    ) -> None:
+        ends = []
+        for number in range(LAST):
+            ends.append(await begin(f"last {what} {number}"))
+            if ends[-1] == ("DONE", ""):
+                return
+        raise Violation(f"after all has healed {what} ended as {ends}")
 
     async def _serve_one(self, name: str) -> tuple[str, str] | None:
         """How a handoff ends that nothing stands against but a slow network."""

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from restow.broker.core.handoffs.digests import DigestMode, Digests
+from simulation_harness.by_content import words_of
 from simulation_harness.history import History, Report
 from simulation_harness.mutations import MUTATIONS
 
@@ -122,10 +123,11 @@ def main() -> int:
             broken += bool(report.violation)
     print(
         f"{count} histories, {events} events, {broken} broken, in "
-        f"{time.perf_counter() - began_s:.1f} s; handoffs {dict(ended)}; offers {dict(offers)}; "
+        f"{time.perf_counter() - began_s:.1f} s; handoffs {dict(ended)}; "
         f"faults {dict(faults)}; of several brokers {acts} batches that grant, end or free, and "
         f"handoffs that only these stood in the way of {dict(unhindered)}"
     )
+    print(words_of(offers, broken))
     return 1 if broken else 0
 
 

@@ -283,3 +283,16 @@ def test_pages_lie_where_files_can_be_read_directly() -> None:
             taken[group] |= set(range(page * stride, (page + 1) * stride))
     apart = sum(len(some) for some in taken.values())
     assert len(set().union(*taken.values())) == apart
+
+
+def test_a_state_that_is_named_in_two_ways_leaves_no_pages_behind() -> None:
+    """By a liar, for a hash is of all tokens before it."""
+    store = Store(SHAPES["attention"], 40 * PAGE_ALIGN_BYTES, least_recently_used)
+    right = prefix_of(list(range(12)), 12)
+    wrong = replace(right, hashes=(b"\1" * 32, b"\2" * 32, right.hashes[2]))
+    for now_s, prefix in enumerate((right, wrong)):
+        assert store.reserve(prefix, now_s)
+        store.commit(store.written[0], now_s)
+    store.kept.forget(right)
+    assert not store.told
+    assert store.kept.room.free_bytes == store.kept.room.usable_bytes

@@ -22,6 +22,7 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
         assert seen[what] > 50, seen
     for what in ("ends", "ends found", "ends checked", "kept"):
         assert seen[what] > 20, seen
+    assert seen["begun with"] > 200, seen  # ends that vLLM has just given away look alike
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def test_every_step_is_computed_from_its_own_tokens_and_nothing_stays_behind(
         ("positions", "_check_published"),
         ("references", "ref_cnt"),
         ("reuse", "_check_published"),
+        ("forgetting", "worth keeping, and not held"),
     ],
 )
 def test_the_law_bites(vllm_python: Path, fault: str, found: str) -> None:

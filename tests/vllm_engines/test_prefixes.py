@@ -6,80 +6,21 @@ loads; the second turn of a conversation goes on from where the first one's repl
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from restow.agents.engines.recall.task import VOCABULARY_SIZE
-from restow.broker.client import AsyncAdminClient, chain_of
 from restow.broker.core.actions import State
-from restow.broker.server.serve import RunningBroker, running_broker
-from restow.broker.server.settings import BrokerSettings
 from vllm_harness.checkpoints import write_checkpoint
 from vllm_harness.closeness import assert_alike
-from vllm_harness.engine import Options, VllmEngine, vllm_engine
+from vllm_harness.engine import Options
+from vllm_harness.finders import END, STEPS, TELL, drawn, finders
 from vllm_harness.hybrid_checkpoints import HYBRIDS
-from vllm_harness.pair import GRANT_S, MODEL
+from vllm_harness.pair import MODEL
 from vllm_harness.tiny_models import tiny_model
 
 pytestmark = pytest.mark.timeout(600)
-STEPS = 12
-TELL = {"prefix": "find+tell"}
-END = 2
-"""The token that ends a reply: it stands in the next turn's prompt."""
-
-
-@dataclass
-class Engines:
-    """Two that find each other's prefixes, and one that serves alone."""
-
-    broker: RunningBroker
-    one: VllmEngine
-    other: VllmEngine
-    alone: VllmEngine
-
-    async def told(self, name: str, ids: list[int], tokens: int) -> None:
-        """Wait until an engine has told that it holds the state of the first ``tokens``."""
-        ends = [tokens] if tokens % 16 else []
-        chain = chain_of(ids[: tokens + 1], ends_tokens=ends)
-        async with AsyncAdminClient(self.broker.address) as client, asyncio.timeout(60):
-            while True:
-                (holders,) = await client.find([chain], engine_id=name)
-                if any((one.engine_id, one.tokens) == (name, tokens) for one in holders):
-                    return
-
-    @property
-    def ended(self) -> dict[State, int]:
-        return self.broker.hub.directory.ledger.statistics.by_state
-
-
-@contextlib.asynccontextmanager
-async def engines(python: Path, logs: Path, one: Options, other: Options) -> AsyncIterator[Engines]:
-    settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
-    async with running_broker(settings) as broker, contextlib.AsyncExitStack() as stack:
-        joined = {"role": "kv_both", "broker": broker.address, "policy": "recompute"}
-        wanted = {
-            "one": replace(one, engine_id="one", **joined),  # type: ignore[arg-type]
-            "other": replace(other, engine_id="other", **joined),  # type: ignore[arg-type]
-            "alone": replace(one, prefix_caching=False),
-        }
-        started = await asyncio.gather(
-            *(
-                stack.enter_async_context(vllm_engine(python, options, logs / f"{name}.log"))
-                for name, options in wanted.items()
-            )
-        )
-        yield Engines(broker, *started)
-
-
-def drawn(count: int, seed: int = 11) -> list[int]:
-    rng = Random(seed)  # noqa: S311 - reproducible, not secret
-    return [rng.randrange(8, VOCABULARY_SIZE) for _ in range(count)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
@@ -90,7 +31,7 @@ async def test_attention_and_windows_in_blocks_of_other_sizes_at_another_tp(
     wide = Options(model, 1, prefix_caching=True, extra=TELL, engine={"block_size": 32})
     split = replace(wide, tp=2, engine={"block_size": 32 if kind == "gemma3_text" else 64})
     ids = drawn(150)
-    async with engines(vllm_python, tmp_path, wide, split) as found:
+    async with finders(vllm_python, tmp_path, wide, split) as found:
         first = await found.one.ask(ids, STEPS)
         await found.told("one", ids, 128)
         longer = ids[:140] + drawn(70, 12)
@@ -116,7 +57,7 @@ async def test_a_gated_delta_net_at_another_tp(
     engine = {"max_model_len": 1024, "dtype": "bfloat16", "skip_tokenizer_init": False}
     one = Options(model, first_tp, prefix_caching=True, extra=TELL, engine=engine)
     ids = drawn(900)
-    async with engines(vllm_python, tmp_path, one, replace(one, tp=second_tp)) as found:
+    async with finders(vllm_python, tmp_path, one, replace(one, tp=second_tp)) as found:
         first = await found.one.ask(ids[:800], STEPS, logprobs=2)
         await found.told("one", ids, 768)  # of blocks of 256 tokens or 384
         prompts = [ids, ids[:790] + drawn(60, 12)]
@@ -144,7 +85,7 @@ async def test_a_conversation_goes_on_where_the_reply_ended(
     one block (docs/vllm.md, fault 1), so nothing but the end of a reply is ever found."""
     one = Options(MODEL, 1, prefix_caching=True, extra=TELL)
     other = replace(one, tp=2, conv_layout="DS")
-    async with engines(vllm_python, tmp_path, one, other) as found:
+    async with finders(vllm_python, tmp_path, one, other) as found:
         said, turns = drawn(40), [found.one, found.other, found.one, found.other]
         for number, engine in enumerate(turns):
             before = len(said)
@@ -161,7 +102,7 @@ async def test_a_conversation_goes_on_where_the_reply_ended(
 async def test_without_the_setting_nothing_is_said(vllm_python: Path, tmp_path: Path) -> None:
     model = tiny_model("llama", tmp_path / "model")
     off = Options(model, 1, prefix_caching=True, engine={"block_size": 32})
-    async with engines(vllm_python, tmp_path, off, off) as found:
+    async with finders(vllm_python, tmp_path, off, off) as found:
         ids = drawn(150)
         await found.one.ask(ids, STEPS)
         answer = await found.other.ask(ids, STEPS)

@@ -20,6 +20,7 @@ from restow.agents.engines.vllm.prefix.chain import Chain
 from restow.agents.engines.vllm.prefix.pins import Pin, Pins
 from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
 from restow.agents.engines.vllm.prefix.reply_ends import ReplyEnds
+from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker_step import WorkerStep
@@ -61,6 +62,8 @@ def _break(fault: str) -> None:
         Pins.pin = _pin_any_length  # type: ignore[method-assign]
     elif fault == "reuse":
         ReplyEnds._reused = lambda self, block: None  # type: ignore[method-assign]
+    elif fault == "forgetting":
+        WorthKeeping.forget = lambda self, names: None  # type: ignore[method-assign]
     elif fault == "references":
         Pins.pin = _pin_without_references  # type: ignore[method-assign]
 
@@ -117,9 +120,9 @@ class History:
         )
         self.offers = Offers(lambda: None)
         chains = self.cached.chains
-        self.prefix = PrefixSide(
-            "e0", session, settings, chains, self.groups, self.cached, self.offers
-        )
+        self.worth = WorthKeeping()
+        of_cache = chains, self.groups, self.cached
+        self.prefix = PrefixSide("e0", session, settings, *of_cache, self.offers, self.worth)
         self.side = SchedulerSide(
             "e0", "life", "kv_both", self.groups, 0, session, settings, self.prefix
         )
@@ -153,6 +156,7 @@ class History:
         for ended in set(before) - set(self.engine.under_way()):
             self._know(self.engine.names(self.engine.requests[ended]))
         self.seen["ends"] += len(self.cached._ends.come)
+        self._check_worth()
         self._check_published()
 
     def _compute(self, step: Step) -> None:
@@ -227,6 +231,22 @@ class History:
                 cells.setdefault(blocks[token // size], {})[token % size] = name
         self.session.end_load(load)
 
+    def _check_worth(self) -> None:
+        """Whether what is worth keeping is held, and the newest comes first."""
+        told = self.session.told
+        states = [group.name for group in self.groups if group.is_state]
+        somewhere = {name for _, name in told}
+        for one in self.worth.newest():
+            self.seen["worth keeping"] += 1
+            self.seen["begun with"] += self.prefix._recurrent and not self._ended_at(one)
+            name = one.end_hash or one.hashes[-1]
+            held = name in somewhere and all((group, name) in told for group in states)
+            assert held, "worth keeping, and not held"
+
+    def _ended_at(self, prefix: Prefix) -> bool:
+        """Whether a reply ended there, or is said to have."""
+        return (prefix.end_hash or prefix.hashes[-1]) in self.cached._ends._ends
+
     def _check_published(self) -> None:
         """Whether all that was published, and may be read, is what was asked for."""
         for handoff_id, said in self.session.published.items():
@@ -268,6 +288,7 @@ class History:
         left = [
             self.prefix._asking._new,
             self.prefix._asking._open,
+            self.prefix._begun,
             self.cached.chains._following,
             self.cached.chains._named,
             self.side._decode._waits,
@@ -279,6 +300,7 @@ class History:
         assert self.engine.manager.reset_prefix_cache()
         self._compute(self.engine.schedule())
         assert not self.session.told
+        assert not self.worth.newest()
         assert not self.cached._ends._by_block
 
 

@@ -1649,7 +1649,7 @@ class TenantHoldings(google.protobuf.message.Message):
     bytes: builtins.int
     """About how many bytes of the broker's memory they take."""
     limit_bytes: builtins.int
-    """At most so many."""
+    """At most so many, as far as other tenants leave them."""
     forgotten: builtins.int
     """Holdings that were forgotten for want of room, since the tenant had none."""
     def __init__(

@@ -1169,7 +1169,7 @@ class ModelName(google.protobuf.message.Message):
     name: builtins.str
     """Name of the model. Empty is refused."""
     revision: builtins.str
-    """Which weights. Empty: not said, which equals nothing else."""
+    """Which weights. Empty: not said; engines that do not say it are all alike."""
     adapter: builtins.str
     """An adapter that all requests go through. Empty: none."""
     quantisation: builtins.str

@@ -10,12 +10,12 @@ from math import inf
 
 from restow.broker.core.actions import Action, State
 from restow.broker.core.ahead import Ahead
+from restow.broker.core.demanding import Demanding
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
 from restow.broker.core.events import Chunk, Failure, Wish
 from restow.broker.core.granting import Granting
-from restow.broker.core.handoffs.deliveries import is_served
 from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.waiting import why_late
@@ -58,6 +58,7 @@ class Directory:
         self.examining = Examining(self.limits, numbering)
         self.granting = Granting(self.ledger, self.probing, digests or Digests())
         self.offering = Offering(self.ledger, self.members, self.prefixes)
+        self._demanding = Demanding(self.ledger, self.granting, self.offering)
         self.ahead = Ahead(self.ledger, self.members, self.granting, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
@@ -93,6 +94,7 @@ class Directory:
                 engine.check_takes(handoff_id, handoff.born_s if known else inf)
             handoff.check_source(engine)
             if chunk.readers:
+                self.offering.check_alone(handoff)
                 self.ledger.readers.share(handoff, chunk.readers, now_s)
             handoff.publish(engine, chunk, now_s)
         except RestowError:
@@ -124,7 +126,7 @@ class Directory:
                 return []
         if engine.gone or known.ended or known.complete or known.source not in (None, engine):
             return []
-        if self.offering.is_offered(known, engine):
+        if self.offering.is_open(known):  # an answer to an offer; if it comes too late, it is none
             return self.offering.decline(engine, handoff_id, error.reason, now_s)
         words = f"P's publication was refused with {error.reason}: {error.message}"
         return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)
@@ -133,64 +135,7 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
     ) -> list[Action]:
         """D asks, once or again. Raises a typed error; then nothing changed."""
-        engine.check_there()
-        known = self.ledger.hear(engine, handoff_id, now_s)
-        if known is not None and (over := self._over(known, engine, wish.repeated, now_s)):
-            over.check_asked_before(engine, wish)
-            if wish.repeated:
-                self.ledger.quarantine.hold(over, engine, engine.unheard_ranks, now_s)
-            return self._told_again(over, engine, wish.demand)
-        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
-        try:
-            asking = self._ask(handoff, engine, wish, now_s, handoff.born_s if known else inf)
-        except RestowError:
-            if known is None:
-                self.ledger.unmake(handoff)
-            else:
-                self.ledger.wait_for_demand(handoff, now_s)
-            raise
-        if asking is None:
-            return []
-        engine.asks = True
-        if wish.prefix is not None and asking.source is None:
-            return self.offering.begin(asking, wish.prefix, now_s)
-        return self.granting.advance(asking, now_s)
-
-    def _over(
-        self, handoff: Handoff, engine: EngineRecord, again: bool, now_s: float
-    ) -> Handoff | None:
-        """What has ended of a handoff for D; None: it may ask, as after a delivery that failed.
-
-        ``again``: it says a demand once more. Raises `HandoffOwnedError`.
-        """
-        part = self.ledger.part_of(handoff, engine)
-        if handoff.ended and handoff.shared and part is handoff:
-            return self.ledger.readers.late(handoff, engine, now_s)
-        over = handoff.ended or again or is_served(part)
-        return part if part.ended and over else None
-
-    def _ask(
-        self, handoff: Handoff, engine: EngineRecord, wish: Wish, now_s: float, began_s: float
-    ) -> Handoff | None:
-        """What has asked now, the handoff or a delivery of it; None: it was said again."""
-        readers, part = self.ledger.readers, self.ledger.part_of(handoff, engine)
-        shared = handoff.shared or (wish.readers > 0 and handoff.destination is None)
-        begins = shared and (part is handoff or part.ended)
-        if begins:
-            part = readers.begin(handoff, engine, now_s)
-        try:
-            if part.destination is None and not wish.repeated:
-                engine.check_takes(handoff.handoff_id, began_s)
-            first = part.ask(engine, wish, now_s)
-        except RestowError:
-            if begins:
-                readers.drop(part)
-            raise
-        if begins:
-            readers.keep(part, engine)
-            readers.name(handoff, wish.readers)
-        engine.handoffs.add(part.number)
-        return part if first else None
+        return self._demanding.request(engine, handoff_id, wish, now_s)
 
     def renew(
         self, engine: EngineRecord, handoff_id: str, lease_s: float, now_s: float
@@ -245,31 +190,8 @@ class Directory:
         demand: int = 0,
         readers: int = 0,
     ) -> list[Action]:
-        """D goes on without the state: P's pages are free at once, or will be when it publishes.
-
-        ``demand`` is the number of D's message. Of several ``readers`` it is one that needs none.
-        Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if too many
-        messages have asked, and what `Ledger.make` raises.
-        """
-        engine.check_there()
-        known = self.ledger.hear(engine, handoff_id, now_s)
-        if known is not None:
-            known.check_destination(engine)
-            if over := self._over(known, engine, False, now_s):
-                return self._told_again(over, engine, demand)
-        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
-        part = self.ledger.part_of(handoff, engine)
-        shared = handoff.shared or (readers > 0 and handoff.destination is None)
-        if shared and (part is handoff or part.ended):
-            part = self.ledger.readers.begin(handoff, engine, now_s)
-            part.destination = engine
-            self.ledger.readers.keep(part, engine)
-            self.ledger.readers.name(handoff, readers)
-        elif part.destination is None:
-            part.destination = engine
-        part.add_demand_message(engine, demand)
-        words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
-        return self.ledger.stop(part, Failure(State.CANCELLED, "DECLINED", words), now_s)
+        """D goes on without the state. Raises as `Demanding.decline`."""
+        return self._demanding.decline(engine, handoff_id, detail, now_s, demand, readers)
 
     def release(self, handoff: Handoff, now_s: float) -> list[Action]:
         """An operator gives a handoff up."""
@@ -289,18 +211,6 @@ class Directory:
         handoff = known or self.ledger.make(tenant, handoff_id, now_s)
         words = "a router gave it up: its client had left"
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "ABANDONED", words), now_s)
-
-    def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
-        """How an ended handoff ended, for D or who asks late by message ``number``; or it is later.
-
-        Raises `HandoffConflictError` as `decline` does.
-        """
-        if engine is not handoff.destination and handoff.destination is not None:
-            return []
-        if handoff.number not in engine.quarantined:
-            return [told(handoff, engine, number)]
-        handoff.add_demand_message(engine, number)
-        return []
 
     def tick(self, now_s: float) -> list[Action]:
         """Time has passed."""

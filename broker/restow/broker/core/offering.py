@@ -19,7 +19,7 @@ from restow.broker.core.handoffs.offer import Offer
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.prefixes import Prefixes
-from restow.broker.errors import ChainFormError
+from restow.broker.errors import ChainFormError, RequestError
 
 
 class Offering:
@@ -64,10 +64,23 @@ class Offering:
         handoff.timeline.note(now_s, "looked up", (len(engines), offer.tokens))
         return self._next(handoff, offer, now_s)
 
+    def is_open(self, handoff: Handoff) -> bool:
+        """Whether it is on offer, to whomever."""
+        return handoff.number in self.open
+
+    def check_alone(self, handoff: Handoff) -> None:
+        """Raise `RequestError` where readers are named for what one D alone asks for."""
+        if self.is_open(handoff):
+            raise RequestError(
+                f"handoff {handoff.handoff_id} is asked for by its prefix: who answers an offer "
+                f"names no readers",
+                field="readers",
+            )
+
     def is_offered(self, handoff: Handoff, engine: EngineRecord) -> bool:
         """Whether the engine may answer: what it drains for must not keep it from that."""
-        offer = self.open.get(handoff.number)
-        return offer is not None and offer.engine == engine.key
+        offer = self.open.get(handoff.number)  # also a little beyond the end, until the next tick
+        return offer is not None and offer.engine == engine.key and not handoff.ended
 
     def taken(self, handoff: Handoff) -> None:
         """Somebody publishes it."""

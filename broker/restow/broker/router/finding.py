@@ -18,6 +18,7 @@ from restow.broker.client import (
     PrefixChain,
     chain_of,
 )
+from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 from restow.broker.router.bodies import Body
 from restow.broker.router.engines import NOBODY, Engines, Held
@@ -100,6 +101,9 @@ class Finding:
             return NOBODY
         except BrokerCallError as error:
             self._ids.rotate()  # if this engine is not there, another may be
+            self._say(error.message)
+            return NOBODY
+        except RestowError as error:  # of the router's own, such as a token that it can't read
             self._say(error.message)
             return NOBODY
         self._say("")

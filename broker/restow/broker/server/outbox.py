@@ -148,10 +148,18 @@ class Outbox(Generic[Batch]):
         """Whether the stream ends, though whoever reads it may not have heard of it yet."""
         return self._closed
 
-    @property
-    def lags(self) -> bool:
-        """Whether so much waits that nothing should be added which others can do without."""
-        return self.waiting > LAGS_AT or self._bytes_in_full + self._bytes_in_last > LAGS_BYTES
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a message may be added that others can do without, and the stream be safe."""
+        if self.waiting > LAGS_AT or self._bytes_in_full + self._bytes_in_last > LAGS_BYTES:
+            return False
+        carried_bytes = self._carried_bytes + MESSAGE_BYTES + COPIES * size_bytes
+        if self._account is None or carried_bytes <= self._free_bytes:
+            return True
+        try:
+            self._account.check(carried_bytes - max(self._carried_bytes, self._free_bytes))
+        except (QuotaExceededError, DirectoryFullError):
+            return False
+        return True
 
     @property
     def waiting(self) -> int:

@@ -217,11 +217,12 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         """Register the engine with the broker, now that all ranks are known, and wait for that.
 
-        Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
+        Raises `SettingsError`, `BrokerUnreachableError`, and `BrokerCallError` with its reason.
         """
         ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
         joined = joined_model([one.model for one in ranks])
         identity = self._identity(joined.name)
+        self._settings.check_weights(identity.revision)
         model = replace(joined, revision=identity.revision, quantisation=identity.quantisation)
         layout = Layout(model.model(), tuple(one.layout for one in ranks))
         if self._known is None:

@@ -67,6 +67,19 @@ class ConnectorSettings(Worded):
         """Whether others may take those that the engine holds."""
         return self.prefix is PrefixUse.FIND_AND_TELL
 
+    def check_weights(self, revision: str) -> None:
+        """Refuse prefixes of a model whose weights no ``revision`` tells. Raises `SettingsError`.
+
+        Engines that say none are all alike to the broker: a router sends their prompts to such as
+        it knows to be, but who asks by content takes the state of any.
+        """
+        if self.finds and not revision:
+            raise SettingsError(
+                f"kv_connector_extra_config: prefix is {self.prefix}, and nothing tells the "
+                f"model's weights from others: set model_revision, or prefix to {PrefixUse.OFF}",
+                key="prefix",
+            )
+
     @classmethod
     def of(cls, extra: Mapping[str, object]) -> ConnectorSettings:
         """Read the mapping. Raises `SettingsError` that names the key at fault."""

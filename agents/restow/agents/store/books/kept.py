@@ -135,17 +135,18 @@ class Kept:
 
     def commit(self, pinned: Pinned, now_s: float) -> None:
         """The new pages are written: keep the state. It is no longer pinned."""
-        prefix = pinned.prefix
+        prefix, brought = pinned.prefix, []
         for key, page in pinned.new.items():
             self._written(key.group, page)
             if key in self._pieces:  # another handoff brought it meanwhile
                 self.room.give(key.group, page)
             else:
-                self._pieces[key] = Piece(page, self.room.strides[key.group])
+                self._pieces[key] = Piece(page, self.room.strides[key.group], pins=1)
                 self._changed(key, True)
+                brought.append(key)
         if StateKey.of(prefix) not in self._states.by_key:
             self._add(prefix, now_s)
-        self._states.unpin(pinned.held)
+        self._states.unpin((*pinned.held, *brought))
 
     def give_up(self, pinned: Pinned) -> None:
         """Nothing reads or writes the pages any more; new ones are free."""

@@ -91,6 +91,23 @@ def show_holdings(value: Values, wide: bool = False, tenants: bool = False) -> N
         )
 
 
+def held_text(one: Values) -> str:
+    """Return how much an engine says that it holds, in a few words.
+
+    >>> attention = {"count": 3, "block_tokens": 16, "window_tokens": None}
+    >>> state = {"count": 2, "block_tokens": None, "window_tokens": None}
+    >>> held_text({"groups": [attention, state]})
+    '48 tokens, 2 snapshots'
+    """
+    whole = [group for group in one["groups"] if group["window_tokens"] is None]
+    tokens = [group["count"] * group["block_tokens"] for group in whole if group["block_tokens"]]
+    snapshots = [group["count"] for group in whole if not group["block_tokens"]]
+    told = (
+        (min(some), what) for some, what in ((tokens, "token"), (snapshots, "snapshot")) if some
+    )
+    return ", ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in told)
+
+
 def _kind(group: Values) -> str:
     if group["block_tokens"] is None:
         return "snapshots"

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.client.engine.chains import HashForm, Prefix, joined, prefix_to_proto
+from restow.broker.client.engine.checked_ids import ALL_IDS, checked_ids
 from restow.broker.client.engine.held_prefixes import Change
-from restow.broker.errors import ChainFormError, PageRangeError, RequestError
-from restow.broker.layout.rows import Int64s
+from restow.broker.errors import ChainFormError, RequestError
 from restow.broker.rpc import wire
 from restow.broker.rpc.chains import check_form, check_salt
 from restow.broker.rpc.sizes import check_size
@@ -23,8 +21,6 @@ from restow.v1 import broker_pb2 as pb
 Blocks = Mapping[str, Iterable[int]]
 Published = TypeVar("Published")
 Asked = TypeVar("Asked")
-ALL_IDS = 1 << 31
-"""Ids travel as int32."""
 
 
 class EngineWords(ABC, Generic[Published, Asked]):
@@ -264,43 +260,6 @@ class EngineWords(ABC, Generic[Published, Asked]):
             checked = checked_ids(handoff_id, group, ids, limit)
             lists.append(wire.block_list(group, checked, firsts.get(group, 0)))
         return lists
-
-
-def checked_ids(handoff_id: str, group: str, ids: object, limit: int) -> Int64s:
-    """The ids as an array. Raises `PageRangeError` if one is no whole number of [0, ``limit``)."""
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise _wrong(handoff_id, group, ids, limit)
-    listed = np.atleast_1d(ids) if isinstance(ids, np.ndarray) else list(ids)
-    try:
-        array = np.asarray(listed)
-    except ValueError:  # lists of unequal length among them
-        array = np.empty((), np.object_)
-    if array.shape == (0,):
-        return np.empty(0, np.int64)
-    whole = array.dtype.kind in "iu" and array.ndim == 1
-    if not whole or not 0 <= array.min() <= array.max() < limit:
-        wrong = (one for one in listed if not _is_id(one, limit))
-        raise _wrong(handoff_id, group, next(wrong, ids), limit)
-    return array.astype(np.int64, copy=False)
-
-
-def _is_id(one: object, limit: int) -> bool:
-    return (
-        isinstance(one, int | np.integer)
-        and not isinstance(one, bool | np.bool_)
-        and 0 <= int(one) < limit
-    )
-
-
-def _wrong(handoff_id: str, group: str, one: object, limit: int) -> PageRangeError:
-    shown = cut(repr(one.item() if isinstance(one, np.generic) else one), 64)
-    return PageRangeError(
-        f"handoff {cut(handoff_id, 64)}, group {group}: block id {shown} is none of [0, {limit})",
-        handoff=cut(handoff_id, 64),
-        group=group,
-        page=shown,
-        range=f"[0, {limit})",
-    )
 
 
 def _checked(handoff_id: str, message: pb.EngineMessage) -> pb.EngineMessage:

@@ -43,7 +43,9 @@ class HeldPrefixes:
             if changed:
                 self._say(change, change.hashes, change.parent)
             return
-        gone = [one for one in change.hashes if known.pop(one, b"") is None]
+        gone = [one for one in dict.fromkeys(change.hashes) if one in known]
+        for one in gone:
+            del known[one]
         if not known:
             del self._held[key]
         if gone:

@@ -80,16 +80,24 @@ class PrefixSide:
         """Hand over what is worth keeping, once at a time; the task is done when it is."""
         if self._handing is None or self._handing.done():
             self._handing = asyncio.create_task(self._hand_over())
+            self._handing.add_done_callback(self._handed)
         return self._handing
 
     async def _hand_over(self) -> None:
-        prefixes = list(self._on_drain()) if self._on_drain is not None else []
-        if prefixes:
-            taken = await hand_over(prefixes, self._engine_id, self.keep, self._find)
-            self._log.info("states handed over", taken=taken, of=len(prefixes))
-        self._send(pb.EngineMessage(handed_over=pb.HandedOver()))
+        try:
+            prefixes = list(self._on_drain()) if self._on_drain is not None else []
+            if prefixes:
+                taken = await hand_over(prefixes, self._engine_id, self.keep, self._find)
+                self._log.info("states handed over", taken=taken, of=len(prefixes))
+        finally:
+            self._send(pb.EngineMessage(handed_over=pb.HandedOver()))
+
+    def _handed(self, handing: asyncio.Task[None]) -> None:
+        """Say why nothing was handed over: a fault of the engine's own, say."""
+        if not handing.cancelled() and (fault := handing.exception()) is not None:
+            self._log.error("states were not handed over", detail=repr(fault))
 
     async def close(self) -> None:
         """End what is under way."""
-        if self._handing is not None:
+        if self._handing is not None and not self._handing.done():
             await end_task(self._handing)

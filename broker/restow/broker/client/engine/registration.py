@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import grpc
 
@@ -17,6 +18,7 @@ from restow.broker.client.connection.errors import (
     from_rpc_error,
     unreachable,
 )
+from restow.broker.client.engine.chains import Holders, PrefixChain, find_request, holders_of
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
@@ -86,11 +88,15 @@ class Registration:
         self._brokers.works()
         self.layout_digest = response.layout_digest
 
-    async def find(self, request: pb.FindRequest, timeout_s: float) -> pb.FindResponse:
-        """Ask who holds prefixes. Raises as `say` does."""
+    async def find(self, chains: Sequence[PrefixChain], limit: int, timeout_s: float) -> Holders:
+        """Ask who holds prefixes of the engine's model.
+
+        Raises `ChainFormError`, `ChainInvalidError`, and as `say` does.
+        """
+        request = find_request(chains, self.message.engine.engine_id, None, limit)
         stub = self.stub or broker_pb2_grpc.BrokerStub(await self._channel.channel())
         try:
-            return await stub.Find(request, timeout=timeout_s)
+            return holders_of(await stub.Find(request, timeout=timeout_s))
         except grpc.aio.AioRpcError as error:
             raise self.typed(error) from None
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import grpc
@@ -17,33 +16,23 @@ from restow.broker.client.connection.channel import broker_address
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.diagnosis import explained_soon
 from restow.broker.client.connection.ended_task import end_task
-from restow.broker.client.connection.epochs import EpochOverError, Epochs
+from restow.broker.client.connection.epochs import EpochOverError
 from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.client.engine.chains import (
-    Holders,
-    Offer,
-    Prefix,
-    PrefixChain,
-    find_request,
-    holders_of,
-)
+from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
 from restow.broker.client.engine.held_prefixes import Change
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
 from restow.broker.client.engine.prefix_side import PrefixSide
 from restow.broker.client.engine.registration import Registration
+from restow.broker.client.engine.stream import Stream
 from restow.broker.errors import NotOwnerError, OwnerUnknownError, RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
-from restow.broker.rpc.sizes import take_batch
 from restow.broker.trust.errors import TrustError
 from restow.v1 import broker_pb2 as pb
-from restow.v1 import broker_pb2_grpc
 
-MAX_BATCH = 128
-"""Messages in a batch: few enough that the broker works on one while the next is written."""
 LOOK_EVERY_S = 0.25
 """How often leases and patience are looked at."""
 ASK_OTHERS = (BrokerUnreachableError.reason, NotOwnerError.reason)
@@ -102,7 +91,6 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
         self._brokers = Brokers(self.address)
-        self._epochs = Epochs()
         self._registration = Registration(
             self._brokers,
             self._credentials,
@@ -115,9 +103,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self._handoffs = OpenHandoffs(self._send)
         hears = (on_offer, on_keep, on_drain)
         self._prefixes = PrefixSide(engine_id, self._send, self.find, *hears)
-        self._outbox: deque[pb.EngineMessage] = deque()
-        self._wake = asyncio.Event()
-        self._opened = asyncio.Event()
+        self._stream = Stream(self.ref, self._everything, self._hear)
         self._busy = asyncio.Event()
         self._backoff = Backoff()
         self._runner: asyncio.Task[None] | None = None
@@ -144,7 +130,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     @property
     def is_open(self) -> bool:
         """Whether the broker knows the engine and hears it at the moment. Any thread may ask."""
-        return self._opened.is_set()
+        return self._stream.opened.is_set()
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream, within ``timeout_s``.
@@ -172,20 +158,15 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
             self._keeper = asyncio.create_task(self._keep_time())
-            await self._wait_opened(self._runner, max(0.1, deadline_s - time.monotonic()))
+            left_s = max(0.1, deadline_s - time.monotonic())
+            if not await self._stream.opens(self._runner, left_s):
+                raise self._lost or BrokerUnreachableError(
+                    f"the broker at {self.address} opened no session within {left_s:.1f} s",
+                    broker=self.address,
+                )
         except BaseException:
             await self.close()
             raise
-
-    async def _wait_opened(self, runner: asyncio.Task[None], timeout_s: float) -> None:
-        opened = asyncio.create_task(self._opened.wait())
-        await asyncio.wait({opened, runner}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        opened.cancel()
-        if not self._opened.is_set():
-            raise self._lost or BrokerUnreachableError(
-                f"the broker at {self.address} opened no session within {timeout_s:.1f} s",
-                broker=self.address,
-            )
 
     async def close(self) -> None:
         """Unregister; handoffs that have not ended end as CANCELLED here.
@@ -207,7 +188,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
 
     async def _give_up_demands(self) -> None:
         demands = self._handoffs.demands
-        if not self._opened.is_set() or not demands:
+        if not self._stream.opened.is_set() or not demands:
             return
         for handoff_id, _ in demands:
             self.cancel(handoff_id, "the session is closed")
@@ -230,8 +211,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         `BrokerUnreachableError` after ``timeout_s``, `ChainFormError` and `ChainInvalidError`.
         """
         OWN_PROCESS.check()
-        request = find_request(chains, self.ref.engine_id, None, limit)
-        return holders_of(await self._registration.find(request, timeout_s))
+        return await self._registration.find(chains, limit, timeout_s)
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take part in nothing new, and wait ``timeout_s`` for what is open to end. None: for ever.
@@ -265,10 +245,22 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     def _send(self, message: pb.EngineMessage) -> bool:
         # While no stream is open the open handoffs have it all: they are said whole when one is.
         self._busy.set()
-        if self._opened.is_set():
-            self._outbox.append(message)
-            self._wake.set()
-        return self._opened.is_set()
+        return self._stream.send(message)
+
+    def _everything(self) -> Iterator[pb.EngineMessage]:
+        yield from self._handoffs.everything()
+        yield from self._prefixes.everything()
+        if self._draining:  # what was said before that is not refused
+            yield pb.EngineMessage(drain=pb.Drain())
+
+    def _hear(self, event: pb.EngineEvent) -> None:
+        body = event.WhichOneof("body")
+        if body == "ended":
+            self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
+        elif body == "refused":
+            self._handoffs.refuse(event.refused)
+        else:
+            self._prefixes.hear(event)
 
     async def _run(self) -> None:
         """Keep a stream open: register and say everything again after each break."""
@@ -276,7 +268,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             moved = False
             try:
                 if self._registration.stub is not None:
-                    await self._stream(self._registration.stub)
+                    await self._stream.run(self._registration.stub, self._backoff)
             except grpc.aio.AioRpcError as error:
                 typed = self._registration.typed(error)
                 self._log.warning("session broke", reason=typed.reason, detail=typed.message)
@@ -291,8 +283,6 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 moved = self._brokers.failed()
             except TrustError as error:
                 self._log.warning("session broke", reason=error.reason, detail=error.message)
-            finally:
-                self._opened.clear()
             try:
                 await self._registration.say_again(self._backoff, at_once=moved)
             except RestowError as error:
@@ -312,47 +302,6 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         if self._on_lost is not None:
             self._on_lost(error)
 
-    async def _stream(self, stub: broker_pb2_grpc.BrokerAsyncStub) -> None:
-        call = stub.Session()
-        await call.write(pb.SessionRequest(engine=self.ref))
-        writer: asyncio.Task[None] | None = None
-        try:
-            async for response in call:
-                if writer is None and response.events:
-                    self._epochs.opened(response.events[0].opened.fleet)
-                self._epochs.take(response.epoch)
-                for event in response.events:
-                    body = event.WhichOneof("body")
-                    if body == "ended":
-                        self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
-                    elif body == "refused":
-                        self._handoffs.refuse(event.refused)
-                    elif body == "opened" and writer is None:
-                        said = (*self._handoffs.everything(), *self._prefixes.everything())
-                        self._outbox = deque(said)
-                        if self._draining:  # what was said before that is not refused
-                            self._outbox.append(pb.EngineMessage(drain=pb.Drain()))
-                        self._opened.set()
-                        self._backoff.began()
-                        writer = asyncio.create_task(self._write(call))
-                    else:
-                        self._prefixes.hear(event)
-        finally:
-            call.cancel()
-            if writer is not None:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-
-    async def _write(
-        self, call: grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
-    ) -> None:
-        while True:
-            while not self._outbox:
-                self._wake.clear()
-                await self._wake.wait()
-            batch = take_batch(self._outbox, MAX_BATCH)
-            await call.write(pb.SessionRequest(messages=batch))
-
     async def _keep_time(self) -> None:
         """Renew leases, and give up what the broker does not end in time."""
         while True:
@@ -360,7 +309,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 self._busy.clear()
                 await self._busy.wait()
             await asyncio.sleep(LOOK_EVERY_S)
-            connected = self._opened.is_set()
+            connected = self._stream.opened.is_set()
             if connected:
                 self._handoffs.renew()
             self._handoffs.give_up_late(connected)

@@ -37,6 +37,15 @@ def asked_before(handoff_id: str, engine: EngineRecord) -> HandoffConflictError:
     )
 
 
+def waited_for(handoff_id: str, engine: EngineRecord) -> HandoffConflictError:
+    """It is asked for by a prefix, and others wait until a P publishes it."""
+    return HandoffConflictError(
+        f"engine {engine.key.engine_id} asks by a prefix for handoff {handoff_id}, which others "
+        f"wait for: a demand by prefix has an id of its own",
+        handoff=handoff_id,
+    )
+
+
 def used_again(
     handoff_id: str, state: State, engine: EngineRecord, verb: str
 ) -> HandoffConflictError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import reduce
+from operator import or_
 
 from restow.broker.core.prefix.keys import KEY_BYTES, Keys
 from restow.broker.core.prefix.segment import MAX_PLACES, Segment
@@ -14,6 +16,11 @@ SEGMENT_BYTES = 400
 """Of a segment beside its places."""
 HOLDER_BYTES = 120
 """Of a slot that holds any of a segment."""
+MAX_LOOKS = 1 << 16
+"""Stretches of a chain, and slots in each, that one question is answered from: a tenth of a second.
+Chains that were told in their order have a stretch for each `MAX_PLACES`."""
+WINDOW = 1 << 12
+"""Bits of an answer that are put together first: a long one would be copied for each stretch."""
 
 
 class Index:
@@ -101,16 +108,24 @@ class Index:
         """Which slots hold which of ``keys``: of each a bit for each key, the lowest for the first.
 
         Not beyond a key that nobody holds and whose place is a multiple of ``step``; 0: whatever is
-        not held.
+        not held. Nor beyond `MAX_LOOKS`.
         """
-        found: dict[int, int] = {}
+        found: dict[int, dict[int, int]] = {}
+        looks = 0
         for first, segment, place, count in self._stretches(keys, step):
-            ones = (1 << count) - 1
+            looks += 1 + len(segment.held)
+            if looks > MAX_LOOKS:
+                break
+            ones, (window, at) = (1 << count) - 1, divmod(first, WINDOW)
             for slot, bits in segment.held.items():
                 if some := bits >> place & ones:
-                    found[slot] = found.get(slot, 0) | some << first
+                    windows = found.setdefault(slot, {})
+                    windows[window] = windows.get(window, 0) | some << at
             self._segments.move_to_end(segment.number)
-        return found
+        return {
+            slot: reduce(or_, (bits << window * WINDOW for window, bits in windows.items()))
+            for slot, windows in found.items()
+        }
 
     def _stretches(self, keys: Keys, step: int) -> Iterator[tuple[int, Segment, int, int]]:
         """What is here of ``keys``: number of the first, segment, place and how many in a row."""

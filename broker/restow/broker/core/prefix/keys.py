@@ -15,7 +15,6 @@ from restow.broker.layout.values import ModelIdentity
 KEY_BYTES = 8
 _SPARE_BITS = 4
 """Keys have 60 bits: Python's integers of so many take a third less than those of 64."""
-_WORDS = MAX_HASH_BYTES // KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)

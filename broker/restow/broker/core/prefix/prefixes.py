@@ -124,15 +124,17 @@ class Prefixes:
     def _keep_within(self, holders: Holders) -> None:
         """A tenant has its own limit, and what others leave; it forgets its own, never theirs."""
         before_bytes, before = holders.index.size_bytes, holders.forgotten
-        holders.keep_within(self.limit_bytes(holders))
+        others_bytes = self.size_bytes - holders.index.size_bytes
+        left_bytes = self._limits.max_holdings_bytes - others_bytes
+        holders.keep_within(min(self.limit_bytes, left_bytes))
         self.size_bytes += holders.index.size_bytes - before_bytes
         self.forgotten += holders.forgotten - before
 
-    def limit_bytes(self, holders: Holders) -> int:
-        """What a tenant's holdings may take."""
-        others_bytes = self.size_bytes - holders.index.size_bytes
-        left_bytes = self._limits.max_holdings_bytes - others_bytes
-        return min(self._limits.tenant_max_holdings_bytes or left_bytes, left_bytes)
+    @property
+    def limit_bytes(self) -> int:
+        """What one tenant's holdings may take, if others leave so much."""
+        most_bytes = self._limits.max_holdings_bytes
+        return min(self._limits.tenant_max_holdings_bytes or most_bytes, most_bytes)
 
     def forget(self, engine: EngineKey) -> None:
         """An engine's session has ended, or it begins again: it holds nothing that is known."""

@@ -13,6 +13,8 @@ from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.progress import progress_of
 from restow.broker.core.ledger.ends import delivered
+from restow.broker.core.prefix.prefixes import Prefixes
+from restow.broker.core.prefix.rules import SNAPSHOT
 from restow.broker.core.traffic.tally import Tally
 from restow.broker.core.traffic.traffic import busiest
 from restow.broker.printable import shown_values
@@ -81,7 +83,10 @@ class Overview:
             "fleet": _fleet(self._hub.standing.report()),
             "tenants": names,
             "tenant": tenant,
-            "engines": [_engine(engine) for engine in mine[:MAX_ENGINES]],
+            "engines": [
+                {**_engine(engine), **_held(directory.prefixes, engine.key)}
+                for engine in mine[:MAX_ENGINES]
+            ],
             "engines_left_out": max(0, len(mine) - MAX_ENGINES),
             "engines_ready": sum(one.has_session and one.complete for one in mine),
             "agents": sum(len(one.agents) for one in mine),
@@ -187,9 +192,24 @@ def _engine(engine: EngineRecord) -> Values:
         "session": engine.has_session,
         "publishes": engine.publishes,
         "asks": engine.asks,
+        "keeps": engine.keeps,
         "ranks": [
             {"rank": one.rank, "agent": one.rank in engine.agents} for one in engine.layout.ranks
         ],
+    }
+
+
+def _held(prefixes: Prefixes, key: EngineKey) -> Values:
+    """How much an engine says that it holds: tokens in blocks of all groups, and snapshots."""
+    teller = prefixes.teller(key)
+    if teller is None:
+        return {"held_tokens": None, "held_snapshots": None}
+    counts, quantum_tokens = prefixes.holders[key.tenant].count(teller), teller.form.quantum_tokens
+    blocks = [counts[one.name] * one.block_quanta for one in teller.rules if one.whole]
+    snapshots = [counts[one.name] for one in teller.rules if one.block_quanta == SNAPSHOT]
+    return {
+        "held_tokens": min(blocks) * quantum_tokens if blocks else None,
+        "held_snapshots": min(snapshots, default=None),
     }
 
 

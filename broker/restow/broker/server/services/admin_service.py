@@ -36,9 +36,8 @@ from restow.broker.trust.errors import ForbiddenError
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import admin_pb2_grpc, layout_pb2
 
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 10_000
-"""As many as one answer has room for, whatever their names and words are."""
+DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
+"""Handoffs of an answer; it has room for so many, whatever their names and words are."""
 MAX_FINDINGS = 1000
 
 
@@ -104,8 +103,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: pb.ListHoldingsRequest, context: Context
     ) -> pb.ListHoldingsResponse:
         """What engines of the tenants that are asked for say that they hold."""
-        tenant, prefixes = listed_tenant(context), self._hub.directory.prefixes
-        engines = self._hub.directory.members.engines
+        tenant, directory = listed_tenant(context), self._hub.directory
+        prefixes, engines = directory.prefixes, directory.members.engines
         held = sorted(one for one in prefixes.holders.items() if tenant in (None, one[0]))
         return pb.ListHoldingsResponse(
             engines=[
@@ -113,10 +112,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 for _, holders in held
                 for _, teller in sorted(holders.tellers.items())
             ],
-            tenants=[
-                tenant_holdings(name, holders, prefixes.limit_bytes(holders))
-                for name, holders in held
-            ],
+            tenants=[tenant_holdings(name, one, prefixes.limit_bytes) for name, one in held],
         )
 
     async def ListAgents(

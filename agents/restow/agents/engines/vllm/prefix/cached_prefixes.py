@@ -13,6 +13,7 @@ from restow.agents.engines.vllm.prefix.pins import Pin, Pins
 from restow.agents.engines.vllm.prefix.reply_ends import ReplyEnds
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
 from restow.agents.engines.vllm.scheduler.prompt import Request
+from restow.broker.client import Prefix
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -74,6 +75,12 @@ class CachedPrefixes:
         ]
         held = [Held(group.name, (name,)) for group in self._groups for name in come]
         return Changes(tuple(evicted), (*changes.held, *held))
+
+    def holds(self, prefix: Prefix) -> bool:
+        """Whether all of a state is held, as of the last `changes`."""
+        chain = Chain(prefix.form.quantum_tokens, prefix.hashes)
+        end = self._ends.get(prefix.end_hash or prefix.hashes[-1])
+        return end is not None or self._pins.holds(chain, prefix.position_tokens)
 
     def count(self) -> dict[str, int]:
         """By group, how many hashes something is held of."""

@@ -84,6 +84,11 @@ class Pins:
         give_back = self._watch.pool.free_blocks
         return self._kept(Pin(found.tokens, name, ids, tuple(kept), give_back))
 
+    def holds(self, chain: Chain, tokens: int) -> bool:
+        """Whether the state after just so many tokens is held, as of the last `look`."""
+        found = match(chain, self._groups, self._holds(), tokens + 1)
+        return found is not None and found.tokens == tokens
+
     def pin_end(
         self, name: bytes, end: ReplyEnd, give_back: Callable[[Iterable[KVCacheBlock]], None]
     ) -> Pin | None:

@@ -10,6 +10,7 @@ from restow.agents.engines.common.groups import BlockLists, Group
 from restow.agents.engines.vllm.prefix.answering import Answering, Offers
 from restow.agents.engines.vllm.prefix.asking import Asking
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
+from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
 from restow.agents.engines.vllm.scheduler.prompt import Request
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession, HashForm, Prefix
@@ -31,14 +32,21 @@ class PrefixSide:
         groups: Sequence[Group],
         cached: CachedPrefixes | None = None,
         offers: Offers | None = None,
+        worth: WorthKeeping | None = None,
     ) -> None:
-        """Ask by ``chains``; tell of what is ``cached`` of ``groups``, and answer ``offers``."""
+        """Ask by ``chains``; tell of what is ``cached`` of ``groups``, and answer ``offers``.
+
+        ``worth`` is for who hands states over when the engine is to leave.
+        """
         self._session, self._chains, self._cached = session, chains, cached
         self._form = HashForm(CONTENT_FORM, chains.quantum_tokens)
         self._recurrent = any(group.is_state for group in groups)
+        self._sparse = any(group.is_state or group.window_tokens for group in groups)
         self._block_tokens = max(group.block_tokens for group in groups)
         self._asking = Asking(session, engine_id, self._form, chains, self._recurrent)
-        self._to_keep: list[Prefix] = []
+        self._worth = worth or WorthKeeping()
+        self._begun: dict[str, int] = {}
+        """By request, how many tokens it began with that were cached here."""
         self._answering: Answering | None = None
         if cached is not None and offers is not None:
             self._answering = Answering(
@@ -58,6 +66,8 @@ class PrefixSide:
         self, request: Request, computed_tokens: int, last_tokens: int, decode: DecodeSide
     ) -> bool:
         """Return whether it is settled if the request waits for a state (`Asking.look`)."""
+        if computed_tokens and self._sparse:
+            self._begun.setdefault(request.request_id, computed_tokens)
         trace_parent = (request.trace_headers or {}).get("traceparent", "")
         return self._asking.look(
             request.request_id, computed_tokens, last_tokens, decode, trace_parent
@@ -65,6 +75,7 @@ class PrefixSide:
 
     def finished(self, request_id: str) -> None:
         """Forget a request. What was cached of it stays known."""
+        self._note_begun(request_id, self._begun.pop(request_id, 0))
         self._asking.end(request_id)
         if self._cached is not None:
             self._cached.finished(request_id)
@@ -89,7 +100,17 @@ class PrefixSide:
         whole, rest = divmod(tokens, self._form.quantum_tokens)
         if tokens:
             hashes = chain.hashes[:whole]
-            self._to_keep.append(Prefix(self._form, tokens, hashes, name if rest else b""))
+            self._worth.note(Prefix(self._form, tokens, hashes, name if rest else b""))
+
+    def _note_begun(self, request_id: str, tokens: int) -> None:
+        """A request began with a state that was cached here.
+
+        Of attention alone that is a part of what is kept anyway, where replies end.
+        """
+        chain = self._chains.chain(request_id) if tokens else None
+        if chain is not None and chain.at(tokens) is not None:
+            hashes = chain.hashes[: tokens // self._form.quantum_tokens]
+            self._worth.begin(Prefix(self._form, tokens, hashes))
 
     @property
     def pending(self) -> bool:
@@ -110,9 +131,9 @@ class PrefixSide:
         changes = self._cached.changes()
         for gone in changes.evicted:
             self._session.evict(self._form, gone.group, gone.hashes)
+            self._worth.forget(gone.hashes)
         for come in changes.held:
             self._session.hold(self._form, come.group, come.hashes, parent=come.parent)
-        for prefix in self._to_keep:
+        for prefix in self._worth.take_new(self._cached.holds):
             self._session.keep(prefix)
-        self._to_keep.clear()
         return self._answering.step()

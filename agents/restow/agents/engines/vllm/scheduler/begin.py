@@ -11,6 +11,7 @@ from restow.agents.engines.vllm.prefix.answering import Offers
 from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
 from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
+from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
 from restow.agents.engines.vllm.scheduler.broker_session import registered
 from restow.agents.engines.vllm.scheduler.core_loop import CoreLoop
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
@@ -49,6 +50,7 @@ def begun(
     transfer = config.kv_transfer_config
     engine_id, incarnation = transfer.engine_id, config.instance_id
     offers = Offers(CoreLoop.of_caller().wake) if settings.tells else None
+    worth = WorthKeeping()
     session = registered(
         engine_id,
         incarnation,
@@ -57,11 +59,12 @@ def begun(
         settings,
         get_logger("restow.vllm").bind(engine=engine_id),
         None if offers is None else offers.hear,
+        worth.newest,
     )
     prefix = None
     if settings.finds and manager is not None:
         numbered = dict(zip(caches.transfer_group_ids, groups, strict=True))
-        prefix = _prefix_side(engine_id, session, settings, manager, numbered, offers)
+        prefix = _prefix_side(engine_id, session, settings, manager, numbered, offers, worth)
     return SchedulerSide(
         engine_id,
         incarnation,
@@ -81,12 +84,12 @@ def _prefix_side(
     manager: KVCacheManager,
     groups: dict[int, Group],
     offers: Offers | None,
+    worth: WorthKeeping,
 ) -> PrefixSide:
     if offers is None:
         chains = RequestChains(manager.block_pool.hash_block_size)
         return PrefixSide(engine_id, session, settings, chains, tuple(groups.values()))
     limit_blocks = manager.block_pool.num_gpu_blocks // PINNED_SHARE
     cached = CachedPrefixes(manager, groups, limit_blocks)
-    return PrefixSide(
-        engine_id, session, settings, cached.chains, tuple(groups.values()), cached, offers
-    )
+    of_cache = cached.chains, tuple(groups.values()), cached
+    return PrefixSide(engine_id, session, settings, *of_cache, offers, worth)

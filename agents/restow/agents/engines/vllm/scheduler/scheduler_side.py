@@ -65,7 +65,7 @@ class SchedulerSide:
     def new_request(self, request: Request) -> None:
         """Find the handoff of a request that came in, and cut P's prompt."""
         self._begin(request)
-        if self._prefix is not None:
+        if self._prefix is not None and self._adapters.is_known(request.lora_request):
             adapter = self._adapters.word(request.lora_request)
             asks = not self.decides(request.request_id)
             self._prefix.new_request(request, adapter, asks)
