@@ -51,7 +51,7 @@ class Unhindered:
                 return True
             case _, "READ_DEADLINE":  # a slow wire between engines
                 return True
-            case _, "AGENT_LOST":
+            case _, "AGENT_LOST" | "GRANT_OUTLIVED":  # or its report came too late
                 faults = self._history.report.faults
                 return any("cut_from_agents" in fault for fault in faults)
             case "EXPIRED", "NOT_PUBLISHED":  # D's end was lost with who told P first

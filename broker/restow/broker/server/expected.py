@@ -36,7 +36,8 @@ class Expected:
         self.wait_s = wait_s
         self.max_waiting = max_waiting
         self._members = members
-        self._waiting: dict[EngineKey, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[EngineKey, dict[asyncio.Future[None], None]] = {}
+        """Those that came first are let in first."""
         self._count = 0
         self._closed = False
 
@@ -91,8 +92,8 @@ class Expected:
     async def _wait(self, key: EngineKey, came: asyncio.Future[None], until_s: float) -> None:
         if key not in self._waiting:
             tell_engine(self._log, "agents wait for their engine", key)
-        waiting = self._waiting.setdefault(key, set())
-        waiting.add(came)
+        waiting = self._waiting.setdefault(key, {})
+        waiting[came] = None
         self._count += 1
         try:
             with contextlib.suppress(TimeoutError):
@@ -100,6 +101,6 @@ class Expected:
                     await came
         finally:
             self._count -= 1
-            waiting.discard(came)
+            waiting.pop(came, None)
             if not waiting:
                 self._waiting.pop(key, None)
