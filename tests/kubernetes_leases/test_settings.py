@@ -7,13 +7,16 @@ import sys
 import pytest
 from pydantic import ValidationError
 
+from agent_harness.waiting import until
 from kubernetes_harness.server import NAMESPACE, ApiServer
 from restow.broker.errors import ExtraMissingError
 from restow.broker.kubernetes.errors import KubernetesRefusedError, KubernetesSettingsError
+from restow.broker.kubernetes.leases import member_name
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 
 HERE = "127.0.0.1:0"
+WITHIN_S = 60.0
 
 
 async def begin(**settings: str) -> None:
@@ -53,3 +56,21 @@ async def test_an_account_that_may_not_is_told_at_once(
 def test_a_namespace_is_a_name() -> None:
     with pytest.raises(ValidationError):
         BrokerSettings(kubernetes_leases="a/b")
+
+
+async def test_a_broker_joins_and_leaves(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    settings = BrokerSettings(
+        listen=HERE, kubernetes_leases=NAMESPACE, kubernetes_account=server.account
+    )
+    async with running_broker(settings) as broker:
+        await until(broker.hub.standing.has_joined, WITHIN_S)
+        assert broker.fleet is not None
+        assert server.leases.get(member_name("default", broker.address))
+        assert broker.fleet.fleet.endswith("/default")
+        await broker.drain()
+    labels = {"restow/kind": "member"}
+    assert server.leases.listed(labels)["items"] == []
