@@ -47,9 +47,14 @@ async def test_an_agent_is_welcomed_the_moment_its_engine_registers() -> None:
 async def test_agents_that_came_first_are_let_in_first() -> None:
     async with broker() as running:
         let_in: list[int] = []
+
+        async def come(number: int) -> None:
+            await expected(running)
+            let_in.append(number)
+
+        tasks = list[asyncio.Task[None]]()
         for number in range(20):
-            task = asyncio.create_task(expected(running))
-            task.add_done_callback(lambda _, number=number: let_in.append(number))
+            tasks.append(asyncio.create_task(come(number)))
             await until(lambda: running.hub.expected.waiting > number)  # noqa: B023 - at once
         async with session_of(running.address):
             await until(lambda: len(let_in) == 20)

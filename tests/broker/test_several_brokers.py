@@ -22,7 +22,7 @@ from restow.broker.client import (
 from restow.broker.errors import AddressInvalidError
 from restow.broker.layout.values import ModelIdentity, Pool
 from restow.broker.server.fleet.one_of_several import not_owner
-from restow.broker.server.fleet.standing import Alone
+from restow.broker.server.fleet.standing import OWN_S, Alone
 from restow.broker.server.serve import RunningBroker
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Elsewhere(Alone):
         self._owner = owner
         self.asked = 0
 
-    async def own(self, pool: Pool, unreached: str = "") -> None:
+    async def own(self, pool: Pool, unreached: str = "", within_s: float = OWN_S) -> None:
         self.asked += 1
         raise not_owner(pool, "here:1", self._owner)
 
@@ -45,7 +45,7 @@ class Busy(Alone):
 
     asked = 0
 
-    async def own(self, pool: Pool, unreached: str = "") -> None:
+    async def own(self, pool: Pool, unreached: str = "", within_s: float = OWN_S) -> None:
         self.asked += 1
         await asyncio.Event().wait()
 
@@ -73,7 +73,7 @@ async def test_lists_are_joined_and_say_who_told_what_and_who_did_not_answer() -
             await one.hand_over("older")
             await other.hand_over("newer")
             other.p.publish("under-way", P_BLOCKS, POSITION)
-            await until(lambda: second.hub.directory.ledger.by_number)
+            await until(lambda: bool(second.hub.directory.ledger.by_number))
 
             def look(client: AdminClient) -> None:
                 engines = [(one.engine_id, one.broker) for one in client.engines()]

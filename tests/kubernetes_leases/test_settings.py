@@ -67,8 +67,9 @@ async def test_a_broker_joins_and_leaves(
         listen=HERE, kubernetes_leases=NAMESPACE, kubernetes_account=server.account
     )
     async with running_broker(settings) as broker:
-        await until(broker.hub.standing.has_joined, WITHIN_S)
         assert broker.fleet is not None
+        fleet = broker.fleet
+        await until(lambda: fleet.report().let_in, WITHIN_S)
         assert server.leases.get(member_name("default", broker.address))
         assert broker.fleet.fleet.endswith("/default")
         await broker.drain()

@@ -183,7 +183,7 @@ class History:
                     self.report.checks.checked += hub.directory.ledger.checks.checked
                     self.report.checks.mismatches += hub.directory.ledger.checks.mismatches
                 engines = [e for lives in self.lives.values() for e in lives]
-                self.report.offers = by_content(self._hubs, engines)
+                self.report.offers = by_content(self.brokers.hubs, engines)
                 for engine in engines:
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
