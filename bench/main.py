@@ -33,6 +33,7 @@ class Suite(StrEnum):
     OFFERS = "offers"
     SESSIONS = "sessions"
     VLLM = "vllm"
+    TURNS = "turns"
 
 
 MODULES = {
@@ -53,9 +54,10 @@ MODULES = {
     Suite.OFFERS: ("offers", "run"),
     Suite.SESSIONS: ("sessions", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
+    Suite.TURNS: ("vllm_turns", "run"),
 }
-NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)
-"""Measured only where asked for by name: one has to be installed first, one takes minutes."""
+NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES)
+"""Measured only where asked for by name: two want vLLM, one takes minutes."""
 BY_CASE = (Suite.PIECES, Suite.MODELS)
 """Of these single cases can be measured."""
 
