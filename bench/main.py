@@ -28,6 +28,11 @@ class Suite(StrEnum):
     BESIDE = "beside"
     CONTENT = "content"
     DIGESTS = "digests"
+    STORE = "store"
+    PREFIXES = "prefixes"
+    OFFERS = "offers"
+    KEPT = "kept"
+    SESSIONS = "sessions"
     VLLM = "vllm"
 
 
@@ -44,6 +49,11 @@ MODULES = {
     Suite.BESIDE: ("beside", "run"),
     Suite.CONTENT: ("contents", "run"),
     Suite.DIGESTS: ("digests", "run"),
+    Suite.STORE: ("store_worth", "run"),
+    Suite.PREFIXES: ("prefixes", "run"),
+    Suite.OFFERS: ("offers", "run"),
+    Suite.KEPT: ("kept", "run"),
+    Suite.SESSIONS: ("sessions", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
 NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)

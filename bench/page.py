@@ -153,6 +153,51 @@ def digests(rows: Rows) -> list[str]:
     return lines
 
 
+def prefixes(rows: Rows) -> list[str]:
+    """A line a case and reference."""
+    lines = _head("case", "", "reference", "", "ratio", "goal")
+    for row in rows:
+        note = f" ({row['note']})" if row["note"] else ""
+        cells = (_us_or_gb(row["case"], row[one]) for one in ("seconds", "reference_seconds"))
+        ours, theirs = cells
+        lines.append(
+            f"| {row['case']}{note} | {ours} | {row['reference']} | {theirs} "
+            f"| {row['ratio']:.2f} | {_goal(row)} |"
+        )
+    return lines
+
+
+def offers(rows: Rows) -> list[str]:
+    """A line a case."""
+    lines = _head("case", "ms", "reference", "ms", "ratio", "goal")
+    for row in rows:
+        ours, theirs = (f"{row[one] * 1e3:.2f}" for one in ("seconds", "reference_seconds"))
+        lines.append(
+            f"| {row['case']} | {ours} | {row['reference']} | {theirs} "
+            f"| {row['ratio']:.2f} | {_goal(row)} |"
+        )
+    return lines
+
+
+def kept(rows: Rows) -> list[str]:
+    """A line a case and reference."""
+    return offers(rows)
+
+
+def sessions(rows: Rows) -> list[str]:
+    """A line a case and what was counted."""
+    lines = _head("case", "with Find, and without", "ratio")
+    for row in rows:
+        ours, theirs = (row[one] * 1e3 for one in ("seconds", "reference_seconds"))
+        words = row["note"] or f"{ours:.1f} ms, without Find {theirs:.1f} ms"
+        lines.append(f"| {row['case']} | {words} | {row['ratio']:.2f} |")
+    return lines
+
+
+def _us_or_gb(case: str, value: float) -> str:
+    return f"{value:.2f} GB" if case.startswith("memory") else f"{value * 1e6:.0f} us"
+
+
 def planning(rows: Rows) -> list[str]:
     """A line a geometry and a step."""
     lines = _head("case", "ms", "budget, ms")
@@ -192,6 +237,10 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "beside.json": (beside,),
     "first.json": (first,),
     "digests.json": (digests,),
+    "prefixes.json": (prefixes,),
+    "offers.json": (offers,),
+    "kept.json": (kept,),
+    "sessions.json": (sessions,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""
 

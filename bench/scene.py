@@ -12,14 +12,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from restow.broker.client import AdminClient, EngineSession
+from restow.broker.client import AdminClient, EngineSession, Offer
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.layout import (
     DType,
@@ -47,6 +47,8 @@ class Engines:
     read_threads: int
     host_reads: bool | None = None
     """None: as agents do by themselves."""
+    on_offer: Callable[[Offer], None] | None = None
+    """What P does with offers."""
 
 
 def contiguous(plan: Plan, tokens: int) -> tuple[Layout, Layout]:
@@ -101,7 +103,11 @@ class Scene:
 
     def publish(self, kind: str, name: str, rng: np.random.Generator, content: bytes = b"") -> None:
         """P has a state."""
-        handoff_id, layout = f"{kind}-{self.name}-{name}", self.layouts[kind][0]
+        self.give(kind, f"{kind}-{self.name}-{name}", rng, content)
+
+    def give(self, kind: str, handoff_id: str, rng: np.random.Generator, content: bytes) -> None:
+        """P publishes and fences a state under an id."""
+        layout = self.layouts[kind][0]
         for worker in self.workers["P"]:
             _say(worker, {"engine_id": f"P{kind}{self.name}", "fence": handoff_id})
         blocks = self.blocks(layout, rng)
@@ -183,6 +189,7 @@ async def scene(
                     engines.broker,
                     publishes=side == "P",
                     asks=side == "D",
+                    on_offer=engines.on_offer if side == "P" else None,
                 )
                 made.sessions[side, kind] = await stack.enter_async_context(session)
             ranks = max(len(engines.layouts[index].ranks) for engines in kinds.values())

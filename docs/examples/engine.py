@@ -12,6 +12,7 @@ D reads from two ranks of P. Needs `restow[agent]`.
 import argparse
 import uuid
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -39,11 +40,12 @@ def rank_layout(rank: int, own: int) -> RankLayout:
 class Engine:
     """One engine with its session, and for every rank its memory and its agent."""
 
-    def __init__(self, name: str, tp: int, broker: str | None) -> None:
+    def __init__(self, name: str, tp: int, broker: str | None, **more: Any) -> None:
         """Allocate; the session and the agents are started later."""
         life = uuid.uuid4().hex
         layout = Layout(MODEL, tuple(rank_layout(rank, HEADS // tp) for rank in range(tp)))
-        self.session = BlockingSession(name, life, layout, broker, block_counts={"state": BLOCKS})
+        blocks = {"state": BLOCKS}
+        self.session = BlockingSession(name, life, layout, broker, block_counts=blocks, **more)
         self.memory = [np.zeros((BLOCKS, HEADS // tp), np.float32) for _ in range(tp)]
         self.agents = [
             Agent(

@@ -200,11 +200,12 @@ async def engine(
     agents: bool = True,
     host: str = "",
     credentials: Credentials | None = None,
+    **more: Any,
 ) -> AsyncIterator[tuple[EngineSession, list[FakeAgent]]]:
     """An engine's session, and its agents."""
     layout = layout or model_layout(tp)
     life = secrets.token_hex(4)
-    async with EngineSession(name, life, layout, address, credentials) as session:
+    async with EngineSession(name, life, layout, address, credentials, **more) as session:
         fakes = [
             FakeAgent(session, layout, rank, pages) for rank in range(len(layout.ranks)) if agents
         ]

@@ -110,6 +110,7 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
         "Session": lambda: first_of(broker_stub.Session(iter([pb.SessionRequest(engine=ref)]))),
         "Publish": lambda: broker_stub.Publish(pb.PublishRequest(engine=ref)),
         "Request": lambda: broker_stub.Request(pb.RequestRequest(engine=ref)),
+        "Find": lambda: broker_stub.Find(pb.FindRequest(engine_id="e")),
         "Cancel": lambda: broker_stub.Cancel(pb.CancelRequest(engine=ref)),
         "Connect": lambda: first_of(
             agent_link_pb2_grpc.AgentLinkStub(channel).Connect(
@@ -119,6 +120,8 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
         "GetStatus": lambda: admin.GetStatus(admin_pb2.GetStatusRequest()),
         "ListTenants": lambda: admin.ListTenants(admin_pb2.ListTenantsRequest()),
         "ListEngines": lambda: admin.ListEngines(admin_pb2.ListEnginesRequest()),
+        "GetLayout": lambda: admin.GetLayout(admin_pb2.GetLayoutRequest(engine_id="e")),
+        "ListHoldings": lambda: admin.ListHoldings(admin_pb2.ListHoldingsRequest()),
         "ListAgents": lambda: admin.ListAgents(admin_pb2.ListAgentsRequest()),
         "ListHandoffs": lambda: admin.ListHandoffs(admin_pb2.ListHandoffsRequest()),
         "GetHandoff": lambda: admin.GetHandoff(admin_pb2.GetHandoffRequest(handoff_id="h")),
@@ -158,6 +161,8 @@ ADMIN_METHODS = {
     "ListTenants",
     "ListEngines",
     "ListAgents",
+    "ListHoldings",
+    "GetLayout",
     "ListHandoffs",
     "GetHandoff",
     "ListCosts",

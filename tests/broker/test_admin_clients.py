@@ -6,14 +6,18 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from broker.fakes import broker, pair
+from broker.certificates import Authority
+from broker.fakes import broker, engine, model_layout, pair
+from broker.guarded import guarded, of_tenant
 from restow.broker.client import AdminClient, AsyncAdminClient, BrokerCallError, Credentials
 from restow.broker.errors import RestowError
+from restow.broker.layout import digest
 from restow.v1 import admin_pb2 as pb
 
 
@@ -32,7 +36,7 @@ def test_both_have_the_same_calls() -> None:
 
 def test_there_is_a_call_for_every_method() -> None:
     service = pb.DESCRIPTOR.services_by_name["Admin"]
-    assert len(calls(AdminClient)) == len(service.methods) + len({"close"})
+    assert len(calls(AdminClient)) == len(service.methods) + len({"close", "find"})
 
 
 async def test_both_say_the_same() -> None:
@@ -131,3 +135,28 @@ async def test_a_broker_that_is_away_is_asked_again(
                 version = ""
         assert away.heard == heard
         assert version == ("back" if times < heard else "")
+
+
+async def test_a_layout_is_told_as_it_was_registered() -> None:
+    async with broker() as running, pair(running.address, 2, 1) as both:
+        async with AsyncAdminClient(running.address) as client:
+            engines = {one.engine_id: one.layout_digest for one in await client.engines()}
+            for engine_id, known in engines.items():
+                assert digest(await client.layout(engine_id)) == known
+            with pytest.raises(BrokerCallError) as refused:
+                await client.layout("nobody")
+            assert refused.value.reason == "ENGINE_UNKNOWN"
+        assert len(engines) == len({*engines.values()}) == 2, both
+
+
+async def test_an_engine_is_told_the_layouts_of_its_tenant_alone(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with guarded(authority) as running:
+        a, b = (of_tenant(authority, one) for one in ("a", "b"))
+        async with engine(running.address, "p", credentials=a):
+            async with AsyncAdminClient(running.address, credentials=a) as client:
+                assert digest(await client.layout("p")) == digest(model_layout())
+            async with AsyncAdminClient(running.address, credentials=b) as client:
+                with pytest.raises(BrokerCallError) as refused:
+                    await client.layout("p")
+            assert refused.value.reason == "ENGINE_UNKNOWN"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from restow.broker.client import content_of
+from restow.broker.client import ContentChain, content_of
 from restow.broker.errors import RequestError
 
 TOKENS = st.lists(st.integers(0, 2**32 - 2), max_size=20)
@@ -49,6 +49,23 @@ def test_one_pass_gives_all_prefixes() -> None:
     for position in range(len(tokens)):
         assert text.digest() == content_of(tokens, position)
         text.update(np.uint32(tokens[position]).tobytes())
+
+
+@given(PROMPTS, st.integers(1, 6), st.data())
+def test_a_chain_names_prefixes_as_tokens_come(
+    prompt: tuple,  # type: ignore[type-arg]
+    every: int,
+    data: st.DataObject,
+) -> None:
+    tokens, adapter, salt, attached = prompt
+    chain = ContentChain(adapter=adapter, salt=salt, attachments=attached)
+    names: list[bytes] = []
+    while chain.tokens < len(tokens):
+        stop = data.draw(st.integers(chain.tokens, len(tokens)))
+        names += chain.extend(tokens[chain.tokens : stop], every)
+        assert chain.tokens == stop
+        assert chain.digest() == of(prompt, stop)
+    assert names == [of(prompt, at) for at in range(every, len(tokens) + 1, every)]
 
 
 @pytest.mark.parametrize("tokens", [[-1], [2**32 - 1]])

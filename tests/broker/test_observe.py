@@ -268,7 +268,9 @@ async def test_the_page_lists_what_there_is(shown: RunningBroker) -> None:
             name = f"{family.name}_total" if kind == "counter" else family.name
             there[name] = kind, labels
     page = await asyncio.to_thread(PAGE.read_text)
-    rows = re.findall(r"^\| `(restow_(?!agent_)\w+)` \| (\w+) \|([^|]*)\|", page, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(restow_(?!agent_|store_)\w+)` \| (\w+) \|([^|]*)\|", page, re.MULTILINE
+    )
     assert {
         name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows
     } == there
@@ -286,7 +288,7 @@ async def test_the_dashboard_asks_for_what_there_is(shown: RunningBroker) -> Non
         name
         for panel in board["panels"]
         for target in panel["targets"]
-        for name in re.findall(r"\b(?:restow_(?!agent_)|process_)\w+", target["expr"])
+        for name in re.findall(r"\b(?:restow_(?!agent_|store_)|process_)\w+", target["expr"])
     }
     assert asked <= found
     told = {name for name in found if name.startswith("restow_")}

@@ -184,6 +184,17 @@ def an_account(limit_bytes: int) -> Account:
     return Account("t", limit_bytes, Total(1 << 40))
 
 
+async def test_what_others_can_do_without_is_not_added_where_it_would_cost_the_stream() -> None:
+    own = an_account(MIB)
+    outbox: Outbox[list[int]] = Outbox(list, 10_000, account=own, free_bytes=FREE_BYTES)
+    assert outbox.has_room(MIB // 4)
+    own.keep(MIB)
+    assert not outbox.has_room(MIB // 4)
+    assert outbox.has_room(100), "what is free for each stream is there all the same"
+    outbox.open(MIB // 4).append(1)
+    assert outbox.closed
+
+
 async def test_what_waits_for_a_stream_is_carried_until_it_was_sent() -> None:
     own = an_account(MIB)
     outbox: Outbox[list[int]] = Outbox(list, 10_000, account=own, free_bytes=FREE_BYTES)

@@ -22,8 +22,9 @@ from broker.fakes import (
     pair,
     silent,
 )
-from restow.broker.client import BrokerCallError
+from restow.broker.client import BrokerCallError, chain_of
 from restow.broker.client.connection.errors import from_rpc_error
+from restow.broker.client.engine.chains import prefix_to_proto
 from restow.broker.core.actions import EngineKey
 from restow.broker.errors import RestowError
 from restow.broker.layout.limits import MAX_GROUPS
@@ -32,8 +33,8 @@ from restow.broker.rpc import wire
 from restow.broker.rpc.status import MAX_MESSAGE_BYTES, MAX_SUBJECT_BYTES
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox, Outbox
 from restow.broker.server.services.agent_service import AgentLinkService
-from restow.broker.server.services.broker_service import BrokerService
 from restow.broker.server.services.hearing import MAX_AT_ONCE, hear_batch
+from restow.broker.server.services.session_words import SessionWords
 from restow.v1 import admin_pb2, admin_pb2_grpc, broker_pb2_grpc
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2 as pb
@@ -233,7 +234,7 @@ async def test_others_have_their_turn_while_a_large_batch_is_taken() -> None:
         p = hub.directory.members.engines[EngineKey("default", "p")]
         outbox: EngineOutbox = Outbox(pb.SessionResponse, 10**6)
         batch = [pb.EngineMessage(message_id=1)] * 5 * MAX_AT_ONCE
-        hear = partial(BrokerService(hub)._hear, p, outbox)
+        hear = partial(SessionWords(hub).hear, p, outbox)
         assert await turns_during(hear_batch(batch, outbox, hear, hub.now_s)) > 5
         answer = await outbox.take()
         assert answer is not None
@@ -244,3 +245,18 @@ async def test_others_have_their_turn_while_a_large_batch_is_taken() -> None:
         taken = hear_batch([late] * 5 * MAX_AT_ONCE, orders, listen, hub.now_s)
         assert await turns_during(taken) > 5
         await both.hand_over("next")
+
+
+async def test_others_have_their_turn_between_demands_by_prefix() -> None:
+    """Each may be looked up for as long as an event loop should be kept."""
+    async with broker() as running, pair(running.address):
+        hub = running.hub
+        d = hub.directory.members.engines[EngineKey("default", "d")]
+        outbox: EngineOutbox = Outbox(pb.SessionResponse, 10**6)
+        asked = chain_of(range(16)).prefix(16)
+        demand = pb.Demand(prefix=prefix_to_proto(asked), position_tokens=16)
+        batch = [pb.EngineMessage(message_id=number, request=demand) for number in range(1, 21)]
+        for number, message in enumerate(batch):
+            message.request.handoff_id = f"d-{number}"
+        hear = partial(SessionWords(hub).hear, d, outbox)
+        assert await turns_during(hear_batch(batch, outbox, hear, hub.now_s)) > len(batch) // 2

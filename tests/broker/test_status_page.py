@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, engine, pair
+from broker.test_prefixes import heard, hold
 from restow.broker.http.pages import Pages, Query, healthy_page
 from restow.broker.http.server import Answer, Request
 from restow.broker.server.observe import overview
@@ -91,6 +92,20 @@ async def test_an_empty_house(shown: RunningBroker) -> None:
     assert found["live"] == found["quarantined"] == found["bytes_read"] == 0
     assert found["ended"] == {"DONE": 0, "FAILED": 0, "EXPIRED": 0, "CANCELLED": 0}
     assert not found["draining"]
+
+
+async def test_what_engines_hold_and_who_is_a_store(shown: RunningBroker) -> None:
+    async with (
+        engine(shown.address, "p") as (p, _),
+        engine(shown.address, "store", on_keep=lambda _: None),
+    ):
+        hold(p, 6, [2, 4])
+        await heard(shown, "p", 2)
+        found = {
+            one["name"]: (one["keeps"], one["held_tokens"], one["held_snapshots"])
+            for one in (await look(shown))["engines"]
+        }
+        assert found == {"p": (False, 96, 2), "store": (True, None, None)}
 
 
 async def test_engines_their_agents_and_what_is_under_way(shown: RunningBroker) -> None:

@@ -21,6 +21,7 @@ from restow.broker.core.handoffs.digests import Digests
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.limits import Limits
 from restow.broker.core.pair import Gather, PairOutcome, PairPlan
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.layout import Layout, Model, RankLayout, Region
 from restow.broker.planner import GroupPair, PageForm, Program
 
@@ -80,6 +81,7 @@ class Side:
     record: EngineRecord
     agents: dict[int, AgentRecord] = field(default_factory=dict)
     told: list[act.TellEnded] = field(default_factory=list)
+    offered: list[act.SendOffer | act.SendKeep] = field(default_factory=list)
 
 
 class World:
@@ -190,10 +192,11 @@ class World:
         lease_s: float = 30.0,
         content: bytes = b"",
         repeated: bool = False,
+        readers: int = 0,
     ) -> list[act.Action]:
         blocks = {"kv": [1, 2, 3], "state": [4]} if blocks is None else blocks
         listed = tuple((group, first, packed(ids)) for group, ids in blocks.items())
-        chunk = Chunk(listed, position, final, lease_s, "", content, repeated)
+        chunk = Chunk(listed, position, final, lease_s, "", content, repeated, readers)
         return self.run(lambda now_s: self.directory.publish(side.record, name, chunk, now_s))
 
     def request(
@@ -208,12 +211,16 @@ class World:
         repeated: bool = False,
         content: bytes = b"",
         number: int = 0,
+        readers: int = 0,
+        prefix: NamedPrefix | None = None,
     ) -> list[act.Action]:
         """``number``: of the message that is said again; 0: it is a new one."""
         blocks = {"kv": [11, 12, 13], "state": [14]} if blocks is None else blocks
         listed = tuple((g, packed(ids)) for g, ids in blocks.items())
         number = number or self._number(side)
-        wish = Wish(listed, held, timeout_s, position, repeated, "", content, number)
+        position = prefix.position_tokens if prefix else position
+        said = (repeated, "", content, number, readers, prefix)
+        wish = Wish(listed, held, timeout_s, position, *said)
         return self.run(lambda now_s: self.directory.request(side.record, name, wish, now_s))
 
     def fence(self, side: Side, rank: int = 0, name: str = "h") -> list[act.Action]:
@@ -227,9 +234,11 @@ class World:
     def renew(self, side: Side, name: str = "h", lease_s: float = 30.0) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.renew(side.record, name, lease_s, now_s))
 
-    def decline(self, side: Side, name: str = "h") -> list[act.Action]:
+    def decline(self, side: Side, name: str = "h", readers: int = 0) -> list[act.Action]:
         number = self._number(side)
-        return self.run(lambda now_s: self.directory.decline(side.record, name, "", now_s, number))
+        return self.run(
+            lambda now_s: self.directory.decline(side.record, name, "", now_s, number, readers)
+        )
 
     def _number(self, side: Side) -> int:
         """The number of its session's next message."""
@@ -249,8 +258,7 @@ class World:
         return self.run(lambda now_s: self.directory.members.forget(side.record, now_s))
 
     def drain_engine(self, side: Side, draining: bool = True) -> None:
-        self.directory.members.drain(side.record, draining, self.now_s)
-        self.check()
+        self.run(lambda now_s: self.directory.members.drain(side.record, draining, now_s))
 
     def drain(self, draining: bool) -> list[act.Action]:
         return self.run(lambda now_s: self.directory.granting.drain(draining, now_s))
@@ -329,7 +337,11 @@ class World:
                 self.asked_plans.append(action)
             elif isinstance(action, act.CloseAgent):
                 self.connected.discard(action.agent)
-            elif not isinstance(action, act.CloseSession | act.TellExamined):
+            elif isinstance(action, act.SendOffer | act.SendKeep):
+                self.sides[action.engine].offered.append(action)
+            elif not isinstance(
+                action, act.CloseSession | act.TellExamined | act.TellHoldings | act.TellDrain
+            ):
                 assert action.agent in self.connected, f"{action} to an agent that is gone"
 
     def check(self) -> None:

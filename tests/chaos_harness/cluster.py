@@ -10,14 +10,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
 from chaos_harness.engine import Life, Said
+from chaos_harness.found import Found
 from chaos_harness.hosts import Hosts
-from chaos_harness.lives import BrokerLife, EngineLife
+from chaos_harness.lives import BrokerLife, EngineLife, StoreLife
 from chaos_harness.model import PAGE_TOKENS, layout, page_counts
 from chaos_harness.process import Member, warm_up
 from chaos_harness.questions import Questions
@@ -31,23 +31,6 @@ STAGING_BYTES = 8 << 20
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory that processes share
 READY_S = 60.0
 ASK_EVERY_S = 0.1
-
-
-@dataclass
-class Found:
-    """What was seen, over all lives."""
-
-    stamps: dict[str, set[int]] = field(default_factory=dict)
-    """Of each handoff, what P wrote."""
-    ends: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Side, state and reason; LOST where the scheduler was killed before it heard."""
-    said: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """By side and handoff: state and reason."""
-    late_s: dict[str, float] = field(default_factory=dict)
-    """Side: how much later than promised an engine heard an end, at most."""
-    violations: list[str] = field(default_factory=list)
-    crashes: list[str] = field(default_factory=list)
-    """Processes that nobody killed, and what their engine's log said last."""
 
 
 class Cluster:
@@ -72,10 +55,11 @@ class Cluster:
         self._broker_options, self._broker_environment = broker_options, broker_environment
         self._port = PORT if hosts is not None else free_port()
         self.broker: BrokerLife | None = None
+        self.store: StoreLife | None = None
         self._questions: Questions | None = None
         self.engines: dict[str, EngineLife] = {}
         self.lives: Counter[str] = Counter()
-        self._folder = Path(tempfile.mkdtemp(prefix="restow-chaos-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="restow-chaos-"))
         self._on_change = asyncio.Event()
 
     # -- who there is -----------------------------------------------------------------------------
@@ -88,23 +72,24 @@ class Cluster:
         for engine in self.engines.values():
             if engine.alive:
                 engine.kill()
-        if self.broker is not None and self.broker.alive:
-            await self.end_broker()
+        for command in (self.store, self.broker):
+            if command is not None and command.alive:
+                await asyncio.to_thread(command.end, signal.SIGKILL)
         if self._questions is not None:
             self._questions.kill()
             self._questions.reap()
-        shutil.rmtree(self._folder)
+        shutil.rmtree(self.folder)
 
     @property
     def members(self) -> list[Member]:
         """Who is alive."""
         engines = [m for engine in self.engines.values() for m in engine.members if m.alive]
-        broker = [self.broker] if self.broker is not None and self.broker.alive else []
-        return [*engines, *broker]
+        commands = [one for one in (self.broker, self.store) if one is not None and one.alive]
+        return [*engines, *commands]
 
     @property
     def broker_log(self) -> Path:
-        return self._folder / "broker.log"
+        return self.folder / "broker.log"
 
     def worker(self, name: str) -> Member:
         """Such as P.0, or D.scheduler."""
@@ -134,15 +119,30 @@ class Cluster:
             raise RuntimeError("there is no broker")
         return await asyncio.to_thread(self.broker.end, number)
 
+    def start_store(self) -> None:
+        """A new life, on P's host, with the disk of those before it."""
+        namespace = self._hosts.namespace("p") if self._hosts is not None else ""
+        transport = self._transport("p", "d")
+        self.store = StoreLife(namespace, self.address("p"), self.folder, transport)
+        self.lives["store"] += 1
+
+    async def end_store(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """Kill it, or ask it to stop; the exit status."""
+        if self.store is None:
+            raise RuntimeError("there is no store")
+        return await asyncio.to_thread(self.store.end, number)
+
+    def _transport(self, host: str, other: str) -> dict[str, str]:
+        device = self._hosts.device(host, other) if self._hosts is not None else "lo"
+        return {"UCX_TLS": self._transports, "UCX_NET_DEVICES": device}
+
     def start_engine(
         self, side: str, tp: int, conv: ConvLayout, page_tokens: int = PAGE_TOKENS
     ) -> EngineLife:
         """A new life."""
         self.lives[side] += 1
         made = layout(tp, conv, page_tokens)
-        host, other = side.lower(), {"P": "d", "D": "p"}[side]
-        device = self._hosts.device(host, other) if self._hosts is not None else "lo"
-        environment = {"UCX_TLS": self._transports, "UCX_NET_DEVICES": device}
+        host, other = side.lower(), "d" if side == "P" else "p"
         name = f"life{self.lives[side]}"
         life = Life(
             side,
@@ -150,13 +150,13 @@ class Cluster:
             self._rng.getrandbits(32),
             made,
             page_counts(page_tokens),
-            f"{SHARED_MEMORY / self._folder.name}-{side}-{name}",
+            f"{SHARED_MEMORY / self.folder.name}-{side}-{name}",
             self.address(host),
             self._hosts.namespace(host) if self._hosts is not None else "",
-            environment,
+            self._transport(host, other),
             STAGING_BYTES,
             self._quarantine_s,
-            f"{self._folder / side}.log",
+            f"{self.folder / side}.log",
         )
         engine = self.engines[side] = EngineLife(life, self._hear)
         return engine
@@ -182,7 +182,7 @@ class Cluster:
     def story(self) -> str:
         """What a test that failed wants to know."""
         lines = [*self.found.violations, f"{dict(self.found.ends)}"]
-        for log in sorted(self._folder.glob("*.log")):
+        for log in sorted(self.folder.glob("*.log")):
             words = log.read_text(errors="replace").splitlines()
             lines += [f"{log.stem}: {line[:300]}" for line in words[-20:]]
         return "\n".join(lines)
@@ -192,16 +192,36 @@ class Cluster:
     def prefill(self, prompt: Prompt) -> None:
         self._begin("P", prompt)
 
-    def decode(self, prompt: Prompt) -> None:
-        self._begin("D", prompt)
+    def decode(self, prompt: Prompt, side: str = "D") -> None:
+        self._begin(side, prompt)
+
+    def compute(self, prompt: Prompt, side: str = "P") -> None:
+        """Have an engine compute a state, and keep it by its content."""
+        self.found.kept.add(prompt.name)
+        self._tell(side, ("compute", prompt))
+
+    def ask(self, prompt: Prompt, name: str, side: str = "D", keeps: bool = False) -> None:
+        """Have an engine ask for a state by its content, as handoff ``name``."""
+        self._say(side, name, ("ask", (prompt, name, keeps)))
+
+    def evict(self, prompt: Prompt | None, side: str) -> None:
+        """Have an engine forget a state that it keeps; None: all of them."""
+        self._tell(side, ("evict", prompt))
 
     def _begin(self, side: str, prompt: Prompt) -> None:
+        self._say(side, prompt.name, ("prompt", prompt))
+
+    def _say(self, side: str, name: str, word: Said) -> None:
         engine = self.engines[side]
         if engine.alive:
-            engine.pending[prompt.name] = time.monotonic()
-            engine.scheduler.tell(("prompt", prompt))
+            engine.pending[name] = time.monotonic()
+            engine.scheduler.tell(word)
         else:
-            self._ended(side, prompt.name, "LOST", "")
+            self._ended(side, name, "LOST", "")
+
+    def _tell(self, side: str, word: Said) -> None:
+        if self.engines[side].alive:
+            self.engines[side].scheduler.tell(word)
 
     def _hear(self, engine: EngineLife, said: Said) -> None:
         word, *what = said
@@ -212,10 +232,7 @@ class Cluster:
             name, stamp = what
             found.stamps.setdefault(name, set()).add(stamp)
         elif word == "received":
-            name, stamps = what
-            right = found.stamps.get(name, set())
-            if len(stamps) != 1 or not stamps <= right:
-                found.violations.append(f"{name} is DONE at D with {stamps} instead of {right}")
+            found.check(side, *what)
         elif word == "over":
             name, state, reason, late_s = what
             engine.pending.pop(name, None)
@@ -224,8 +241,8 @@ class Cluster:
         elif word == "violation":
             found.violations.append(f"{side} {engine.life.name}: {what[0]}")
         elif word == "crashed":
-            words = Path(engine.life.log).read_text(errors="replace").splitlines()[-12:]
-            found.crashes.append("\n".join((f"{what[0]}, {engine.life.name}:", *words)))
+            tail = Path(engine.life.log).read_text(errors="replace").splitlines()[-12:]
+            found.crashes.append("\n".join((f"{what[0]}, {engine.life.name}:", *tail)))
         elif word == "report":
             engine.reported = what[0], what[1]
         self._on_change.set()

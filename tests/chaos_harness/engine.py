@@ -24,6 +24,7 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
+from stamped.kept_states import KeptStates
 from stamped.keys import Words
 from stamped.memory import HostMemory
 from stamped.requests import Prompt, Requests
@@ -105,6 +106,8 @@ class _Scheduler:
         rng = Random(life.seed)  # noqa: S311 - reproducible, not secret
         self._driver, self._workers, self._life = driver, workers, life
         self._requests = Requests(self._ready, life.mapped(), life.stamps(), rng)
+        self._kept = KeptStates(self._ready, self._requests, rng, self._fence, self._start)
+        self._kept.for_stores = True
         self._session: EngineSession | None = None
         self._connected = asyncio.Event()
         self._over = asyncio.Event()
@@ -126,6 +129,12 @@ class _Scheduler:
             return
         if word == "prompt":
             self._start(self._serve_prompt(what))
+        elif word == "compute":
+            self._start(self._kept.compute(what, self._computed))
+        elif word == "ask":
+            self._start(self._ask(*what))
+        elif word == "evict":
+            self._start(self._kept.evict_all() if what is None else self._kept.evict(what))
         elif word == "report":
             self._report()
 
@@ -145,7 +154,9 @@ class _Scheduler:
     async def _connect(self) -> None:
         life = self._life
         while self._session is None:
-            session = EngineSession(life.side, life.name, life.layout, life.broker)
+            session = EngineSession(
+                *(life.side, life.name, life.layout, life.broker), on_offer=self._kept.offered
+            )
             try:
                 await session.start(5.0)
             except RestowError:
@@ -167,9 +178,17 @@ class _Scheduler:
             await self._requests.prefill(prompt, self._computed, self._fence)
         else:
             await self._requests.decode(prompt, self._received)
-        state, reason = self._requests.said.pop(prompt.name)
-        late_s = self._requests.late_s.pop(prompt.name, 0.0)
-        self._driver.send(("over", prompt.name, state, reason, late_s))
+        self._say_over(prompt.name)
+
+    async def _ask(self, prompt: Prompt, name: str, keeps: bool) -> None:
+        self._requests.pending.add(name)
+        await self._kept.ask(prompt, self._computed, self._received, name, keeps)
+        self._say_over(name)
+
+    def _say_over(self, name: str) -> None:
+        state, reason = self._requests.said.pop(name)
+        late_s = self._requests.late_s.pop(name, 0.0)
+        self._driver.send(("over", name, state, reason, late_s))
 
     def _computed(self, name: str, stamp: int) -> None:
         self._driver.send(("computed", name, stamp))

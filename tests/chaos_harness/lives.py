@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,11 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chaos_harness.engine import Life, Said, serve_rank, serve_scheduler
+from chaos_harness.model import layout
 from chaos_harness.process import Child, Member
 from forked.server import pipe
+from restow.broker.families import ConvLayout
+from restow.broker.layout.json_form import layout_to_json
 from stamped.memory import memory_bytes
 
 STOP_S = 30.0
+STORE, STORE_PAGE_TOKENS = "S", 8
+STORE_SIZES = ("--memory", "16MiB", "--disk-size", "64MiB")
+"""Room for about ten states, and for forty."""
 
 
 class EngineLife:
@@ -96,8 +103,42 @@ class EngineLife:
                 self._hear(self, child.pipe.recv())
 
 
-class BrokerLife(Member):
-    """A broker as operators run it."""
+class CommandLife(Member):
+    """One life of what operators run: a command of ``restow``."""
+
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        log: Path,
+        environment: Mapping[str, str],
+        command: Sequence[str],
+    ) -> None:
+        enter = ["ip", "netns", "exec", namespace] if namespace else []
+        restow = [sys.executable, "-m", "restow.broker.cli.main"]
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(
+                [*enter, *restow, *command],
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **environment},
+            )
+        super().__init__(name, self._process.pid)
+
+    @property
+    def ended(self) -> int | None:
+        """Its exit status, if it has ended."""
+        return self._process.poll()
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal that ends it, and wait; the exit status."""
+        self.signal(number)
+        self.alive = False
+        return self._process.wait(STOP_S)
+
+
+class BrokerLife(CommandLife):
+    """A broker."""
 
     def __init__(
         self,
@@ -107,19 +148,19 @@ class BrokerLife(Member):
         environment: Mapping[str, str],
         options: Sequence[str],
     ) -> None:
-        enter = ["ip", "netns", "exec", namespace] if namespace else []
-        command = [sys.executable, "-m", "restow.broker.cli.main", "serve", "--insecure"]
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [*enter, *command, "--listen", listen, *options],
-                stdout=file,
-                stderr=file,
-                env={**os.environ, **environment},
-            )
-        super().__init__("broker", self._process.pid)
+        command = ("serve", "--insecure", "--listen", listen, *options)
+        super().__init__("broker", namespace, log, environment, command)
 
-    def end(self, number: signal.Signals) -> int:
-        """Send a signal that ends it, and wait; the exit status."""
-        self.signal(number)
-        self.alive = False
-        return self._process.wait(STOP_S)
+
+class StoreLife(CommandLife):
+    """A store, with the disk of those before it."""
+
+    def __init__(
+        self, namespace: str, broker: str, folder: Path, environment: Mapping[str, str]
+    ) -> None:
+        file = folder / "store.json"
+        file.write_text(json.dumps(layout_to_json(layout(1, ConvLayout.SD, STORE_PAGE_TOKENS))))
+        command = ["store", "--layout", f"{file}", "--block-tokens", f"{STORE_PAGE_TOKENS}"]
+        command += ["--engine-id", STORE, "--broker", broker, *STORE_SIZES]
+        command += ["--disk", f"{folder / 'disk'}"]
+        super().__init__("store", namespace, folder / "store.log", environment, command)

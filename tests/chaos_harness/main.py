@@ -36,6 +36,7 @@ async def play(report: Report, progress: Console | None = None) -> Report:
             storm.start_broker()
             for side in "PD":
                 storm.start_engine(side)
+            storm.start_store()
             await cluster.connected()
             watch = asyncio.create_task(_watch(cluster, storm, progress))
             await storm.blow(report.minutes * 60)
@@ -48,7 +49,7 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
     began_s = time.monotonic()
     report.left = await storm.heal()
     report.healed_after_s = time.monotonic() - began_s
-    report.handoffs, found = storm.handoffs, cluster.found
+    report.handoffs, found = storm.handoffs + storm.asked, cluster.found
     report.faults, report.lives = dict(storm.faults), dict(cluster.lives)
     if not report.left:
         await storm.calm(CALM_S)  # until all has grown to its size
@@ -57,11 +58,12 @@ async def _after(cluster: Cluster, storm: Storm, report: Report) -> None:
         await storm.calm(CALM_S)
         report.left = report.left or await storm.heal()
         report.usage_after = _usage(cluster)
-        report.calm_handoffs = storm.handoffs - report.handoffs
+        report.calm_handoffs = storm.handoffs + storm.asked - report.handoffs
     report.violations, report.late_s = found.violations, found.late_s
     report.crashes = found.crashes
-    sides = ((side, f"h{number}") for number in range(storm.handoffs) for side in "PD")
-    report.without_end = [" ".join(one) for one in sides if one not in found.said]
+    report.asked_of_store = len(storm.later)
+    report.given_by_store = sum(found.said.get(one) == ("DONE", "") for one in storm.later)
+    report.without_end = [" ".join(one) for one in storm.begun() if one not in found.said]
     report.ends = {" ".join(end).strip(): count for end, count in found.ends.items()}
 
 

@@ -34,5 +34,5 @@ def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
         ssm_dtype=DType.FLOAT32,
     )
     attention = AttentionSpec(layer=1, kv_heads=8, head_dim=128, dtype=DType.BFLOAT16)
-    spec = ModelSpec("chaotic", (mamba, attention))
+    spec = ModelSpec("chaotic", (mamba, attention), revision="v1")
     return build_layout(spec, EngineSettings(tp=tp, page_tokens=page_tokens, conv_layout=conv))

@@ -35,6 +35,10 @@ class Report:
     crashes: list[str] = field(default_factory=list)
     without_end: list[str] = field(default_factory=list)
     """Side and handoff."""
+    asked_of_store: int = 0
+    """States that engines had evicted when they were asked for, by their content."""
+    given_by_store: int = 0
+    """Those of them that came."""
     late_s: dict[str, float] = field(default_factory=dict)
     healed_after_s: float = 0.0
     left: str = ""
@@ -60,6 +64,8 @@ class Report:
         table.add_row("handoffs", str(self.handoffs))
         for end, count in _by_count(self.ends):
             table.add_row(f"  {end}", str(count))
+        table.add_row("states that engines had evicted", str(self.asked_of_store))
+        table.add_row("  came from the store", str(self.given_by_store))
         table.add_row("faults", str(sum(self.faults.values())))
         for fault, count in _by_count(self.faults):
             table.add_row(f"  {fault}", str(count))

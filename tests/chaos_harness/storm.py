@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,6 +22,11 @@ LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
 PAGE_TOKENS = (8, 16)
 LONGEST_TOKENS = 96
 MAX_PENDING = 8
+BY_CONTENT = 0.15
+"""For each handoff, so many states are kept and asked for by their content."""
+KEPT_S = 1.5
+ASKED_LATER = 0.5
+"""How many of them are asked for again when engines have evicted them."""
 HANDOFFS_PER_S = 12.0
 FAULT_EVERY_S = (0.3, 3.0)
 LONGEST_PAUSE_S = 8.0
@@ -33,7 +41,12 @@ class Storm:
 
     def __init__(self, cluster: Cluster, rng: Random, can_cut: bool) -> None:
         self.faults: Counter[str] = Counter()
-        self.handoffs = 0
+        self.handoffs = self.asked = 0
+        """Under an id, and by content."""
+        self._askers: list[tuple[str, str]] = []
+        """Of those by content: which side asked under which name."""
+        self.later: list[tuple[str, str]] = []
+        """Of those for what engines have evicted, so that the store alone may have it."""
         self._cluster, self._rng = cluster, rng
         self._healing: set[asyncio.Task[None]] = set()
         self._faults: list[tuple[Callable[[], None], int]] = [
@@ -41,6 +54,8 @@ class Storm:
             (self._stop_broker, 1),
             (self._kill_engine, 4),
             (self._kill_worker, 2),
+            (self._kill_store, 3),
+            (self._stop_store, 1),
             (self._pause, 8),
             *([(self._cut, 4)] if can_cut else []),
         ]
@@ -65,6 +80,11 @@ class Storm:
         while self._healing:
             await asyncio.wait(self._healing)
         await self._cluster.connected()
+        if (store := self._cluster.store) is not None and store.alive and store.ended is not None:
+            self._cluster.found.crashes.append(f"the store ended by itself, with {store.ended}")
+            await self._restart_store(signal.SIGKILL)
+        for side in self._cluster.engines:
+            self._cluster.evict(None, side)
         return await self._cluster.finished(QUIET_S)
 
     async def _work(self, end_s: float) -> None:
@@ -73,6 +93,32 @@ class Storm:
             engines = self._cluster.engines.values()
             if max((len(engine.pending) for engine in engines), default=0) < MAX_PENDING:
                 self._hand_over(self._prompt())
+                if self._rng.random() < BY_CONTENT:
+                    self._keep_and_ask(self._prompt())
+
+    def _keep_and_ask(self, prompt: Prompt) -> None:
+        """One engine keeps a state, another asks for it, and sooner or later it is evicted."""
+        holder, asking = self._rng.sample("PD", 2)
+        rng = self._rng
+        self.asked += 1
+        kept = replace(prompt, name=f"kept{self.asked}")
+        self._cluster.compute(kept, holder)
+        name, keeps = f"{kept.name}?", rng.random() < 0.3
+        ask = partial(self._cluster.ask, kept, name, asking, keeps)
+        self._askers.append((asking, name))
+        self._later(rng.uniform(0.0, KEPT_S), ask)
+        self._later(rng.uniform(0.0, 2 * KEPT_S), partial(self._cluster.evict, kept, holder))
+        self._later(2 * KEPT_S, partial(self._cluster.evict, kept, asking))
+        if rng.random() < ASKED_LATER:
+            self.later.append((asking, f"{kept.name}?later"))
+            ask = partial(self._cluster.ask, kept, self.later[-1][1], asking)
+            self._later(rng.uniform(2.2, 7.0) * KEPT_S, ask)
+
+    def begun(self) -> Iterator[tuple[str, str]]:
+        """Each side, and the handoff that it was told to hand over or ask for."""
+        yield from ((side, f"h{number}") for number in range(self.handoffs) for side in "PD")
+        yield from self._askers
+        yield from self.later
 
     def _hand_over(self, prompt: Prompt) -> None:
         """Either side may be first."""
@@ -137,6 +183,27 @@ class Storm:
         await self._cluster.end_broker(number)
         await asyncio.sleep(self._short_s())
         self.start_broker()
+
+    def start_store(self) -> None:
+        self._cluster.start_store()
+
+    def _kill_store(self, number: signal.Signals = signal.SIGKILL) -> None:
+        store = self._cluster.store
+        if store is not None and store.alive and not store.stopped:
+            self.faults["store told to stop" if number == signal.SIGTERM else "store killed"] += 1
+            self._after(self._restart_store(number))
+
+    def _stop_store(self) -> None:
+        self._kill_store(signal.SIGTERM)
+
+    async def _restart_store(self, number: signal.Signals) -> None:
+        try:
+            await self._cluster.end_store(number)
+        except subprocess.TimeoutExpired:
+            self._cluster.found.violations.append("the store does not end when it is told to")
+            return
+        await asyncio.sleep(self._short_s())
+        self.start_store()
 
     def _kill_engine(self) -> None:
         side = self._rng.choice("PD")

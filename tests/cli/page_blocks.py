@@ -53,9 +53,10 @@ class Shell:
         (self._folder / "docs").symlink_to(ROOT / "docs")
         programs = folder / "bin"
         programs.mkdir()
-        restow = programs / "restow"
-        restow.write_text(f'#!/bin/sh\nexec {sys.executable} -m restow.broker.cli.main "$@"\n')
-        restow.chmod(0o755)
+        for name, words in (("restow", " -m restow.broker.cli.main"), ("python", "")):
+            program = programs / name
+            program.write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n')
+            program.chmod(0o755)
         self._env = os.environ | {"RESTOW_BROKER": broker, "COLUMNS": "100"}
         self._env["PATH"] = f"{programs}:{os.environ['PATH']}"
 

@@ -205,6 +205,11 @@ def test_handoffs_show_sides_state_and_reason(shown: Shown) -> None:
         "expected_bytes",
         "reading_ranks",
         "settled_ranks",
+        "readers",
+        "delivered",
+        "prefix_tokens",
+        "offers",
+        "offers_declined",
     ]
     assert (good["strategies"], waits["strategies"]) == (["slices"], [])
     assert 0 < good["transfer_s"] < 60

@@ -59,6 +59,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         ),
         "restow serve ": NotRun(GOES_ON + ", each of the three; the router needs engines"),
         "restow status": Run(),
+        "python docs/examples/by_content.py hold": Run(),
         "from pathlib import Path": Run(beside="restow release request-7"),
         # As diff does, of what differs.
         "config=docs/pictures/nemotron3-nano.json": Run(
@@ -70,9 +71,12 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "from restow.broker.client import EngineSession": Run(),
         "from restow.agents import AsyncAgent, RegionMemory": Run(),
         "# P gives up after its first chunk.": Run(),
+        "# P gives up what it has published for two.": Run(),
         "from restow.broker.client import content_of": Run(),
         "from restow.broker.client import AdminClient": Run(),
         "from restow.broker.client import AdminClient, BlockingSession": Run(),
+        "from restow.broker.client import AdminClient, BlockingSession, chain_of": Run(),
+        "from restow.agents import Agent, RegionMemory": Run(),
         "from restow.broker.client import AdminClient, BrokerCallError": Run(),
     },
     "docs/layouts.md": {
@@ -85,6 +89,9 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         "restow handoffs --state failed -o name | xargs -rn 1 restow handoff": Run(),
         "restow events --follow": NotRun(
             GOES_ON + ", and the other takes ten minutes; jq may not be here"
+        ),
+        "restow router --find-ms 50": NotRun(
+            GOES_ON + ", and needs engines; tests/router has such a one"
         ),
         "pip install '.[trace]'": NotRun("needs a collector of traces"),
         "helm install": NotRun("needs Kubernetes"),
@@ -108,6 +115,14 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
             "restow serve --listen 0.0.0.0:7350 --tls-cert broker.pem --tls-key broker.key --t",
             "restow status --tls-ca ca.pem --token-file",
         )
+    },
+    "docs/store.md": {
+        "restow store --engine prefill-0": (
+            NotRun(GOES_ON + "; tests/cli/test_store_command.py starts one")
+        ),
+        "from restow.agents.store.options import StoreOptions": (
+            NotRun("needs an engine's tokens; tests/store/test_store_engines.py does the same")
+        ),
     },
     "docs/vllm.md": {
         first: Elsewhere("tests/vllm_engines/test_page.py")

@@ -41,6 +41,8 @@ MODULES = (
     "restow.agents.errors",
     "restow.agents.engines.common.errors",
     "restow.agents.engines.vllm.errors",
+    "restow.agents.store.errors",
+    "restow.agents.store.disk.errors",
 )
 """All typed errors that an engine's process may meet."""
 

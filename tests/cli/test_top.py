@@ -37,6 +37,9 @@ def handoff(number: int, **more: Any) -> dict[str, Any]:
         "transfer_s": None,
         "tenant": "default",
         "reading_ranks": None,
+        "readers": None,
+        "delivered": 0,
+        "prefix_tokens": None,
         **more,
     }
 
@@ -102,6 +105,21 @@ def test_rates_are_those_between_two_looks_at_one_life() -> None:
         assert dict(headline(earlier, now))["ends"] == "-"
     assert "draining" not in found
     assert "draining" in dict(headline(None, look(1.0, [], draining=True)))
+
+
+def holding(name: str, blocks: int, snapshots: int) -> dict[str, Any]:
+    attention = {"group": "a", "count": blocks, "block_tokens": 16, "window_tokens": None}
+    window = {"group": "w", "count": 1, "block_tokens": 16, "window_tokens": 64}
+    state = {"group": "s", "count": snapshots, "block_tokens": None, "window_tokens": None}
+    return {"engine_id": name, "groups": [attention, window, state]}
+
+
+def test_who_holds_most_is_told() -> None:
+    assert "held" not in dict(headline(None, look(1.0, [])))
+    three = [holding("p", 3, 1), holding("store", 512, 40), holding("d", 2, 2)]
+    seen = replace(look(1.0, []), holdings=three)
+    found = dict(headline(None, seen))["held"]
+    assert found == "store 8192 tokens, 40 snapshots; p 48 tokens, 1 snapshot; 1 more"
 
 
 def test_the_oldest_come_first_and_the_shortest_lease_is_told() -> None:
@@ -220,7 +238,13 @@ async def test_keys_filter_sort_and_open_one() -> None:
             {**span, "kind": "wait", "rank": None, "bytes": None, "begin_ms": 0.0, "end_ms": 50.0},
             {**span, "kind": "read", "rank": 0, "begin_ms": 50.0},
         ]
-        more = {"content": "not named", "spans": spans, "timeline": [], "reason": None}
+        more = {
+            "content": "not named",
+            "spans": spans,
+            "deliveries": [],
+            "timeline": [],
+            "reason": None,
+        }
         return {**handoffs[0], **more, "handoff_id": handoff_id}
 
     app = Top(lambda: look(1.0, handoffs), every_s=60.0, one=one)

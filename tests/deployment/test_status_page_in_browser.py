@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, broker, called, engine, pair, silent
+from broker.test_prefixes import heard, hold
 from deployment.browser import Browser, found
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
 from restow.broker.server.observe.one_handoff import one_handoff
@@ -91,6 +92,22 @@ async def test_one_handoff_and_one_agent_missing(
     assert len(re.findall(r'<circle class="there"', page)) == 5
     assert len(re.findall(r'<circle class="missing"', page)) == 1
     assert len(re.findall(r'<rect class="engine lost"', page)) == 1
+
+
+async def test_what_engines_and_a_store_hold(shown: RunningBroker, tmp_path: Path) -> None:
+    async with (
+        engine(shown.address, "p") as (p, _),
+        engine(shown.address, "store", on_keep=lambda _: None) as (store, _),
+        engine(shown.address, "d"),
+    ):
+        hold(p, 6, [2, 4])
+        hold(store, 10, [10])
+        for name in ("p", "store"):
+            await heard(shown, name, 2)
+        page = await seen(shown, tmp_path)
+    assert ">store, holds 160 tokens, 1 snapshot<" in page
+    for title in ("p: m, holds 96 tokens, 2 snapshots", "d: m, holds nothing"):
+        assert f"<title>{title}</title>" in page
 
 
 async def test_five_hundred(shown: RunningBroker, tmp_path: Path) -> None:

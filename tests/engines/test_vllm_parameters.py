@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,9 @@ class Request:
     lora_request: Any = None
     cache_salt: str | None = None
     trace_headers: dict[str, str] | None = None
+    block_hashes: Sequence[bytes] = field(default_factory=list)
+    resumable: bool = False
+    sampling_params: Any = None
     skip: bool = False
     _all_token_ids: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
@@ -86,6 +90,15 @@ def test_a_router_may_say_how_long_d_waits() -> None:
     )
 
 
+def test_a_router_may_name_several_readers() -> None:
+    given = said({"do_remote_decode": True, "handoff_id": "h", "readers": 3}, "kv_both", "id")
+    assert given == HandoffParameters(HandoffSide.PREFILL, "h", readers=3)
+    handed_on = given.answer("P", "r", 99)
+    assert handed_on["readers"] == 3
+    asked = said(handed_on, "kv_both", "D/1/q")
+    assert asked == HandoffParameters(HandoffSide.DECODE, "h", readers=3)
+
+
 def test_a_request_without_parameters_has_no_part() -> None:
     for params in (None, {}, {"do_remote_decode": False, "do_remote_prefill": False}):
         assert said(params, "kv_both", "id") is None
@@ -105,6 +118,9 @@ def test_a_request_without_parameters_has_no_part() -> None:
         {"do_remote_decode": True, "handoff_id": "h", "choices": 0},
         {"do_remote_decode": True, "handoff_id": "h", "choices": True},
         {"do_remote_decode": True, "handoff_id": "h", "choices": 1025},
+        {"do_remote_decode": True, "handoff_id": "h", "readers": -1},
+        {"do_remote_decode": True, "handoff_id": "h", "readers": True},
+        {"do_remote_prefill": True, "handoff_id": "h", "readers": 65},
         "h",
         [1],
     ],
@@ -168,6 +184,8 @@ def test_settings_are_read_and_checked() -> None:
     assert ConnectorSettings.of({}) == ConnectorSettings()
     made = ConnectorSettings.of({"broker": "h:1", "connect_timeout_s": 5, "lease_ms": 1000})
     assert (made.broker, made.connect_timeout_s, made.lease_ms) == ("h:1", 5.0, 1000)
+    uses = [ConnectorSettings.of({"prefix": one}) for one in ("off", "find", "find+tell")]
+    assert [(one.finds, one.tells) for one in uses] == [(False, False), (True, False), (True, True)]
 
 
 def test_settings_say_what_is_shown_to_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +201,16 @@ def test_settings_say_what_is_shown_to_the_broker(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "extra", [{"brokr": "h:1"}, {"broker": 7}, {"lease_ms": 0}, {"hold_ms": "x"}, {"hold_ms": True}]
+    "extra",
+    [
+        {"brokr": "h:1"},
+        {"broker": 7},
+        {"lease_ms": 0},
+        {"hold_ms": "x"},
+        {"hold_ms": True},
+        {"prefix": "tell"},
+        {"prefix": True},
+    ],
 )
 def test_settings_that_say_nothing_sensible_name_the_key(extra: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match=next(iter(extra))):

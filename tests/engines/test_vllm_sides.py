@@ -45,6 +45,23 @@ def test_d_waits_as_long_as_the_router_says() -> None:
         assert session.patience_ms == [patience_ms]
 
 
+def test_the_number_of_readers_reaches_the_broker() -> None:
+    named = {"handoff_id": "h", "readers": 2}
+    session, request = Session(), prefill()
+    p = side(session)
+    request.kv_transfer_params = {"do_remote_decode": True, **named}
+    p.new_request(request)
+    request.num_computed_tokens = 9
+    given = p.finished(request, BLOCKS, computed=True)
+    assert session.readers == [2, 2]
+    for tokens in (9, 0):
+        session, request = Session(), decode()
+        d, request.kv_transfer_params = side(session), given
+        d.new_request(request)
+        d.allocated(request, BLOCKS, tokens)
+        assert session.readers == [2]
+
+
 def test_the_requests_trace_reaches_the_broker() -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for headers, said in (({"traceparent": parent}, parent), ({}, ""), (None, "")):

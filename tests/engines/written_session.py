@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,14 @@ from engines.test_vllm_parameters import Request
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.broker.client import BlockingDelivery, BlockingSession, HandoffEnded
+from restow.broker.client import (
+    BlockingDelivery,
+    BlockingSession,
+    HandoffEnded,
+    Prefix,
+    PrefixChain,
+)
+from restow.broker.client.engine.chains import Holders
 
 GROUPS = (Group("group.0", 4), Group("group.1", 4, 0))
 PROMPT = list(range(10))
@@ -27,10 +34,14 @@ class Session(BlockingSession):
     ends: dict[str, Future[HandoffEnded]] = field(default_factory=dict)
     patience_ms: list[int] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
     asked: list[BlockingDelivery] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
     """Which of those that were asked for."""
+    questions: list[tuple[PrefixChain, Future[Holders]]] = field(default_factory=list)
+    prefixes: list[Prefix | None] = field(default_factory=list)
+    """Of those that were asked for."""
 
     def publish(
         self,
@@ -44,8 +55,10 @@ class Session(BlockingSession):
         hold_ms: int = 0,
         trace_parent: str = "",
         content: bytes = b"",
+        readers: int = 0,
     ) -> Future[HandoffEnded]:
         self.traces.append(trace_parent)
+        self.readers.append(readers)
         if final:
             self.contents.append(content)
         self.said.append(("publish", handoff_id, dict(blocks), position_tokens, final))
@@ -61,17 +74,30 @@ class Session(BlockingSession):
         timeout_ms: int = 0,
         trace_parent: str = "",
         content: bytes = b"",
+        readers: int = 0,
+        prefix: Prefix | None = None,
     ) -> BlockingDelivery:
+        self.readers.append(readers)
         self.contents.append(content)
+        self.prefixes.append(prefix)
+        position_tokens = prefix.position_tokens if prefix else position_tokens
         self.said.append(("request", handoff_id, dict(blocks), held_tokens, position_tokens))
         self.patience_ms.append(timeout_ms)
         self.traces.append(trace_parent)
         return self._delivery(handoff_id)
 
+    def find(
+        self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
+    ) -> Future[Holders]:
+        answer: Future[Holders] = Future()
+        self.questions.append((chains[0], answer))
+        return answer
+
     def cancel(self, handoff_id: str, detail: str = "") -> None:
         self.said.append(("cancel", handoff_id))
 
-    def decline(self, handoff_id: str, detail: str = "") -> BlockingDelivery:
+    def decline(self, handoff_id: str, detail: str = "", *, readers: int = 0) -> BlockingDelivery:
+        self.readers.append(readers)
         self.said.append(("decline", handoff_id))
         return self._delivery(handoff_id)
 

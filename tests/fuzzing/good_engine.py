@@ -17,6 +17,13 @@ REGISTER = "/restow.v1.Broker/RegisterEngine"
 SESSION = "/restow.v1.Broker/Session"
 CONNECT = "/restow.v1.AgentLink/Connect"
 LEASE_MS = 240_000
+HELD = [bytes([1, number]) * 16 for number in range(3)]
+"""Hashes that nobody guesses: of two quanta of 16 tokens, and of all up to `POSITION`."""
+HELD_PREFIX = pb.Prefix(
+    form=pb.HashForm(algorithm="sha256", quantum_tokens=16, hash_bytes=32),
+    hashes=b"".join(HELD[:2]),
+    end_hash=HELD[2],
+)
 
 
 def hello(
@@ -66,6 +73,8 @@ class GoodEngine:
         """Of handoffs that its agents heard of."""
         self._door, self._tenant, self._layout = door, tenant, layout
         self._lists = wire.block_lists(blocks)
+        self.friend: GoodEngine | None = None
+        """Who alone may be offered what it holds."""
         self._kept: list[tuple[Stream, list[link.AgentMessage]]] = []
         self._session: Stream | None = None
 
@@ -86,7 +95,7 @@ class GoodEngine:
             stream.say(link.ConnectRequest(messages=[link.AgentMessage(hello=one)]))
             self.agents.append(stream)
 
-    def publish(self, name: str) -> None:
+    def publish(self, name: str, content: bytes = b"") -> None:
         """Publish a handoff whole; all ranks fence."""
         whole = pb.Publication(
             handoff_id=name,
@@ -94,6 +103,7 @@ class GoodEngine:
             position_tokens=POSITION,
             final=True,
             lease_ms=LEASE_MS,
+            content=content,
         )
         self._say(pb.EngineMessage(publish=whole))
         for agent in self.agents:
@@ -104,6 +114,27 @@ class GoodEngine:
         """Ask for a handoff."""
         self.asked.add(name)
         demand = pb.Demand(handoff_id=name, blocks=self._lists, timeout_ms=LEASE_MS)
+        self._say(pb.EngineMessage(request=demand))
+
+    def hold(self) -> None:
+        """Tell that it holds a state, anew."""
+        held = [
+            pb.HeldRun(group="attention", hashes=b"".join(HELD)),
+            pb.HeldRun(group="state", hashes=HELD[2]),
+        ]
+        told = pb.Holdings(number=1, form=HELD_PREFIX.form, held=held)
+        self._say(pb.EngineMessage(holdings=told))
+
+    def request_held(self, name: str) -> None:
+        """Ask for that state, whoever holds it."""
+        self.asked.add(name)
+        demand = pb.Demand(
+            handoff_id=name,
+            blocks=self._lists,
+            timeout_ms=LEASE_MS,
+            prefix=HELD_PREFIX,
+            position_tokens=POSITION,
+        )
         self._say(pb.EngineMessage(request=demand))
 
     def go_on(self) -> None:
@@ -130,6 +161,14 @@ class GoodEngine:
                 raise Violation(f"{self.ref.engine_id} is refused: {event.refused}")
             if body == "ended":
                 self.ended[event.ended.handoff_id] = event.ended
+            if body == "offer":
+                self._hear_offer(event.offer)
+
+    def _hear_offer(self, offer: pb.Offer) -> None:
+        asked = self.friend.asked if self.friend else set()
+        if offer.handoff_id not in asked or offer.prefix != HELD_PREFIX:
+            raise Violation(f"{self.ref.engine_id} is offered what it does not hold: {offer}")
+        self.publish(offer.handoff_id, offer.content)
 
     def _hear_orders(self, stream: Stream, response: Any) -> None:
         for order in response.orders:
@@ -168,6 +207,18 @@ async def hand_over(source: GoodEngine, destination: GoodEngine, name: str) -> N
     """A handoff that nothing hinders."""
     source.publish(name)
     destination.request(name)
+    await _ended_well(source, destination, name)
+
+
+async def ask_by_content(source: GoodEngine, destination: GoodEngine, name: str) -> None:
+    """The same of a state that the one holds, and the other asks for by its content."""
+    source.hold()
+    await asyncio.sleep(0.001)
+    destination.request_held(name)
+    await _ended_well(source, destination, name)
+
+
+async def _ended_well(source: GoodEngine, destination: GoodEngine, name: str) -> None:
     await asyncio.sleep(0.5)
     for engine in (source, destination):
         ended = engine.ended.get(name)

@@ -66,6 +66,18 @@ _PARTS = [
     [wire.block_list("attention", [1, 2])],
     [wire.block_list("attention", [3], 2), wire.block_list("state", [4])],
 ]
+HASHES = bytes(range(160))
+"""Five of a chain."""
+_FORMS = [
+    pb.HashForm(algorithm="sha256", quantum_tokens=16, hash_bytes=32),
+    pb.HashForm(algorithm="sha256", quantum_tokens=8, hash_bytes=32),
+]
+PREFIXES = [
+    pb.Prefix(form=form, hashes=HASHES[:size], end_hash=end_hash, salt=salt)
+    for form, size, end_hash in ((_FORMS[0], 64, HASHES[64:96]), (_FORMS[1], 160, b""))
+    for salt in ("", "s")
+]
+"""Such as stand at `POSITION`, or would in an engine that hashes otherwise."""
 _VALUES: dict[str, Sequence[Any]] = {
     "engine_id": ["x", "y", "z"],
     "source_engine": ["good-p", "x"],
@@ -94,6 +106,19 @@ _VALUES: dict[str, Sequence[Any]] = {
     "beginning": ["", "good", "n"],
     "ended_within_s": [0.0, 30.0],
     "message_id": [0, 1, 2],
+    "restow.v1.Holdings.number": [1, 1, 2, 3],
+    "hashes": [HASHES, HASHES[:64], HASHES[:96], HASHES[32:96], HASHES[64:96]],
+    "end_hash": [b"", HASHES[64:96]],
+    "restow.v1.Demand.content": [b""],
+    "restow.v1.Demand.readers": [0, 0, 0, 2],
+    "parent": [b"", HASHES[:32]],
+    "group": ["attention", "state"],
+    "salt": ["", "s"],
+    "below_tokens": [0, 64, 65],
+    "name": ["m"],
+    "revision": ["v1"],
+    "adapter": [""],
+    "quantisation": [""],
 }
 _BODIES = link.AgentMessage.DESCRIPTOR.oneofs_by_name["body"].fields
 _FIRST = frozenset({"restow.v1.AgentMessage.hello"})
@@ -130,7 +155,10 @@ def known(house: House, tenant: str, path: str = "", first: bool = False) -> Kno
             "restow.v1.EngineRef": refs,
             "restow.v1.Hello": _HELLOS[tenant],
             "restow.v1.Layout": list(LAYOUT_MESSAGES.values()),
+            "restow.v1.HashForm": _FORMS,
+            "restow.v1.Prefix": PREFIXES,
             **_COSTS,
         },
         _LATER if first else _FIRST,
+        frozenset({"restow.v1.Demand.prefix"}),
     )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from broker.fakes import D_BLOCKS, P_BLOCKS, model_layout
 from fuzzing.door import Answer, Door, Violation
-from fuzzing.good_engine import GoodEngine, hand_over
+from fuzzing.good_engine import GoodEngine, ask_by_content, hand_over
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.digests import Digests
@@ -91,6 +91,7 @@ class House:
         self._calls: list[asyncio.Task[Answer]] = []
         self.p = GoodEngine(self.door, TENANTS[0], "good-p", LAYOUTS[2], P_BLOCKS)
         self.d = GoodEngine(self.door, TENANTS[0], "good-d", LAYOUTS[1], D_BLOCKS)
+        self.p.friend = self.d
         self.p.friends = self.d.friends = self.p.friends | self.d.friends
         self._handed_over = 0
         self.run(self._start())
@@ -197,7 +198,8 @@ class House:
         """Operators see everything at any time."""
         for path in self.door.methods:
             name = path.removeprefix("/restow.v1.Admin/")
-            if name.startswith(("Get", "List", "Audit")) and name != "GetHandoff":
+            of_one = name in ("GetHandoff", "GetLayout")
+            if name.startswith(("Get", "List", "Audit")) and not of_one:
                 for tenant in TENANTS:
                     answer = self.call(path, b"", tenant)
                     if answer is None or answer.reason:
@@ -205,11 +207,18 @@ class House:
 
     def hand_over(self) -> None:
         """Another handoff of the good engines, from end to end, beside all that goes on."""
+        self._beside_all(hand_over)
+
+    def ask_by_content(self) -> None:
+        """One that begins with no router, but with what the state is of."""
+        self._beside_all(ask_by_content)
+
+    def _beside_all(self, begin: Callable[..., Coroutine[Any, Any, None]]) -> None:
         self._handed_over += 1
         if self.hub.directory.granting.draining:  # an operator, too, says what it likes
             self.hub.perform(self.hub.directory.granting.drain(False, self.hub.now_s()))
         waits, self.d.waits = self.d.waits, False
-        self.run(hand_over(self.p, self.d, f"not guessed {self._handed_over}"))
+        self.run(begin(self.p, self.d, f"not guessed {self._handed_over}"))
         self.d.waits = waits
 
     @contextlib.contextmanager
@@ -239,6 +248,7 @@ class House:
             if ended is None or ended.reason:
                 raise Violation(f"{VICTIM} did not end well: {ended}")
         self.hand_over()
+        self.ask_by_content()
         self.wait(FOREVER_S)
         self.check()
         directory, hub = self.hub.directory, self.hub
@@ -250,7 +260,7 @@ class House:
             ("agents", directory.connections.names.keys() - {(TENANTS[0], one) for one in friends}),
             ("sessions", hub.engines.keys() - good),
             ("agents' streams", {key for key in hub.agents if key.engine not in good}),
-            ("calls that wait", set(hub._waiting)),
+            ("calls that wait", set(hub.waiting._waiting)),
             ("plans under way", set(directory.granting.planning)),
             ("calls", {task for task in self._calls if not task.done()}),
         ):

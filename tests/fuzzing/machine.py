@@ -15,7 +15,20 @@ from fuzzing.hostile_words import LAYOUT_MESSAGES, REFS, hellos, known
 from fuzzing.house import TENANTS, House
 from fuzzing.messages import ODDNESS, Known, draw_message
 from fuzzing.mutation import mutated, spoiled
-from fuzzing.party import METHODS, STREAMING, UNARY, Party, demand, fence, publication
+from fuzzing.party import (
+    METHODS,
+    STREAMING,
+    UNARY,
+    Party,
+    declined,
+    demand,
+    fence,
+    given,
+    holdings,
+    keep,
+    publication,
+    wanted,
+)
 from restow.broker.core.handoffs.digests import DigestMode, Digests
 from restow.broker.planner import Strategy
 from restow.v1 import agent_link_pb2 as link
@@ -60,6 +73,40 @@ class HostileParty(RuleBasedStateMachine):
                 stream.say(pb.SessionRequest(messages=[message]))
         for stream in self.party.of(CONNECT, tenant, source):
             stream.say(fence(name))
+        self.house.wait(0.001)
+
+    @rule(data=st.data(), tenant=tenants, timeout_ms=st.sampled_from([2000, 30_000]))
+    def ask_by_content(self, data: st.DataObject, tenant: str, timeout_ms: int) -> None:
+        """Hold a state, ask for it and have it kept, but for what is changed."""
+        self.handed_over += 1
+        source, destination = data.draw(st.permutations([REFS[0], REFS[2]]))
+        for ref, right in (
+            (source, holdings()),
+            (destination, wanted(f"h{self.handed_over}", timeout_ms)),
+            (source, keep()),
+        ):
+            message = right if data.draw(now_and_then) else data.draw(mutated(right))
+            for stream in self.party.of(SESSION, tenant, ref):
+                stream.say(pb.SessionRequest(messages=[message]))
+        self.house.wait(0.001)
+
+    @precondition(lambda self: self.party.offers)
+    @rule(data=st.data(), right=st.sampled_from([given, given, declined]))
+    def answer_offer(self, data: st.DataObject, right: Any) -> None:
+        """Give what is offered or decline it, rightly or not; perhaps as another engine."""
+        stream, offer = data.draw(st.sampled_from(self.party.offers))
+        message = right(offer)
+        if data.draw(now_and_then) == 0:
+            message = data.draw(mutated(message))
+        else:
+            self.party.offers.remove((stream, offer))
+        if data.draw(now_and_then) == 0:
+            stream = data.draw(st.sampled_from(self.party.streams))
+        if stream.path == SESSION:
+            stream.say(pb.SessionRequest(messages=[message]))
+        for agent in self.party.streams:
+            if agent.path == CONNECT:
+                agent.say(fence(offer.handoff_id))
         self.house.wait(0.001)
 
     @precondition(lambda self: self.party.orders)
@@ -166,6 +213,10 @@ class HostileParty(RuleBasedStateMachine):
     @rule()
     def good_engines_hand_over(self) -> None:
         self.house.hand_over()
+
+    @rule()
+    def good_engines_ask_by_content(self) -> None:
+        self.house.ask_by_content()
 
     @rule()
     def operators_look(self) -> None:

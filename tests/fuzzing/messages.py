@@ -42,12 +42,14 @@ class Known:
 
     ``values`` has those of fields, by full name (``restow.v1.Demand.blocks``: whole lists) or else
     by short name (``handoff_id``); ``messages`` those of messages, by their full names. Members of
-    oneofs that are ``seldom`` right are so only where much is odd.
+    oneofs that are ``seldom`` right are so only where much is odd; fields ``at_times`` are left out
+    as often as not.
     """
 
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     messages: Mapping[str, Sequence[Message]] = field(default_factory=dict)
     seldom: frozenset[str] = frozenset()
+    at_times: frozenset[str] = frozenset()
 
     def of_field(self, one: FieldDescriptor) -> Sequence[Any] | None:
         """What may stand in a field."""
@@ -102,6 +104,8 @@ def _member(
 def _fill(
     draw: Draw, made: Message, one: FieldDescriptor, known: Known, odd: int, depth: int
 ) -> None:
+    if one.full_name in known.at_times and draw(st.booleans()):
+        return
     is_odd = draw(EIGHTS) < odd
     good = known.of_field(one)
     if one.is_repeated:

@@ -8,7 +8,7 @@ from typing import Any
 from broker.fakes import D_BLOCKS, P_BLOCKS, POSITION, answer_at_once
 from fuzzing.door import Stream, Violation, methods
 from fuzzing.good_engine import CONNECT, REGISTER, SESSION
-from fuzzing.hostile_words import LAYOUT_MESSAGES, RANKS, REFS, hellos
+from fuzzing.hostile_words import HASHES, LAYOUT_MESSAGES, PREFIXES, RANKS, REFS, hellos
 from fuzzing.house import TENANTS, House
 from restow.broker.rpc import wire
 from restow.v1 import agent_link_pb2 as link
@@ -27,6 +27,7 @@ class Party:
         self.house, self.seen = house, seen
         self.streams: list[Stream] = []
         self.orders: list[tuple[Stream, link.AgentOrder]] = []
+        self.offers: list[tuple[Stream, pb.Offer]] = []
         self._owner: dict[Stream, str] = {}
         for tenant in TENANTS:
             self.come(tenant, REFS[0])
@@ -70,6 +71,7 @@ class Party:
             if stream.over:
                 self.streams.remove(stream)
                 self.orders = [one for one in self.orders if one[0] is not stream]
+                self.offers = [one for one in self.offers if one[0] is not stream]
                 if stream.answer is not None:
                     name = METHODS[stream.path].name
                     self.seen[f"{name} ended {stream.answer.reason or 'OK'}"] += 1
@@ -85,6 +87,8 @@ class Party:
                 body = event.WhichOneof("body")
                 word = getattr(getattr(event, body), "reason", "") or "OK"
                 self.seen[f"{body} {word}"] += 1
+                if body == "offer":
+                    self.offers.append((stream, event.offer))
             return
         for order in response.orders:
             self.seen[f"order {order.WhichOneof('body')}"] += 1
@@ -122,6 +126,41 @@ def demand(name: str, timeout_ms: int) -> pb.EngineMessage:
     """A wish for it."""
     wish = pb.Demand(handoff_id=name, blocks=wire.block_lists(D_BLOCKS), timeout_ms=timeout_ms)
     return pb.EngineMessage(request=wish)
+
+
+def holdings() -> pb.EngineMessage:
+    """All that an engine holds: the state of the first prefix, in both groups."""
+    held = [
+        pb.HeldRun(group="attention", hashes=HASHES[:96]),
+        pb.HeldRun(group="state", hashes=HASHES[64:96]),
+    ]
+    return pb.EngineMessage(holdings=pb.Holdings(number=1, form=PREFIXES[0].form, held=held))
+
+
+def wanted(name: str, timeout_ms: int) -> pb.EngineMessage:
+    """A wish for that state, whoever holds it."""
+    message = demand(name, timeout_ms)
+    message.request.prefix.CopyFrom(PREFIXES[0])
+    message.request.position_tokens = POSITION
+    return message
+
+
+def keep() -> pb.EngineMessage:
+    """That state is worth keeping."""
+    return pb.EngineMessage(keep=pb.Keep(prefix=PREFIXES[0], position_tokens=POSITION))
+
+
+def given(offer: pb.Offer) -> pb.EngineMessage:
+    """What is offered, published whole."""
+    message = publication(offer.handoff_id, 30_000)
+    message.publish.content = offer.content
+    message.publish.position_tokens = offer.position_tokens
+    return message
+
+
+def declined(offer: pb.Offer) -> pb.EngineMessage:
+    """It is held no longer."""
+    return pb.EngineMessage(decline_offer=pb.DeclineOffer(handoff_id=offer.handoff_id))
 
 
 def fence(name: str) -> link.ConnectRequest:

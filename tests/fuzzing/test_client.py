@@ -22,7 +22,7 @@ from fuzzing.messages import ODDNESS, Draw, Known, draw_message
 from fuzzing.mutation import spoiled
 from fuzzing.rounds import tried
 from fuzzing.scalars import STRINGS
-from restow.broker.client import EngineSession
+from restow.broker.client import EngineSession, Offer, Prefix
 from restow.broker.client.connection.errors import BrokerUnreachableError, from_rpc_error
 from restow.broker.errors import RestowError
 from restow.v1 import broker_pb2 as pb
@@ -36,6 +36,9 @@ KNOWN = Known(
         "reason": ["", "BROKEN"],
         "status": ["ABORTED", "nonsense", ""],
         "state": list(pb.HandoffState.values()),
+        "position_tokens": [40, 64],
+        "hashes": [b"", bytes(64), bytes(128)],
+        "within_ms": [0, 2000],
     }
 )
 WORDS = st.sampled_from([*STRINGS, "status", "reason", "message", "self", "subject", "engine"])
@@ -155,7 +158,10 @@ def test_a_session_outlives_whatever_a_broker_says(data: st.DataObject) -> None:
 
 
 async def _live(broker: HostileBroker) -> None:
-    session = EngineSession("e", "1", model_layout(), "nowhere:1")
+    heard: list[Any] = []
+    session = EngineSession(
+        "e", "1", model_layout(), "nowhere:1", on_offer=heard.append, on_keep=heard.append
+    )
     futures = [
         session.publish("p", P_BLOCKS, POSITION),
         session.request("d", D_BLOCKS),
@@ -181,4 +187,5 @@ async def _live(broker: HostileBroker) -> None:
             outcomes[error.reason] += 1
         else:
             assert future.result().done == (future.result().state == "DONE")
+    assert all(isinstance(one, Offer | Prefix) for one in heard)
     await session.close()

@@ -18,6 +18,7 @@ CASES = {
     "round trip": 300,
     "round trip, casts": 150,
     "composition": 300,
+    "store": 200,
     "minimality": 300,
     "minimality, twins": 100,
     "determinism": 250,

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
+from restow.broker.router.finding import FindSettings
 from restow.broker.router.serve import RouterSettings, router_app
 
 Answer = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
@@ -27,6 +28,12 @@ class FakeEngine:
     healthy: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    token_ids: list[Any] | None = None
+    """What it says that a prompt's are; None: it has no tokenizer to ask."""
+    tokenize: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+    """What it does in place of that."""
+    tokenized: list[dict[str, Any]] = field(default_factory=list)
+    """The prompts that it was asked for theirs."""
     came: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a client went away before its answer."""
@@ -39,6 +46,13 @@ class FakeEngine:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/health":
             return web.Response(status=200 if self.healthy else 503)
+        if request.path == "/tokenize":
+            self.tokenized.append(await request.json())
+            if self.tokenize is not None:
+                return await self.tokenize(request)
+            if self.token_ids is None:
+                return web.Response(status=404)
+            return web.json_response({"tokens": self.token_ids, "count": len(self.token_ids)})
         self.headers.append({key.lower(): value for key, value in request.headers.items()})
         self.bodies.append(await request.json() if request.can_read_body else {})
         self.came.set()
@@ -148,15 +162,22 @@ async def fake_engine(answer: Answer) -> AsyncIterator[FakeEngine]:
 
 @contextlib.asynccontextmanager
 async def house(
-    p: list[Answer], d: list[Answer], aside_s: float = 60.0, look_s: float = 0.05
+    p: list[Answer],
+    d: list[Answer],
+    aside_s: float = 60.0,
+    look_s: float = 0.05,
+    find: FindSettings | None = None,
 ) -> AsyncIterator[House]:
-    """A router before engines that answer so."""
+    """A router before engines that answer so; their ids are p0, p1, ... and d0, d1, ..."""
     async with contextlib.AsyncExitStack() as stack:
         sides = [
             [await stack.enter_async_context(fake_engine(one)) for one in side] for side in (p, d)
         ]
-        prefill, decode = ([one.base for one in side] for side in sides)
-        app = await router_app(RouterSettings(prefill, decode, aside_s, look_s))
+        prefill, decode = (
+            [f"{name}{number}={one.base}" for number, one in enumerate(side)]
+            for name, side in zip("pd", sides, strict=True)
+        )
+        app = await router_app(RouterSettings(prefill, decode, aside_s, look_s, find=find))
         router = await stack.enter_async_context(served(app))
         http = await stack.enter_async_context(ClientSession())
         yield House(router, http, *sides)

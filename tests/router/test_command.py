@@ -19,6 +19,8 @@ ENGINES = ("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2")
         ((*ENGINES, "--listen", "8000"), "it has no host; write 127.0.0.1:8000"),
         ((*ENGINES, "--listen", "127.0.0.1:99999"), "its port is no number of 0 to 65535"),
         ((*ENGINES, "--decode", "d:8100"), "d:8100 is no http:// or https:// URL"),
+        ((*ENGINES, "--decode", "d1=d:8100"), "d:8100 is no http:// or https:// URL"),
+        ((*ENGINES, "--find-ms", "20"), "no engine is named by its id (ID=URL)"),
     ],
 )
 def test_what_is_wrong_usage(

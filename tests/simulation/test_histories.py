@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 
@@ -30,6 +31,10 @@ def test_no_promise_is_broken() -> None:
     # While every promise is kept, no page changes between the two digests.
     assert sum(one.checks.checked for one in found.values()) > HISTORIES / 4
     assert not any(one.checks.mismatches for one in found.values())
+    # States are found by their content; and some that are found are not held any more.
+    offers = sum((one.offers for one in found.values()), Counter[str]())
+    assert offers["made"] > HISTORIES
+    assert offers["not held"] > HISTORIES / 100
 
 
 def test_without_faults_nothing_is_lost() -> None:

@@ -12,6 +12,7 @@ from restow.agents.settings import AgentSettings
 from restow.broker.client import EngineSession
 from restow.broker.errors import RestowError
 from simulation_harness.virtual_loop import Process, VirtualLoop
+from stamped.kept_states import KeptStates
 from stamped.memory import HostMemory
 from stamped.requests import Prompt, Requests
 from stamped.stamps import Stamps, Violation
@@ -35,6 +36,7 @@ class Engine:
     ) -> None:
         self.side, self.life = side, f"life{life}"
         self.requests = Requests(self._ready, memory, stamps, rng)
+        self.kept = KeptStates(self._ready, self.requests, rng, self._fence, self.spawn)
         self.stamped: dict[str, int] = {}
         """P: the stamps of handoffs."""
         self._memory, self._rng, self._broke = memory, rng, broke
@@ -61,13 +63,30 @@ class Engine:
     def decode(self, prompt: Prompt, stamps_of: Callable[[str], set[int]]) -> None:
         """Ask for a prompt's state as D; ``stamps_of`` tells which are right."""
 
+        self.requests.pending.add(prompt.name)
+        work = self.requests.decode(prompt, self._checked(stamps_of))
+        self.scheduler.spawn(self._guard(work))
+
+    def _checked(self, stamps_of: Callable[[str], set[int]]) -> Callable[[str, set[int]], None]:
         def received(name: str, found: set[int]) -> None:
             right = stamps_of(name)
             if len(found) != 1 or not found <= right:
                 raise Violation(f"{name} is DONE with {found} instead of {right}")
 
-        self.requests.pending.add(prompt.name)
-        self.scheduler.spawn(self._guard(self.requests.decode(prompt, received)))
+        return received
+
+    def ask(
+        self,
+        prompt: Prompt,
+        name: str,
+        computed: Callable[[str, int], None],
+        stamps_of: Callable[[str], set[int]],
+        keeps: bool,
+    ) -> None:
+        """Ask for a state by its content; ``stamps_of`` tells which are right."""
+        self.requests.pending.add(name)
+        work = self.kept.ask(prompt, computed, self._checked(stamps_of), name, keeps)
+        self.spawn(work)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Have the scheduler do something beside its prompts."""
@@ -97,7 +116,10 @@ class Engine:
 
     async def _connect(self) -> None:
         while self.session is None:
-            session = EngineSession(self.side, self.life, self._memory.layout, ADDRESS)
+            session = EngineSession(
+                *(self.side, self.life, self._memory.layout, ADDRESS),
+                on_offer=self.kept.offered,
+            )
             try:
                 await session.start(5.0)
             except RestowError:

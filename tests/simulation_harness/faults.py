@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from simulation_harness.history import History
 
 DRAIN_S = 20.0
-LINKS = (("b", "p"), ("b", "d"), ("p", "d"))
+LINKS = (("b", "p"), ("b", "d"), ("p", "d"), ("b", "e"), ("p", "e"))
+SIDES = "PDE"
 
 
 class Faults:
@@ -89,7 +90,7 @@ class Faults:
             self._loop.call_later(self._short_s(), self._history.start_broker)
 
     def _kill_engine(self) -> None:
-        self._end_engine(self._rng.choice("PD"))
+        self._end_engine(self._rng.choice(SIDES))
 
     def _end_engine(self, side: str) -> None:
         engine = self._history.lives[side][-1]
@@ -106,7 +107,7 @@ class Faults:
 
     def _kill_worker(self) -> None:
         """Its engine follows."""
-        side = self._rng.choice("PD")
+        side = self._rng.choice(SIDES)
         engine = self._history.lives[side][-1]
         worker = self._rng.choice(engine.workers)
         if worker.alive:
@@ -117,9 +118,9 @@ class Faults:
 
     def leave(self) -> None:
         """An engine drains, and ends when nothing of it is open or it has waited long enough."""
-        side = self._rng.choice("PD")
+        side = self._rng.choice(SIDES)
         engine = self._history.lives[side][-1]
-        self.met_d |= side == "D"
+        self.met_d |= side != "P"
         self._detail(side)
         engine.spawn(self._drain(engine))
 
@@ -154,8 +155,8 @@ class Faults:
 
     def _vanish(self) -> None:
         """An engine can't be reached for so long that it is forgotten, or an operator says so."""
-        host = self._rng.choice("pd")
-        self.met_d |= host == "d"
+        host = self._rng.choice(SIDES).lower()
+        self.met_d |= host != "p"
         self._network.cut("b", host)
         self._detail(host)
         self._loop.call_later(self._rng.uniform(25.0, 45.0), self._network.heal, "b", host)
@@ -163,7 +164,7 @@ class Faults:
 
     def _cut(self) -> None:
         hosts = self._rng.choice(LINKS)
-        self.met_d |= hosts == ("b", "d")
+        self.met_d |= hosts in (("b", "d"), ("b", "e"))
         self._network.cut(*hosts)
         self._detail(hosts)
         self._loop.call_later(self._rng.uniform(0.1, 25.0), self._network.heal, *hosts)

@@ -1,10 +1,11 @@
-"""One history: a broker, a P and a D, what they hand over, what goes wrong, and what must hold."""
+"""One history: a broker, a P and two D's, what they hand over, what goes wrong, what must hold."""
 
 from __future__ import annotations
 
 import asyncio
 import traceback
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
@@ -28,9 +29,11 @@ from restow.broker.server.hub import Hub
 from restow.broker.server.services.agent_service import AgentLinkService
 from restow.broker.server.services.broker_service import BrokerService
 from restow.v1 import agent_link_pb2_grpc, broker_pb2_grpc
+from simulation_harness.by_content import by_content
 from simulation_harness.engines import ADDRESS, Engine
 from simulation_harness.fabric import Fabric
 from simulation_harness.faults import Faults
+from simulation_harness.kept_prefixes import Prefixes
 from simulation_harness.network import Listener, Network
 from simulation_harness.replaced import simulated
 from simulation_harness.virtual_loop import Process, VirtualLoop
@@ -39,7 +42,7 @@ from stamped.requests import Prompt
 from stamped.stamps import Stamps, Violation
 
 PAGE_TOKENS = (2, 4)
-HELD_TOKENS, HELD_STATES = 32, 4
+HELD_TOKENS, HELD_STATES = 48, 6
 LONGEST_TOKENS = 12
 BUSY_S = 40.0
 """In which prompts come and things go wrong."""
@@ -51,8 +54,8 @@ ASKED_WRONG = 0.1
 """For how many D asks for another prompt under P's id, beside the right one."""
 COMPUTED_AT_ONCE = 0.2
 """For how many P computes another prompt under the same id at the same time."""
-LAST = 2
-"""Handoffs after all has healed: one of them may meet a slow network."""
+LAST = 4
+"""Handoffs after all has healed, if the first is not DONE: it may meet a slow network."""
 LATE_S = 22.0
 """After its timeout: the quarantine of a read, and messages on a slow network."""
 QUIET_S = 120.0
@@ -61,8 +64,13 @@ STRATEGIES = (Strategy.AUTO, Strategy.SLICES, Strategy.WHOLE, Strategy.PACK, Str
 SIZES = ((1, 1), (2, 2), (1, 2), (2, 1))
 DIGESTS = (*[Digests()] * 14, Digests(DigestMode.ALL), Digests(DigestMode.SAMPLED, 2))
 """They take turns."""
-LIMITS = Limits(engine_idle_s=2.0)
+LIMITS = Limits(engine_idle_s=2.0, offer_s=0.5)
 """Engines that can't be reached are forgotten, and come back."""
+FOR_SEVERAL = 0.4
+"""Of how many publications readers are named: as many as ask, fewer, so that one of them takes the
+place of one that fails, or more, which the lease ends."""
+DECLINED = 0.05
+"""How many D's go on without a state that they were to have."""
 CLIENT_LEAVES = 0.1
 """For how many a router gives up what nobody has asked for by then."""
 
@@ -76,6 +84,8 @@ class Report:
     ended: Counter[str] = field(default_factory=Counter)
     checks: Checks = field(default_factory=Checks)
     """Of all lives of the broker."""
+    offers: Counter[str] = field(default_factory=Counter)
+    """Of states that were asked for by content, as `by_content` counts them."""
     faults: list[str] = field(default_factory=list)
     violation: str = ""
     trace: str = ""
@@ -120,9 +130,12 @@ class History:
         tps, convs = self.rng.choice(SIZES), list(ConvLayout)
         self.memory = {
             side: host_memory(tp, self.rng.choice(convs), self.rng.choice(PAGE_TOKENS))
-            for side, tp in zip("PD", tps, strict=True)
+            for side, tp in zip("PDE", (*tps, self.rng.choice((1, 2))), strict=True)
         }
-        self.lives: dict[str, list[Engine]] = {"P": [], "D": []}
+        self.lives: dict[str, list[Engine]] = {"P": [], "D": [], "E": []}
+        """E is another D: it asks for what is published for several."""
+        self.held_stamps: dict[str, set[int]] = {}
+        """Of each state that engines keep by its content: those that it was written with."""
         self.hub: Hub | None = None
         self._hubs: list[Hub] = []
         self.broker: Process | None = None
@@ -147,7 +160,9 @@ class History:
                 for hub in self._hubs:
                     self.report.checks.checked += hub.directory.ledger.checks.checked
                     self.report.checks.mismatches += hub.directory.ledger.checks.mismatches
-                for engine in (*self.lives["P"], *self.lives["D"]):
+                engines = [e for lives in self.lives.values() for e in lives]
+                self.report.offers = by_content(self._hubs, engines)
+                for engine in engines:
                     self.report.ended.update(
                         f"{engine.side} {state} {reason}".strip()
                         for state, reason in engine.requests.said.values()
@@ -159,49 +174,93 @@ class History:
 
     async def _play(self) -> None:
         self.start_broker()
-        for side in "PD":
+        for side in "PDE":
             self.start_engine(side)
         if self.faults is not None:
             self.faults.plan(BUSY_S)
         for number in range(self.rng.randint(2, 6)):
-            prompt, at_s = self._prompt(f"h{number}"), self.rng.uniform(0.0, BUSY_S / 2)
-            self._plan_prompt(prompt, at_s)
+            prompt, at_s = self.prompt(f"h{number}"), self.rng.uniform(0.0, BUSY_S / 2)
+            prompt = self._for_several(prompt)
+            sides = "PDE" if prompt.counted > 1 or prompt.readers else "PD"
+            again, wrong = self.rng.random() < USED_AGAIN, self.rng.random() < ASKED_WRONG
+            # Who declines an id that it asks for too may be told of that.
+            self._plan_prompt(prompt, at_s, sides, "" if again or wrong else sides[1:])
             if self.rng.random() < COMPUTED_AT_ONCE:
-                self._plan_prompt(self._prompt(f"h{number}#twin"), at_s, "P")
-            if self.rng.random() < USED_AGAIN:
+                self._plan_prompt(self.prompt(f"h{number}#twin"), at_s, "P")
+            if again:
                 again_s = self.rng.uniform(BUSY_S / 2, BUSY_S)
-                self._plan_prompt(self._prompt(f"h{number}#again"), again_s)
+                self._plan_prompt(self.prompt(f"h{number}#again"), again_s)
             if self.rng.random() < CLIENT_LEAVES:
                 left_s = at_s + self.rng.uniform(0.0, 3.0)
                 self.loop.call_later(left_s, self._abandon, prompt.handoff_id)
-            if self.rng.random() < ASKED_WRONG:
+            if wrong:
                 # As long as the right one: the position alone does not tell them apart.
                 other = replace(prompt, name=f"h{number}#other")
                 self._plan_prompt(other, self.rng.uniform(0.0, BUSY_S / 2), "D")
+        Prefixes(self).plan()
         await self._pass(BUSY_S)
         self.fabric.spoiled = 0.0
         if self.faults is not None:
             self.faults.heal()
         await self._pass(SETTLE_S)
+        for lives in self.lives.values():
+            lives[-1].spawn(lives[-1].kept.evict_all())
         await self._quiet()
-        ends = [await self._serve_one(f"last{number}") for number in range(LAST)]
-        if ("DONE", "") not in ends:
-            raise Violation(f"after all has healed handoffs ended as {ends}")
+        await self._one_is_done("handoffs", self._serve_one)
+        await self._one_is_done("demands for what is held", self._find_one)
+
+    async def _one_is_done(
+        self, what: str, begin: Callable[[str], Awaitable[tuple[str, str] | None]]
+    ) -> None:
+        ends = []
+        for number in range(LAST):
+            ends.append(await begin(f"last {what} {number}"))
+            if ends[-1] == ("DONE", ""):
+                return
+        raise Violation(f"after all has healed {what} ended as {ends}")
 
     async def _serve_one(self, name: str) -> tuple[str, str] | None:
         """How a handoff ends that nothing stands against but a slow network."""
-        prompt = self._prompt(name, healthy=True)
-        for side in "PD":
+        prompt = replace(self.prompt(name, healthy=True), readers=2, told_readers=2)
+        for side in "PDE":
             self.loop.call_later(self.rng.random(), self._begin, side, prompt)
         await self._pass(2.0)
         await self._quiet()
-        return self.lives["D"][-1].requests.said.get(name)
+        ends = {self.lives[side][-1].requests.said.get(name) for side in "PDE"}
+        return ("DONE", "") if ends == {("DONE", "")} else next(iter(ends - {("DONE", "")}))
+
+    async def _find_one(self, name: str) -> tuple[str, str] | None:
+        """How a demand ends for what E holds, which does not answer, and P, which does.
+
+        Nothing else stands against it but a slow network.
+        """
+        prompt = self.prompt(name, healthy=True)
+        p, d, e = (self.lives[side][-1] for side in "PDE")
+        p.kept.silent, e.kept.deaf = 0.0, True
+        for holder in (p, e):
+            holder.spawn(holder.kept.compute(prompt, self.computed))
+        await self._pass(4.0)
+        d.ask(prompt, f"{name}?", self.computed, self.held_stamps.__getitem__, keeps=False)
+        await self._pass(4.0)
+        for holder in (p, e):
+            holder.spawn(holder.kept.evict_all())
+        await self._quiet()
+        return d.requests.said.get(f"{name}?")
+
+    def computed(self, name: str, stamp: int) -> None:
+        """An engine has written a state that it keeps by its content."""
+        self.held_stamps.setdefault(name, set()).add(stamp)
 
     async def _pass(self, seconds: float) -> None:
         end_s = self.loop.time() + seconds
         while self.loop.time() < end_s:
             await asyncio.sleep(1.0)
             self._raise_found()
+            self._audit()
+
+    def _audit(self) -> None:
+        if self.hub is not None and (found := audit(self.hub.directory)):
+            raise Violation(f"the broker's audit: {found}")
 
     def _raise_found(self) -> None:
         for error in self._found:
@@ -218,13 +277,13 @@ class History:
             self._raise_found()
         if left:
             raise Violation(f"{QUIET_S:g} s after all has healed: {left}")
-        if self.hub is not None and (found := audit(self.hub.directory)):
-            raise Violation(f"the broker's audit: {found}")
+        self._audit()
         for lives in self.lives.values():
             lives[-1].requests.pages.check()
         late = {
             name: late_s
-            for name, late_s in self.lives["D"][-1].requests.late_s.items()
+            for side in "DE"
+            for name, late_s in self.lives[side][-1].requests.late_s.items()
             if late_s > LATE_S
         }
         if late and not (self.faults and self.faults.met_d):
@@ -295,7 +354,7 @@ class History:
 
     # -- what they do -----------------------------------------------------------------------------
 
-    def _prompt(self, name: str, healthy: bool = False) -> Prompt:
+    def prompt(self, name: str, healthy: bool = False) -> Prompt:
         rng = self.rng
         patient = healthy or rng.random() < 0.5
         return Prompt(
@@ -310,11 +369,27 @@ class History:
             uses_s=rng.uniform(0.0, 5.0),
         )
 
-    def _plan_prompt(self, prompt: Prompt, at_s: float, sides: str = "PD") -> None:
+    def _for_several(self, prompt: Prompt) -> Prompt:
+        """The same for several D's, or not."""
+        if self.rng.random() >= FOR_SEVERAL:
+            return prompt
+        readers = self.rng.choice((1, 2, 2, 3))
+        said_by = self.rng.choice(("P", "router", "both"))
+        return replace(
+            prompt,
+            readers=readers if said_by != "router" else 0,
+            told_readers=readers if said_by != "P" else 0,
+        )
+
+    def _plan_prompt(
+        self, prompt: Prompt, at_s: float, sides: str = "PD", may_decline: str = ""
+    ) -> None:
+        declining = [side for side in may_decline if self.rng.random() < DECLINED]
         for side in sides:
             # Some prompts lie ready for a while before D asks.
             wait_s = self.rng.uniform(0.0, self.rng.choice((1.0, 1.0, 6.0)))
-            self.loop.call_later(at_s + wait_s, self._begin, side, prompt)
+            how = replace(prompt, declines=side in declining, may_decline=len(declining))
+            self.loop.call_later(at_s + wait_s, self._begin, side, how)
 
     def _begin(self, side: str, prompt: Prompt) -> None:
         engine = self.lives[side][-1]
@@ -351,7 +426,7 @@ class History:
             return
         left = [
             handoff.handoff_id
-            for handoff in self.hub.directory.ledger.live.values()
+            for handoff in self.hub.directory.ledger.by_number.values()
             for one in (handoff.source, handoff.destination)
             if one is not None
             and (one.key.engine_id, one.incarnation) == (engine.side, engine.life)

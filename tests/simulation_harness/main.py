@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from restow.broker.core.handoffs.digests import DigestMode, Digests
+from simulation_harness.by_content import words_of
 from simulation_harness.history import History, Report
 from simulation_harness.mutations import MUTATIONS
 
@@ -84,12 +85,14 @@ def main() -> int:
         found = [[play(options.seed, options.without, digests=digests)]]
     else:
         found = histories(options.first, options.histories, options.without, digests=digests)
-    events, count, ended, faults, broken = 0, 0, Counter[str](), Counter[str](), 0
+    events, count, broken = 0, 0, 0
+    ended, faults, offers = Counter[str](), Counter[str](), Counter[str]()
     for reports in found:
         for report in reports:
             count += 1
             events += report.events
             ended += report.ended
+            offers += report.offers
             faults.update(fault.split()[1] for fault in report.faults)
             if report.violation or options.seed is not None:
                 print(f"seed {report.seed}: {report.violation or 'well'}")
@@ -101,6 +104,7 @@ def main() -> int:
         f"{count} histories, {events} events, {broken} broken, in "
         f"{time.perf_counter() - began_s:.1f} s; handoffs {dict(ended)}; faults {dict(faults)}"
     )
+    print(words_of(offers, broken))
     return 1 if broken else 0
 
 

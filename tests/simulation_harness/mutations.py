@@ -17,12 +17,16 @@ from restow.broker.core.directory import Directory
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Settlement
+from restow.broker.core.handoffs.deliveries import Deliveries
 from restow.broker.core.handoffs.demand import Demand
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.ledger.readers import Readers
+from restow.broker.core.offering import Offering
 from restow.broker.core.reports import Reports
 from restow.v1 import agent_link_pb2
 from simulation_harness.history import History
 from simulation_harness.misplaced import MISPLACED
+from stamped.kept_states import Kept, KeptStates
 
 Mutation = Callable[[History], contextlib.AbstractContextManager[None]]
 
@@ -163,6 +167,64 @@ def wire_that_spoils(history: History) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def pages_free_after_one_reader(history: History) -> Iterator[None]:
+    """P has its pages back when the first of several readers has the state."""
+    with patch.object(Deliveries, "served", property(lambda self: self.done > 0)):
+        yield
+
+
+@contextlib.contextmanager
+def too_late_a_reader(history: History) -> Iterator[None]:
+    """Who asks when all readers have the state is told how the publication ended: DONE."""
+
+    def told(self: Readers, handoff: Handoff, engine: EngineRecord, now_s: float) -> Handoff:
+        return handoff
+
+    with patch.object(Readers, "late", told):
+        yield
+
+
+@contextlib.contextmanager
+def more_readers_than_places(history: History) -> Iterator[None]:
+    """Every D that asks is let read at once, however many readers P has named."""
+    # Where it matters: more D's ask than P has named, and one of them reads for long.
+    if history.faults is not None:
+        history.faults.kinds = (history.faults.stall,)
+    often = patch("simulation_harness.history.FOR_SEVERAL", 1.0)
+    with often, patch.object(Deliveries, "has_place", True):
+        yield
+
+
+@contextlib.contextmanager
+def offered_on(history: History) -> Iterator[None]:
+    """What somebody publishes stays on offer to others."""
+    with patch.object(Offering, "taken", lambda *words: None):
+        yield
+
+
+@contextlib.contextmanager
+def offered_once(history: History) -> Iterator[None]:
+    """What the first holder does not answer is offered to nobody else."""
+    with patch.object(Offering, "tick", lambda *words: []):
+        yield
+
+
+@contextlib.contextmanager
+def evicted_while_given(history: History) -> Iterator[None]:
+    """An engine uses the pages of a state again that it has published for an offer."""
+
+    def hasty(self: KeptStates, kept: Kept) -> None:
+        if kept.evicted and not kept.given:
+            kept.given = True
+            self._requests.pages.give(kept.ids)
+
+    # Where it matters: much is evicted, soon after it was asked for.
+    often = patch("simulation_harness.kept_prefixes.EVICTED", 1.0)
+    with often, patch.object(KeptStates, "_give_if_free", hasty):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "incarnation": no_incarnation_in_names,
     "generation": no_generations,
@@ -175,5 +237,11 @@ MUTATIONS: dict[str, Mutation] = {
     "cancelled": pages_free_at_once,
     "twin": two_states_at_once,
     "twins": two_states_of_any_client,
+    "served": pages_free_after_one_reader,
+    "late": too_late_a_reader,
+    "places": more_readers_than_places,
+    "offered": offered_on,
+    "next": offered_once,
+    "pinned": evicted_while_given,
     **MISPLACED,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class _Region:
     pages: Words
     """``[page, word]``"""
 
-    @property
+    @cached_property
     def keys(self) -> Keys:
         return keys_of(self.layout, self.rank, self.name, len(self.pages))
 
@@ -74,7 +75,7 @@ class HostMemory:
         self.layout, self.page_counts = layout, dict(page_counts)
         self.regions: dict[int, list[RegionMemory]] = {}
         self._parts: dict[str, list[_Region]] = {name: [] for name in page_counts}
-        self._page_tokens: dict[str, int] = {}
+        self.page_tokens: dict[str, int] = {}
         if words is None:
             words = np.zeros(memory_bytes(layout, page_counts) // WORD_BYTES, np.uint16)
         self._words, start = words, 0
@@ -85,7 +86,7 @@ class HostMemory:
                 stop = start + count * stride // WORD_BYTES
                 pages = words[start:stop].reshape(count, -1)
                 self._parts[region.group].append(_Region(layout, rank.rank, region.name, pages))
-                self._page_tokens[region.group] = region.page_tokens or 0
+                self.page_tokens[region.group] = region.page_tokens or 0
                 self.regions[rank.rank].append(
                     RegionMemory(region.name, pages.ctypes.data, count, stride)
                 )
@@ -95,7 +96,7 @@ class HostMemory:
         """How many pages of each group a state at this position takes."""
         return {
             group: -(-position_tokens // tokens) if tokens else 1
-            for group, tokens in self._page_tokens.items()
+            for group, tokens in self.page_tokens.items()
         }
 
     def write(self, ids: Ids, stamp: int) -> None:

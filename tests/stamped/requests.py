@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from restow.broker.client import Delivery, EngineSession
+from restow.broker.client import Delivery, EngineSession, Prefix
 from restow.broker.errors import HandoffConflictError, RestowError
 from stamped.memory import HostMemory, Ids
 from stamped.pages import Pages
-from stamped.stamps import Stamps
+from stamped.stamps import Stamps, Violation
 
 NO_PAGES_S = 10.0
 """After which a prompt that finds no free pages is given up."""
@@ -35,6 +35,14 @@ class Prompt:
     d_cancels_s: float = 0.0
     uses_s: float = 0.0
     """How long D keeps what it got."""
+    readers: int = 0
+    """As P publishes it; 0: it names none."""
+    told_readers: int = 0
+    """As D's are told of it by a router."""
+    declines: bool = False
+    """Whether this D goes on without it."""
+    may_decline: int = 0
+    """How many of the readers may do that."""
 
     @property
     def handoff_id(self) -> str:
@@ -42,9 +50,23 @@ class Prompt:
         return self.name.split("#")[0]
 
     @property
+    def counted(self) -> int:
+        """How many must have it before P's pages are free."""
+        return self.readers or self.told_readers or 1
+
+    @property
     def content(self) -> bytes:
         """Names what it is of."""
         return hashlib.sha256(self.name.encode()).digest()
+
+
+@dataclass(frozen=True)
+class Received:
+    """What D's pages hold when its demand has ended; a state if it ended well."""
+
+    ids: Ids
+    stamps: set[int]
+    done: bool
 
 
 class Requests:
@@ -71,7 +93,7 @@ class Requests:
     ) -> None:
         """P's part. ``computed`` hears of the stamp before anything is fenced."""
         session = await self._session()
-        if (ids := await self._take(prompt)) is None:
+        if (ids := await self.take(prompt)) is None:
             return self._end(prompt, "", "NO_PAGES")
         early = self._rng.random() < 0.3
 
@@ -83,6 +105,7 @@ class Requests:
                 lease_ms=prompt.lease_ms,
                 hold_ms=prompt.hold_ms,
                 content=prompt.content,
+                readers=prompt.readers,
             )
 
         try:
@@ -102,29 +125,47 @@ class Requests:
 
     async def decode(self, prompt: Prompt, received: Callable[[str, set[int]], None]) -> None:
         """D's part. ``received`` hears of the stamps that came, if all went well."""
+        if prompt.declines:
+            return await self._decline(prompt)
+        if (came := await self.receive(prompt)) is None:
+            return
+        # D goes on from there: nothing may land any more, were it the same once again.
+        self.pages.write(came.ids)
+        if came.done:
+            received(prompt.name, came.stamps)
+            await asyncio.sleep(prompt.uses_s)
+        self.pages.give(came.ids)
+
+    async def _decline(self, prompt: Prompt) -> None:
         session = await self._session()
-        if (ids := await self._take(prompt)) is None:
-            return self._end(prompt, "", "NO_PAGES")
+        ended = session.decline(prompt.handoff_id, readers=prompt.told_readers)
+        due_s = asyncio.get_running_loop().time()
+        if await self._await_end(prompt, session, ended, 0.0, due_s):
+            raise Violation(f"{prompt.name} is DONE for a D that went on without it")
+
+    async def receive(self, prompt: Prompt, prefix: Prefix | None = None) -> Received | None:
+        """Ask for a state, or for that of ``prefix``; None: there are no pages for it."""
+        session = await self._session()
+        if (ids := await self.take(prompt)) is None:
+            self._end(prompt, "", "NO_PAGES")
+            return None
         self.pages.lend(ids)
         due_s = asyncio.get_running_loop().time() + prompt.timeout_ms / 1000
         ended = session.request(
             prompt.handoff_id,
             ids,
-            position_tokens=prompt.position_tokens,
+            position_tokens=0 if prefix else prompt.position_tokens,
             timeout_ms=prompt.timeout_ms,
-            content=prompt.content,
+            content=b"" if prefix else prompt.content,
+            readers=0 if prefix else prompt.told_readers,
+            prefix=prefix,
         )
         done = await self._await_end(prompt, session, ended, prompt.d_cancels_s, due_s)
         await ended.pages_free
-        found = self.pages.take_back(ids, prompt.position_tokens)
-        # D goes on from there: nothing may land any more, were it the same once again.
-        self.pages.write(ids)
-        if done:
-            received(prompt.name, found)
-            await asyncio.sleep(prompt.uses_s)
-        self.pages.give(ids)
+        return Received(ids, self.pages.take_back(ids, prompt.position_tokens), done)
 
-    async def _take(self, prompt: Prompt) -> Ids | None:
+    async def take(self, prompt: Prompt) -> Ids | None:
+        """Pages for a state, waited for."""
         counts = self._memory.counts(prompt.position_tokens)
         for _ in range(20):
             if (ids := self.pages.take(counts)) is not None:
@@ -156,6 +197,10 @@ class Requests:
             state, reason, done = "REFUSED", error.reason, False
         else:
             state, reason, done = told.state, told.reason, bool(told.done)
+            readers = 1 if isinstance(ended, Delivery) else prompt.counted
+            least = readers if isinstance(ended, Delivery) else readers - prompt.may_decline
+            if done and not max(least, 1) <= told.delivered <= readers:
+                raise Violation(f"{prompt.name} is DONE, and {told.delivered} of {readers} have it")
         self.late_s[prompt.name] = loop.time() - due_s
         self._end(prompt, state, reason)
         return done

@@ -65,6 +65,10 @@ REFUSED = {
     "full, diverging": "True",
     "one cache": "CACHE_UNKNOWN: layers.1.x and layers.0.x have one cache",
     "no number": "ENGINE_UNSUPPORTED: a.0.b.1: which layer it is",
+    "prefix, fail, True": "ENGINE_UNSUPPORTED: prefix is find+tell, and kv_load_failure_policy",
+    "prefix, recompute, False": "ENGINE_UNSUPPORTED: prefix is find+tell, and prefix caching",
+    "prefix, recompute, True": "None",
+    "prefix off": "None",
     "context parallel": "ENGINE_UNSUPPORTED: decode_context_parallel_size is 2",
 }
 """How what is said of them begins: every one names the layer or setting, and what is missing."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 
@@ -59,10 +60,15 @@ class Engine:
         prompt: dict[str, Any] = {"prompt_token_ids": told["prompt"]}
         if told.get("embeds"):
             prompt = {"prompt_embeds": torch.load(told["embeds"], weights_only=True)}
+        lora = LoRARequest(*told["lora"]) if told.get("lora") else None
         answer: dict[str, Any] = {"id": told["id"], "tokens": [], "finish": None, "params": None}
         try:
             async for output in self._engine.generate(
-                prompt, sampling, f"{told['id']}", trace_headers=told.get("trace_headers")
+                prompt,
+                sampling,
+                f"{told['id']}",
+                lora_request=lora,
+                trace_headers=told.get("trace_headers"),
             ):
                 (one,) = output.outputs
                 answer["tokens"] = list(one.token_ids)

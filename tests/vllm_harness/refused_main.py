@@ -31,7 +31,13 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from restow.agents.engines.vllm.connector import RestowConnector
-from restow.agents.engines.vllm.engine_checks import check_engine, check_groups, check_windows
+from restow.agents.engines.vllm.engine_checks import (
+    check_engine,
+    check_groups,
+    check_prefix,
+    check_windows,
+)
+from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker.caches import FoundCache, layer_caches
 from restow.agents.engines.vllm.worker.draft_layers import DraftLayers
 from restow.agents.engines.vllm.worker.layer_numbers import LayerNumbers
@@ -109,6 +115,11 @@ def main() -> None:
     for name in ("window", "full"):
         holder = SimpleNamespace(_kv_cache_config=_groups(SPECS[name]))
         answers[f"{name}, diverging"] = _words(diverging, holder)
+    telling = ConnectorSettings.of({"prefix": "find+tell"})
+    for policy, caching in (("fail", True), ("recompute", False), ("recompute", True)):
+        asked = _words(check_prefix, _keeping(caching, policy), telling)
+        answers[f"prefix, {policy}, {caching}"] = asked
+    answers["prefix off"] = _words(check_prefix, _keeping(False), ConnectorSettings())
     answers["sharing"] = _words(_own_caches, ("layers.0.x", "layers.1.x"), "layers.0.x")
     answers["one cache"] = _words(_own_caches, ("layers.0.x", "layers.1.x"), None)
     answers["no number"] = _words(_own_caches, ("a.0.b.1",), None)
@@ -142,9 +153,11 @@ def _found(spec: Any, name: str = "layers.0.x", module: Any = MODULE) -> FoundCa
     return FoundCache(cache, spec, module)
 
 
-def _keeping(caching: bool) -> Any:
+def _keeping(caching: bool, policy: str = "fail") -> Any:
     """Return as much of a D's config as says whether it keeps prefixes."""
-    transfer = SimpleNamespace(is_kv_consumer=True)
+    transfer = SimpleNamespace(
+        is_kv_consumer=True, kv_connector_extra_config={}, kv_load_failure_policy=policy
+    )
     cache = SimpleNamespace(enable_prefix_caching=caching)
     return SimpleNamespace(kv_transfer_config=transfer, cache_config=cache)
 

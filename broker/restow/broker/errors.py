@@ -207,6 +207,18 @@ class ContentMismatchError(RestowError, status="FAILED_PRECONDITION", reason="CO
     """P's state is of other tokens, or of another adapter, image or salt, than D asks for."""
 
 
+class ChainInvalidError(RestowError, status="INVALID_ARGUMENT", reason="CHAIN_INVALID"):
+    """Hashes of a prompt that are no chain: of another size, too many, or out of order."""
+
+
+class ChainFormError(RestowError, status="FAILED_PRECONDITION", reason="CHAIN_FORM_DIFFERS"):
+    """Hashes by another algorithm, or after other tokens, than those they are to meet."""
+
+
+class HoldingsError(RestowError, status="INVALID_ARGUMENT", reason="HOLDINGS_INVALID"):
+    """What an engine says that it holds, and can't."""
+
+
 class DirectoryFullError(RestowError, status="RESOURCE_EXHAUSTED", reason="DIRECTORY_FULL"):
     """The broker holds as many handoffs as it may."""
 

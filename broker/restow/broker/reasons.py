@@ -33,6 +33,12 @@ REASONS: Final[Mapping[str, Advice]] = MappingProxyType(
             "D goes on without P's state, for example because it has the prompt cached.",
             "Nothing: P's pages are free.",
         ),
+        "NOT_HELD": Advice(
+            "A state was asked for by its content, and nobody has it, or not any more: no engine "
+            "says that it holds it, or each that does declined.",
+            "Nothing: D computes it. If most are so, see `restow holdings`: where many offers are "
+            "declined, states are evicted soon; a store with more memory or disk keeps them.",
+        ),
         "NOT_PUBLISHED": Advice(
             "D's patience ran out before P had published and fenced all of the state.",
             "See in the timeline what was lacking; look whether P prefills at all, and whether its "

@@ -20,14 +20,32 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Have the router give each prompt an id that was never used, also when it tries again.",
         ),
         "HANDOFF_OWNED": Advice(
-            "Another engine has this side of the handoff: it published or asked first.",
-            "Have the router send an id to one P and one D; of two engines with one id, see "
-            "ENGINE_REPLACED.",
+            "Another engine has this side of the handoff: it published or asked first, or all "
+            "readers that P named have the state.",
+            "Have the router send an id to one P and one D, or tell P how many D's there are "
+            "(`readers`); of two engines with one id, see ENGINE_REPLACED.",
         ),
         "HANDOFF_UNKNOWN": Advice(
             "The broker knows no handoff of that id that the engine has a side of: it ended long "
             "ago, or the broker was started anew.",
             "Nothing, if it had ended; else compare the id with what the router gave.",
+        ),
+        # Words about prefixes.
+        "CHAIN_INVALID": Advice(
+            "Hashes of a prompt, or how they are said to be made, can't be a chain: their size, "
+            "their number, or positions that do not rise. The message names the field.",
+            "Mend what the message names in the engine's adapter or the router.",
+        ),
+        "CHAIN_FORM_DIFFERS": Advice(
+            "Hashes are by another algorithm, or after other tokens, than those of the engines "
+            "that hold states of this model; or an engine's do not divide its blocks.",
+            "Have all engines of a model hash alike, with one seed; `restow holdings` shows how "
+            "each does.",
+        ),
+        "HOLDINGS_INVALID": Advice(
+            "An engine says that it holds what it can't: of a group that it lacks, or too much at "
+            "once. Nothing of that batch counts.",
+            "It is a fault of the engine's adapter: the message names what is wrong.",
         ),
         "DIRECTORY_FULL": Advice(
             "The broker holds as many handoffs, engines or bytes as it may: the message says of "
@@ -155,6 +173,26 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
         "DAEMON_UNREACHABLE": Advice(
             "No agent daemon answers at the socket.",
             "Start `restow agent --socket PATH` on the engine's host.",
+        ),
+        # A store.
+        "STORE_TOO_SMALL": Advice(
+            "The memory of a store has no room for a page of each sort.",
+            "Give it more (`--memory`); the message says how much is needed.",
+        ),
+        "STORE_DISK_IN_USE": Advice(
+            "Another store has the folder.", "Give each store a folder of its own (`--disk`)."
+        ),
+        "STORE_DISK_OTHER": Advice(
+            "The folder is of another model, layout or version, or of another program.",
+            "Give the store another folder, or remove what is in it; the message says what "
+            "differs.",
+        ),
+        "STORE_DISK_UNUSABLE": Advice(
+            "The folder can't be read or written.", "Mend what the message names, or leave it out."
+        ),
+        "STORE_RUN_LOST": Advice(
+            "A state could not be written to the disk, or is not there as it was written.",
+            "Nothing: it is computed again. If that is often so, look after the disk.",
         ),
         # An engine as it is.
         "LAYOUT_INVALID": Advice("The layout can't be accepted.", _READ_LAYOUT),

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import restow.v1.broker_pb2
+import restow.v1.layout_pb2
 import sys
 import typing
 
@@ -71,7 +72,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     agents: builtins.int
     """Connected agents."""
     handoffs_live: builtins.int
-    """Handoffs that have not ended."""
+    """Handoffs that have not ended; a publication for several readers, and each delivery of it, is one."""
     plans: builtins.int
     """Plans kept. 0 to an operator of one tenant: they are nobody's."""
     bytes_read: builtins.int
@@ -92,7 +93,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     """How many more pairs there were. 0: none."""
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StateCount]:
-        """Handoffs that ended in this life, by state. Those of a tenant are forgotten when nothing of it
+        """Handoffs and deliveries that ended in this life, by state. Those of a tenant are forgotten when nothing of it
         is left: no engine, and no handoff that is remembered.
         """
 
@@ -345,6 +346,49 @@ class ListEnginesResponse(google.protobuf.message.Message):
 Global___ListEnginesResponse: typing_extensions.TypeAlias = ListEnginesResponse
 
 @typing.final
+class GetLayoutRequest(google.protobuf.message.Message):
+    """Asks for a layout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """The engine's id. ENGINE_UNKNOWN."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id"]) -> None: ...
+
+Global___GetLayoutRequest: typing_extensions.TypeAlias = GetLayoutRequest
+
+@typing.final
+class GetLayoutResponse(google.protobuf.message.Message):
+    """A layout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: builtins.int
+    LAYOUT_DIGEST_FIELD_NUMBER: builtins.int
+    layout_digest: builtins.str
+    """Its SHA-256, as in EngineInfo."""
+    @property
+    def layout(self) -> restow.v1.layout_pb2.Layout:
+        """As the engine registered it."""
+
+    def __init__(
+        self,
+        *,
+        layout: restow.v1.layout_pb2.Layout | None = ...,
+        layout_digest: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["layout", b"layout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["layout", b"layout", "layout_digest", b"layout_digest"]) -> None: ...
+
+Global___GetLayoutResponse: typing_extensions.TypeAlias = GetLayoutResponse
+
+@typing.final
 class EngineInfo(google.protobuf.message.Message):
     """One engine."""
 
@@ -546,7 +590,7 @@ class ListHandoffsResponse(google.protobuf.message.Message):
     """How many more there were. 0: none."""
     @property
     def handoffs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HandoffInfo]:
-        """The newest first."""
+        """The newest first; a publication before its deliveries."""
 
     def __init__(
         self,
@@ -585,6 +629,11 @@ class HandoffInfo(google.protobuf.message.Message):
     EXPECTED_BYTES_FIELD_NUMBER: builtins.int
     READING_RANKS_FIELD_NUMBER: builtins.int
     SETTLED_RANKS_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
+    DELIVERED_FIELD_NUMBER: builtins.int
+    PREFIX_TOKENS_FIELD_NUMBER: builtins.int
+    OFFERS_FIELD_NUMBER: builtins.int
+    OFFERS_DECLINED_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """Its id."""
     number: builtins.int
@@ -627,6 +676,19 @@ class HandoffInfo(google.protobuf.message.Message):
     """How many ranks of D it is granted to. 0: it is not granted, or has ended."""
     settled_ranks: builtins.int
     """How many of them have reported that they have ended their part; `bytes` are what these read."""
+    readers: builtins.int
+    """Of a publication: how many readers it is for. It has no destination_engine, and is WAITING or READY
+    until it ends; each of its deliveries is listed by itself, under the same id. 0: a handoff of one
+    D, or a delivery.
+    """
+    delivered: builtins.int
+    """How many D's have the state of it."""
+    prefix_tokens: builtins.int
+    """Of a demand by prefix that nobody published already: how many tokens it asked for. 0: it was none."""
+    offers: builtins.int
+    """To how many engines, which said that they hold these, it was offered; the timeline has who they are."""
+    offers_declined: builtins.int
+    """How many of them declined, published it wrongly, were gone or did not answer."""
     @property
     def strategies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The ways in which its rows travel, each a word that `--strategy` takes (docs/layouts.md explains
@@ -657,9 +719,14 @@ class HandoffInfo(google.protobuf.message.Message):
         expected_bytes: builtins.int = ...,
         reading_ranks: builtins.int = ...,
         settled_ranks: builtins.int = ...,
+        readers: builtins.int = ...,
+        delivered: builtins.int = ...,
+        prefix_tokens: builtins.int = ...,
+        offers: builtins.int = ...,
+        offers_declined: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "ended_ago_s", b"ended_ago_s", "lease_s", b"lease_s", "patience_s", b"patience_s", "transfer_s", b"transfer_s"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_ended_ago_s", b"_ended_ago_s", "_lease_s", b"_lease_s", "_patience_s", b"_patience_s", "_transfer_s", b"_transfer_s", "age_s", b"age_s", "bytes", b"bytes", "content", b"content", "delivered", b"delivered", "destination_engine", b"destination_engine", "detail", b"detail", "ended_ago_s", b"ended_ago_s", "expected_bytes", b"expected_bytes", "handoff_id", b"handoff_id", "lease_s", b"lease_s", "number", b"number", "offers", b"offers", "offers_declined", b"offers_declined", "patience_s", b"patience_s", "position_tokens", b"position_tokens", "prefix_tokens", b"prefix_tokens", "readers", b"readers", "reading_ranks", b"reading_ranks", "reason", b"reason", "settled_ranks", b"settled_ranks", "source_engine", b"source_engine", "state", b"state", "strategies", b"strategies", "tenant", b"tenant", "transfer_s", b"transfer_s", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ended_ago_s", b"_ended_ago_s"]) -> typing.Literal["ended_ago_s"] | None: ...
     @typing.overload
@@ -812,7 +879,9 @@ class DrainEngineResponse(google.protobuf.message.Message):
 
     OPEN_FIELD_NUMBER: builtins.int
     open: builtins.int
-    """Handoffs that it has a side of and that have not ended. 0: it may be stopped."""
+    """Handoffs that it has a side of and that have not ended, and 1 while it hands over what it holds. 0: it
+    may be stopped.
+    """
     def __init__(
         self,
         *,
@@ -1107,6 +1176,7 @@ class GetHandoffResponse(google.protobuf.message.Message):
     HANDOFF_FIELD_NUMBER: builtins.int
     TIMELINE_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
+    DELIVERIES_FIELD_NUMBER: builtins.int
     @property
     def handoff(self) -> Global___HandoffInfo:
         """The handoff."""
@@ -1119,15 +1189,20 @@ class GetHandoffResponse(google.protobuf.message.Message):
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TimelineSpan]:
         """How its time was spent: its wait and its grant, then what is staged and read, by rank of D."""
 
+    @property
+    def deliveries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GetHandoffResponse]:
+        """Of a publication: its deliveries, the latest of each D, the one first that asked first."""
+
     def __init__(
         self,
         *,
         handoff: Global___HandoffInfo | None = ...,
         timeline: collections.abc.Iterable[Global___TimelineEntry] | None = ...,
         spans: collections.abc.Iterable[Global___TimelineSpan] | None = ...,
+        deliveries: collections.abc.Iterable[Global___GetHandoffResponse] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["handoff", b"handoff"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["handoff", b"handoff", "spans", b"spans", "timeline", b"timeline"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["deliveries", b"deliveries", "handoff", b"handoff", "spans", b"spans", "timeline", b"timeline"]) -> None: ...
 
 Global___GetHandoffResponse: typing_extensions.TypeAlias = GetHandoffResponse
 
@@ -1207,3 +1282,152 @@ class TimelineEntry(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "detail", b"detail", "event", b"event"]) -> None: ...
 
 Global___TimelineEntry: typing_extensions.TypeAlias = TimelineEntry
+
+@typing.final
+class ListHoldingsRequest(google.protobuf.message.Message):
+    """Asks for holdings."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListHoldingsRequest: typing_extensions.TypeAlias = ListHoldingsRequest
+
+@typing.final
+class ListHoldingsResponse(google.protobuf.message.Message):
+    """Holdings of the tenants that are asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINES_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
+    @property
+    def engines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___EngineHoldings]:
+        """By tenant and engine id; those that tell."""
+
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TenantHoldings]:
+        """What each tenant's take."""
+
+    def __init__(
+        self,
+        *,
+        engines: collections.abc.Iterable[Global___EngineHoldings] | None = ...,
+        tenants: collections.abc.Iterable[Global___TenantHoldings] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engines", b"engines", "tenants", b"tenants"]) -> None: ...
+
+Global___ListHoldingsResponse: typing_extensions.TypeAlias = ListHoldingsResponse
+
+@typing.final
+class EngineHoldings(google.protobuf.message.Message):
+    """What one engine says that it holds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    BATCHES_FIELD_NUMBER: builtins.int
+    OFFERS_FIELD_NUMBER: builtins.int
+    OFFERS_DECLINED_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Whose it is."""
+    engine_id: builtins.str
+    """Its id."""
+    batches: builtins.int
+    """Batches heard on its stream."""
+    offers: builtins.int
+    """How often this life of it was offered a demand for what it says it holds."""
+    offers_declined: builtins.int
+    """How often it then declined, published it wrongly or did not answer."""
+    @property
+    def form(self) -> restow.v1.broker_pb2.HashForm:
+        """How its hashes are made."""
+
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupHoldings]:
+        """Of each group that a state needs, by name."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        engine_id: builtins.str = ...,
+        form: restow.v1.broker_pb2.HashForm | None = ...,
+        groups: collections.abc.Iterable[Global___GroupHoldings] | None = ...,
+        batches: builtins.int = ...,
+        offers: builtins.int = ...,
+        offers_declined: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batches", b"batches", "engine_id", b"engine_id", "form", b"form", "groups", b"groups", "offers", b"offers", "offers_declined", b"offers_declined", "tenant", b"tenant"]) -> None: ...
+
+Global___EngineHoldings: typing_extensions.TypeAlias = EngineHoldings
+
+@typing.final
+class GroupHoldings(google.protobuf.message.Message):
+    """What an engine holds of one group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: builtins.int
+    WINDOW_TOKENS_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Its name."""
+    count: builtins.int
+    """Blocks or snapshots held."""
+    block_tokens: builtins.int
+    """Tokens of a block. 0: snapshots."""
+    window_tokens: builtins.int
+    """Only so many tokens before a position are needed, to a whole quantum. 0: all; or they are snapshots."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        count: builtins.int = ...,
+        block_tokens: builtins.int = ...,
+        window_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_tokens", b"block_tokens", "count", b"count", "group", b"group", "window_tokens", b"window_tokens"]) -> None: ...
+
+Global___GroupHoldings: typing_extensions.TypeAlias = GroupHoldings
+
+@typing.final
+class TenantHoldings(google.protobuf.message.Message):
+    """What the holdings of one tenant take."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    FORGOTTEN_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Its name."""
+    hashes: builtins.int
+    """Different hashes that anybody of the tenant holds."""
+    bytes: builtins.int
+    """About how many bytes of the broker's memory they take."""
+    limit_bytes: builtins.int
+    """At most so many, as far as other tenants leave them."""
+    forgotten: builtins.int
+    """Holdings that were forgotten for want of room, since the tenant had none."""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        hashes: builtins.int = ...,
+        bytes: builtins.int = ...,
+        limit_bytes: builtins.int = ...,
+        forgotten: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "forgotten", b"forgotten", "hashes", b"hashes", "limit_bytes", b"limit_bytes", "tenant", b"tenant"]) -> None: ...
+
+Global___TenantHoldings: typing_extensions.TypeAlias = TenantHoldings

@@ -52,6 +52,16 @@ class AdminStub(object):
                 request_serializer=restow_dot_v1_dot_admin__pb2.ListEnginesRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_admin__pb2.ListEnginesResponse.FromString,
                 _registered_method=True)
+        self.GetLayout = channel.unary_unary(
+                '/restow.v1.Admin/GetLayout',
+                request_serializer=restow_dot_v1_dot_admin__pb2.GetLayoutRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.GetLayoutResponse.FromString,
+                _registered_method=True)
+        self.ListHoldings = channel.unary_unary(
+                '/restow.v1.Admin/ListHoldings',
+                request_serializer=restow_dot_v1_dot_admin__pb2.ListHoldingsRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_admin__pb2.ListHoldingsResponse.FromString,
+                _registered_method=True)
         self.ListAgents = channel.unary_unary(
                 '/restow.v1.Admin/ListAgents',
                 request_serializer=restow_dot_v1_dot_admin__pb2.ListAgentsRequest.SerializeToString,
@@ -131,6 +141,20 @@ class AdminServicer(object):
 
     def ListEngines(self, request, context):
         """The registered engines, by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLayout(self, request, context):
+        """The layout of a registered engine. Engines of its tenant may ask it too: a store makes its own of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHoldings(self, request, context):
+        """What engines say that they hold of prefixes, by engine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,6 +260,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListEngines,
                     request_deserializer=restow_dot_v1_dot_admin__pb2.ListEnginesRequest.FromString,
                     response_serializer=restow_dot_v1_dot_admin__pb2.ListEnginesResponse.SerializeToString,
+            ),
+            'GetLayout': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLayout,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.GetLayoutRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.GetLayoutResponse.SerializeToString,
+            ),
+            'ListHoldings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHoldings,
+                    request_deserializer=restow_dot_v1_dot_admin__pb2.ListHoldingsRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_admin__pb2.ListHoldingsResponse.SerializeToString,
             ),
             'ListAgents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAgents,
@@ -377,6 +411,60 @@ class Admin(object):
             '/restow.v1.Admin/ListEngines',
             restow_dot_v1_dot_admin__pb2.ListEnginesRequest.SerializeToString,
             restow_dot_v1_dot_admin__pb2.ListEnginesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLayout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/GetLayout',
+            restow_dot_v1_dot_admin__pb2.GetLayoutRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.GetLayoutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHoldings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Admin/ListHoldings',
+            restow_dot_v1_dot_admin__pb2.ListHoldingsRequest.SerializeToString,
+            restow_dot_v1_dot_admin__pb2.ListHoldingsResponse.FromString,
             options,
             channel_credentials,
             insecure,

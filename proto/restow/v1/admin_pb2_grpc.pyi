@@ -73,6 +73,38 @@ _AdminListEnginesType = typing_extensions.TypeVar(
     ],
 )
 
+_AdminGetLayoutType = typing_extensions.TypeVar(
+    '_AdminGetLayoutType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.GetLayoutRequest,
+        restow.v1.admin_pb2.GetLayoutResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.GetLayoutRequest,
+        restow.v1.admin_pb2.GetLayoutResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.GetLayoutRequest,
+        restow.v1.admin_pb2.GetLayoutResponse,
+    ],
+)
+
+_AdminListHoldingsType = typing_extensions.TypeVar(
+    '_AdminListHoldingsType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListHoldingsRequest,
+        restow.v1.admin_pb2.ListHoldingsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListHoldingsRequest,
+        restow.v1.admin_pb2.ListHoldingsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListHoldingsRequest,
+        restow.v1.admin_pb2.ListHoldingsResponse,
+    ],
+)
+
 _AdminListAgentsType = typing_extensions.TypeVar(
     '_AdminListAgentsType',
     grpc.UnaryUnaryMultiCallable[
@@ -249,7 +281,7 @@ _AdminAbandonHandoffType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
+class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _AdminListEnginesType, _AdminGetLayoutType, _AdminListHoldingsType, _AdminListAgentsType, _AdminListHandoffsType, _AdminGetHandoffType, _AdminListCostsType, _AdminAuditBrokerType, _AdminReleaseHandoffType, _AdminProbePairType, _AdminSetDrainingType, _AdminDrainEngineType, _AdminForgetEngineType, _AdminAbandonHandoffType]):
     """The broker as operators see it, and what they may do. One of a tenant sees that tenant alone; one of all
     tenants says whose engines, agents and handoffs in metadata "restow-tenant", default "default"; lists of them
     take "*" too: those of all tenants.
@@ -268,6 +300,14 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListEnginesRequest,
             restow.v1.admin_pb2.ListEnginesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.GetLayoutRequest,
+            restow.v1.admin_pb2.GetLayoutResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListHoldingsRequest,
+            restow.v1.admin_pb2.ListHoldingsResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListAgentsRequest,
@@ -330,6 +370,14 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
             restow.v1.admin_pb2.ListEnginesResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.GetLayoutRequest,
+            restow.v1.admin_pb2.GetLayoutResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.admin_pb2.ListHoldingsRequest,
+            restow.v1.admin_pb2.ListHoldingsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             restow.v1.admin_pb2.ListAgentsRequest,
             restow.v1.admin_pb2.ListAgentsResponse,
         ],
@@ -383,6 +431,12 @@ class AdminStub(typing.Generic[_AdminGetStatusType, _AdminListTenantsType, _Admi
 
     ListEngines: _AdminListEnginesType
     """The registered engines, by id."""
+
+    GetLayout: _AdminGetLayoutType
+    """The layout of a registered engine. Engines of its tenant may ask it too: a store makes its own of it."""
+
+    ListHoldings: _AdminListHoldingsType
+    """What engines say that they hold of prefixes, by engine."""
 
     ListAgents: _AdminListAgentsType
     """The connected agents, by engine and rank."""
@@ -440,6 +494,14 @@ AdminAsyncStub: typing_extensions.TypeAlias = AdminStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ListEnginesRequest,
         restow.v1.admin_pb2.ListEnginesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.GetLayoutRequest,
+        restow.v1.admin_pb2.GetLayoutResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.admin_pb2.ListHoldingsRequest,
+        restow.v1.admin_pb2.ListHoldingsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.admin_pb2.ListAgentsRequest,
@@ -516,6 +578,22 @@ class AdminServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.admin_pb2.ListEnginesResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListEnginesResponse]]:
         """The registered engines, by id."""
+
+    @abc.abstractmethod
+    def GetLayout(
+        self,
+        request: restow.v1.admin_pb2.GetLayoutRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.GetLayoutResponse, collections.abc.Awaitable[restow.v1.admin_pb2.GetLayoutResponse]]:
+        """The layout of a registered engine. Engines of its tenant may ask it too: a store makes its own of it."""
+
+    @abc.abstractmethod
+    def ListHoldings(
+        self,
+        request: restow.v1.admin_pb2.ListHoldingsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.admin_pb2.ListHoldingsResponse, collections.abc.Awaitable[restow.v1.admin_pb2.ListHoldingsResponse]]:
+        """What engines say that they hold of prefixes, by engine."""
 
     @abc.abstractmethod
     def ListAgents(

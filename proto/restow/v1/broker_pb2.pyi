@@ -30,7 +30,7 @@ class _HandoffStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     HANDOFF_STATE_WAITING: _HandoffState.ValueType  # 1
     """One side is missing, or P has not published or fenced everything."""
     HANDOFF_STATE_READY: _HandoffState.ValueType  # 2
-    """P's state is complete and fenced; nobody has asked yet."""
+    """P's state is complete and fenced; nobody has asked yet, or deliveries are under way."""
     HANDOFF_STATE_STAGING: _HandoffState.ValueType  # 3
     """Source agents gather into staging."""
     HANDOFF_STATE_READING: _HandoffState.ValueType  # 4
@@ -51,7 +51,7 @@ HANDOFF_STATE_UNSPECIFIED: HandoffState.ValueType  # 0
 HANDOFF_STATE_WAITING: HandoffState.ValueType  # 1
 """One side is missing, or P has not published or fenced everything."""
 HANDOFF_STATE_READY: HandoffState.ValueType  # 2
-"""P's state is complete and fenced; nobody has asked yet."""
+"""P's state is complete and fenced; nobody has asked yet, or deliveries are under way."""
 HANDOFF_STATE_STAGING: HandoffState.ValueType  # 3
 """Source agents gather into staging."""
 HANDOFF_STATE_READING: HandoffState.ValueType  # 4
@@ -99,6 +99,7 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     PUBLISHES_FIELD_NUMBER: builtins.int
     ASKS_FIELD_NUMBER: builtins.int
+    KEEPS_FIELD_NUMBER: builtins.int
     version: builtins.str
     """Version of Restow that it runs, with its commit: letters, digits and ".+-_", 64 at most. Empty: it
     does not say, or is no software of Restow's.
@@ -109,6 +110,8 @@ class RegisterEngineRequest(google.protobuf.message.Message):
     """
     asks: builtins.bool
     """That it will ask: it is a D. False: it does not say, and may ask all the same."""
+    keeps: builtins.bool
+    """That it is a store: it is told of states that other engines of its model hold (Keep)."""
     @property
     def engine(self) -> Global___EngineRef:
         """Who registers."""
@@ -125,9 +128,10 @@ class RegisterEngineRequest(google.protobuf.message.Message):
         version: builtins.str = ...,
         publishes: builtins.bool = ...,
         asks: builtins.bool = ...,
+        keeps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["engine", b"engine", "layout", b"layout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asks", b"asks", "engine", b"engine", "layout", b"layout", "publishes", b"publishes", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["asks", b"asks", "engine", b"engine", "keeps", b"keeps", "layout", b"layout", "publishes", b"publishes", "version", b"version"]) -> None: ...
 
 Global___RegisterEngineRequest: typing_extensions.TypeAlias = RegisterEngineRequest
 
@@ -233,6 +237,7 @@ class Publication(google.protobuf.message.Message):
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     REPEATED_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id, given to both sides by the router. Empty is refused."""
     position_tokens: builtins.int
@@ -257,6 +262,12 @@ class Publication(google.protobuf.message.Message):
     """Set where the publication was sent before on another stream. Without it a publication of a
     handoff that was published whole and has ended is refused: an id names one state.
     """
+    readers: builtins.int
+    """How many D's must have the state before P's pages are free, at most 64. Each D that asks has a
+    delivery of its own; one that fails uses up none, so another D, or the same, may ask. One that
+    declines uses up one that nobody reads for. The lease ends it in any case. 0: one, and whatever way its delivery ends,
+    the publication ends with it; unless its D names readers. The same in every chunk.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """Blocks added by this chunk, on every rank."""
@@ -272,8 +283,9 @@ class Publication(google.protobuf.message.Message):
         trace_parent: builtins.str = ...,
         content: builtins.bytes = ...,
         repeated: builtins.bool = ...,
+        readers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "repeated", b"repeated", "trace_parent", b"trace_parent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "final", b"final", "handoff_id", b"handoff_id", "lease_ms", b"lease_ms", "position_tokens", b"position_tokens", "readers", b"readers", "repeated", b"repeated", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Publication: typing_extensions.TypeAlias = Publication
 
@@ -291,6 +303,8 @@ class Demand(google.protobuf.message.Message):
     REPEATED_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
+    PREFIX_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. Empty is refused."""
     held_tokens: builtins.int
@@ -313,9 +327,22 @@ class Demand(google.protobuf.message.Message):
     """Names what D wants the state of, up to position_tokens, which must be set with it. What differs
     from P's is refused. What D holds already is covered by it. Empty: not named, not compared.
     """
+    readers: builtins.int
+    """For how many D's the handoff is, as a router told this one; P's word counts where it names any.
+    With it, D's may ask side by side before P has published. 0: not known; then the first to ask
+    has the handoff for itself, unless P names readers. At most 64.
+    """
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockList]:
         """D's blocks, from token 0 on, on every rank."""
+
+    @property
+    def prefix(self) -> Global___Prefix:
+        """The state of a prefix, whoever holds it, in place of what a router told a P to publish: the broker
+        offers the handoff to engines that say that they hold it, one after the other, and it ends CANCELLED,
+        NOT_HELD, when nobody is left. The id is D's own, such as a random one. Not with content or readers.
+        position_tokens is how many tokens it is of.
+        """
 
     def __init__(
         self,
@@ -328,10 +355,109 @@ class Demand(google.protobuf.message.Message):
         repeated: builtins.bool = ...,
         trace_parent: builtins.str = ...,
         content: builtins.bytes = ...,
+        readers: builtins.int = ...,
+        prefix: Global___Prefix | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "content", b"content", "handoff_id", b"handoff_id", "held_tokens", b"held_tokens", "position_tokens", b"position_tokens", "prefix", b"prefix", "readers", b"readers", "repeated", b"repeated", "timeout_ms", b"timeout_ms", "trace_parent", b"trace_parent"]) -> None: ...
 
 Global___Demand: typing_extensions.TypeAlias = Demand
+
+@typing.final
+class Prefix(google.protobuf.message.Message):
+    """The state after exactly so many tokens, by their hashes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORM_FIELD_NUMBER: builtins.int
+    SALT_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    END_HASH_FIELD_NUMBER: builtins.int
+    salt: builtins.str
+    """As in Holdings."""
+    hashes: builtins.bytes
+    """The hashes after all whole quanta of the tokens, one behind the other: at most 65536."""
+    end_hash: builtins.bytes
+    """The hash of all tokens, where they are no whole number of quanta. Else empty."""
+    @property
+    def form(self) -> Global___HashForm:
+        """As in Holdings."""
+
+    def __init__(
+        self,
+        *,
+        form: Global___HashForm | None = ...,
+        salt: builtins.str = ...,
+        hashes: builtins.bytes = ...,
+        end_hash: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["end_hash", b"end_hash", "form", b"form", "hashes", b"hashes", "salt", b"salt"]) -> None: ...
+
+Global___Prefix: typing_extensions.TypeAlias = Prefix
+
+@typing.final
+class DeclineOffer(google.protobuf.message.Message):
+    """The engine does not publish what it was offered: it holds that no longer, say. The handoff is offered to the next.
+    Without an answer that happens after --offer-s (2 s). What comes later means nothing.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff that was offered."""
+    detail: builtins.str
+    """Why, for the timeline. May be empty."""
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+        detail: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "handoff_id", b"handoff_id"]) -> None: ...
+
+Global___DeclineOffer: typing_extensions.TypeAlias = DeclineOffer
+
+@typing.final
+class Keep(google.protobuf.message.Message):
+    """The engine holds, and has told so (Holdings), the state of a prefix that is worth keeping: where a prompt
+    or a reply ended, say. A store is told of it, which may ask for it as any engine does. It has no end.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: builtins.int
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    position_tokens: builtins.int
+    """After so many tokens."""
+    @property
+    def prefix(self) -> Global___Prefix:
+        """Which state."""
+
+    def __init__(
+        self,
+        *,
+        prefix: Global___Prefix | None = ...,
+        position_tokens: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["position_tokens", b"position_tokens", "prefix", b"prefix"]) -> None: ...
+
+Global___Keep: typing_extensions.TypeAlias = Keep
+
+@typing.final
+class HandedOver(google.protobuf.message.Message):
+    """The engine has handed over what it could, as it was asked to (Drain in an event), or there is nothing."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___HandedOver: typing_extensions.TypeAlias = HandedOver
 
 @typing.final
 class Renewal(google.protobuf.message.Message):
@@ -394,17 +520,21 @@ class Decline(google.protobuf.message.Message):
 
     HANDOFF_ID_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id. P need not have published it."""
     detail: builtins.str
     """Why, for the timeline and P. May be empty."""
+    readers: builtins.int
+    """As in Demand: of so many readers this is one that needs no pages."""
     def __init__(
         self,
         *,
         handoff_id: builtins.str = ...,
         detail: builtins.str = ...,
+        readers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "handoff_id", b"handoff_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "handoff_id", b"handoff_id", "readers", b"readers"]) -> None: ...
 
 Global___Decline: typing_extensions.TypeAlias = Decline
 
@@ -425,6 +555,115 @@ class Drain(google.protobuf.message.Message):
 Global___Drain: typing_extensions.TypeAlias = Drain
 
 @typing.final
+class HashForm(google.protobuf.message.Message):
+    """How tokens become a chain of hashes: one after each quantum, of all tokens before it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALGORITHM_FIELD_NUMBER: builtins.int
+    QUANTUM_TOKENS_FIELD_NUMBER: builtins.int
+    HASH_BYTES_FIELD_NUMBER: builtins.int
+    algorithm: builtins.str
+    """Name of the algorithm, with all that the hashes are made from besides: equal where, and only where,
+    equal tokens have equal hashes. 1 to 64 printable characters.
+    """
+    quantum_tokens: builtins.int
+    """Tokens from one hash to the next: 1 to 16384. It divides the tokens of each block of the engine."""
+    hash_bytes: builtins.int
+    """Bytes of a hash: a multiple of 8, at most 64."""
+    def __init__(
+        self,
+        *,
+        algorithm: builtins.str = ...,
+        quantum_tokens: builtins.int = ...,
+        hash_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["algorithm", b"algorithm", "hash_bytes", b"hash_bytes", "quantum_tokens", b"quantum_tokens"]) -> None: ...
+
+Global___HashForm: typing_extensions.TypeAlias = HashForm
+
+@typing.final
+class HeldRun(google.protobuf.message.Message):
+    """Hashes of a chain that follow each other, for one group. Each stands for what the group has of the tokens
+    just before it: the block that ends there (or is filled to there), or a snapshot at that token. A state that
+    stands between two quanta is told by the hash of all tokens before it, alike in all groups. Null blocks are
+    held by nobody, and not told.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    HASHES_FIELD_NUMBER: builtins.int
+    PARENT_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    """Name of the group in the engine's layout."""
+    hashes: builtins.bytes
+    """The hashes, one behind the other."""
+    parent: builtins.bytes
+    """The hash before the first, in the chain: what is told in pieces is kept as one then. Empty: not said."""
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        hashes: builtins.bytes = ...,
+        parent: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "hashes", b"hashes", "parent", b"parent"]) -> None: ...
+
+Global___HeldRun: typing_extensions.TypeAlias = HeldRun
+
+@typing.final
+class Holdings(google.protobuf.message.Message):
+    """A batch of what an engine has evicted, and of what it holds since: with a session each engine may tell,
+    and is found by it. No page ids: those come with a publication. What an engine has told is forgotten when
+    its stream ends, and when its tenant has told more than it may (--max-holdings-bytes), the oldest first.
+    A batch has no end. One that is refused was heard, and nothing of it counts: CHAIN_INVALID,
+    CHAIN_FORM_DIFFERS, HOLDINGS_INVALID.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    SALT_FIELD_NUMBER: builtins.int
+    HELD_FIELD_NUMBER: builtins.int
+    EVICTED_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the batch: 1 begins, and what was told before counts no more; then each is one more than the
+    one before it. After another number the broker forgets all of the engine's, and sends TellHoldings.
+    0 is refused.
+    """
+    salt: builtins.str
+    """What else the hashes are kept apart by, such as the salt of a request. Empty: nothing, or it is in the
+    hashes. At most 256 characters.
+    """
+    @property
+    def form(self) -> Global___HashForm:
+        """How the hashes are made; the same in all batches from 1 on."""
+
+    @property
+    def held(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldRun]:
+        """What the engine holds, beside what it held. At most 4096 hashes in all of a batch."""
+
+    @property
+    def evicted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldRun]:
+        """What it held and holds no longer; counts before what it holds. What it never told may be here too."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        form: Global___HashForm | None = ...,
+        salt: builtins.str = ...,
+        held: collections.abc.Iterable[Global___HeldRun] | None = ...,
+        evicted: collections.abc.Iterable[Global___HeldRun] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evicted", b"evicted", "form", b"form", "held", b"held", "number", b"number", "salt", b"salt"]) -> None: ...
+
+Global___Holdings: typing_extensions.TypeAlias = Holdings
+
+@typing.final
 class EngineMessage(google.protobuf.message.Message):
     """One message of an engine."""
 
@@ -437,6 +676,10 @@ class EngineMessage(google.protobuf.message.Message):
     CANCEL_FIELD_NUMBER: builtins.int
     DECLINE_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    HOLDINGS_FIELD_NUMBER: builtins.int
+    DECLINE_OFFER_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
+    HANDED_OVER_FIELD_NUMBER: builtins.int
     message_id: builtins.int
     """Number chosen by the sender, returned in Refused. 0: none."""
     @property
@@ -463,6 +706,22 @@ class EngineMessage(google.protobuf.message.Message):
     def drain(self) -> Global___Drain:
         """The engine is about to leave."""
 
+    @property
+    def holdings(self) -> Global___Holdings:
+        """What the engine holds of prefixes."""
+
+    @property
+    def decline_offer(self) -> Global___DeclineOffer:
+        """The engine does not publish what it was offered."""
+
+    @property
+    def keep(self) -> Global___Keep:
+        """A store may want what the engine holds."""
+
+    @property
+    def handed_over(self) -> Global___HandedOver:
+        """What was worth keeping has been handed over."""
+
     def __init__(
         self,
         *,
@@ -473,10 +732,14 @@ class EngineMessage(google.protobuf.message.Message):
         cancel: Global___Cancellation | None = ...,
         decline: Global___Decline | None = ...,
         drain: Global___Drain | None = ...,
+        holdings: Global___Holdings | None = ...,
+        decline_offer: Global___DeclineOffer | None = ...,
+        keep: Global___Keep | None = ...,
+        handed_over: Global___HandedOver | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "drain", b"drain", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel", b"cancel", "decline", b"decline", "decline_offer", b"decline_offer", "drain", b"drain", "handed_over", b"handed_over", "holdings", b"holdings", "keep", b"keep", "message_id", b"message_id", "publish", b"publish", "renew", b"renew", "request", b"request"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["publish", "request", "renew", "cancel", "decline", "drain", "holdings", "decline_offer", "keep", "handed_over"] | None: ...
 
 Global___EngineMessage: typing_extensions.TypeAlias = EngineMessage
 
@@ -520,6 +783,7 @@ class Ended(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     TRANSFER_US_FIELD_NUMBER: builtins.int
     DEMAND_FIELD_NUMBER: builtins.int
+    DELIVERED_FIELD_NUMBER: builtins.int
     handoff_id: builtins.str
     """The handoff's id."""
     state: Global___HandoffState.ValueType
@@ -529,12 +793,18 @@ class Ended(google.protobuf.message.Message):
     detail: builtins.str
     """The reason in words. Empty: DONE."""
     bytes: builtins.int
-    """Bytes that D's ranks read. 0: none."""
+    """Bytes that D's ranks read; to P, of all deliveries. 0: none."""
     transfer_us: builtins.int
-    """Microseconds from grant to the last rank's report, as the broker saw it. 0: never granted."""
+    """Microseconds from grant to the last rank's report, as the broker saw it. 0: never granted, or told
+    to the P of several deliveries.
+    """
     demand: builtins.int
     """Number of D's message that this is the end of, a demand or a decline: only what was asked for by
     that one has ended. 0: it is the end of the publication, and told to P.
+    """
+    delivered: builtins.int
+    """How many D's have the state. To P, DONE: as many as it has readers, but for those that declined; to D,
+    DONE: 1.
     """
     def __init__(
         self,
@@ -546,8 +816,9 @@ class Ended(google.protobuf.message.Message):
         bytes: builtins.int = ...,
         transfer_us: builtins.int = ...,
         demand: builtins.int = ...,
+        delivered: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "demand", b"demand", "detail", b"detail", "handoff_id", b"handoff_id", "reason", b"reason", "state", b"state", "transfer_us", b"transfer_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "delivered", b"delivered", "demand", b"demand", "detail", b"detail", "handoff_id", b"handoff_id", "reason", b"reason", "state", b"state", "transfer_us", b"transfer_us"]) -> None: ...
 
 Global___Ended: typing_extensions.TypeAlias = Ended
 
@@ -604,6 +875,58 @@ class SessionOpened(google.protobuf.message.Message):
 Global___SessionOpened: typing_extensions.TypeAlias = SessionOpened
 
 @typing.final
+class Offer(google.protobuf.message.Message):
+    """A D asks for a state that the engine has said that it holds. Publish it under the handoff's id, with just
+    this position and content, and fence it on every rank; or decline. Neither has to wait for the other: an
+    answer that comes too late is refused, or ends at once.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDOFF_ID_FIELD_NUMBER: builtins.int
+    PREFIX_FIELD_NUMBER: builtins.int
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    CONTENT_FIELD_NUMBER: builtins.int
+    WITHIN_MS_FIELD_NUMBER: builtins.int
+    handoff_id: builtins.str
+    """The handoff's id, chosen by D."""
+    position_tokens: builtins.int
+    """After so many tokens."""
+    content: builtins.bytes
+    """What the publication names as its content."""
+    within_ms: builtins.int
+    """How long the offer stands, from when it was sent."""
+    @property
+    def prefix(self) -> Global___Prefix:
+        """Which state."""
+
+    def __init__(
+        self,
+        *,
+        handoff_id: builtins.str = ...,
+        prefix: Global___Prefix | None = ...,
+        position_tokens: builtins.int = ...,
+        content: builtins.bytes = ...,
+        within_ms: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["prefix", b"prefix"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "handoff_id", b"handoff_id", "position_tokens", b"position_tokens", "prefix", b"prefix", "within_ms", b"within_ms"]) -> None: ...
+
+Global___Offer: typing_extensions.TypeAlias = Offer
+
+@typing.final
+class TellHoldings(google.protobuf.message.Message):
+    """Tell all that you hold, from batch 1 on: a batch was lost on its way."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___TellHoldings: typing_extensions.TypeAlias = TellHoldings
+
+@typing.final
 class EngineEvent(google.protobuf.message.Message):
     """One event for an engine."""
 
@@ -612,6 +935,10 @@ class EngineEvent(google.protobuf.message.Message):
     OPENED_FIELD_NUMBER: builtins.int
     ENDED_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    TELL_HOLDINGS_FIELD_NUMBER: builtins.int
+    OFFER_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
+    DRAIN_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> Global___SessionOpened:
         """The session is open."""
@@ -624,16 +951,38 @@ class EngineEvent(google.protobuf.message.Message):
     def refused(self) -> Global___Refused:
         """A message was refused."""
 
+    @property
+    def tell_holdings(self) -> Global___TellHoldings:
+        """What the engine holds is to be told again."""
+
+    @property
+    def offer(self) -> Global___Offer:
+        """A D wants what the engine holds."""
+
+    @property
+    def keep(self) -> Global___Keep:
+        """To a store: another engine holds what is worth keeping."""
+
+    @property
+    def drain(self) -> Global___Drain:
+        """An operator has the engine drain, which has told what it holds: it says Keep for what is worth that,
+        a few at a time, and HandedOver in the end. What it publishes for offers meanwhile is not refused.
+        """
+
     def __init__(
         self,
         *,
         opened: Global___SessionOpened | None = ...,
         ended: Global___Ended | None = ...,
         refused: Global___Refused | None = ...,
+        tell_holdings: Global___TellHoldings | None = ...,
+        offer: Global___Offer | None = ...,
+        keep: Global___Keep | None = ...,
+        drain: Global___Drain | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "opened", b"opened", "refused", b"refused"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "ended", b"ended", "opened", b"opened", "refused", b"refused"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "drain", b"drain", "ended", b"ended", "keep", b"keep", "offer", b"offer", "opened", b"opened", "refused", b"refused", "tell_holdings", b"tell_holdings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["opened", "ended", "refused", "tell_holdings", "offer", "keep", "drain"] | None: ...
 
 Global___EngineEvent: typing_extensions.TypeAlias = EngineEvent
 
@@ -794,3 +1143,206 @@ class CancelResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
 
 Global___CancelResponse: typing_extensions.TypeAlias = CancelResponse
+
+@typing.final
+class ModelName(google.protobuf.message.Message):
+    """Which model a state is of: all four must be equal. As in Layout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    QUANTISATION_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the model. Empty is refused."""
+    revision: builtins.str
+    """Which weights. Empty: not said; engines that do not say it are all alike."""
+    adapter: builtins.str
+    """An adapter that all requests go through. Empty: none."""
+    quantisation: builtins.str
+    """How the weights are stored. Empty: not quantised."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        revision: builtins.str = ...,
+        adapter: builtins.str = ...,
+        quantisation: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter", b"adapter", "name", b"name", "quantisation", b"quantisation", "revision", b"revision"]) -> None: ...
+
+Global___ModelName: typing_extensions.TypeAlias = ModelName
+
+@typing.final
+class ChainEnd(google.protobuf.message.Message):
+    """A hash of a prompt's tokens up to one that is no multiple of the quantum."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POSITION_TOKENS_FIELD_NUMBER: builtins.int
+    HASH_FIELD_NUMBER: builtins.int
+    position_tokens: builtins.int
+    """So many tokens. A multiple of the quantum is refused: its hash is in the chain."""
+    hash: builtins.bytes
+    """Hash of all of them, by the chain's algorithm."""
+    def __init__(
+        self,
+        *,
+        position_tokens: builtins.int = ...,
+        hash: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hash", b"hash", "position_tokens", b"position_tokens"]) -> None: ...
+
+Global___ChainEnd: typing_extensions.TypeAlias = ChainEnd
+
+@typing.final
+class PrefixChain(google.protobuf.message.Message):
+    """The hashes of a prompt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HASHES_FIELD_NUMBER: builtins.int
+    SALT_FIELD_NUMBER: builtins.int
+    BELOW_TOKENS_FIELD_NUMBER: builtins.int
+    ENDS_FIELD_NUMBER: builtins.int
+    hashes: builtins.bytes
+    """The hashes after the first, second, ... quantum of tokens, one behind the other: at most 65536."""
+    salt: builtins.str
+    """As in Holdings."""
+    below_tokens: builtins.int
+    """The state must stand before this token: the prompt's length, of which one token at least is to be
+    computed. 0: anywhere in the chain.
+    """
+    @property
+    def ends(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChainEnd]:
+        """Other tokens at which a state may stand, such as where an earlier reply ended: at most 64, each further
+        on than the one before it.
+        """
+
+    def __init__(
+        self,
+        *,
+        hashes: builtins.bytes = ...,
+        salt: builtins.str = ...,
+        below_tokens: builtins.int = ...,
+        ends: collections.abc.Iterable[Global___ChainEnd] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["below_tokens", b"below_tokens", "ends", b"ends", "hashes", b"hashes", "salt", b"salt"]) -> None: ...
+
+Global___PrefixChain: typing_extensions.TypeAlias = PrefixChain
+
+@typing.final
+class FindRequest(google.protobuf.message.Message):
+    """Asks who holds how much of some prompts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: builtins.int
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
+    CHAINS_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """An engine of the tenant whose model it is. Looked at where no model is set; ENGINE_UNKNOWN."""
+    limit: builtins.int
+    """Holders of each that are told at most. 0: 8. At most 100."""
+    @property
+    def model(self) -> Global___ModelName:
+        """The prompts' model. Not set: that of an engine."""
+
+    @property
+    def form(self) -> Global___HashForm:
+        """How the hashes are made."""
+
+    @property
+    def chains(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PrefixChain]:
+        """The prompts: at most 64, with at most 65536 hashes together."""
+
+    def __init__(
+        self,
+        *,
+        model: Global___ModelName | None = ...,
+        engine_id: builtins.str = ...,
+        form: Global___HashForm | None = ...,
+        chains: collections.abc.Iterable[Global___PrefixChain] | None = ...,
+        limit: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form", "model", b"model"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chains", b"chains", "engine_id", b"engine_id", "form", b"form", "limit", b"limit", "model", b"model"]) -> None: ...
+
+Global___FindRequest: typing_extensions.TypeAlias = FindRequest
+
+@typing.final
+class PrefixHolder(google.protobuf.message.Message):
+    """An engine that says that it holds a state of a prompt's first tokens."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENGINE_ID_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
+    LAYOUT_DIGEST_FIELD_NUMBER: builtins.int
+    OPEN_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    engine_id: builtins.str
+    """Its id."""
+    tokens: builtins.int
+    """So many tokens: all of its groups hold what a state after them needs."""
+    layout_digest: builtins.str
+    """The layout in which it has it."""
+    open: builtins.int
+    """Handoffs of its that have not ended, on either side: how busy it is."""
+    draining: builtins.bool
+    """Whether it takes part in nothing new."""
+    def __init__(
+        self,
+        *,
+        engine_id: builtins.str = ...,
+        tokens: builtins.int = ...,
+        layout_digest: builtins.str = ...,
+        open: builtins.int = ...,
+        draining: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "engine_id", b"engine_id", "layout_digest", b"layout_digest", "open", b"open", "tokens", b"tokens"]) -> None: ...
+
+Global___PrefixHolder: typing_extensions.TypeAlias = PrefixHolder
+
+@typing.final
+class FoundPrefix(google.protobuf.message.Message):
+    """Who holds how much of one prompt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOLDERS_FIELD_NUMBER: builtins.int
+    @property
+    def holders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PrefixHolder]:
+        """Those with most tokens first; of equals, the less busy. None: nobody that is known of."""
+
+    def __init__(
+        self,
+        *,
+        holders: collections.abc.Iterable[Global___PrefixHolder] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["holders", b"holders"]) -> None: ...
+
+Global___FoundPrefix: typing_extensions.TypeAlias = FoundPrefix
+
+@typing.final
+class FindResponse(google.protobuf.message.Message):
+    """Who holds how much."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: builtins.int
+    @property
+    def found(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FoundPrefix]:
+        """One for each chain, in their order."""
+
+    def __init__(
+        self,
+        *,
+        found: collections.abc.Iterable[Global___FoundPrefix] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["found", b"found"]) -> None: ...
+
+Global___FindResponse: typing_extensions.TypeAlias = FindResponse

@@ -91,6 +91,11 @@ class BrokerStub(object):
                 request_serializer=restow_dot_v1_dot_broker__pb2.CancelRequest.SerializeToString,
                 response_deserializer=restow_dot_v1_dot_broker__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Find = channel.unary_unary(
+                '/restow.v1.Broker/Find',
+                request_serializer=restow_dot_v1_dot_broker__pb2.FindRequest.SerializeToString,
+                response_deserializer=restow_dot_v1_dot_broker__pb2.FindResponse.FromString,
+                _registered_method=True)
 
 
 class BrokerServicer(object):
@@ -151,17 +156,17 @@ class BrokerServicer(object):
         with the message_id. What is cancelled ends as well, and a cancellation, a renewal and a drain have
         no end of their own. An end that nobody waits for was told before: it means nothing.
 
-        When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker
-        that was started anew, which another broker_epoch tells, knows nothing at all. So after each break,
-        and each end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for
-        twice as long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where
-        a stream has held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the
-        stream, and wait for SessionOpened. (4) Say all that has no end once more, in the order in which it
-        was said first and with the same message_id: every chunk of a publication, with repeated; a demand,
-        with repeated and with what is left of its timeout_ms; declines; cancellations. A demand that was
-        given up is not said again, its cancellation is. Drain comes last. New messages come behind. No
-        repetition does anything twice. Renewals are not repeated: a repeated publication renews its lease.
-        Agents say their fences again by themselves.
+        When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker that
+        was started anew, which another broker_epoch tells, knows nothing at all. So after each break, and each
+        end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for twice as
+        long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where a stream has
+        held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the stream, and
+        wait for SessionOpened. (4) Say all that has no end once more, in the order in which it was said first
+        and with the same message_id: every chunk of a publication, with repeated; a demand, with repeated and
+        with what is left of its timeout_ms; declines; cancellations. A demand that was given up is not said
+        again, its cancellation is. Then what the engine holds is told, from batch 1 on. Drain comes last. New
+        messages come behind. No repetition does anything twice. Renewals are not repeated: a repeated
+        publication renews its lease. Agents say their fences again by themselves.
 
         Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
         is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked
@@ -178,6 +183,11 @@ class BrokerServicer(object):
         above, for ever. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before as well:
         credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
         process has the engine's id. Every other refusal of RegisterEngine is final too.
+
+        Readers. Who publishes for several D's names their number; a broker that was started anew counts
+        from none again, so that those that had it before are waited for until the lease ends. A demand
+        that finds every place taken waits for one that fails, and ends FAILED, HANDOFF_OWNED, when all
+        readers have the state; one that comes later is refused with that.
 
         Refused. The message has changed nothing, and is not said again: with another handoff_id where the
         reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
@@ -203,7 +213,17 @@ class BrokerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels either side of a handoff that has not ended.
+        """Cancels either side of a handoff that has not ended; of several deliveries a D cancels its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Find(self, request, context):
+        """Who says that it holds how much of a prompt's state: of each chain, the engines with most of it. A hint:
+        it may be gone since. Engines, routers and operators may ask; of a tenant, and of nothing else.
+        CHAIN_FORM_DIFFERS where engines of the model tell what they hold, and none hashes so; CHAIN_INVALID
+        for what is no chain. A chain that nobody holds any of, whoever else may, has no holders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -241,6 +261,11 @@ def add_BrokerServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=restow_dot_v1_dot_broker__pb2.CancelRequest.FromString,
                     response_serializer=restow_dot_v1_dot_broker__pb2.CancelResponse.SerializeToString,
+            ),
+            'Find': grpc.unary_unary_rpc_method_handler(
+                    servicer.Find,
+                    request_deserializer=restow_dot_v1_dot_broker__pb2.FindRequest.FromString,
+                    response_serializer=restow_dot_v1_dot_broker__pb2.FindResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -432,6 +457,33 @@ class Broker(object):
             '/restow.v1.Broker/Cancel',
             restow_dot_v1_dot_broker__pb2.CancelRequest.SerializeToString,
             restow_dot_v1_dot_broker__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Find(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/restow.v1.Broker/Find',
+            restow_dot_v1_dot_broker__pb2.FindRequest.SerializeToString,
+            restow_dot_v1_dot_broker__pb2.FindResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -121,7 +121,23 @@ _BrokerCancelType = typing_extensions.TypeVar(
     ],
 )
 
-class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType]):
+_BrokerFindType = typing_extensions.TypeVar(
+    '_BrokerFindType',
+    grpc.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.FindRequest,
+        restow.v1.broker_pb2.FindResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.FindRequest,
+        restow.v1.broker_pb2.FindResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.FindRequest,
+        restow.v1.broker_pb2.FindResponse,
+    ],
+)
+
+class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngineType, _BrokerSessionType, _BrokerPublishType, _BrokerRequestType, _BrokerCancelType, _BrokerFindType]):
     """The meeting place of prefill engines (P) and decode engines (D). Errors are gRPC status with an
     ErrorInfo whose reason is stable; trailing metadata "restow-reason" has that reason as plain text.
     A status without it is gRPC's own: nobody of Restow's has refused anything. On the session stream, a
@@ -177,6 +193,10 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
             restow.v1.broker_pb2.CancelRequest,
             restow.v1.broker_pb2.CancelResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            restow.v1.broker_pb2.FindRequest,
+            restow.v1.broker_pb2.FindResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -205,6 +225,10 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
             restow.v1.broker_pb2.CancelRequest,
             restow.v1.broker_pb2.CancelResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            restow.v1.broker_pb2.FindRequest,
+            restow.v1.broker_pb2.FindResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     RegisterEngine: _BrokerRegisterEngineType
@@ -228,17 +252,17 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     with the message_id. What is cancelled ends as well, and a cancellation, a renewal and a drain have
     no end of their own. An end that nobody waits for was told before: it means nothing.
 
-    When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker
-    that was started anew, which another broker_epoch tells, knows nothing at all. So after each break,
-    and each end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for
-    twice as long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where
-    a stream has held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the
-    stream, and wait for SessionOpened. (4) Say all that has no end once more, in the order in which it
-    was said first and with the same message_id: every chunk of a publication, with repeated; a demand,
-    with repeated and with what is left of its timeout_ms; declines; cancellations. A demand that was
-    given up is not said again, its cancellation is. Drain comes last. New messages come behind. No
-    repetition does anything twice. Renewals are not repeated: a repeated publication renews its lease.
-    Agents say their fences again by themselves.
+    When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker that
+    was started anew, which another broker_epoch tells, knows nothing at all. So after each break, and each
+    end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for twice as
+    long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where a stream has
+    held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the stream, and
+    wait for SessionOpened. (4) Say all that has no end once more, in the order in which it was said first
+    and with the same message_id: every chunk of a publication, with repeated; a demand, with repeated and
+    with what is left of its timeout_ms; declines; cancellations. A demand that was given up is not said
+    again, its cancellation is. Then what the engine holds is told, from batch 1 on. Drain comes last. New
+    messages come behind. No repetition does anything twice. Renewals are not repeated: a repeated
+    publication renews its lease. Agents say their fences again by themselves.
 
     Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
     is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked
@@ -256,6 +280,11 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
     process has the engine's id. Every other refusal of RegisterEngine is final too.
 
+    Readers. Who publishes for several D's names their number; a broker that was started anew counts
+    from none again, so that those that had it before are waited for until the lease ends. A demand
+    that finds every place taken waits for one that fails, and ends FAILED, HANDOFF_OWNED, when all
+    readers have the state; one that comes later is refused with that.
+
     Refused. The message has changed nothing, and is not said again: with another handoff_id where the
     reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
     pages that it names are free; those of a demand that was repeated only as if no end had come, since
@@ -269,7 +298,14 @@ class BrokerStub(typing.Generic[_BrokerRegisterEngineType, _BrokerUnregisterEngi
     """Request outside of a session; answers when the handoff has ended. For tools and tests."""
 
     Cancel: _BrokerCancelType
-    """Cancels either side of a handoff that has not ended."""
+    """Cancels either side of a handoff that has not ended; of several deliveries a D cancels its own."""
+
+    Find: _BrokerFindType
+    """Who says that it holds how much of a prompt's state: of each chain, the engines with most of it. A hint:
+    it may be gone since. Engines, routers and operators may ask; of a tenant, and of nothing else.
+    CHAIN_FORM_DIFFERS where engines of the model tell what they hold, and none hashes so; CHAIN_INVALID
+    for what is no chain. A chain that nobody holds any of, whoever else may, has no holders.
+    """
 
 BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -295,6 +331,10 @@ BrokerAsyncStub: typing_extensions.TypeAlias = BrokerStub[
     grpc.aio.UnaryUnaryMultiCallable[
         restow.v1.broker_pb2.CancelRequest,
         restow.v1.broker_pb2.CancelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        restow.v1.broker_pb2.FindRequest,
+        restow.v1.broker_pb2.FindResponse,
     ],
 ]
 
@@ -364,17 +404,17 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         with the message_id. What is cancelled ends as well, and a cancellation, a renewal and a drain have
         no end of their own. An end that nobody waits for was told before: it means nothing.
 
-        When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker
-        that was started anew, which another broker_epoch tells, knows nothing at all. So after each break,
-        and each end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for
-        twice as long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where
-        a stream has held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the
-        stream, and wait for SessionOpened. (4) Say all that has no end once more, in the order in which it
-        was said first and with the same message_id: every chunk of a publication, with repeated; a demand,
-        with repeated and with what is left of its timeout_ms; declines; cancellations. A demand that was
-        given up is not said again, its cancellation is. Drain comes last. New messages come behind. No
-        repetition does anything twice. Renewals are not repeated: a repeated publication renews its lease.
-        Agents say their fences again by themselves.
+        When it breaks. Leases and patience go on; whatever was on its way is lost, both ways; and a broker that
+        was started anew, which another broker_epoch tells, knows nothing at all. So after each break, and each
+        end that the engine did not want, do the same: (1) Pause for 0.1 s, after each failure for twice as
+        long, up to 5 s, each time by a random factor from 0.5 to 1.5; begin with 0.1 s again where a stream has
+        held for 1 s. (2) Call RegisterEngine with the same incarnation and layout. (3) Open the stream, and
+        wait for SessionOpened. (4) Say all that has no end once more, in the order in which it was said first
+        and with the same message_id: every chunk of a publication, with repeated; a demand, with repeated and
+        with what is left of its timeout_ms; declines; cancellations. A demand that was given up is not said
+        again, its cancellation is. Then what the engine holds is told, from batch 1 on. Drain comes last. New
+        messages come behind. No repetition does anything twice. Renewals are not repeated: a repeated
+        publication renews its lease. Agents say their fences again by themselves.
 
         Time. Renew a lease at a third of its length, for as long as the pages are to be held. A broker that
         is gone ends nothing, so keep a deadline: D waits no longer than its timeout_ms, from when it asked
@@ -391,6 +431,11 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         above, for ever. UNAUTHENTICATED and PERMISSION_DENIED of an engine that was let in before as well:
         credentials may be renewed. ENGINE_REPLACED is final on the stream and on RegisterEngine: another
         process has the engine's id. Every other refusal of RegisterEngine is final too.
+
+        Readers. Who publishes for several D's names their number; a broker that was started anew counts
+        from none again, so that those that had it before are waited for until the lease ends. A demand
+        that finds every place taken waits for one that fails, and ends FAILED, HANDOFF_OWNED, when all
+        readers have the state; one that comes later is refused with that.
 
         Refused. The message has changed nothing, and is not said again: with another handoff_id where the
         reason is HANDOFF_CONFLICT, later and with another one where the status is RESOURCE_EXHAUSTED. The
@@ -420,6 +465,18 @@ class BrokerServicer(metaclass=abc.ABCMeta):
         request: restow.v1.broker_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> typing.Union[restow.v1.broker_pb2.CancelResponse, collections.abc.Awaitable[restow.v1.broker_pb2.CancelResponse]]:
-        """Cancels either side of a handoff that has not ended."""
+        """Cancels either side of a handoff that has not ended; of several deliveries a D cancels its own."""
+
+    @abc.abstractmethod
+    def Find(
+        self,
+        request: restow.v1.broker_pb2.FindRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[restow.v1.broker_pb2.FindResponse, collections.abc.Awaitable[restow.v1.broker_pb2.FindResponse]]:
+        """Who says that it holds how much of a prompt's state: of each chain, the engines with most of it. A hint:
+        it may be gone since. Engines, routers and operators may ask; of a tenant, and of nothing else.
+        CHAIN_FORM_DIFFERS where engines of the model tell what they hold, and none hashes so; CHAIN_INVALID
+        for what is no chain. A chain that nobody holds any of, whoever else may, has no holders.
+        """
 
 def add_BrokerServicer_to_server(servicer: BrokerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -84,14 +84,17 @@ def _gauge(name: str, words: str, value: float) -> Metric:
 
 
 @contextlib.asynccontextmanager
-async def showing(listen: str, figures: Callable[[], AgentFigures]) -> AsyncIterator[str]:
+async def showing(
+    listen: str, figures: Callable[[], AgentFigures], *others: Collector
+) -> AsyncIterator[str]:
     """Show metrics inside the ``async with``, at ``HOST:PORT``; port 0 takes a free one.
 
-    Gives the address. ``figures`` is called on the caller's loop. Raises `ListenError`, and
-    `AddressInvalidError`.
+    Gives the address. ``figures`` and ``others`` are asked on the caller's loop. Raises
+    `ListenError`, and `AddressInvalidError`.
     """
     registry = CollectorRegistry()
-    registry.register(FiguresCollector(figures))
+    for one in (FiguresCollector(figures), *others):
+        registry.register(one)
     ProcessCollector(registry=registry)
     pages = Pages("agent", {"/metrics": metrics_page(registry), "/healthz": healthy_page})
 

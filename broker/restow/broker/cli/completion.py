@@ -20,9 +20,12 @@ def complete_handoff(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return ids of handoffs: those under way, then the latest ends."""
     return _asked(
         ctx,
-        lambda client: [
-            one.handoff_id for one in client.handoffs(limit=OFFERED, beginning=incomplete).handoffs
-        ],
+        lambda client: list(
+            dict.fromkeys(
+                one.handoff_id
+                for one in client.handoffs(limit=OFFERED, beginning=incomplete).handoffs
+            )
+        ),
     )
 
 

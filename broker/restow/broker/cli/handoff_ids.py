@@ -36,7 +36,9 @@ def find_handoff(
         except RestowError as error:
             if error.reason != HandoffUnknownError.reason:
                 raise
-    like = exact or list(listed.handoffs)
+    # A publication has its deliveries below it, under the same id.
+    found = {(one.tenant, one.handoff_id): one for one in reversed(exact or listed.handoffs)}
+    like = list(reversed(found.values()))
     if len(like) == 1:
         return like[0].tenant or connection.tenant, like[0].handoff_id
     if not like:

@@ -12,12 +12,14 @@ from restow.broker.cli.commands.actions import check, drain, forget, release
 from restow.broker.cli.commands.agent import agent
 from restow.broker.cli.commands.doctor import doctor
 from restow.broker.cli.commands.events import events
+from restow.broker.cli.commands.find import find
 from restow.broker.cli.commands.inspection import (
     agents,
     costs,
     engines,
     handoff,
     handoffs,
+    holdings,
     leases,
     status,
     tenants,
@@ -27,6 +29,7 @@ from restow.broker.cli.commands.plan import plan
 from restow.broker.cli.commands.reasons import reasons
 from restow.broker.cli.commands.router import router
 from restow.broker.cli.commands.serve import serve
+from restow.broker.cli.commands.store import store
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
 from restow.broker.cli.output import asked_form, colors_unwanted, print_error
@@ -38,8 +41,9 @@ app = typer.Typer(
 )
 app.add_typer(layout_app, name="layout")
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(plan, serve, agent, router),
+    *(plan, serve, agent, store, router),
     *(status, top, events, tenants, engines, agents, handoffs, handoff, leases, costs, reasons),
+    *(find, holdings),
     *(check, doctor, release, drain, forget, token),
 )
 STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
@@ -47,7 +51,7 @@ STATUSES = {"BROKER_UNREACHABLE": 3, "ADDRESS_INVALID": 2, "SETTING_UNKNOWN": 2}
 for command in COMMANDS:
     app.command()(command)
 get = typer.Typer(no_args_is_help=True, help="List what a broker holds: `restow get handoffs`.")
-for command in (tenants, engines, agents, handoffs, leases, costs, events):
+for command in (tenants, engines, agents, handoffs, leases, holdings, costs, events):
     get.command()(command)
 describe = typer.Typer(no_args_is_help=True, help="Show one thing: `restow describe handoff ID`.")
 for command in (handoff, status):

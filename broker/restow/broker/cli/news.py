@@ -18,7 +18,7 @@ MARGIN_S = 5.0
 """Looks overlap by so much: an answer may be under way for a while."""
 OF_ENDS = (
     *("tenant", "handoff_id", "state", "source_engine", "destination_engine"),
-    *("bytes", "transfer_s", "reason", "detail"),
+    *("bytes", "transfer_s", "reason", "detail", "readers", "delivered"),
 )
 
 

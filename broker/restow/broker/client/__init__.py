@@ -11,7 +11,15 @@ from restow.broker.client.connection.errors import (
     SessionClosedError,
 )
 from restow.broker.client.engine.blocking import BlockingDelivery, BlockingSession
-from restow.broker.client.engine.content import content_of
+from restow.broker.client.engine.chains import (
+    HashForm,
+    Offer,
+    Prefix,
+    PrefixChain,
+    PrefixHolder,
+    chain_of,
+)
+from restow.broker.client.engine.content import ContentChain, content_of
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.session import EngineSession
 
@@ -22,13 +30,20 @@ __all__ = [
     "BlockingSession",
     "BrokerCallError",
     "BrokerUnreachableError",
+    "ContentChain",
     "Credentials",
     "Delivery",
     "EngineSession",
     "ForkedError",
     "HandoffEnded",
+    "HashForm",
     "NoWelcomeError",
+    "Offer",
     "PagesNotFreeError",
+    "Prefix",
+    "PrefixChain",
+    "PrefixHolder",
     "SessionClosedError",
+    "chain_of",
     "content_of",
 ]

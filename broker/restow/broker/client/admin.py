@@ -17,7 +17,7 @@ from restow.broker.client.connection.diagnosis import explained, explained_soon
 from restow.broker.client.connection.errors import from_rpc_error
 from restow.broker.client.connection.own_process import OWN_PROCESS
 from restow.broker.errors import RestowError
-from restow.v1 import admin_pb2_grpc
+from restow.v1 import admin_pb2_grpc, broker_pb2_grpc
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,13 +51,14 @@ class _Admin:
             self._credentials, self._grpc, self.address, admin_options()
         )
         self._stub = admin_pb2_grpc.AdminStub(self._channel)
+        self._broker_stub = broker_pb2_grpc.BrokerStub(self._channel)
         self._timeout_s = timeout_s
         self._metadata = (("restow-tenant", tenant),) if tenant is not None else ()
 
     def _made(self, call: AdminCall[Any]) -> Any:
         """The call under way."""
         OWN_PROCESS.check()
-        method = getattr(self._stub, call.method)
+        method = getattr(self._broker_stub if call.of_broker else self._stub, call.method)
         patience_s = max(self._timeout_s, call.least_s)
         return method(call.request, timeout=patience_s, metadata=self._metadata)
 
@@ -106,7 +107,10 @@ class AdminClient(_Admin):
     status = _blocking(calls.status)
     tenants = _blocking(calls.tenants)
     engines = _blocking(calls.engines)
+    layout = _blocking(calls.layout)
     agents = _blocking(calls.agents)
+    holdings = _blocking(calls.holdings)
+    find = _blocking(calls.find)
     handoffs = _blocking(calls.handoffs)
     handoff = _blocking(calls.handoff)
     costs = _blocking(calls.costs)
@@ -140,7 +144,10 @@ class AsyncAdminClient(_Admin):
     status = _awaited(calls.status)
     tenants = _awaited(calls.tenants)
     engines = _awaited(calls.engines)
+    layout = _awaited(calls.layout)
     agents = _awaited(calls.agents)
+    holdings = _awaited(calls.holdings)
+    find = _awaited(calls.find)
     handoffs = _awaited(calls.handoffs)
     handoff = _awaited(calls.handoff)
     costs = _awaited(calls.costs)

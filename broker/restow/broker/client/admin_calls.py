@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from restow.broker.client.connection.channel import channel_options
+from restow.broker.client.engine.chains import Holders, PrefixChain, find_request, holders_of
 from restow.broker.client.engine.delivery import state_name
+from restow.broker.layout.values import Layout, ModelIdentity
+from restow.broker.rpc.wire import layout_from_proto
 from restow.v1 import admin_pb2 as pb
 from restow.v1 import broker_pb2
 
@@ -20,7 +23,10 @@ RETRIES = {
     "methodConfig": [
         {
             # Each of them may be repeated: none does more the second time.
-            "name": [{"service": "restow.v1.Admin"}],
+            "name": [
+                {"service": "restow.v1.Admin"},
+                {"service": "restow.v1.Broker", "method": "Find"},
+            ],
             "retryPolicy": {
                 "maxAttempts": 4,
                 "initialBackoff": "0.2s",
@@ -49,6 +55,8 @@ class AdminCall(Generic[T]):
     pick: Callable[[Any], T]
     least_s: float = 0.0
     """How long it may take at least, whatever patience is usual."""
+    of_broker: bool = False
+    """Whether it is one of `restow.v1.Broker`."""
 
 
 def _whole(response: Any) -> Any:
@@ -73,9 +81,43 @@ def engines() -> AdminCall[list[pb.EngineInfo]]:
     return AdminCall("ListEngines", pb.ListEnginesRequest(), lambda found: list(found.engines))
 
 
+def layout(engine_id: str) -> AdminCall[Layout]:
+    """Return the layout of engine ``engine_id``. Engines of its tenant may ask too.
+
+    Raises `BrokerCallError`, ENGINE_UNKNOWN.
+    """
+    request = pb.GetLayoutRequest(engine_id=engine_id)
+    return AdminCall("GetLayout", request, lambda found: layout_from_proto(found.layout))
+
+
 def agents() -> AdminCall[list[pb.AgentInfo]]:
     """Return the connected agents, by engine and rank."""
     return AdminCall("ListAgents", pb.ListAgentsRequest(), lambda found: list(found.agents))
+
+
+def holdings() -> AdminCall[pb.ListHoldingsResponse]:
+    """Return what engines say that they hold of prefixes, and what that takes by tenant."""
+    return AdminCall("ListHoldings", pb.ListHoldingsRequest(), _whole)
+
+
+def find(
+    chains: Sequence[PrefixChain],
+    *,
+    engine_id: str = "",
+    model: ModelIdentity | None = None,
+    limit: int = 0,
+) -> AdminCall[Holders]:
+    """Return who holds how much of ``chains``: prompts for ``model``, or that of ``engine_id``.
+
+    Those with most tokens first, ``limit`` of them at most; 0: as many as the broker tells. It is
+    a hint. Routers may ask too. Raises `ChainFormError` for chains of several forms;
+    `BrokerCallError`, CHAIN_FORM_DIFFERS, where engines tell what they hold, and none hashes so.
+    """
+    named = None
+    if model is not None:
+        named = broker_pb2.ModelName(**asdict(model))
+    request = find_request(chains, engine_id, named, limit)
+    return AdminCall("Find", request, holders_of, of_broker=True)
 
 
 def handoffs(
@@ -135,7 +177,8 @@ def release(handoff_id: str) -> AdminCall[pb.HandoffInfo]:
 def drain_engine(engine_id: str, draining: bool = True) -> AdminCall[int]:
     """Have engine ``engine_id`` take nothing new; with ``draining`` False: again.
 
-    Returns how many handoffs of its have not ended. Raises `BrokerCallError`, ENGINE_UNKNOWN.
+    Returns how many handoffs of its have not ended, and 1 more while it hands over what it holds.
+    Raises `BrokerCallError`, ENGINE_UNKNOWN.
     """
     request = pb.DrainEngineRequest(engine_id=engine_id, draining=draining)
     return AdminCall("DrainEngine", request, lambda found: found.open)

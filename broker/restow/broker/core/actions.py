@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.planner import CostModel, Program
+
+if TYPE_CHECKING:
+    from restow.broker.core.prefix.named import NamedPrefix
 
 
 class State(StrEnum):
@@ -92,6 +95,37 @@ class TellEnded(NamedTuple):
     transfer_us: int
     demand: int = 0
     """D's message that it is the end of; 0: that of the publication."""
+    delivered: int = 0
+    """How many have the state."""
+
+
+class TellHoldings(NamedTuple):
+    """Ask an engine to tell all that it holds, from batch 1 on."""
+
+    engine: EngineKey
+
+
+class SendOffer(NamedTuple):
+    """Offer a demand to an engine that says that it holds the state of its prefix."""
+
+    engine: EngineKey
+    handoff_id: str
+    prefix: NamedPrefix
+    within_s: float
+    """When it goes to the next."""
+
+
+class TellDrain(NamedTuple):
+    """Have an engine hand over what it holds: it is to leave."""
+
+    engine: EngineKey
+
+
+class SendKeep(NamedTuple):
+    """Tell a store of a state that it may ask for."""
+
+    engine: EngineKey
+    prefix: NamedPrefix
 
 
 class SendProgram(NamedTuple):
@@ -240,6 +274,10 @@ class CloseAgent(NamedTuple):
 
 Action = (
     TellEnded
+    | TellHoldings
+    | SendOffer
+    | SendKeep
+    | TellDrain
     | SendProgram
     | SendPeer
     | SendForget

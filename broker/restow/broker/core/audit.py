@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import inf
 
 from restow.broker.core.actions import PairKey, State
 from restow.broker.core.directory import Directory
 from restow.broker.core.engines.account import ENGINE_BYTES, handoff_bytes
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.ledger.audit import check_deliveries, ended_of
 from restow.broker.core.pair import PairPlan, pair_bytes
 
 
@@ -17,18 +19,22 @@ def audit(directory: Directory) -> list[str]:
     """Everything that is wrong with the directory; empty when all is well."""
     return [
         *_check_tables(directory),
-        *(words for handoff in directory.ledger.live.values() for words in _check_live(handoff)),
+        *(words for one in directory.ledger.by_number.values() for words in _check_live(one)),
+        *check_deliveries(directory.ledger),
         *_check_wakeups(directory),
-        *(words for handoff in directory.ledger.ended.values() for words in _check_ended(handoff)),
+        *(words for one in ended_of(directory.ledger) for words in _check_ended(one)),
         *_check_members(directory),
         *_check_tenants(directory),
         *_check_quarantine(directory),
+        *_check_prefixes(directory),
+        *_check_offers(directory),
     ]
 
 
 def _check_tables(directory: Directory) -> Iterator[str]:
     ledger, limits = directory.ledger, directory.limits
-    if {id(one) for one in ledger.live.values()} != {id(one) for one in ledger.by_number.values()}:
+    live = [one for whole in ledger.live.values() for one in (whole, *whole.deliveries)]
+    if sorted(map(id, live)) != sorted(map(id, ledger.by_number.values())):
         yield "the tables of live handoffs by id and by number differ"
     if both := ledger.live.keys() & ledger.ended.keys():
         yield f"handoffs {sorted(both)} are live and ended"
@@ -38,7 +44,7 @@ def _check_tables(directory: Directory) -> Iterator[str]:
         if ledger.by_number.get(handoff.number) is not handoff:
             yield f"handoff {handoff.handoff_id} is not filed under its number {handoff.number}"
     for what, size, bound in (
-        ("live handoffs", len(ledger.live), limits.max_live),
+        ("live handoffs", len(ledger.by_number), limits.max_live),
         ("ended handoffs", len(ledger.ended), limits.max_ended),
         ("engines", len(directory.members.engines), limits.max_engines),
         ("plans", len(directory.granting.pairs), limits.max_pairs),
@@ -60,7 +66,7 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
             yield f"engine {engine.key.engine_id} does not know its handoff {name}"
         if engine is not None and engine.gone and not handoff.granted:
             yield f"handoff {name} waits for engine {engine.key.engine_id}, which is gone"
-    if source is None and destination is None:
+    if source is None and destination is None and not handoff.shared:
         yield f"handoff {name} has no side"
     if (handoff.state is State.WAITING) == handoff.complete:
         yield f"handoff {name} is {handoff.state}, complete: {handoff.complete}"
@@ -91,9 +97,10 @@ def _check_live(handoff: Handoff) -> Iterator[str]:
 def _check_wakeups(directory: Directory) -> Iterator[str]:
     """Nothing waits for an event that has passed."""
     watched = directory.ledger.deadlines.numbers()
-    for handoff in directory.ledger.live.values():
+    for handoff in directory.ledger.by_number.values():
         name, source, destination = handoff.handoff_id, handoff.source, handoff.destination
-        if handoff.number not in watched or handoff.looked_s > handoff.lease.next_look_s():
+        look_s = handoff.next_look_s()
+        if look_s < inf and (handoff.number not in watched or handoff.looked_s > look_s):
             yield f"the clock does not look at handoff {name} in time"
         if source is None or destination is None or handoff.granted:
             continue
@@ -105,6 +112,8 @@ def _check_wakeups(directory: Directory) -> Iterator[str]:
         if handoff.state is State.READY and source.complete and destination.complete:
             returned = handoff.number in directory.ledger.returned
             if directory.ledger.flow.waits(destination.key, handoff.number):
+                continue
+            if handoff.parent is not None and not handoff.parent.deliveries.has_place:
                 continue
             if returned or directory.probing.awaited_by(handoff.number):
                 continue
@@ -122,7 +131,8 @@ def _check_ended(handoff: Handoff) -> Iterator[str]:
         yield f"handoff {name} is {handoff.state} with failure {handoff.failure}"
     if handoff.state is State.DONE and handoff.unsettled:
         yield f"handoff {name} is DONE though ranks {handoff.unsettled} have not settled"
-    if handoff.publication.blocks or handoff.demand.blocks or handoff.staged:
+    published = handoff.parent is None and handoff.publication.blocks
+    if published or handoff.demand.blocks or handoff.staged:
         yield f"handoff {name} has ended and keeps its blocks"
     for engine in (handoff.source, handoff.destination):
         if engine is not None and handoff.number in engine.handoffs:
@@ -156,7 +166,7 @@ def _check_tenants(directory: Directory) -> Iterator[str]:
     remembered: dict[str, list[str]] = {}
     for tenant, handoff_id in ledger.ended:
         remembered.setdefault(tenant, []).append(handoff_id)
-    live = Counter(tenant for tenant, _ in ledger.live)
+    live = Counter(one.tenant for one in ledger.by_number.values())
     present = Counter(engine.key.tenant for engine in engines)
     keeping = {key.tenant for key in directory.granting.pairs}.union(ledger.tenants.keeping)
     for tenant in keeping:
@@ -181,7 +191,7 @@ def _kept_bytes(directory: Directory, tenant: str) -> int:
     pairs = directory.granting.pairs.items()
     return sum(
         (
-            sum(map(_bytes_of, (one for one in ledger.live.values() if one.tenant == tenant))),
+            sum(map(_bytes_of, (one for one in ledger.by_number.values() if one.tenant == tenant))),
             len(own) * ENGINE_BYTES,
             sum({engine.layout_digest: engine.layout_bytes for engine in own}.values()),
             sum(agent.kept_bytes for agent in agents),
@@ -192,8 +202,8 @@ def _kept_bytes(directory: Directory, tenant: str) -> int:
 
 
 def _bytes_of(live: Handoff) -> int:
-    ids_bytes = live.publication.size_bytes + live.demand.size_bytes
-    return handoff_bytes(live.handoff_id) + ids_bytes
+    published_bytes = 0 if live.parent is not None else live.publication.size_bytes
+    return handoff_bytes(live.handoff_id) + published_bytes + live.demand.size_bytes
 
 
 def _check_quarantine(directory: Directory) -> Iterator[str]:
@@ -215,3 +225,40 @@ def _check_sides(engine: EngineRecord, by_number: dict[int, Handoff]) -> Iterato
         handoff = by_number.get(number)
         if handoff is None or engine not in (handoff.source, handoff.destination):
             yield f"engine {engine.key.engine_id} has no side of handoff number {number}"
+
+
+def _check_offers(directory: Directory) -> Iterator[str]:
+    """What is on offer is asked for, by its prefix, and nobody publishes it."""
+    for number, offer in directory.offering.open.items():
+        handoff = directory.ledger.by_number.get(number)
+        if handoff is None:  # it has ended, and the next tick drops it
+            continue
+        name = handoff.handoff_id
+        if handoff.demand.prefix is None or handoff.destination is None:
+            yield f"handoff {name} is on offer, and nobody asks for it by a prefix"
+        if handoff.source is not None:
+            yield f"handoff {name} is on offer, and {handoff.source.key.engine_id} publishes it"
+        if offer.engine is None or offer.engine in offer.left:
+            yield f"handoff {name} is on offer to {offer.engine}, and then to {offer.left}"
+    for handoff in directory.ledger.by_number.values():
+        asked = handoff.demand.prefix is not None and handoff.source is None
+        if asked and handoff.number not in directory.offering.open:
+            yield f"handoff {handoff.handoff_id} asks for a prefix, and nobody is offered it"
+
+
+def _check_prefixes(directory: Directory) -> Iterator[str]:
+    """What is held is counted, and told by engines whose session is open."""
+    prefixes, engines = directory.prefixes, directory.members.engines
+    counted_bytes = sum(one.index.size_bytes for one in prefixes.holders.values())
+    if counted_bytes != prefixes.size_bytes:
+        yield f"holdings take {counted_bytes} bytes, and {prefixes.size_bytes} are counted"
+    for tenant, holders in prefixes.holders.items():
+        for key, teller in holders.tellers.items():
+            engine = engines.get(key)
+            if engine is None or not engine.has_session:
+                yield f"engine {key.engine_id} of {tenant} has no session, and holds something"
+            elif engine.layout.model.identity != teller.model:
+                yield f"engine {key.engine_id} of {tenant} holds what is of another model"
+        slots = {slot for one in holders.tellers.values() for slot in one.slots.values()}
+        if lost := holders.index.counts.keys() - slots - set(holders.gone):
+            yield f"slots {sorted(lost)} of {tenant} hold something, and are nobody's"

@@ -10,6 +10,7 @@ from math import inf
 
 from restow.broker.core.actions import Action, State
 from restow.broker.core.ahead import Ahead
+from restow.broker.core.demanding import Demanding
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.membership import Membership
@@ -22,6 +23,8 @@ from restow.broker.core.ledger.ends import told, told_destination
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.limits import Limits
 from restow.broker.core.numbering import Numbering
+from restow.broker.core.offering import Offering
+from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.core.probing.costs import Probing
 from restow.broker.core.probing.examining import Examining
 from restow.broker.core.reports import Reports
@@ -37,27 +40,31 @@ class Directory:
         first_us: int = 1,
         measures: bool = False,
         digests: Digests | None = None,
+        secret: bytes = b"",
     ) -> None:
         """Start empty. ``first_us`` keeps numbers apart from those of another life.
 
         With ``measures`` costs are measured where agents say on which hosts they are. ``digests``
-        None: nobody's content is checked.
+        None: nobody's content is checked. ``secret`` is that of the keys of prefixes.
         """
         self.limits = limits or Limits()
         self.ledger = Ledger(self.limits, first_us)
         self.connections = Connections(self.ledger)
-        self.members = Membership(self.ledger, self.connections)
+        self.prefixes = Prefixes(self.limits, secret)
+        self.members = Membership(self.ledger, self.connections, self.prefixes)
         numbering = Numbering(first_us)
         self.probing = Probing(self.limits, measures, numbering)
         self.examining = Examining(self.limits, numbering)
         self.granting = Granting(self.ledger, self.probing, digests or Digests())
+        self.offering = Offering(self.ledger, self.members, self.prefixes)
+        self._demanding = Demanding(self.ledger, self.granting, self.offering)
         self.ahead = Ahead(self.ledger, self.members, self.granting, self.probing)
         self.reports = Reports(self.ledger, self.granting, self.probing, self.examining)
 
     @property
     def granted(self) -> int:
         """Handoffs that ranks may be reading, or gathering for."""
-        return sum(handoff.granted for handoff in self.ledger.live.values())
+        return sum(handoff.granted for handoff in self.ledger.by_number.values())
 
     def publish(
         self, engine: EngineRecord, handoff_id: str, chunk: Chunk, now_s: float
@@ -70,15 +77,23 @@ class Directory:
             return [told(known, engine)]
         handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
         try:
-            if handoff.source is None and not chunk.repeated:
+            offered = self.offering.is_offered(handoff, engine)
+            if handoff.source is None and not chunk.repeated and not offered:
                 engine.check_takes(handoff_id, handoff.born_s if known else inf)
+            handoff.check_source(engine)
+            if chunk.readers:
+                self.offering.check_alone(handoff)
+                self.ledger.readers.share(handoff, chunk.readers, now_s)
             handoff.publish(engine, chunk, now_s)
         except RestowError:
             if known is None:
                 self.ledger.unmake(handoff)
             raise
-        engine.handoffs.add(handoff.number)
+        engine.handoffs.update(one.number for one in (handoff, *handoff.deliveries))
         engine.publishes = True
+        self.offering.taken(handoff)
+        if handoff.deliveries.served:
+            return self.ledger.readers.end_served(handoff, now_s)
         for rank in sorted(engine.early_fences.take(handoff_id)):
             handoff.fence(rank, now_s)
         return self.granting.advance(handoff, now_s)
@@ -99,6 +114,8 @@ class Directory:
                 return []
         if engine.gone or known.ended or known.complete or known.source not in (None, engine):
             return []
+        if self.offering.is_open(known):  # an answer to an offer; if it comes too late, it is none
+            return self.offering.decline(engine, handoff_id, error.reason, now_s)
         words = f"P's publication was refused with {error.reason}: {error.message}"
         return self.ledger.stop(known, Failure(State.FAILED, "PUBLICATION_REFUSED", words), now_s)
 
@@ -106,29 +123,7 @@ class Directory:
         self, engine: EngineRecord, handoff_id: str, wish: Wish, now_s: float
     ) -> list[Action]:
         """D asks, once or again. Raises a typed error; then nothing changed."""
-        engine.check_there()
-        known = self.ledger.hear(engine, handoff_id, now_s)
-        if known is not None and known.ended:
-            known.check_asked_before(engine, wish)
-            if wish.repeated:
-                self.ledger.quarantine.hold(known, engine, engine.unheard_ranks, now_s)
-            return self._told_again(known, engine, wish.demand)
-        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
-        try:
-            if handoff.destination is None and not wish.repeated:
-                engine.check_takes(handoff_id, handoff.born_s if known else inf)
-            first = handoff.ask(engine, wish, now_s)
-        except RestowError:
-            if known is None:
-                self.ledger.unmake(handoff)
-            else:
-                self.ledger.wait_for_demand(handoff, now_s)
-            raise
-        if not first:
-            return []
-        engine.handoffs.add(handoff.number)
-        engine.asks = True
-        return self.granting.advance(handoff, now_s)
+        return self._demanding.request(engine, handoff_id, wish, now_s)
 
     def renew(
         self, engine: EngineRecord, handoff_id: str, lease_s: float, now_s: float
@@ -157,12 +152,15 @@ class Directory:
         """
         engine.check_there()
         handoff = self.ledger.find_of(engine, handoff_id, now_s)
+        if demand:
+            handoff = self.ledger.part_of(handoff, engine)
         if demand and (
             engine is not handoff.destination or demand not in handoff.demand_messages.numbers
         ):
             return []  # it was refused, or told its end
         if handoff.ended:
-            actions: list[Action] = [told(handoff, engine)] if engine is handoff.source else []
+            whole = engine is handoff.source and handoff.parent is None
+            actions: list[Action] = [told(handoff, engine)] if whole else []
             if engine is handoff.destination and handoff.number not in engine.quarantined:
                 actions += told_destination(handoff, engine)
             return actions
@@ -172,27 +170,16 @@ class Directory:
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "CANCELLED", words), now_s)
 
     def decline(
-        self, engine: EngineRecord, handoff_id: str, detail: str, now_s: float, demand: int = 0
+        self,
+        engine: EngineRecord,
+        handoff_id: str,
+        detail: str,
+        now_s: float,
+        demand: int = 0,
+        readers: int = 0,
     ) -> list[Action]:
-        """D goes on without the state: P's pages are free at once, or will be when it publishes.
-
-        ``demand`` is the number of D's message.
-
-        Raises `HandoffOwnedError` if another engine is D, `HandoffConflictError` if too many
-        messages have asked, and what `Ledger.make` raises.
-        """
-        engine.check_there()
-        known = self.ledger.hear(engine, handoff_id, now_s)
-        if known is not None:
-            known.check_destination(engine)
-            if known.ended:
-                return self._told_again(known, engine, demand)
-        handoff = known or self.ledger.make(engine.key.tenant, handoff_id, now_s)
-        if handoff.destination is None:
-            handoff.destination = engine
-        handoff.add_demand_message(engine, demand)
-        words = f"engine {engine.key.engine_id} does without" + (f": {detail}" if detail else "")
-        return self.ledger.stop(handoff, Failure(State.CANCELLED, "DECLINED", words), now_s)
+        """D goes on without the state. Raises as `Demanding.decline`."""
+        return self._demanding.decline(engine, handoff_id, detail, now_s, demand, readers)
 
     def release(self, handoff: Handoff, now_s: float) -> list[Action]:
         """An operator gives a handoff up."""
@@ -207,30 +194,21 @@ class Directory:
         Raises what `Ledger.make` raises.
         """
         known = self.ledger.known(tenant, handoff_id)
-        if known is not None and (known.ended or known.destination is not None):
+        if known and (known.ended or known.destination is not None or any(known.deliveries)):
             return []
         handoff = known or self.ledger.make(tenant, handoff_id, now_s)
         words = "a router gave it up: its client had left"
         return self.ledger.stop(handoff, Failure(State.CANCELLED, "ABANDONED", words), now_s)
 
-    def _told_again(self, handoff: Handoff, engine: EngineRecord, number: int) -> list[Action]:
-        """How an ended handoff ended, for D or who asks late by message ``number``.
-
-        D that must not know yet is told later. Raises `HandoffConflictError` as `decline` does.
-        """
-        if engine is not handoff.destination and handoff.destination is not None:
-            return []
-        if handoff.number not in engine.quarantined:
-            return [told(handoff, engine, number)]
-        handoff.add_demand_message(engine, number)
-        return []
-
     def tick(self, now_s: float) -> list[Action]:
         """Time has passed."""
         actions: list[Action] = []
         for handoff in self.ledger.due(now_s):
-            actions += self._late(handoff, now_s)
+            if not handoff.ended:
+                actions += self._late(handoff, now_s)
+        actions += self.offering.tick(now_s)
         actions += self.granting.tick(now_s)
+        self.prefixes.tick()
         more, waiting = self.probing.tick(now_s)
         more += self.examining.tick(now_s)
         more += self.granting.measured(waiting, now_s) + self.members.sweep(now_s)

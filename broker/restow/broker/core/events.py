@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from restow.broker.core.actions import GroupIds, State
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.planner import CopyCosts, ReadCosts
 
 
@@ -22,6 +23,8 @@ class Chunk(NamedTuple):
     """Names the state's content; empty: not named."""
     repeated: bool = False
     """It was said on an earlier stream."""
+    readers: int = 0
+    """How many must have it before P's pages are free; 0: not said."""
 
 
 class Wish(NamedTuple):
@@ -40,6 +43,10 @@ class Wish(NamedTuple):
     """Names the content that D wants; empty: not named."""
     demand: int = 0
     """The number of D's message; the same when it is repeated."""
+    readers: int = 0
+    """For how many the handoff is, as a router told D; 0: not said."""
+    prefix: NamedPrefix | None = None
+    """What is to be found, in place of what a P was told to publish."""
 
 
 class StagedRun(NamedTuple):

@@ -55,8 +55,8 @@ class Granting:
         actions: list[Action] = []
         if engine.complete:
             for number in sorted(engine.handoffs):
-                handoff = self._ledger.by_number[number]
-                if handoff.lease.agents_until_s:
+                handoff = self._ledger.by_number.get(number)
+                if handoff is not None and handoff.lease.agents_until_s:
                     actions += self.advance(handoff, now_s)
         return actions
 
@@ -76,7 +76,7 @@ class Granting:
             return [
                 action
                 for handoff in handoffs
-                if handoff is not None and handoff.pair is None
+                if handoff is not None and handoff.pair is None and handoff.destination
                 for action in self._ledger.stop(handoff, failure, now_s)
             ]
         self.pairs[pair] = outcome
@@ -112,7 +112,7 @@ class Granting:
 
     def _make_room(self, tenant: str, account: Account, size_bytes: int) -> None:
         """Forget the tenant's oldest plans by which nothing is read, until so many bytes fit."""
-        live = self._ledger.live.values()
+        live = self._ledger.by_number.values()
         used: set[int] | None = None
         for key in [one for one in self.pairs if one.tenant == tenant]:
             try:
@@ -152,7 +152,14 @@ class Granting:
         return actions
 
     def advance(self, handoff: Handoff, now_s: float) -> list[Action]:
-        """Grant as soon as everything is there."""
+        """Grant as soon as everything is there; of a publication each of its deliveries."""
+        actions = self._advance(handoff, now_s)
+        for delivery in handoff.deliveries:
+            if not delivery.ended:
+                actions += self._advance(delivery, now_s)
+        return actions
+
+    def _advance(self, handoff: Handoff, now_s: float) -> list[Action]:
         if handoff.pair is not None:
             return []
         if handoff.state is State.WAITING and handoff.complete:
@@ -210,8 +217,11 @@ class Granting:
             pair = pair.with_digests()
         refused = misfit(handoff, source, destination, pair)
         if isinstance(refused, Misfit):
-            refuse = self._ledger.dismiss if refused.of_demand else self._ledger.stop
-            return refuse(handoff, refused.failure, now_s)
+            if refused.of_demand:
+                return self._ledger.dismiss(handoff, refused.failure, now_s)
+            return self._ledger.stop(handoff.parent or handoff, refused.failure, now_s)
+        if handoff.parent is not None and not handoff.parent.deliveries.has_place:
+            return []
         size_bytes = destination.state_bytes(
             handoff.demand.held_tokens, handoff.publication.position_tokens
         )

@@ -26,7 +26,10 @@ class Limits:
     pool are found out before a request needs them. What one tenant may hold of live handoffs,
     remembered ends and engines is bounded by ``tenant_max_...`` as well; None: only by the bound of
     all tenants. ``max_bytes`` are those of ids, metadata, layouts, plans and messages on their way;
-    remembered ends are bounded by number.
+    remembered ends are bounded by number. What engines hold of prefixes takes
+    ``max_holdings_bytes`` beside that, of which a tenant has ``tenant_max_holdings_bytes`` at most;
+    None: whatever others leave. An engine that is offered a demand for what it holds answers within
+    ``offer_s``, or it goes to the next.
     """
 
     lease_s: float = 30.0
@@ -45,13 +48,16 @@ class Limits:
     max_engines: int = 10_000
     max_pairs: int = 1024
     max_bytes: int = 4 << 30
+    max_holdings_bytes: int = 1 << 30
     tenant_max_live: int | None = None
     tenant_max_ended: int | None = None
     tenant_max_engines: int | None = None
     tenant_max_bytes: int | None = None
+    tenant_max_holdings_bytes: int | None = None
     probe_bytes: int = 32 << 20
     probe_s: float = 2.0
     probe_again_s: float = 60.0
     pairs_ahead: int = 16
     examine_bytes: int = 1 << 20
     examine_s: float = 40.0
+    offer_s: float = 2.0

@@ -10,7 +10,8 @@ from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.digests import not_compared, not_hashed
 from restow.broker.core.handoffs.grant import execute, unreadable
 from restow.broker.core.handoffs.lease import unpublished_until_s
-from restow.broker.core.ledger.ledger import Ledger, check_handoff_id
+from restow.broker.core.ledger.ledger import Ledger
+from restow.broker.core.ledger.table import check_handoff_id
 from restow.broker.core.probing.costs import Probing
 from restow.broker.core.probing.examining import Examining
 

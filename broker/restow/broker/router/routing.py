@@ -25,7 +25,8 @@ from restow.broker.router.bodies import (
     needs_whole_prompt,
     prefill_body,
 )
-from restow.broker.router.engines import Engine, Engines
+from restow.broker.router.engines import NOBODY, Engine, Engines, Held
+from restow.broker.router.finding import Finding
 
 ATTEMPTS = 3
 """How often a request is tried, with other engines each time where there are any."""
@@ -36,9 +37,16 @@ P_REFUSED = "PUBLICATION_REFUSED"
 class Routing:
     """Hands requests over to engines. Belongs to one event loop."""
 
-    def __init__(self, http: ClientSession, prefill: Engines, decode: Engines) -> None:
-        """Ask the engines of both sides through ``http``."""
+    def __init__(
+        self, http: ClientSession, prefill: Engines, decode: Engines, finding: Finding | None
+    ) -> None:
+        """Ask the engines of both sides through ``http``.
+
+        Of several those that hold the prompt already, as ``finding`` finds them; None: it does not
+        matter.
+        """
         self._http, self._prefill, self._decode = http, prefill, decode
+        self._finding = finding
         self._log = get_logger("restow.router")
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -60,12 +68,15 @@ class Routing:
         sent = headers.to_engine(request.headers)
         request_id = sent[headers.REQUEST_ID]
         tried: set[Engine] = set()
+        held = NOBODY
+        if self._finding is not None and body is not None:
+            held = await self._finding.holders(request.path, body, sent)
         for attempt in range(1, ATTEMPTS + 1):
-            d = self._decode.choose(tried)
+            d = self._decode.choose(tried, held)
             tried.add(d)
             with d.busy():
                 try:
-                    one = await self._begun(request.path, body, sent, d, tried)
+                    one = await self._begun(request.path, body, sent, d, tried, held)
                 except RefusedError as error:
                     return error.answer
                 except EngineFailedError as error:
@@ -85,10 +96,16 @@ class Routing:
         return failure.answer()
 
     async def _begun(
-        self, path: str, body: Body | None, sent: Mapping[str, str], d: Engine, tried: set[Engine]
+        self,
+        path: str,
+        body: Body | None,
+        sent: Mapping[str, str],
+        d: Engine,
+        tried: set[Engine],
+        held: Held,
     ) -> Begun:
         if body is not None and not needs_whole_prompt(body):
-            p = self._prefill.choose(tried)
+            p = self._prefill.choose(tried, held)
             tried.add(p)
             with p.busy():
                 return await self._handed_over(path, body, sent, p, d)

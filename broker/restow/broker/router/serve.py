@@ -12,6 +12,7 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 from restow.broker.router.answers import error_answer
 from restow.broker.router.bodies import ONE_TOKEN
 from restow.broker.router.engines import Engines
+from restow.broker.router.finding import Finding, FindSettings
 from restow.broker.router.health import Health
 from restow.broker.router.routing import Routing
 
@@ -28,12 +29,17 @@ class RouterSettings:
     """How the router works."""
 
     prefill: Sequence[str]
+    """Addresses, each as ``URL`` or ``ID=URL`` with the engine's id at the broker."""
     decode: Sequence[str]
     aside_s: float = 5.0
     """How long an engine that failed is left alone."""
     look_s: float = 2.0
     """How often engines are asked how they are."""
     max_body_bytes: int = 64 << 20
+    find: FindSettings | None = None
+    """How the broker is asked who holds a prompt; None: it is not."""
+    busy_tokens: int = 1000
+    """How many tokens held outweigh one request more under way."""
 
 
 async def router_app(settings: RouterSettings) -> web.Application:
@@ -42,9 +48,14 @@ async def router_app(settings: RouterSettings) -> web.Application:
         timeout=ClientTimeout(total=None, sock_connect=CONNECT_S),
         connector=TCPConnector(limit=0, keepalive_timeout=IDLE_S),
     )
-    prefill = Engines(settings.prefill, settings.aside_s)
-    decode = Engines(settings.decode, settings.aside_s)
-    routing = Routing(http, prefill, decode)
+    prefill, decode = (
+        Engines(side, settings.aside_s, settings.busy_tokens)
+        for side in (settings.prefill, settings.decode)
+    )
+    finding = None
+    if settings.find is not None:
+        finding = Finding(http, settings.find, prefill, decode)
+    routing = Routing(http, prefill, decode, finding)
     health = Health(http, prefill, decode, settings.look_s)
     app = web.Application(
         client_max_size=settings.max_body_bytes,
@@ -60,6 +71,8 @@ async def router_app(settings: RouterSettings) -> web.Application:
         yield
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+        if finding is not None:
+            await finding.close()
         await http.close()
 
     app.cleanup_ctx.append(life)

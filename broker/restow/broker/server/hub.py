@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import secrets
 import time
 from collections.abc import Callable
@@ -27,12 +26,10 @@ from restow.broker.server.expected import Expected
 from restow.broker.server.log_lines import tell_agent, tell_engine, tell_failures
 from restow.broker.server.outbox import AgentOutbox, EngineOutbox
 from restow.broker.server.planning import Planner, plan_pair
+from restow.broker.server.waiting_calls import WaitingCalls
 from restow.broker.words import member
-from restow.v1 import broker_pb2
 
 TICK_S = 0.02
-
-Ended = broker_pb2.Ended
 
 
 class Hub:
@@ -56,7 +53,7 @@ class Hub:
         first_us = secrets.randbits(49)
         self.strategy = member(Strategy, strategy, "strategy")
         measures = self.strategy is Strategy.AUTO and costs is None
-        self.directory = Directory(limits, first_us, measures, digests)
+        self.directory = Directory(limits, first_us, measures, digests, secrets.token_bytes(32))
         self.directory.ledger.fresh_failures = []
         self.costs = costs or CostModel()
         self.measures = measures
@@ -69,8 +66,7 @@ class Hub:
         """The log of what peers bring about."""
         self.engines: dict[act.EngineKey, EngineOutbox] = {}
         self.agents: dict[act.AgentKey, AgentOutbox] = {}
-        self._waiting: dict[tuple[act.EngineKey, str], list[asyncio.Future[Ended]]] = {}
-        self._calls = 0
+        self.waiting = WaitingCalls()
         self._examined: dict[int, asyncio.Future[act.TellExamined]] = {}
         self.expected = Expected(self.directory.members, self.said)
         self.planner = Planner()
@@ -87,6 +83,10 @@ class Hub:
             act.SendPeer: self._send_peer,
             act.SendProbe: self._send_probe,
             act.TellEnded: self._tell_ended,
+            act.TellHoldings: self._tell,
+            act.TellDrain: self._tell,
+            act.SendOffer: self._send_offer,
+            act.SendKeep: self._send_keep,
             act.TellExamined: self._tell_examined,
             act.MakePlan: self._make_plan,
             act.CloseSession: self._close_session,
@@ -113,6 +113,8 @@ class Hub:
         ledger = self.directory.ledger
         ledger.statistics.refuse(error.reason)
         known = ledger.look_up(engine, handoff_id)
+        if known is not None and engine is not known.source:
+            known = ledger.part_of(known, engine)
         # Those who have no part in it can't write into it.
         if known is not None and engine in (known.source, known.destination):
             name, words = engine.key.engine_id, cut(error.message)
@@ -138,8 +140,7 @@ class Hub:
             engine_outbox.close()
         for agent_outbox in self.agents.values():
             agent_outbox.close()
-        for future in itertools.chain(*list(self._waiting.values())):
-            future.cancel()
+        self.waiting.close()
         for examined in self._examined.values():
             examined.cancel()
 
@@ -152,27 +153,6 @@ class Hub:
             self.loop_lag.add(max(now_s - due_s, 0.0))
             self.perform(self.directory.tick(now_s))
             self.said.tick(now_s)
-
-    def wait_for_end(
-        self, engine: act.EngineKey, handoff_id: str
-    ) -> tuple[int, asyncio.Future[Ended]]:
-        """A number for a demand outside of a session, and its end as told to that engine.
-
-        The numbers are negative: those of sessions' messages are not.
-        """
-        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self._calls -= 1
-        key = (engine, handoff_id)
-        self._waiting.setdefault(key, []).append(future)
-        future.add_done_callback(lambda _: self._wait_no_longer(key, future))
-        return self._calls, future
-
-    def _wait_no_longer(
-        self, key: tuple[act.EngineKey, str], future: asyncio.Future[Ended]
-    ) -> None:
-        self._waiting[key].remove(future)
-        if not self._waiting[key]:
-            del self._waiting[key]
 
     async def examine(self, source: act.EngineKey, destination: act.EngineKey) -> act.TellExamined:
         """Have D's agent read from P's once. Raises `EngineUnknownError`, and as
@@ -196,20 +176,30 @@ class Hub:
 
     def _tell_ended(self, action: act.TellEnded) -> None:
         if action.demand:
-            self._tell_calls(action)
+            self.waiting.tell(action)
         if action.demand < 0:
             return
         outbox = self.engines.get(action.engine)
         if outbox is not None:
             orders.fill_ended(outbox.open().events.add().ended, action)
 
-    def _tell_calls(self, action: act.TellEnded) -> None:
-        """A demand that was refused waits no longer: whatever waits said the same demand."""
-        for future in self._waiting.get((action.engine, action.handoff_id), ()):
-            if not future.done():
-                ended = broker_pb2.Ended()
-                orders.fill_ended(ended, action)
-                future.set_result(ended)
+    def _send_offer(self, action: act.SendOffer) -> None:
+        """An engine that reads slowly must not lose its stream for what others ask of it."""
+        outbox = self.engines.get(action.engine)
+        if outbox is None or outbox.has_room(action.prefix.size_bytes):
+            return self._tell(action)
+        offering, engine = self.directory.offering, self.directory.members.engines[action.engine]
+        words = "its stream has no room for it"
+        self.perform(offering.decline(engine, action.handoff_id, words, self.now_s()))
+
+    def _send_keep(self, action: act.SendKeep) -> None:
+        outbox = self.engines.get(action.engine)
+        if outbox is not None and outbox.has_room(action.prefix.size_bytes):
+            self._tell(action)
+
+    def _tell(self, action: Any) -> None:
+        if (outbox := self.engines.get(action.engine)) is not None:
+            orders.TELL[type(action)](outbox, action)
 
     def _send(self, action: Any) -> None:
         if (outbox := self.agents.get(action.agent)) is not None:
@@ -232,11 +222,7 @@ class Hub:
         tell_engine(self.said, "engine gone", action.engine, why=action.error.message)
         if outbox is not None:
             outbox.close(action.error)
-        # A handoff that ended, but not yet for this engine, never will: nobody is left to be told.
-        calls = [calls for (engine, _), calls in self._waiting.items() if engine == action.engine]
-        for future in itertools.chain(*calls):
-            if not future.done():
-                future.set_exception(action.error)
+        self.waiting.fail(action.engine, action.error)
 
     def _close_agent(self, action: act.CloseAgent) -> None:
         outbox = self.agents.pop(action.agent, None)

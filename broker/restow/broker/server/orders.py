@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from restow.broker.core import actions as act
 from restow.broker.core.engines.agent import AgentRecord
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.rpc import wire_program
-from restow.broker.server.outbox import AgentOutbox
+from restow.broker.server.outbox import AgentOutbox, EngineOutbox
 from restow.v1 import agent_link_pb2 as link
 from restow.v1 import broker_pb2
 
@@ -32,6 +33,29 @@ def fill_ended(ended: broker_pb2.Ended, action: act.TellEnded) -> None:
     ended.bytes = action.bytes
     ended.transfer_us = action.transfer_us
     ended.demand = action.demand
+    ended.delivered = action.delivered
+
+
+def _fill_prefix(filled: broker_pb2.Prefix, prefix: NamedPrefix) -> None:
+    filled.form.algorithm, filled.form.quantum_tokens, filled.form.hash_bytes = prefix.form
+    filled.salt = prefix.salt
+    filled.hashes = prefix.hashes
+    filled.end_hash = prefix.end_hash
+
+
+def _write_offer(outbox: EngineOutbox, action: act.SendOffer) -> None:
+    offer = outbox.open(action.prefix.size_bytes).events.add().offer
+    offer.handoff_id = action.handoff_id
+    _fill_prefix(offer.prefix, action.prefix)
+    offer.position_tokens = action.prefix.position_tokens
+    offer.content = action.prefix.content
+    offer.within_ms = int(action.within_s * 1000)
+
+
+def _write_keep(outbox: EngineOutbox, action: act.SendKeep) -> None:
+    keep = outbox.open(action.prefix.size_bytes).events.add().keep
+    _fill_prefix(keep.prefix, action.prefix)
+    keep.position_tokens = action.prefix.position_tokens
 
 
 def _fill_blocks(lists: _BlockLists, blocks: tuple[act.GroupIds, ...]) -> None:
@@ -125,6 +149,21 @@ def _write_unfence(outbox: AgentOutbox, action: act.SendUnfence) -> None:
     outbox.open(len(action.handoff_id)).orders.add().unfence.handoff_id = action.handoff_id
 
 
+def _write_tell_holdings(outbox: EngineOutbox, action: act.TellHoldings) -> None:
+    outbox.open().events.add().tell_holdings.SetInParent()
+
+
+def _write_drain(outbox: EngineOutbox, action: act.TellDrain) -> None:
+    outbox.open().events.add().drain.SetInParent()
+
+
+TELL: dict[type, Callable[[EngineOutbox, Any], None]] = {
+    act.TellHoldings: _write_tell_holdings,
+    act.TellDrain: _write_drain,
+    act.SendOffer: _write_offer,
+    act.SendKeep: _write_keep,
+}
+"""Events for engines that need nothing but their action."""
 WRITE: dict[type, Callable[[AgentOutbox, Any], None]] = {
     act.SendProgram: _write_program,
     act.SendForget: _write_forget,

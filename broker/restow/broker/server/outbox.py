@@ -21,6 +21,7 @@ Batch = TypeVar("Batch")
 MAX_BATCH = 512
 MAX_BATCH_BYTES = 16 << 20
 MAX_QUEUE_BYTES = 256 << 20
+LAGS_AT, LAGS_BYTES = 4096, 32 << 20
 COPIES = 3
 """Of a batch that is being sent: as messages, as bytes, and as gRPC's own."""
 AGENT_FREE_BYTES = 64 << 10
@@ -146,6 +147,19 @@ class Outbox(Generic[Batch]):
     def closed(self) -> bool:
         """Whether the stream ends, though whoever reads it may not have heard of it yet."""
         return self._closed
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a message may be added that others can do without, and the stream be safe."""
+        if self.waiting > LAGS_AT or self._bytes_in_full + self._bytes_in_last > LAGS_BYTES:
+            return False
+        carried_bytes = self._carried_bytes + MESSAGE_BYTES + COPIES * size_bytes
+        if self._account is None or carried_bytes <= self._free_bytes:
+            return True
+        try:
+            self._account.check(carried_bytes - max(self._carried_bytes, self._free_bytes))
+        except (QuotaExceededError, DirectoryFullError):
+            return False
+        return True
 
     @property
     def waiting(self) -> int:

@@ -45,6 +45,7 @@ class BrokerSettings(BaseSettings):
     timeout_s: Seconds = LIMITS.timeout_s
     grant_s: Seconds = LIMITS.grant_s
     settle_grace_s: Seconds = LIMITS.settle_grace_s
+    offer_s: Seconds = LIMITS.offer_s
     engine_idle_s: Seconds = LIMITS.engine_idle_s
     """How long an engine is remembered that is gone."""
     drain_s: Annotated[float, Field(ge=0, le=600)] = 10.0
@@ -59,6 +60,8 @@ class BrokerSettings(BaseSettings):
     tenant_max_ended: Count | None = None
     tenant_max_engines: Count | None = None
     tenant_max_bytes: Count | None = None
+    max_holdings_bytes: Count = LIMITS.max_holdings_bytes
+    tenant_max_holdings_bytes: Count | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     client_ca: Path | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from restow.agents.engines.common.groups import BlockLists
 from restow.agents.engines.common.handoff_ends import HandoffEnd, HandoffEnds
-from restow.broker.client import BlockingDelivery, BlockingSession
+from restow.broker.client import BlockingDelivery, BlockingSession, Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class _Wait:
     position_tokens: int
     timeout_ms: int
     trace_parent: str
+    prefix: Prefix | None
+    readers: int
 
 
 @dataclass(slots=True)
@@ -38,10 +40,17 @@ class DecodeSide:
         position_tokens: int,
         timeout_ms: int = 0,
         trace_parent: str = "",
+        prefix: Prefix | None = None,
+        readers: int = 0,
     ) -> None:
-        """A request came in whose state another engine has, or will have."""
+        """A request came in whose state another engine has, or will have.
+
+        ``prefix``: whichever engine that is; the broker hears of it when the state is asked for.
+        ``readers``: for how many D's the handoff is, where a router said so.
+        """
         timeout_ms = timeout_ms or self.timeout_ms
-        self._waits[request_id] = _Wait(handoff_id, position_tokens, timeout_ms, trace_parent)
+        wait = _Wait(handoff_id, position_tokens, timeout_ms, trace_parent, prefix, readers)
+        self._waits[request_id] = wait
 
     def loadable_tokens(self, request_id: str, computed_tokens: int) -> int:
         """How many tokens beyond those computed here can be loaded. Changes nothing."""
@@ -65,10 +74,12 @@ class DecodeSide:
             wait.handoff_id,
             blocks,
             held_tokens=wait.position_tokens - external_tokens,
-            position_tokens=wait.position_tokens,
+            position_tokens=0 if wait.prefix else wait.position_tokens,
             timeout_ms=wait.timeout_ms,
             trace_parent=wait.trace_parent,
-            content=content,
+            content=b"" if wait.prefix else content,
+            prefix=wait.prefix,
+            readers=wait.readers,
         )
         self._loading[request_id] = delivery
         self._ends.watch(
@@ -78,8 +89,8 @@ class DecodeSide:
     def do_without(self, request_id: str, why: str) -> None:
         """D computes the prompt itself, or needs it no more: P's pages are free at once."""
         wait = self._waits.pop(request_id, None)
-        if wait is not None:
-            self.session.decline(wait.handoff_id, why)
+        if wait is not None and wait.prefix is None:
+            self.session.decline(wait.handoff_id, why, readers=wait.readers)
 
     def finish(self, request_id: str) -> None:
         """The request has ended, however."""

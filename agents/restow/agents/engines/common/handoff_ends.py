@@ -55,6 +55,11 @@ class HandoffEnds:
         """Nothing has ended."""
         self._queue: SimpleQueue[HandoffEnd] = SimpleQueue()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has ended since the last `take`. Any thread may ask."""
+        return self._queue.empty()
+
     def watch(
         self,
         request_id: str,

@@ -20,6 +20,8 @@ class PrefillSide:
     _ends: HandoffEnds = field(default_factory=HandoffEnds)
     _handoffs: dict[str, Sequence[str]] = field(default_factory=dict)
     """By request: the handoffs that its prompt is computed for."""
+    _readers: dict[str, int] = field(default_factory=dict)
+    """By request: for how many D's each of these is, where a router said so."""
     _unfenced: dict[str, int] = field(default_factory=dict)
     """By request: tokens of its prompt, which is not yet computed."""
     _held: dict[str, int] = field(default_factory=dict)
@@ -33,9 +35,12 @@ class PrefillSide:
         handoff_ids: Sequence[str],
         prompt_tokens: int,
         trace_parent: str = "",
+        readers: int = 0,
     ) -> None:
         """A prompt came in. D may know of it from now on, and learns if it is given up."""
         self._handoffs[request_id] = handoff_ids
+        if readers:
+            self._readers[request_id] = readers
         self._unfenced[request_id] = prompt_tokens
         for handoff_id in handoff_ids:
             self.session.publish(
@@ -46,6 +51,7 @@ class PrefillSide:
                 lease_ms=self.lease_ms,
                 hold_ms=self.hold_ms,
                 trace_parent=trace_parent,
+                readers=readers,
             )
 
     def completed(self, progress: Iterable[tuple[str, int]]) -> list[str]:
@@ -67,7 +73,7 @@ class PrefillSide:
         self, request_id: str, blocks: BlockLists, position_tokens: int, content: bytes
     ) -> None:
         """The prompt is computed. Its pages are held until `sent` names it."""
-        handoff_ids = self._pop(request_id)
+        readers, handoff_ids = self._readers.get(request_id, 0), self._pop(request_id)
         self._held[request_id] = len(handoff_ids)
         self._held_blocks[request_id] = sum(len(ids) for ids in blocks.values())
         for handoff_id in handoff_ids:
@@ -78,6 +84,7 @@ class PrefillSide:
                 lease_ms=self.lease_ms,
                 hold_ms=self.hold_ms,
                 content=content,
+                readers=readers,
             )
             self._ends.watch(request_id, handoff_id, future)
 
@@ -105,4 +112,5 @@ class PrefillSide:
 
     def _pop(self, request_id: str) -> Sequence[str]:
         self._unfenced.pop(request_id, None)
+        self._readers.pop(request_id, None)
         return self._handoffs.pop(request_id)

@@ -27,13 +27,14 @@ from vllm.v1.request import RequestStatus
 from restow.agents.engines.vllm.engine_checks import (
     check_engine,
     check_groups,
+    check_prefix,
     check_windows,
     has_windows,
     keeps_blocks,
 )
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
 from restow.agents.engines.vllm.model_revision import weights_revision
-from restow.agents.engines.vllm.scheduler.broker_session import registered
+from restow.agents.engines.vllm.scheduler.begin import begun
 from restow.agents.engines.vllm.scheduler.metrics import RestowPromMetrics, RestowStats
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
@@ -45,7 +46,6 @@ from restow.agents.engines.vllm.worker.rank_layout import rank_layout
 from restow.agents.engines.vllm.worker.said_caches import rank_model
 from restow.agents.engines.vllm.worker.worker_side import WorkerSide
 from restow.agents.engines.vllm.worker_step import WorkerStep
-from restow.broker.client import BlockingSession
 from restow.broker.families import ConvLayout, EngineSettings, ModelSpec
 from restow.broker.layout import Layout, RankLayout
 from restow.broker.logs import get_logger, log_as
@@ -90,10 +90,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         log_as("vllm")
         self._log = get_logger("restow.vllm").bind(engine=transfer.engine_id)
         self._settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
-        self._engine_id, self._incarnation = transfer.engine_id, vllm_config.instance_id
         check_engine(vllm_config)
         check_groups(kv_cache_config)
         check_windows(vllm_config, kv_cache_config)
+        check_prefix(vllm_config, self._settings)
         text = vllm_config.model_config.hf_text_config
         self._name: str = text.model_type
         hf_config = text.to_dict()
@@ -101,7 +101,6 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._known = caches.known_model(hf_config, kv_cache_config)
         self._handshake: RankHandshake | None = None
         self._worker: WorkerSide | None = None
-        self._session: BlockingSession | None = None
         self._scheduler: SchedulerSide | None = None
         if vllm.__version__ not in TESTED_VERSIONS and role is KVConnectorRole.SCHEDULER:
             self._log.warning(
@@ -169,7 +168,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         model = rank_model(self._name, self._known, found, config, settings.conv_layout)
         laid = [one.cache for one in found]
         regions = rank_layout(model, settings, rank, laid)
-        self._worker = WorkerSide(self._engine_id, self._incarnation, regions, laid, self._settings)
+        self._worker = WorkerSide(
+            config.kv_transfer_config.engine_id, config.instance_id, regions, laid, self._settings
+        )
         self._handshake = RankHandshake(regions.layout, model)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -210,37 +211,23 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         """Register the engine with the broker, now that all ranks are known, and wait for that.
 
-        Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
+        Raises `SettingsError`, `BrokerUnreachableError`, and `BrokerCallError` with its reason.
         """
         ranks = sorted(metadata.values(), key=lambda one: one.layout.rank)
+        revision = weights_revision(self._vllm_config, self._settings.model_revision)
+        self._settings.check_weights(revision)
         model = replace(
             joined_model([one.model for one in ranks]),
-            revision=weights_revision(self._vllm_config, self._settings.model_revision),
+            revision=revision,
             quantisation=self._vllm_config.model_config.quantization or "",
         )
         layout = Layout(model.model(), tuple(one.layout for one in ranks))
         if self._known is None:
             self._log.info("no family knows this type: vLLM's specs are served", type=model.name)
-        transfer = self._vllm_config.kv_transfer_config
-        session = registered(
-            self._engine_id,
-            self._incarnation,
-            layout,
-            transfer.kv_role,
-            self._settings,
-            self._log,
-        )
-        self._session = session
-        self._scheduler = SchedulerSide(
-            self._engine_id,
-            self._incarnation,
-            transfer.kv_role,
-            caches.groups_of(
-                group_windows(layout), self._kv_cache_config, keeps_blocks(self._vllm_config)
-            ),
-            self._vllm_config.num_prefill_lookahead_tokens,
-            session,
-            self._settings,
+        config, caches_config = self._vllm_config, self._kv_cache_config
+        groups = caches.groups_of(group_windows(layout), caches_config, keeps_blocks(config))
+        self._scheduler = begun(
+            config, self._settings, layout, caches_config, groups, self._kv_cache_manager
         )
 
     def on_new_request(self, request: Request) -> None:
@@ -250,9 +237,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how much of the prompt another engine has, or will have."""
+        """Return how much of the prompt another engine has, or will have. None: ask again."""
         count = self._side().loadable_tokens(request, num_computed_tokens)
-        return count, count > 0
+        return count, bool(count)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -262,6 +249,10 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if side.decides(request.request_id):
             ids = self._kv_cache_config.select_transfer_block_ids(blocks.get_block_ids())
             side.allocated(request, ids, num_external_tokens)
+
+    def has_pending_push_work(self) -> bool:
+        """Return whether somebody waits for a step, though no request runs."""
+        return self._scheduler is not None and self._scheduler.pending
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """Return what workers do in this step."""
@@ -289,9 +280,9 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Leave the broker."""
         if self._worker is not None:
             self._worker.close()
-        if self._session is not None:
-            self._session.close()
-        self._worker = self._session = None
+        if self._scheduler is not None:
+            self._scheduler.close()
+        self._worker = None
 
     # -- inside ------------------------------------------------------------------------------------
 

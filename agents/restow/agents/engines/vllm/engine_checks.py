@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from restow.agents.engines.vllm.errors import EngineUnsupportedError
+from restow.agents.engines.vllm.settings import ConnectorSettings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,8 +27,27 @@ _OTHER = (CrossAttentionSpec, EncoderOnlyAttentionSpec, SlidingWindowMLASpec)
 
 def keeps_blocks(config: VllmConfig) -> bool:
     """Return whether full blocks of states that arrive may serve other prompts that begin alike."""
-    takes_states: bool = config.kv_transfer_config.is_kv_consumer
+    transfer = config.kv_transfer_config
+    settings = ConnectorSettings.of(transfer.kv_connector_extra_config)
+    takes_states: bool = transfer.is_kv_consumer or settings.finds
     return takes_states and bool(config.cache_config.enable_prefix_caching)
+
+
+def check_prefix(config: VllmConfig, settings: ConnectorSettings) -> None:
+    """Refuse prefixes where a miss would be an error, or nothing is kept.
+
+    Raises `EngineUnsupportedError`.
+    """
+    if settings.finds and config.kv_transfer_config.kv_load_failure_policy != "recompute":
+        raise EngineUnsupportedError(
+            f"prefix is {settings.prefix}, and kv_load_failure_policy is not recompute: what "
+            "another engine holds may be gone when it is asked for, and the request would fail"
+        )
+    if settings.tells and not config.cache_config.enable_prefix_caching:
+        raise EngineUnsupportedError(
+            f"prefix is {settings.prefix}, and prefix caching is off: start with "
+            "--enable-prefix-caching, or with prefix: find"
+        )
 
 
 def check_engine(config: VllmConfig) -> None:

@@ -17,6 +17,9 @@ HANDOFF_ID = "handoff_id"
 TIMEOUT_MS = "timeout_ms"
 CHOICES = "choices"
 MAX_CHOICES = 1024
+READERS = "readers"
+MAX_READERS = 64
+"""Of one publication, as brokers take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class HandoffParameters:
     """How long D waits for this state; 0: as long as its engine commonly waits."""
     choices: int = 1
     """How many answers D gives to P's prompt: each reads P's state as a handoff of its own."""
+    readers: int = 0
+    """How many D's are to have the state, as the router told both sides; 0: one, and no other."""
 
     def handoff_ids(self, index: AnswerIndex) -> list[str]:
         """Return the handoffs of the request with that index."""
@@ -68,7 +73,7 @@ class HandoffParameters:
 
     def answer(self, engine_id: str, request_id: str, position_tokens: int) -> dict[str, Any]:
         """Return what P answers with, for the router to hand on to D."""
-        return {
+        said: dict[str, Any] = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
             HANDOFF_ID: self.handoff_id,
@@ -76,6 +81,7 @@ class HandoffParameters:
             "remote_request_id": request_id,
             "remote_num_tokens": position_tokens,
         }
+        return said | {READERS: self.readers} if self.readers else said
 
 
 def parameters_of(
@@ -98,20 +104,26 @@ def parameters_of(
     choices = params.get(CHOICES, 1)
     if isinstance(choices, bool) or not isinstance(choices, int) or not 0 < choices <= MAX_CHOICES:
         raise ParametersError(f"choices is {choices!r}; it must be from 1 to {MAX_CHOICES}")
+    readers = params.get(READERS, 0)
+    if isinstance(readers, bool) or not isinstance(readers, int) or not 0 <= readers <= MAX_READERS:
+        raise ParametersError(f"readers is {readers!r}; it must be from 0 to {MAX_READERS}")
+    prefill = HandoffParameters(
+        HandoffSide.PREFILL, handoff_id or default_id, choices=choices, readers=readers
+    )
     if params.get("do_remote_decode"):
         if handoff_id is None and index.prompt:
             raise ParametersError(
                 "a list of prompts without handoff_id: P's answer has room for one id of its own; "
                 "have the router give one, or ask for each prompt by itself"
             )
-        return HandoffParameters(HandoffSide.PREFILL, handoff_id or default_id, choices=choices)
+        return prefill
     if params.get("do_remote_prefill"):
         if handoff_id is None:
             raise ParametersError(
                 "do_remote_prefill without handoff_id: the parameters are not those that a P with "
                 "this connector answered with"
             )
-        return HandoffParameters(HandoffSide.DECODE, handoff_id, timeout_ms)
+        return HandoffParameters(HandoffSide.DECODE, handoff_id, timeout_ms, readers=readers)
     if handoff_id is None:
         return None
     if kv_role == "kv_both":
@@ -120,5 +132,5 @@ def parameters_of(
             "do_remote_decode or do_remote_prefill"
         )
     if kv_role == "kv_producer":
-        return HandoffParameters(HandoffSide.PREFILL, handoff_id, choices=choices)
-    return HandoffParameters(HandoffSide.DECODE, handoff_id, timeout_ms)
+        return prefill
+    return HandoffParameters(HandoffSide.DECODE, handoff_id, timeout_ms, readers=readers)

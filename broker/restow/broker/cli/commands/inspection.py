@@ -96,6 +96,19 @@ def agents(engine: EngineArgument = "", *, connection: TenantConnection, output:
 
 
 @connects
+def holdings(engine: EngineArgument = "", *, connection: TenantConnection, output: Output) -> None:
+    """What engines say that they hold of prefixes, by group, and the room that it takes."""
+    from restow.broker.cli.handoff_ids import say_hidden
+    from restow.broker.cli.views.prefix_views import holdings_json, show_holdings
+
+    with connection.client() as client:
+        value = holdings_json(client.holdings(), engine)
+        show = partial(show_holdings, tenants=connection.all_tenants)
+        output.answer(value, show, _names("engines", "engine_id"))
+        say_hidden(client, output)
+
+
+@connects
 def costs(*, connection: Connection, output: Output) -> None:
     """What reading and copying costs between hosts, by which ways of travelling are chosen."""
     from restow.broker.cli.views import admin_json, admin_tables

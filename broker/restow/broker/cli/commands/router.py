@@ -7,21 +7,25 @@ from typing import Annotated
 import typer
 
 from restow.broker.addresses import host_and_port
+from restow.broker.cli.connection import Connection, connects
 from restow.broker.cli.options import LogFormatOption
 from restow.broker.errors import ExtraMissingError
 
 ROUTER_PORT = 8000
 
 
+@connects
 def router(
     prefill: Annotated[
         list[str],
-        typer.Option("--prefill", metavar="URL", help="A prefill engine; once for each."),
+        typer.Option("--prefill", metavar="[ID=]URL", help="A prefill engine; once for each."),
     ],
     decode: Annotated[
         list[str],
-        typer.Option("--decode", metavar="URL", help="A decode engine; once for each."),
+        typer.Option("--decode", metavar="[ID=]URL", help="A decode engine; once for each."),
     ],
+    *,
+    connection: Connection,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen.")
     ] = f"127.0.0.1:{ROUTER_PORT}",
@@ -31,14 +35,30 @@ def router(
     max_body_mb: Annotated[
         int, typer.Option(min=1, help="The largest request that is taken, in MiB.")
     ] = 64,
+    find_ms: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            help="Ask the broker who holds most of each prompt, and wait for so long: for its "
+            "token ids, and for the broker. For engines that are named by their ids. 0: do not.",
+        ),
+    ] = 0,
+    busy_tokens: Annotated[
+        int,
+        typer.Option(min=0, help="How many tokens held outweigh one request more under way."),
+    ] = 1000,
     log_format: LogFormatOption = "console",
 ) -> None:
     """Send each prompt to a prefill and a decode engine, under a handoff id of its own.
 
     Serves /v1/completions, /v1/chat/completions, /v1/responses, /v1/models and /health until
-    SIGTERM or SIGINT. Keys and traces in headers go on to the engines. Asks no broker.
+    SIGTERM or SIGINT. Keys and traces in headers go on to the engines. Asks no broker, unless
+    --find-ms says so.
     """
     try:
+        from restow.broker.router.engines import Engine, is_url
+        from restow.broker.router.finding import FindSettings
         from restow.broker.router.serve import RouterSettings, serve_router
     except ModuleNotFoundError as error:
         raise ExtraMissingError(
@@ -47,11 +67,27 @@ def router(
             module=error.name,
         ) from None
     host, port = host_and_port(listen, ROUTER_PORT)
-    for url in (*prefill, *decode):
-        if not url.startswith(("http://", "https://")):
-            raise typer.BadParameter(f"{url} is no http:// or https:// URL", param_hint="URL")
+    engines = [Engine.named(words) for words in (*prefill, *decode)]
+    for one in engines:
+        if not is_url(one.base):
+            raise typer.BadParameter(
+                f"{one.base} is no http:// or https:// URL", param_hint="[ID=]URL"
+            )
+    if find_ms and not any(one.engine_id for one in engines):
+        raise typer.BadParameter(
+            "no engine is named by its id (ID=URL), so that none could be found",
+            param_hint="--find-ms",
+        )
     from restow.broker.stderr import logging_to_stderr
 
-    settings = RouterSettings(prefill, decode, aside_s, max_body_bytes=max_body_mb << 20)
+    find = FindSettings(find_ms / 1000, connection.broker, connection.credentials())
+    settings = RouterSettings(
+        prefill,
+        decode,
+        aside_s,
+        max_body_bytes=max_body_mb << 20,
+        find=find if find_ms else None,
+        busy_tokens=busy_tokens,
+    )
     with logging_to_stderr(log_format == "json"):
         serve_router(settings, host, port)

@@ -100,6 +100,13 @@ def serve(
             "read in quarantine. Default: 7."
         ),
     ] = None,
+    offer_s: Annotated[
+        float | None,
+        typer.Option(
+            help="How long an engine has to answer an offer, before it goes to the next. "
+            "Default: 2."
+        ),
+    ] = None,
     engine_idle_s: Annotated[
         float | None,
         typer.Option(
@@ -148,6 +155,17 @@ def serve(
     tenant_max_bytes: Annotated[
         int | None,
         typer.Option(help="Bytes kept for one tenant, as of --max-bytes. Default: those of all."),
+    ] = None,
+    max_holdings_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of what engines say that they hold of prefixes, about 90 for each hash. "
+            "Default: 1073741824."
+        ),
+    ] = None,
+    tenant_max_holdings_bytes: Annotated[
+        int | None,
+        typer.Option(help="Those of one tenant: it forgets its oldest. Default: those of all."),
     ] = None,
     tls_cert: Annotated[
         Path | None,

@@ -71,16 +71,20 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
     """
     from restow.broker.cli.handoff_ids import hidden
     from restow.broker.cli.views import admin_json
+    from restow.broker.cli.views.prefix_views import holdings_json
     from restow.broker.cli.views.top.tables import Look
 
     answer = client.status(traffic=True)
     status = admin_json.status_json(answer, client.address)
     engines = admin_json.engines_json(client.engines())["engines"]
     handoffs = admin_json.handoffs_json(client.handoffs(limit=LISTED))["handoffs"]
+    holdings = holdings_json(client.holdings())["engines"]
     if all_tenants:
         for one in handoffs:
             for side in ("source_engine", "destination_engine"):
                 one[side] = one[side] and f"{one['tenant']}/{one[side]}"
+        for one in holdings:
+            one["engine_id"] = f"{one['tenant']}/{one['engine_id']}"
     return Look(
         time.monotonic(),
         shown_values(status),
@@ -89,4 +93,5 @@ def look_at(client: AdminClient, all_tenants: bool = False) -> Look:
         hidden(client),
         shown_values(admin_json.traffic_json(answer)),
         all_tenants,
+        shown_values(holdings),
     )

@@ -144,6 +144,7 @@ def handoff_json(response: pb.GetHandoffResponse) -> dict[str, Any]:
             }
             for one in response.spans
         ],
+        "deliveries": [handoff_json(one) for one in response.deliveries],
     }
 
 
@@ -194,4 +195,9 @@ def _info_json(info: pb.HandoffInfo) -> dict[str, Any]:
         "expected_bytes": info.expected_bytes if info.reading_ranks else None,
         "reading_ranks": info.reading_ranks or None,
         "settled_ranks": info.settled_ranks if info.reading_ranks else None,
+        "readers": info.readers or None,
+        "delivered": info.delivered,
+        "prefix_tokens": info.prefix_tokens or None,
+        "offers": info.offers if info.prefix_tokens else None,
+        "offers_declined": info.offers_declined if info.prefix_tokens else None,
     }

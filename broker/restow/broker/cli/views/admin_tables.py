@@ -15,7 +15,9 @@ from restow.broker.cli.views.handoff_columns import (
     LEASES,
     WIDE_HANDOFFS,
     handoff_cells,
+    offers_text,
     progress_text,
+    readers_text,
 )
 from restow.broker.cli.views.listing import Cell, colored, console, listing, put
 from restow.broker.cli.views.models_served import mixed_weights, models_json
@@ -235,12 +237,15 @@ def handoff_lines(value: Values, width: int) -> list[RenderableType]:
     lines: list[RenderableType] = [
         Text.assemble((value["handoff_id"], "bold"), "  ", colored(value["state"])),
         Text(
-            f"from {value['source_engine'] or '-'} to {value['destination_engine'] or '-'}, "
+            f"from {value['source_engine'] or '-'} to "
+            f"{value['destination_engine'] or readers_text(value) or '-'}, "
             f"position {value['position_tokens'] or '-'}, {size_text(value['bytes'])} read, "
             f"first heard of {duration_text(value['age_s'])} ago"
         ),
         Text(f"content {value['content']}"),
     ]
+    if value["prefix_tokens"]:
+        lines.append(Text(offers_text(value)))
     if value["reading_ranks"]:
         lines.append(Text(f"reads {progress_text(value)}"))
     if value["waits_for"]:
@@ -254,7 +259,10 @@ def handoff_lines(value: Values, width: int) -> list[RenderableType]:
         [f"{entry['at_ms']:.1f}", entry["event"], entry["detail"] or ""]
         for entry in value["timeline"]
     ]
-    return [*lines, Text(), listing(["ms", "event", ""], rows, width, words="")]
+    lines += [Text(), listing(["ms", "event", ""], rows, width, words="")]
+    for one in value["deliveries"]:
+        lines += [Text(), *handoff_lines(one, width)]
+    return lines
 
 
 def _show(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from restow.broker.cli.views.handoff_columns import readers_text
 from restow.broker.draw.bytes_and_seconds import duration_text, size_text
 
 
@@ -17,7 +18,8 @@ def event_line(event: dict[str, Any], tenants: bool = False) -> str:
             f"life {event['incarnation']}"
         )
         return f"{event['at']}  ENGINE     {of}{event['engine_id']}  {words}"
-    words = f"from {event['source_engine'] or '-'} to {event['destination_engine'] or '-'}"
+    to = event["destination_engine"] or readers_text(event) or "-"
+    words = f"from {event['source_engine'] or '-'} to {to}"
     if event["bytes"]:
         words += f", {size_text(event['bytes'])} read"
     if event["transfer_s"] is not None:

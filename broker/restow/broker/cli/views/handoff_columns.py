@@ -27,12 +27,24 @@ def progress_text(one: Values) -> str:
     return f"{words}, {one['settled_ranks']} of {one['reading_ranks']} ranks"
 
 
+def readers_text(one: Values) -> str:
+    """Return how many readers of a publication have the state; empty: it is none."""
+    return f"{one['delivered']} of {one['readers']} readers" if one["readers"] else ""
+
+
+def offers_text(one: Values) -> str:
+    """Return what a demand by prefix asked for, and what became of its offers."""
+    declined = f", {one['offers_declined']} declined" if one["offers_declined"] else ""
+    offered = f"offered to {one['offers']}{declined}" if one["offers"] else "nobody holds it"
+    return f"asked for by prefix: {one['prefix_tokens']} tokens, {offered}"
+
+
 COLUMNS: dict[str, Callable[[Values], str]] = {
     "tenant": lambda one: one["tenant"],
     "handoff": lambda one: one["handoff_id"],
     "state": lambda one: one["state"],
     "from": lambda one: one["source_engine"] or "-",
-    "to": lambda one: one["destination_engine"] or "-",
+    "to": lambda one: one["destination_engine"] or readers_text(one) or "-",
     "tokens": lambda one: str(one["position_tokens"] or "-"),
     "read": lambda one: size_text(one["bytes"]),
     "progress": progress_text,

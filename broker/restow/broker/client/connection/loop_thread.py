@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import uvloop
@@ -32,6 +33,10 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there, and wait for its result."""
+        return self.start(work).result()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine there; the future has its result."""
         try:
             OWN_PROCESS.check()
         except ForkedError:
@@ -40,7 +45,7 @@ class LoopThread:
         if self._loop.is_closed():
             work.close()
             raise self._closed()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call_soon(self, call: Callable[..., object], *args: object) -> None:
         """Have a function called there soon."""

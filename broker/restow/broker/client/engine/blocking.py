@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Self, TypeVar
 
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.errors import SessionClosedError
 from restow.broker.client.connection.loop_thread import LoopThread
+from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.held_prefixes import Change
 from restow.broker.client.engine.session import EngineSession
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
@@ -81,8 +83,11 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         *,
         publishes: bool = False,
         asks: bool = False,
+        on_offer: Callable[[Offer], None] | None = None,
+        on_keep: Callable[[Prefix], None] | None = None,
+        on_drain: Callable[[], Sequence[Prefix]] | None = None,
     ) -> None:
-        """Prepare, like `EngineSession`; ``on_lost`` is called in the session's thread."""
+        """Prepare, like `EngineSession`; what hears is called in the session's thread."""
         super().__init__(block_counts)
         self._name = f"restow-{engine_id}"
         self._session = EngineSession(
@@ -94,6 +99,9 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
             on_lost,
             publishes=publishes,
             asks=asks,
+            on_offer=on_offer,
+            on_keep=on_keep,
+            on_drain=on_drain,
         )
         self._thread: LoopThread | None = None
 
@@ -137,6 +145,16 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
         if self._thread is not None:
             self._thread.call_soon(self._session.cancel, handoff_id, detail)
 
+    def find(
+        self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
+    ) -> Future[Holders]:
+        """Ask who holds how much of each of ``chains``, as `EngineSession.find`; the future tells.
+
+        It names ``limit`` of them at most, and raises after ``timeout_s``.
+        """
+        session = self._session
+        return self._open_thread().start(session.find(chains, limit=limit, timeout_s=timeout_s))
+
     def drain(self, timeout_s: float | None = None) -> bool:
         """Take part in nothing new, and wait ``timeout_s`` for what is open to end.
 
@@ -162,6 +180,12 @@ class BlockingSession(EngineWords[Future[HandoffEnded], BlockingDelivery]):
 
         self._open_thread().call_soon(begin)
         return future
+
+    def _say(self, message: pb.EngineMessage) -> None:
+        self._open_thread().call_soon(self._session._say, message)
+
+    def _tell(self, change: Change) -> None:
+        self._open_thread().call_soon(self._session._tell, change)
 
     def _ask(self, handoff_id: str, message: pb.EngineMessage) -> BlockingDelivery:
         thread = self._open_thread()

@@ -33,13 +33,15 @@ class HandoffEnded:
     bytes: int
     """How many D's ranks read."""
     transfer_us: int
-    """Microseconds from the grant to the last rank's report. 0: never granted."""
+    """Microseconds from the grant to the last rank's report. 0: never granted, or P of several."""
+    delivered: int = 0
+    """How many D's have the state; to D, 1 of DONE."""
 
     @classmethod
     def of(cls, ended: pb.Ended) -> HandoffEnded:
         """Take over what the broker told by ``ended``."""
         told = (ended.handoff_id, state_name(ended.state), ended.reason, ended.detail)
-        return cls(*told, ended.bytes, ended.transfer_us)
+        return cls(*told, ended.bytes, ended.transfer_us, ended.delivered)
 
     @property
     def done(self) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Generic, TypeVar
 
-import numpy as np
-
 from restow.broker.client.connection.own_process import OWN_PROCESS
-from restow.broker.errors import PageRangeError, RequestError
-from restow.broker.layout.rows import Int64s
+from restow.broker.client.engine.chains import HashForm, Prefix, joined, prefix_to_proto
+from restow.broker.client.engine.checked_ids import ALL_IDS, checked_ids
+from restow.broker.client.engine.held_prefixes import Change
+from restow.broker.errors import ChainFormError, RequestError
 from restow.broker.rpc import wire
+from restow.broker.rpc.chains import check_form, check_salt
 from restow.broker.rpc.sizes import check_size
 from restow.broker.rpc.status import cut
 from restow.v1 import broker_pb2 as pb
@@ -19,8 +21,6 @@ from restow.v1 import broker_pb2 as pb
 Blocks = Mapping[str, Iterable[int]]
 Published = TypeVar("Published")
 Asked = TypeVar("Asked")
-ALL_IDS = 1 << 31
-"""Ids travel as int32."""
 
 
 class EngineWords(ABC, Generic[Published, Asked]):
@@ -29,6 +29,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
     def __init__(self, block_counts: Mapping[str, int] | None) -> None:
         """Take ids of a group up to its count, of any other group up to int32."""
         self._block_counts = dict(block_counts or {})
+        self._form: HashForm | None = None
 
     def publish(
         self,
@@ -42,6 +43,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
         hold_ms: int = 300_000,
         trace_parent: str = "",
         content: bytes = b"",
+        readers: int = 0,
     ) -> Published:
         """Publish blocks of ``handoff_id``; the future tells when P's pages are free again.
 
@@ -62,6 +64,11 @@ class EngineWords(ABC, Generic[Published, Asked]):
         ``trace_parent`` is the W3C trace context of the request, for a broker that traces.
         ``content`` names the state's content (`content_of`): a D that asks for another is refused.
         Empty: not named.
+
+        ``readers`` is how many D's must have the state before the pages are free: each that asks
+        has a delivery of its own, one that fails uses up none, and the lease ends it in any case.
+        The `HandoffEnded` says how many had it. 0: one D, and whatever way its delivery ends, the
+        publication ends with it. Said alike in every chunk.
 
         Raises `RequestError` for such a lease, `PageRangeError` for an id that is none of the
         engine's, `PagesError` for a list longer than a message carries, and `MessageTooLargeError`
@@ -85,6 +92,7 @@ class EngineWords(ABC, Generic[Published, Asked]):
             lease_ms=lease_ms,
             trace_parent=trace_parent,
             content=content,
+            readers=readers,
         )
         return self._publish(_checked(handoff_id, pb.EngineMessage(publish=publication)), hold_ms)
 
@@ -98,6 +106,8 @@ class EngineWords(ABC, Generic[Published, Asked]):
         timeout_ms: int = 30_000,
         trace_parent: str = "",
         content: bytes = b"",
+        readers: int = 0,
+        prefix: Prefix | None = None,
     ) -> Asked:
         """Ask for the state of ``handoff_id``; the delivery tells how it ended.
 
@@ -111,28 +121,126 @@ class EngineWords(ABC, Generic[Published, Asked]):
         reached is waited for no longer. Cancelling the delivery cancels the demand. The blocks are
         D's again when its `pages_free` is done, however the delivery ended.
 
-        Raises `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
+        ``readers`` is for how many D's the router says that the handoff is: with it D's may ask
+        side by side before P has published. 0: not known.
+
+        ``prefix`` asks for a state by what it is of, whoever holds it: the broker offers it to
+        those who say so, one after the other, and the delivery ends CANCELLED, NOT_HELD, when
+        nobody is left. ``handoff_id`` is then D's own, such as a random one; ``position_tokens``,
+        ``content`` and ``readers`` are left out.
+
+        Raises `RequestError` for those beside a prefix, `ChainInvalidError` for hashes of another
+        size, and `PageRangeError`, `PagesError` and `MessageTooLargeError`, as `publish` does:
         nothing was sent then. The delivery raises `BrokerCallError` if the broker refuses.
         """
+        if prefix is not None and (position_tokens or content or readers):
+            raise RequestError(
+                f"handoff {cut(handoff_id, 64)}: a demand for a prefix has its position and "
+                f"content, and one reader",
+                field="prefix",
+            )
         demand = pb.Demand(
             handoff_id=handoff_id,
             blocks=self._lists(handoff_id, blocks, {}),
             held_tokens=held_tokens,
-            position_tokens=position_tokens,
+            position_tokens=position_tokens if prefix is None else prefix.position_tokens,
             timeout_ms=timeout_ms,
             trace_parent=trace_parent,
             content=content,
+            readers=readers,
+            prefix=None if prefix is None else prefix_to_proto(prefix),
         )
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(request=demand)))
 
-    def decline(self, handoff_id: str, detail: str = "") -> Asked:
+    def decline(self, handoff_id: str, detail: str = "", *, readers: int = 0) -> Asked:
         """Go on without the state of ``handoff_id``: P's pages are free at once.
 
         P need not have published it. ``detail`` says why, to P and to operators. The delivery tells
-        when the broker knows, by the reason DECLINED. Raises `MessageTooLargeError`.
+        when the broker knows, by the reason DECLINED. Of several ``readers``, as in `request`, this
+        is one that needs no pages. Raises `MessageTooLargeError`.
         """
-        declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail))
+        declined = pb.Decline(handoff_id=handoff_id, detail=cut(detail), readers=readers)
         return self._ask(handoff_id, _checked(handoff_id, pb.EngineMessage(decline=declined)))
+
+    def decline_offer(self, handoff_id: str, detail: str = "") -> None:
+        """Answer an offer of ``handoff_id`` with no: the engine holds that no longer, say.
+
+        ``detail`` says why. The handoff is offered to the next at once. What comes too late means
+        nothing.
+        """
+        OWN_PROCESS.check()
+        declined = pb.DeclineOffer(handoff_id=handoff_id, detail=cut(detail))
+        self._say(pb.EngineMessage(decline_offer=declined))
+
+    def keep(self, prefix: Prefix) -> None:
+        """Say that the state of ``prefix``, which the engine has told of, is worth keeping.
+
+        A store is told of it, and may ask for it as any engine does. Where there is none, or no
+        stream is open, nothing comes of it. Raises `ChainInvalidError`.
+        """
+        OWN_PROCESS.check()
+        said = pb.Keep(prefix=prefix_to_proto(prefix), position_tokens=prefix.position_tokens)
+        self._say(pb.EngineMessage(keep=said))
+
+    def hold(
+        self,
+        form: HashForm,
+        group: str,
+        hashes: Iterable[bytes],
+        *,
+        parent: bytes = b"",
+        salt: str = "",
+    ) -> None:
+        """Say that the engine holds blocks or snapshots of ``group``, so that others find them.
+
+        Each of ``hashes`` stands for the block that ends where it does (or is filled to there), or
+        for the snapshot at that token; null blocks are not told. ``parent`` is the hash before the
+        first in its chain, where that is known: what is told in pieces is then kept as one. The
+        session keeps all that is held, and tells it again on each new stream, until it is evicted.
+
+        ``salt`` is what the hashes are kept apart by; empty: nothing, or it is in them. All calls
+        of a session have one ``form``. Raises `ChainFormError` for another, and
+        `ChainInvalidError` for a hash of another size, or a form or salt that no broker takes. What
+        the broker refuses is logged.
+        """
+        self._change(form, group, hashes, salt, True, parent)
+
+    def evict(self, form: HashForm, group: str, hashes: Iterable[bytes], *, salt: str = "") -> None:
+        """Say that ``group`` holds these ``hashes`` no longer; of what it never held, nothing.
+
+        ``form`` and ``salt`` are as in `hold`, which raises the same.
+        """
+        self._change(form, group, hashes, salt, False)
+
+    def _change(
+        self,
+        form: HashForm,
+        group: str,
+        hashes: Iterable[bytes],
+        salt: str,
+        held: bool,
+        parent: bytes = b"",
+    ) -> None:
+        OWN_PROCESS.check()
+        if form != (self._form or form):
+            raise ChainFormError(
+                f"this session tells of hashes by {self._form}, and these are by {form}: an engine "
+                f"has one form"
+            )
+        listed = tuple(hashes)
+        check_form(**asdict(form))
+        check_salt(salt)
+        joined(form, [parent, *listed] if parent else listed)
+        self._form = form
+        self._tell(Change(form, salt, group, listed, held, parent))
+
+    @abstractmethod
+    def _say(self, message: pb.EngineMessage) -> None:
+        """Say what is not said again on another stream."""
+
+    @abstractmethod
+    def _tell(self, change: Change) -> None:
+        """Say what is held from now on, or no longer."""
 
     @abstractmethod
     def _publish(self, message: pb.EngineMessage, hold_ms: int) -> Published:
@@ -152,43 +260,6 @@ class EngineWords(ABC, Generic[Published, Asked]):
             checked = checked_ids(handoff_id, group, ids, limit)
             lists.append(wire.block_list(group, checked, firsts.get(group, 0)))
         return lists
-
-
-def checked_ids(handoff_id: str, group: str, ids: object, limit: int) -> Int64s:
-    """The ids as an array. Raises `PageRangeError` if one is no whole number of [0, ``limit``)."""
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise _wrong(handoff_id, group, ids, limit)
-    listed = np.atleast_1d(ids) if isinstance(ids, np.ndarray) else list(ids)
-    try:
-        array = np.asarray(listed)
-    except ValueError:  # lists of unequal length among them
-        array = np.empty((), np.object_)
-    if array.shape == (0,):
-        return np.empty(0, np.int64)
-    whole = array.dtype.kind in "iu" and array.ndim == 1
-    if not whole or not 0 <= array.min() <= array.max() < limit:
-        wrong = (one for one in listed if not _is_id(one, limit))
-        raise _wrong(handoff_id, group, next(wrong, ids), limit)
-    return array.astype(np.int64, copy=False)
-
-
-def _is_id(one: object, limit: int) -> bool:
-    return (
-        isinstance(one, int | np.integer)
-        and not isinstance(one, bool | np.bool_)
-        and 0 <= int(one) < limit
-    )
-
-
-def _wrong(handoff_id: str, group: str, one: object, limit: int) -> PageRangeError:
-    shown = cut(repr(one.item() if isinstance(one, np.generic) else one), 64)
-    return PageRangeError(
-        f"handoff {cut(handoff_id, 64)}, group {group}: block id {shown} is none of [0, {limit})",
-        handoff=cut(handoff_id, 64),
-        group=group,
-        page=shown,
-        range=f"[0, {limit})",
-    )
 
 
 def _checked(handoff_id: str, message: pb.EngineMessage) -> pb.EngineMessage:

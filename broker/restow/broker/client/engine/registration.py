@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import grpc
 
@@ -11,6 +12,7 @@ from restow.broker.client.connection.backoff import Backoff
 from restow.broker.client.connection.channel import RenewedChannel
 from restow.broker.client.connection.credentials import Credentials
 from restow.broker.client.connection.errors import MAY_PASS, BrokerUnreachableError, from_rpc_error
+from restow.broker.client.engine.chains import Holders, PrefixChain, find_request, holders_of
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
@@ -38,6 +40,7 @@ class Registration:
         *,
         publishes: bool,
         asks: bool,
+        keeps: bool,
     ) -> None:
         """Prepare."""
         self.message = pb.RegisterEngineRequest(
@@ -46,6 +49,7 @@ class Registration:
             version=own_version(),
             publishes=publishes,
             asks=asks,
+            keeps=keeps,
         )
         self.layout_digest = ""
         """As the broker has it. Empty: it was never told."""
@@ -64,6 +68,18 @@ class Registration:
         except grpc.aio.AioRpcError as error:
             raise self.typed(error) from None
         self.layout_digest = response.layout_digest
+
+    async def find(self, chains: Sequence[PrefixChain], limit: int, timeout_s: float) -> Holders:
+        """Ask who holds prefixes of the engine's model.
+
+        Raises `ChainFormError`, `ChainInvalidError`, and as `say` does.
+        """
+        request = find_request(chains, self.message.engine.engine_id, None, limit)
+        stub = self.stub or broker_pb2_grpc.BrokerStub(await self._channel.channel())
+        try:
+            return holders_of(await stub.Find(request, timeout=timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise self.typed(error) from None
 
     async def say_again(self, backoff: Backoff) -> None:
         """Register as soon as the broker is there. Raises its refusal, if that is for good."""

@@ -72,5 +72,6 @@ def is_same(one: pb.Publication, other: pb.Publication) -> bool:
         one.final == other.final
         and one.position_tokens == other.position_tokens
         and one.content == other.content
+        and one.readers == other.readers
         and list(one.blocks) == list(other.blocks)
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import grpc
@@ -18,20 +17,20 @@ from restow.broker.client.connection.diagnosis import explained_soon
 from restow.broker.client.connection.ended_task import end_task
 from restow.broker.client.connection.errors import BrokerUnreachableError
 from restow.broker.client.connection.own_process import OWN_PROCESS
+from restow.broker.client.engine.chains import Holders, Offer, Prefix, PrefixChain
 from restow.broker.client.engine.delivery import Delivery, HandoffEnded
 from restow.broker.client.engine.engine_words import EngineWords
+from restow.broker.client.engine.held_prefixes import Change
 from restow.broker.client.engine.open_handoffs import OpenHandoffs
+from restow.broker.client.engine.prefix_side import PrefixSide
 from restow.broker.client.engine.registration import Registration
+from restow.broker.client.engine.stream import Stream
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 from restow.broker.logs import get_logger
-from restow.broker.rpc.sizes import take_batch
 from restow.broker.trust.errors import TrustError
 from restow.v1 import broker_pb2 as pb
-from restow.v1 import broker_pb2_grpc
 
-MAX_BATCH = 128
-"""Messages in a batch: few enough that the broker works on one while the next is written."""
 LOOK_EVERY_S = 0.25
 """How often leases and patience are looked at."""
 CLOSE_S = 1.0
@@ -56,6 +55,9 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         *,
         publishes: bool = False,
         asks: bool = False,
+        on_offer: Callable[[Offer], None] | None = None,
+        on_keep: Callable[[Prefix], None] | None = None,
+        on_drain: Callable[[], Sequence[Prefix]] | None = None,
     ) -> None:
         """Prepare; `start` or ``async with`` connects.
 
@@ -68,6 +70,11 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         lacks the broker refuses them, which knows the agents' memory. An engine that says that it
         ``publishes`` (P), or ``asks`` (D), finds plans made and costs measured when its first
         handoff comes; it may do both, whatever it says.
+        ``on_offer`` hears when an engine asks for a state that this one has told that it holds; it
+        publishes that, or declines, then or later. None: all offers are declined. ``on_keep`` makes
+        the engine a store: it hears of states that others hold and that are worth keeping.
+        ``on_drain`` says which states of its own are worth keeping when it is to leave, the best
+        first: they are handed over to a store. All are called on the loop.
 
         Raises a `TrustError` of the credentials, and `AddressInvalidError`.
         """
@@ -77,12 +84,18 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         self.ref = pb.EngineRef(engine_id=engine_id, incarnation=incarnation)
         """This life of the engine, as calls beside the session name it."""
         self._registration = Registration(
-            self.address, self._credentials, self.ref, layout, publishes=publishes, asks=asks
+            self.address,
+            self._credentials,
+            self.ref,
+            layout,
+            publishes=publishes,
+            asks=asks,
+            keeps=on_keep is not None,
         )
         self._handoffs = OpenHandoffs(self._send)
-        self._outbox: deque[pb.EngineMessage] = deque()
-        self._wake = asyncio.Event()
-        self._opened = asyncio.Event()
+        hears = (on_offer, on_keep, on_drain)
+        self._prefixes = PrefixSide(engine_id, self._send, self.find, *hears)
+        self._stream = Stream(self.ref, self._everything, self._hear)
         self._busy = asyncio.Event()
         self._backoff = Backoff()
         self._runner: asyncio.Task[None] | None = None
@@ -109,7 +122,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     @property
     def is_open(self) -> bool:
         """Whether the broker knows the engine and hears it at the moment. Any thread may ask."""
-        return self._opened.is_set()
+        return self._stream.opened.is_set()
 
     async def start(self, timeout_s: float = 10.0) -> None:
         """Register the layout and open the stream, within ``timeout_s``.
@@ -133,20 +146,15 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             self._runner = asyncio.create_task(self._run())
             self._runner.add_done_callback(self._ran)
             self._keeper = asyncio.create_task(self._keep_time())
-            await self._wait_opened(self._runner, max(0.1, deadline_s - time.monotonic()))
+            left_s = max(0.1, deadline_s - time.monotonic())
+            if not await self._stream.opens(self._runner, left_s):
+                raise self._lost or BrokerUnreachableError(
+                    f"the broker at {self.address} opened no session within {left_s:.1f} s",
+                    broker=self.address,
+                )
         except BaseException:
             await self.close()
             raise
-
-    async def _wait_opened(self, runner: asyncio.Task[None], timeout_s: float) -> None:
-        opened = asyncio.create_task(self._opened.wait())
-        await asyncio.wait({opened, runner}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        opened.cancel()
-        if not self._opened.is_set():
-            raise self._lost or BrokerUnreachableError(
-                f"the broker at {self.address} opened no session within {timeout_s:.1f} s",
-                broker=self.address,
-            )
 
     async def close(self) -> None:
         """Unregister; handoffs that have not ended end as CANCELLED here.
@@ -161,13 +169,14 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
             for task in (self._runner, self._keeper):
                 if task is not None:
                     await end_task(task)
+            await self._prefixes.close()
         finally:
             await self._registration.close()
             self._handoffs.cancel_all("SESSION_CLOSED", "the session is closed")
 
     async def _give_up_demands(self) -> None:
         demands = self._handoffs.demands
-        if not self._opened.is_set() or not demands:
+        if not self._stream.opened.is_set() or not demands:
             return
         for handoff_id, _ in demands:
             self.cancel(handoff_id, "the session is closed")
@@ -181,17 +190,29 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         OWN_PROCESS.check()
         self._handoffs.cancel(handoff_id, detail)
 
+    async def find(
+        self, chains: Sequence[PrefixChain], *, limit: int = 8, timeout_s: float = 1.0
+    ) -> Holders:
+        """Return who of the tenant holds how much of each of ``chains``, of this engine's model.
+
+        Those with most come first, ``limit`` at most. Raises `BrokerCallError`,
+        `BrokerUnreachableError` after ``timeout_s``, `ChainFormError` and `ChainInvalidError`.
+        """
+        OWN_PROCESS.check()
+        return await self._registration.find(chains, limit, timeout_s)
+
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Take part in nothing new, and wait ``timeout_s`` for what is open to end. None: for ever.
 
         What is published or asked for from now on is refused (`BrokerCallError`, ENGINE_DRAINING),
-        unless the other side spoke of it before. Returns whether all has ended: then `close` loses
-        nothing.
+        unless the other side spoke of it before. What ``on_drain`` names is handed over to a store
+        first. Returns whether all has ended: then `close` loses nothing.
         """
         self._draining = True
         self._send(pb.EngineMessage(drain=pb.Drain()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._prefixes.begin_hand_over())
                 await self._handoffs.wait_ended()
         return self._handoffs.empty
 
@@ -200,23 +221,41 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
     def _publish(self, message: pb.EngineMessage, hold_ms: int) -> asyncio.Future[HandoffEnded]:
         return self._handoffs.publish(message, hold_ms)
 
+    def _say(self, message: pb.EngineMessage) -> None:
+        self._send(message)
+
+    def _tell(self, change: Change) -> None:
+        self._prefixes.tell(change)
+
     def _ask(self, handoff_id: str, message: pb.EngineMessage) -> Delivery:
         return self._handoffs.ask(handoff_id, message)
 
     def _send(self, message: pb.EngineMessage) -> bool:
         # While no stream is open the open handoffs have it all: they are said whole when one is.
         self._busy.set()
-        if self._opened.is_set():
-            self._outbox.append(message)
-            self._wake.set()
-        return self._opened.is_set()
+        return self._stream.send(message)
+
+    def _everything(self) -> Iterator[pb.EngineMessage]:
+        yield from self._handoffs.everything()
+        yield from self._prefixes.everything()
+        if self._draining:  # what was said before that is not refused
+            yield pb.EngineMessage(drain=pb.Drain())
+
+    def _hear(self, event: pb.EngineEvent) -> None:
+        body = event.WhichOneof("body")
+        if body == "ended":
+            self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
+        elif body == "refused":
+            self._handoffs.refuse(event.refused)
+        else:
+            self._prefixes.hear(event)
 
     async def _run(self) -> None:
         """Keep a stream open: register and say everything again after each break."""
         while True:
             try:
                 if self._registration.stub is not None:
-                    await self._stream(self._registration.stub)
+                    await self._stream.run(self._registration.stub, self._backoff)
             except grpc.aio.AioRpcError as error:
                 typed = self._registration.typed(error)
                 self._log.warning("session broke", reason=typed.reason, detail=typed.message)
@@ -225,8 +264,6 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                     return
             except TrustError as error:
                 self._log.warning("session broke", reason=error.reason, detail=error.message)
-            finally:
-                self._opened.clear()
             try:
                 await self._registration.say_again(self._backoff)
             except RestowError as error:
@@ -246,41 +283,6 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
         if self._on_lost is not None:
             self._on_lost(error)
 
-    async def _stream(self, stub: broker_pb2_grpc.BrokerAsyncStub) -> None:
-        call = stub.Session()
-        await call.write(pb.SessionRequest(engine=self.ref))
-        writer: asyncio.Task[None] | None = None
-        try:
-            async for response in call:
-                for event in response.events:
-                    body = event.WhichOneof("body")
-                    if body == "ended":
-                        self._handoffs.finish(HandoffEnded.of(event.ended), event.ended.demand)
-                    elif body == "refused":
-                        self._handoffs.refuse(event.refused)
-                    elif body == "opened" and writer is None:
-                        self._outbox = deque(self._handoffs.everything())
-                        if self._draining:  # what was said before that is not refused
-                            self._outbox.append(pb.EngineMessage(drain=pb.Drain()))
-                        self._opened.set()
-                        self._backoff.began()
-                        writer = asyncio.create_task(self._write(call))
-        finally:
-            call.cancel()
-            if writer is not None:
-                writer.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-
-    async def _write(
-        self, call: grpc.aio.StreamStreamCall[pb.SessionRequest, pb.SessionResponse]
-    ) -> None:
-        while True:
-            while not self._outbox:
-                self._wake.clear()
-                await self._wake.wait()
-            batch = take_batch(self._outbox, MAX_BATCH)
-            await call.write(pb.SessionRequest(messages=batch))
-
     async def _keep_time(self) -> None:
         """Renew leases, and give up what the broker does not end in time."""
         while True:
@@ -288,7 +290,7 @@ class EngineSession(EngineWords[asyncio.Future[HandoffEnded], Delivery]):
                 self._busy.clear()
                 await self._busy.wait()
             await asyncio.sleep(LOOK_EVERY_S)
-            connected = self._opened.is_set()
+            connected = self._stream.opened.is_set()
             if connected:
                 self._handoffs.renew()
             self._handoffs.give_up_late(connected)

@@ -6,7 +6,8 @@ from restow.broker.core.actions import Action, CloseAgent, SendForget, State
 from restow.broker.core.engines.agent import AgentRecord
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.ledger.ledger import MAX_ID_LENGTH, Ledger
+from restow.broker.core.ledger.ledger import Ledger
+from restow.broker.core.ledger.table import MAX_ID_LENGTH
 from restow.broker.errors import AgentMismatchError, AgentReplacedError
 
 
@@ -68,7 +69,9 @@ class Connections:
         """An agent says Hello when nothing of an earlier stream reads any more."""
         actions: list[Action] = []
         for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
+            handoff = self._ledger.by_number.get(number)
+            if handoff is None:  # it has ended with its publication
+                continue
             if handoff.destination is not engine:
                 continue
             handoff.unheard.discard(rank)
@@ -93,7 +96,9 @@ class Connections:
         rank = agent.key.rank
         actions: list[Action] = []
         for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
+            handoff = self._ledger.by_number.get(number)
+            if handoff is None:  # it has ended with its publication
+                continue
             if handoff.source is engine and handoff.gathers_on(rank):
                 actions += self._ledger.give_back(handoff, _lost(engine, rank), now_s)
         return actions
@@ -121,7 +126,9 @@ class Connections:
     def _give_up_reads(self, engine: EngineRecord, rank: int, now_s: float) -> list[Action]:
         actions: list[Action] = []
         for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
+            handoff = self._ledger.by_number.get(number)
+            if handoff is None:  # it has ended with its publication
+                continue
             if handoff.destination is engine and rank in handoff.unsettled:
                 actions += self._ledger.stop(handoff, _lost(engine, rank), now_s)
         return actions
@@ -137,7 +144,9 @@ class Connections:
                     actions.append(SendForget(reader.key, agent.agent_name))
         rank = agent.key.rank
         for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
+            handoff = self._ledger.by_number.get(number)
+            if handoff is None:  # it has ended with its publication
+                continue
             published = handoff.source is engine and (handoff.publication.final or handoff.fenced)
             if published or rank in handoff.unsettled:
                 if handoff.source is engine:

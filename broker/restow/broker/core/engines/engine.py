@@ -58,8 +58,16 @@ class EngineRecord(BlockLists):
     publishes: bool = False
     asks: bool = False
     """What it has said that it will do, or has done."""
+    keeps: bool = False
+    """Whether it is a store: it is told of states that others hold."""
+    offers: int = 0
+    """How often it was asked for a state that it had told of."""
+    offers_declined: int = 0
+    """How often it declined that, was refused in it, or did not answer."""
     drains_since_s: float = 0.0
     """Since when it takes part in nothing new; 0: it does."""
+    handing_over: bool = False
+    """Whether it was asked to hand over what it holds, and has not said that it has."""
     gone: bool = False
     version: str = ""
     """Of the software of its session; empty: it did not say."""

@@ -11,12 +11,15 @@ from restow.broker.core.actions import (
     EngineKey,
     SendUnfence,
     State,
+    TellDrain,
 )
 from restow.broker.core.engines.account import ENGINE_BYTES
 from restow.broker.core.engines.connections import Connections
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Failure
-from restow.broker.core.ledger.ledger import MAX_ID_LENGTH, Ledger
+from restow.broker.core.ledger.ledger import Ledger
+from restow.broker.core.ledger.table import MAX_ID_LENGTH
+from restow.broker.core.prefix.prefixes import Prefixes
 from restow.broker.errors import (
     DirectoryFullError,
     EngineConnectedError,
@@ -59,8 +62,9 @@ def check_names(key: EngineKey, incarnation: str) -> None:
 class Membership:
     """The engines that are registered."""
 
-    def __init__(self, ledger: Ledger, connections: Connections) -> None:
+    def __init__(self, ledger: Ledger, connections: Connections, prefixes: Prefixes) -> None:
         """Start empty."""
+        self._prefixes = prefixes
         self.engines: dict[EngineKey, EngineRecord] = {}
         self._ledger = ledger
         self._limits = ledger.limits
@@ -112,11 +116,13 @@ class Membership:
         version: str = "",
         layout_bytes: int = 0,
         sides: tuple[bool, bool] = (False, False),
+        keeps: bool = False,
     ) -> list[Action]:
         """Take an engine with a checked layout in; another incarnation of it is replaced.
 
         ``layout_bytes`` are kept for the layout, once for all engines of the tenant that have it.
-        ``sides``: whether it says that it will publish, and that it will ask.
+        ``sides``: whether it says that it will publish, and that it will ask; ``keeps``: whether it
+        is a store.
         Raises `RequestError`, `QuotaExceededError`, `DirectoryFullError`, and `EngineReplacedError`
         for a life that was replaced already; then nothing changed.
         """
@@ -158,6 +164,7 @@ class Membership:
         )
         engine.version = version
         engine.publishes, engine.asks = sides
+        engine.keeps = keeps
         if known is not None:
             engine.former = (known.incarnation, *known.former)[:MAX_FORMER]
         self.engines[key] = engine
@@ -191,10 +198,16 @@ class Membership:
         error = EngineUnknownError(f"an operator had engine {name} forgotten", engine=name)
         return self.remove_engine(engine, error, now_s)
 
-    def drain(self, engine: EngineRecord, draining: bool, now_s: float) -> None:
-        """Have an engine take part in nothing that begins from now on, or again in all."""
-        if engine.draining != draining:
-            engine.drains_since_s = now_s if draining else 0.0
+    def drain(self, engine: EngineRecord, draining: bool, now_s: float) -> list[Action]:
+        """Have an engine take part in nothing that begins from now on, or again in all.
+
+        One that has told what it holds is asked to hand that over, once.
+        """
+        if engine.draining == draining:
+            return []
+        engine.drains_since_s = now_s if draining else 0.0
+        engine.handing_over = draining and self._prefixes.teller(engine.key) is not None
+        return [TellDrain(engine.key)] if engine.handing_over else []
 
     def remove_engine(self, engine: EngineRecord, error: RestowError, now_s: float) -> list[Action]:
         """Take an engine out: nothing of its handoffs can go on, and its streams end with it."""
@@ -206,11 +219,14 @@ class Membership:
         del pool[engine.key]
         if not pool:
             del self.pools[pool_of(engine)]
+        self._prefixes.forget(engine.key)
         self._ledger.quarantine.forget(engine)
         self._ledger.flow.forget(engine.key)
         actions: list[Action] = []
         for number in sorted(engine.handoffs):
-            handoff = self._ledger.by_number[number]
+            handoff = self._ledger.by_number.get(number)
+            if handoff is None:  # it has ended with its publication
+                continue
             state = State.FAILED if handoff.source is engine else State.CANCELLED
             failure = Failure(state, "ENGINE_LOST", error.message)
             actions += self._ledger.stop(handoff, failure, now_s)
@@ -229,12 +245,14 @@ class Membership:
         return actions
 
     def session_opened(self, engine: EngineRecord) -> None:
-        """An engine speaks."""
+        """An engine speaks, and tells what it holds on this stream anew."""
+        self._prefixes.forget(engine.key)
         engine.has_session = True
 
     def session_closed(self, engine: EngineRecord, now_s: float) -> None:
         """An engine's stream broke; its leases and its patience run on."""
-        engine.has_session = False
+        self._prefixes.forget(engine.key)
+        engine.has_session = engine.handing_over = False
         engine.last_seen_s = now_s
 
     def sweep(self, now_s: float) -> list[Action]:

@@ -90,19 +90,17 @@ class Tenants:
         self._known(tenant).quarantined += count
         self._forget_if_empty(tenant)
 
-    def ended(
-        self, tenant: str, handoff_id: str, end: End, pair: tuple[str, str] | None, now_s: float
-    ) -> str | None:
-        """A live handoff ended and is remembered; the id of one that is to be forgotten for it.
-
-        ``pair``: ids of P and D, where both are known.
-        """
+    def count_end(self, tenant: str, end: End, pair: tuple[str, str] | None, now_s: float) -> None:
+        """A handoff ended. ``pair``: ids of P and D, where both are known."""
         held = self._known(tenant)
-        held.live -= 1
-        held.ended.append(handoff_id)
         held.ended_counts[end.state] += 1
         held.bytes_read += end.bytes_read
         held.traffic.count(end, pair, now_s)
+
+    def remember(self, tenant: str, handoff_id: str) -> str | None:
+        """An ended handoff is remembered; the id of one that is to be forgotten for it."""
+        held = self._known(tenant)
+        held.ended.append(handoff_id)
         bound = self._limits.tenant_max_ended
         return held.ended.popleft() if bound is not None and len(held.ended) > bound else None
 

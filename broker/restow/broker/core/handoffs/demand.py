@@ -9,6 +9,7 @@ from restow.broker.block_ids import MAX_BLOCKS, MAX_LIST_BYTES
 from restow.broker.core.engines.block_lists import BlockLists
 from restow.broker.core.events import Wish
 from restow.broker.core.handoffs.publication import Publication
+from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.errors import ContentMismatchError, PagesError
 
 
@@ -21,11 +22,13 @@ class Demand(NamedTuple):
     """Where D goes on from; 0: anywhere."""
     content: bytes = b""
     """What the state is of, as D names it; empty: not named."""
+    prefix: NamedPrefix | None = None
+    """What engines are to hold already; None: a P was told to publish it."""
 
     @classmethod
     def of(cls, wish: Wish) -> Demand:
         """What is asked for, not looked at."""
-        return cls(dict(wish.blocks), wish.held_tokens, wish.position_tokens, wish.content)
+        return cls(dict(wish.blocks), *_beside_blocks(wish))
 
     @classmethod
     def checked(cls, handoff_id: str, lists: BlockLists, wish: Wish) -> Demand:
@@ -41,14 +44,15 @@ class Demand(NamedTuple):
                     group=group,
                 )
             blocks[group] = data
-        return cls(blocks, wish.held_tokens, wish.position_tokens, wish.content)
+        return cls(blocks, *_beside_blocks(wish))
 
     def check_content(self, handoff_id: str, published: Publication) -> None:
         """Raise `ContentMismatchError` if P's state, published whole, is of other content.
 
         A D that goes on from elsewhere is refused for that.
         """
-        differ = bool(published.content and self.content) and published.content != self.content
+        named = self.prefix is not None or bool(published.content and self.content)
+        differ = named and published.content != self.content
         if differ and self.position_tokens == published.position_tokens:
             raise ContentMismatchError(
                 f"handoff {handoff_id}: the {self.position_tokens} tokens that D goes on from, or "
@@ -60,8 +64,9 @@ class Demand(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of its ids."""
-        return sum(map(len, self.blocks.values()))
+        """Of its ids and hashes."""
+        prefix_bytes = 0 if self.prefix is None else self.prefix.size_bytes
+        return sum(map(len, self.blocks.values())) + prefix_bytes
 
     def without_blocks(self) -> Demand:
         """What is kept of it after the end."""
@@ -72,6 +77,11 @@ class Demand(NamedTuple):
         """It as one number, unguessable from outside."""
         blocks = frozenset(self.blocks.items())
         return hash((blocks, self.held_tokens, self.position_tokens, self.content))
+
+
+def _beside_blocks(wish: Wish) -> tuple[int, int, bytes, NamedPrefix | None]:
+    content = wish.content if wish.prefix is None else wish.prefix.content
+    return wish.held_tokens, wish.position_tokens, content, wish.prefix
 
 
 NO_DEMAND = Demand({})

@@ -73,7 +73,7 @@ def misfit(
         )
         return Misfit(Failure(State.FAILED, "POSITION_MISMATCH", words))
     # Agents that came later may have less memory than those that the ids were checked against.
-    if handoff.src_checked != source.admitted:
+    if handoff.side.checked != source.admitted:
         try:
             for group, data in published.blocks.items():
                 source.check_ids(group, data)

@@ -14,6 +14,10 @@ Who may touch which pages, by half-open ranges of time:
 A failure ends it at once, and P has its pages back: what is read of them too late is never D's
 state. D hears of it when no rank of its writes any more (`quarantine`). Where nothing but a stream
 broke, the grant is taken back instead, and given again once no rank reads.
+
+Where readers are named (`deliveries`), a handoff is a publication alone, WAITING or READY until it
+ends, and each D that asks has a handoff below it, its delivery, with a number, an end and all that
+is above: only P's side is shared, and P is told but once.
 """
 
 from __future__ import annotations
@@ -24,13 +28,16 @@ from dataclasses import dataclass, field
 from restow.broker.core.actions import State
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.events import Chunk, Failure, StagedRun, Wish
+from restow.broker.core.handoffs.conflicts import asked_before, owned, used_again
+from restow.broker.core.handoffs.deliveries import Deliveries
 from restow.broker.core.handoffs.demand import NO_DEMAND, Demand
 from restow.broker.core.handoffs.demand_messages import DemandMessages
 from restow.broker.core.handoffs.lease import Lease
-from restow.broker.core.handoffs.publication import NOTHING_PUBLISHED, Publication
+from restow.broker.core.handoffs.offer import Offer
+from restow.broker.core.handoffs.publication import Publication
+from restow.broker.core.handoffs.source_side import SourceSide
 from restow.broker.core.handoffs.timeline import Timeline
 from restow.broker.core.pair import PairPlan
-from restow.broker.errors import HandoffConflictError, HandoffOwnedError
 
 MAX_REASON = 64
 MAX_DETAIL = 512
@@ -46,21 +53,24 @@ class Handoff:
     handoff_id: str
     born_s: float
     state: State = State.WAITING
-    source: EngineRecord | None = None
+    parent: Handoff | None = None
+    """The publication that it is a delivery of; None: it is one, or both."""
+    side: SourceSide = field(default_factory=SourceSide)
+    """P's; of a delivery that of its parent."""
+    deliveries: Deliveries = field(default_factory=Deliveries)
     destination: EngineRecord | None = None
-    publication: Publication = NOTHING_PUBLISHED
     demand: Demand = NO_DEMAND
     demand_messages: DemandMessages = field(default_factory=DemandMessages)
     """D's messages that say the demand."""
-    fenced: set[int] = field(default_factory=set)
+    offer: Offer | None = None
+    """Where it asked by prefix, and had to be offered."""
     lease: Lease = field(default_factory=Lease)
     queued: bool = False
     """Whether D's agents read others' states first."""
     looked_s: float = math.inf
     """When the clock looks at it next."""
-    src_checked: int = 0
     dst_checked: int = 0
-    """`EngineRecord.admitted` when the oldest ids were checked."""
+    """`EngineRecord.admitted` when D's ids were checked."""
     pair: PairPlan | None = None
     """The plan that it was granted with; None before the grant and after the end."""
     met_s: float = 0.0
@@ -92,10 +102,34 @@ class Handoff:
         return self.pair is not None
 
     @property
+    def source(self) -> EngineRecord | None:
+        """P."""
+        return self.side.engine
+
+    @property
+    def publication(self) -> Publication:
+        """What P has published."""
+        return self.side.publication
+
+    @property
+    def fenced(self) -> set[int]:
+        """P's ranks whose part is complete in memory."""
+        return self.side.fenced
+
+    @property
     def complete(self) -> bool:
-        """Whether P's state is published and fenced on every rank."""
-        source, whole = self.source, self.publication.final
-        return whole and source is not None and len(self.fenced) >= source.ranks
+        """Whether P's state is published whole, and fenced on every rank."""
+        return self.side.complete
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is a publication whose deliveries are handoffs of their own."""
+        return self.deliveries.readers > 0
+
+    def next_look_s(self) -> float:
+        """When something happens even if nobody says a word: not while deliveries may read."""
+        reading = [one.lease.settle_until_s for one in self.deliveries.reading]
+        return max([self.lease.next_look_s(), *reading])
 
     @property
     def transfer_s(self) -> float | None:
@@ -111,12 +145,12 @@ class Handoff:
     def check_source(self, engine: EngineRecord) -> None:
         """Raise `HandoffOwnedError` if another engine is P."""
         if self.source is not None and self.source is not engine:
-            raise _owned(self.handoff_id, "source", "published", self.source, engine)
+            raise owned(self.handoff_id, "source", "published", self.source, engine)
 
     def check_destination(self, engine: EngineRecord) -> None:
         """Raise `HandoffOwnedError` if another engine is D."""
         if self.destination is not None and self.destination is not engine:
-            raise _owned(self.handoff_id, "destination", "asked for", self.destination, engine)
+            raise owned(self.handoff_id, "destination", "asked for", self.destination, engine)
 
     def publish(self, engine: EngineRecord, chunk: Chunk, now_s: float) -> None:
         """Take a chunk of P's, or a repetition of one.
@@ -125,20 +159,18 @@ class Handoff:
         raises; then nothing changed.
         """
         self.check_source(engine)
-        publication = self.publication.with_chunk(self.handoff_id, engine, chunk)
-        engine.account.keep(publication.size_bytes - self.publication.size_bytes)
-        self.source = engine
-        if not self.publication.blocks:
-            self.src_checked = engine.admitted
-        self.publication = publication
-        self.lease.renew(chunk.lease_s, now_s)
+        self.side.publish(self.handoff_id, engine, chunk)
+        self.deliveries.readers = self.publication.readers or self.deliveries.readers
+        for one in (self, *self.deliveries):
+            one.lease.renew(chunk.lease_s, now_s)
         self.trace_parent = self.trace_parent or chunk.trace_parent
         at = chunk.position_tokens if chunk.final else "a chunk"
         self.timeline.note_often(now_s, "published", at)
 
     def renew(self, lease_s: float, now_s: float) -> None:
         """P prolongs its lease."""
-        self.lease.renew(lease_s, now_s)
+        for one in (self, *self.deliveries):
+            one.lease.renew(lease_s, now_s)
         self.timeline.note_often(now_s, "renewed", lease_s)
 
     def fence(self, rank: int, now_s: float) -> None:
@@ -156,7 +188,7 @@ class Handoff:
         demand = Demand.checked(self.handoff_id, engine, wish)
         if self.destination is not None:
             if demand != self.demand or not wish.repeated:
-                raise self.asked_before(engine)
+                raise asked_before(self.handoff_id, engine)
             self.add_demand_message(engine, wish.demand)
             return False
         if self.publication.final:
@@ -176,7 +208,7 @@ class Handoff:
     def add_demand_message(self, engine: EngineRecord, number: int) -> None:
         """Take D's message ``number``, which is told the end. Raises `HandoffConflictError`."""
         if not self.demand_messages.add(number):
-            raise self.asked_before(engine)
+            raise asked_before(self.handoff_id, engine)
 
     def check_published_before(self, engine: EngineRecord, chunk: Chunk) -> None:
         """Whether P may be told how an ended handoff ended.
@@ -186,7 +218,7 @@ class Handoff:
         """
         self.check_source(engine)
         if self.publication.final and not chunk.repeated:
-            raise self._used_again(f"engine {engine.key.engine_id} publishes it again")
+            raise used_again(self.handoff_id, self.state, engine, "publishes it")
 
     def check_asked_before(self, engine: EngineRecord, wish: Wish) -> None:
         """Whether D may be told how an ended handoff ended.
@@ -199,30 +231,15 @@ class Handoff:
             demand = Demand.of(wish)
             once = len(demand.blocks) == len(wish.blocks)
             if not wish.repeated or not once or self.asked != demand.key:
-                raise self._used_again(f"engine {engine.key.engine_id} asks for it again")
-
-    def _used_again(self, words: str) -> HandoffConflictError:
-        return HandoffConflictError(
-            f"handoff {self.handoff_id} has ended {self.state}, and {words}: an id names one "
-            f"state, use a new one",
-            handoff=self.handoff_id,
-        )
-
-    def asked_before(self, engine: EngineRecord) -> HandoffConflictError:
-        """What to answer to a second demand."""
-        return HandoffConflictError(
-            f"engine {engine.key.engine_id} has asked for handoff {self.handoff_id} already: an id "
-            f"names one state for one demand",
-            handoff=self.handoff_id,
-        )
+                raise used_again(self.handoff_id, self.state, engine, "asks for it")
 
     def forget_blocks(self) -> None:
         """Keep of an ended handoff what its story needs."""
         self.asked = self.demand.key
-        for engine, said in ((self.source, self.publication), (self.destination, self.demand)):
-            if engine is not None:
-                engine.account.let_go(said.size_bytes)
-        self.publication = self.publication.without_blocks()
+        if self.destination is not None:
+            self.destination.account.let_go(self.demand.size_bytes)
+        if self.parent is None:
+            self.side.forget_blocks()
         self.demand = self.demand.without_blocks()
         self.staged = {}
         self.pair = None
@@ -280,14 +297,3 @@ class Handoff:
     def is_staged(self, pair: PairPlan, dst_rank: int) -> bool:
         """Whether all that a destination rank reads through staging is there."""
         return all((dst_rank, src_rank) in self.staged for src_rank in pair.staging[dst_rank])
-
-
-def _owned(
-    handoff_id: str, side: str, verb: str, owner: EngineRecord, other: EngineRecord
-) -> HandoffOwnedError:
-    return HandoffOwnedError(
-        f"handoff {handoff_id} is {verb} by engine {owner.key.engine_id} (incarnation "
-        f"{owner.incarnation}), not by {other.key.engine_id} (incarnation {other.incarnation})",
-        handoff=handoff_id,
-        side=side,
-    )

@@ -23,6 +23,8 @@ class Publication(NamedTuple):
     """What the state is of, as P names it; empty: not named."""
     final: bool = False
     """Whether it is whole."""
+    readers: int = 0
+    """How many must have it, as P names it; 0: it does not."""
 
     def with_chunk(self, handoff_id: str, lists: BlockLists, chunk: Chunk) -> Publication:
         """It and one chunk more, or one that was said before; ``lists`` are P's.
@@ -50,15 +52,16 @@ class Publication(NamedTuple):
                 f"{MAX_PUBLICATION_BYTES // ID_BYTES} are handed over at once",
                 handoff=handoff_id,
             )
-        said = Publication(merged, chunk.position_tokens, chunk.content, True)
+        readers = max(self.readers, chunk.readers)
+        said = Publication(merged, chunk.position_tokens, chunk.content, True, readers)
         if self.final and (merged != self.blocks or (chunk.final and said != self)):
             raise HandoffConflictError(
                 f"handoff {handoff_id} was published whole before, with other blocks, of other "
-                f"content or at position {self.position_tokens}",
+                f"content, for other readers or at position {self.position_tokens}",
                 handoff=handoff_id,
             )
         if not chunk.final:
-            return self._replace(blocks=merged)
+            return self._replace(blocks=merged, readers=readers)
         if chunk.position_tokens < 1:
             raise PageCountError(
                 f"handoff {handoff_id}: position_tokens is {chunk.position_tokens}; a final "
@@ -78,7 +81,7 @@ class Publication(NamedTuple):
 
     def without_blocks(self) -> Publication:
         """What is kept of it after the end."""
-        return Publication({}, self.position_tokens, self.content, self.final)
+        return self._replace(blocks={})
 
 
 NOTHING_PUBLISHED = Publication({})

@@ -61,6 +61,8 @@ def in_words(event: str, detail: object) -> str:
             return f"rank {rank}"
         case "requested", int(held):
             return f"holding {held} tokens"
+        case "looked up", (int(count), int(tokens)):
+            return f"engines that say that they hold its {tokens} tokens: {count}"
         case "granted", (float(seconds), tuple(strategies)):
             return f"for {seconds:.3f} s" + (f", by {' and '.join(strategies)}" * bool(strategies))
         case "planned" | "measured", (float(seconds), str(failure)):

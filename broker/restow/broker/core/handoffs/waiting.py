@@ -10,6 +10,8 @@ from restow.broker.core.handoffs.handoff import Handoff
 def waits_for(handoff: Handoff) -> str:
     """What a handoff that is not granted waits for, in words."""
     source, destination = handoff.source, handoff.destination
+    if source is None and handoff.offer is not None and handoff.offer.engine is not None:
+        return f"engine {handoff.offer.engine.engine_id}, which is offered it, has not answered"
     if source is None:
         return "nobody published it"
     if not handoff.publication.final:
@@ -17,15 +19,26 @@ def waits_for(handoff: Handoff) -> str:
     if not handoff.complete:
         ranks = [one.rank for one in source.layout.ranks if one.rank not in handoff.fenced]
         return f"ranks {ranks} of engine {source.key.engine_id} have not fenced it"
+    if handoff.shared:
+        return handoff.deliveries.in_words()
     if destination is None:
         return "nobody asked for it"
     for engine in (source, destination):
         if not engine.complete:
             name, ranks = engine.key.engine_id, engine.missing_ranks
             return f"engine {name}: no agent is connected for ranks {ranks}"
+    if (taken := _no_place(handoff)) is not None:
+        return taken
     if handoff.queued:
         return f"engine {destination.key.engine_id} reads the states of others first"
     return "its plan is not made yet, or what reading costs is being measured"
+
+
+def _no_place(handoff: Handoff) -> str | None:
+    """Why a delivery waits for others that have asked before it; None: it does not."""
+    if handoff.parent is None or handoff.parent.deliveries.has_place:
+        return None
+    return f"every reader's place is taken: {handoff.parent.deliveries.in_words()}"
 
 
 def why_late(handoff: Handoff, now_s: float) -> Failure:
@@ -41,6 +54,8 @@ def why_late(handoff: Handoff, now_s: float) -> Failure:
         return Failure(State.FAILED, "AGENT_MISSING", lacks)
     if 0 < lease.patience_until_s <= now_s:
         words = f"D's patience ran out: {lacks}"
+        if handoff.complete and _no_place(handoff) is not None:
+            return Failure(State.EXPIRED, "HANDOFF_OWNED", words)
         if handoff.queued:
             return Failure(State.EXPIRED, "READS_QUEUED", words)
         return Failure(State.EXPIRED, "NOT_PUBLISHED", words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from restow.broker.core.actions import Action, TellEnded
+from restow.broker.core.actions import Action, State, TellEnded
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.traffic.tally import End
@@ -26,7 +26,13 @@ def told(handoff: Handoff, engine: EngineRecord, demand: int = 0) -> TellEnded:
         handoff.bytes_read,
         int((handoff.transfer_s or 0.0) * 1e6),
         demand,
+        delivered(handoff),
     )
+
+
+def delivered(handoff: Handoff) -> int:
+    """How many D's have the state of a handoff, or of the publication that it is."""
+    return handoff.deliveries.done if handoff.shared else int(handoff.state is State.DONE)
 
 
 def told_destination(handoff: Handoff, destination: EngineRecord) -> list[Action]:

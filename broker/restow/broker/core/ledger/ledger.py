@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 
 from restow.broker.core.actions import Action, SendUnfence, State, TellEnded
 from restow.broker.core.engines.account import handoff_bytes
 from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.engines.flow import Flow
-from restow.broker.core.engines.tenants import Tenants
 from restow.broker.core.events import Failure
 from restow.broker.core.handoffs.digests import Checks
 from restow.broker.core.handoffs.grant import release_staging
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.ledger.deadlines import Deadlines
 from restow.broker.core.ledger.ends import end_of, pair_ids, told, told_destination
-from restow.broker.core.ledger.quarantine import Quarantine
+from restow.broker.core.ledger.readers import Readers
 from restow.broker.core.ledger.statistics import Statistics
+from restow.broker.core.ledger.table import Table
 from restow.broker.core.limits import Limits
-from restow.broker.core.numbering import Numbering
-from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
+from restow.broker.errors import HandoffUnknownError
 
-MAX_ID_LENGTH = 256
 GIVEN_UP = frozenset({"CANCELLED", "DECLINED", "RELEASED"})
 """Reasons of ends that somebody wanted."""
 
 
-def check_handoff_id(handoff_id: str) -> None:
-    """Raise `RequestError` for what no handoff can be called."""
-    if not 0 < len(handoff_id) <= MAX_ID_LENGTH or not handoff_id.isprintable():
-        raise RequestError(
-            f"handoff_id {handoff_id[:64]!r} must have 1 to {MAX_ID_LENGTH} printable characters",
-            field="handoff_id",
-        )
-
-
-class Ledger:
-    """Handoffs by id and by number. `EngineRecord.handoffs` has those of an engine."""
+class Ledger(Table):
+    """All handoffs, and how they go on. `EngineRecord.handoffs` has those of an engine."""
 
     def __init__(self, limits: Limits, first_us: int) -> None:
         """Start empty; the numbers of handoffs begin at ``first_us``."""
-        self.limits = limits
-        self.live: dict[tuple[str, str], Handoff] = {}
-        self.by_number: dict[int, Handoff] = {}
-        self.ended: OrderedDict[tuple[str, str], Handoff] = OrderedDict()
+        super().__init__(limits, first_us)
         self.statistics = Statistics()
         self.returned: set[int] = set()
         """Numbers of handoffs that are to be granted again, at the next tick."""
@@ -56,31 +41,22 @@ class Ledger:
         self.checks = Checks()
         self.deadlines = Deadlines()
         self.flow = Flow()
-        self.tenants = Tenants(limits)
-        self.quarantine = Quarantine(self.tenants)
-        self._numbering = Numbering(first_us)
-
-    def known(self, tenant: str, handoff_id: str) -> Handoff | None:
-        """The handoff of that id, live or ended; None if there is none."""
-        key = (tenant, handoff_id)
-        return self.live.get(key) or self.ended.get(key)
-
-    def find(self, tenant: str, handoff_id: str) -> Handoff:
-        """Look a handoff up, live or ended. Raises `HandoffUnknownError`."""
-        handoff = self.known(tenant, handoff_id)
-        if handoff is None:
-            raise HandoffUnknownError(f"handoff {handoff_id} is not known here", handoff=handoff_id)
-        return handoff
-
-    def look_up(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
-        """The handoff of that id in the engine's tenant, live or ended."""
-        return self.known(engine.key.tenant, handoff_id)
+        self.readers = Readers(self)
 
     def hear(self, engine: EngineRecord, handoff_id: str, now_s: float) -> Handoff | None:
         """The same, of which the engine says a word."""
         handoff = self.look_up(engine, handoff_id)
-        if handoff is not None and handoff.ended:
-            self._take_back(handoff, engine, now_s)
+        if handoff is not None:
+            for one in (handoff, handoff.deliveries.by_engine.get(engine.key)):
+                if one is not None and one.ended:
+                    self._take_back(one, engine, now_s)
+        return handoff
+
+    def part_of(self, handoff: Handoff, engine: EngineRecord) -> Handoff:
+        """The delivery of a D that has asked, live or ended; else the handoff itself."""
+        found = handoff.deliveries.by_engine.get(engine.key)
+        if found is not None and found.destination in (engine, None):
+            return found
         return handoff
 
     def _take_back(self, handoff: Handoff, engine: EngineRecord, now_s: float) -> None:
@@ -89,7 +65,7 @@ class Ledger:
         What was known of D's ranks is forgotten, too: each may write until its agent says Hello.
         """
         if handoff.source is not engine and engine.is_life_of(handoff.source):
-            handoff.source = engine
+            handoff.side.engine = engine
         if handoff.destination is not engine and engine.is_life_of(handoff.destination):
             handoff.destination = engine
             self.quarantine.hold(handoff, engine, engine.unheard_ranks, now_s)
@@ -100,42 +76,17 @@ class Ledger:
         Raises `HandoffUnknownError`.
         """
         handoff = self.hear(engine, handoff_id, now_s)
+        if handoff is not None and engine is not handoff.source:
+            handoff = self.part_of(handoff, engine)
         if handoff is None or (engine is not handoff.source and engine is not handoff.destination):
             raise HandoffUnknownError(
                 f"engine {engine.key.engine_id} has no handoff {handoff_id}", handoff=handoff_id
             )
         return handoff
 
-    def make(self, tenant: str, handoff_id: str, now_s: float) -> Handoff:
-        """Begin a handoff of an id that is not known.
-
-        Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
-        """
-        check_handoff_id(handoff_id)
-        self.tenants.check_handoff(tenant)
-        if len(self.live) + len(self.quarantine) >= self.limits.max_live:
-            raise DirectoryFullError(
-                f"the broker holds {self.limits.max_live} handoffs, as many as it may: try again "
-                f"later"
-            )
-        self.tenants.account(tenant).keep(handoff_bytes(handoff_id))
-        number = self._numbering.take(now_s)
-        handoff = Handoff(number, tenant, handoff_id, now_s)
-        self.live[tenant, handoff_id] = handoff
-        self.by_number[number] = handoff
-        self.tenants.add_live(tenant, 1)
-        return handoff
-
-    def unmake(self, handoff: Handoff) -> None:
-        """Leave no trace of a handoff whose first call was refused."""
-        del self.live[handoff.tenant, handoff.handoff_id]
-        del self.by_number[handoff.number]
-        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
-        self.tenants.add_live(handoff.tenant, -1)
-
     def watch(self, handoff: Handoff) -> None:
         """Have the clock look at it in time."""
-        look_s = handoff.lease.next_look_s()
+        look_s = handoff.next_look_s()
         if look_s < handoff.looked_s:
             handoff.looked_s = look_s
             self.deadlines.add(look_s, handoff.number)
@@ -148,7 +99,7 @@ class Ledger:
             if handoff is None:
                 continue
             handoff.looked_s = math.inf
-            if handoff.lease.next_look_s() > now_s:
+            if handoff.next_look_s() > now_s:
                 self.watch(handoff)
             else:
                 found[number] = handoff
@@ -178,7 +129,7 @@ class Ledger:
         old = handoff.number
         self._leave_flow(handoff, now_s)
         del self.by_number[old]
-        handoff.forget_grant(self._numbering.take(now_s))
+        handoff.forget_grant(self.numbering.take(now_s))
         self.by_number[handoff.number] = handoff
         for engine in (handoff.source, handoff.destination):
             if engine is not None:
@@ -193,7 +144,8 @@ class Ledger:
         """Refuse the demand of a handoff that is not granted; P's side stays as it was."""
         destination = handoff.destination
         # Where a rank may still write for a broker before this one, D must not hear of it yet.
-        if destination is None or handoff.source is None or handoff.unheard:
+        lone = handoff.parent is not None
+        if destination is None or handoff.source is None or handoff.unheard or lone:
             return self.stop(handoff, failure, now_s)
         if destination is not handoff.source:
             destination.handoffs.discard(handoff.number)
@@ -219,7 +171,9 @@ class Ledger:
 
     def wait_for_demand(self, handoff: Handoff, now_s: float) -> None:
         """Keep a handoff that nobody asks for no longer than that is waited for."""
-        if handoff.destination is None and handoff.lease.wait_for_demand(self.limits, now_s):
+        if handoff.destination is not None or any(handoff.deliveries):
+            return
+        if handoff.lease.wait_for_demand(self.limits, now_s):
             self.watch(handoff)
 
     def end(self, handoff: Handoff, now_s: float) -> list[Action]:
@@ -229,10 +183,11 @@ class Ledger:
         """
         failure = handoff.failure
         handoff.forget_untold()
-        actions = release_staging(handoff) + _unfence(handoff)
-        handoff.state = State.DONE if failure is None else failure.state
         handoff.ended = True
         handoff.ended_s = now_s
+        handoff.state = State.DONE if failure is None else failure.state
+        actions = self.readers.end_all(handoff, now_s)
+        actions += release_staging(handoff)
         self._leave_flow(handoff, now_s)
         if handoff.pair is not None and handoff.pair.hashed:
             if failure is None:
@@ -240,25 +195,18 @@ class Ledger:
             for checks in (self.checks, self.tenants.of(handoff.tenant).checks):
                 checks.count(handoff.state, failure)
         handoff.timeline.note(now_s, "ended", handoff.state)
-        key = (handoff.tenant, handoff.handoff_id)
-        del self.live[key]
         del self.by_number[handoff.number]
         self.returned.discard(handoff.number)
-        self.ended[key] = handoff
-        end = end_of(handoff)
-        forgotten = self.tenants.ended(*key, end, pair_ids(handoff), now_s)
-        if forgotten is not None:
-            del self.ended[handoff.tenant, forgotten]
-        if len(self.ended) > self.limits.max_ended:
-            (tenant, _), _ = self.ended.popitem(last=False)
-            self.tenants.forget_oldest(tenant)
-        self.statistics.count(handoff, end)
-        self.bytes_read += handoff.bytes_read
+        if handoff.parent is None:
+            actions += _unfence(handoff)
+            self.remember(handoff)
+        self._count(handoff, now_s)
         writing = handoff.unsettled | handoff.unheard
         source, destination = handoff.source, handoff.destination
         if source is not None:
             source.handoffs.discard(handoff.number)
-            actions.append(told(handoff, source))
+            if handoff.parent is None:
+                actions.append(told(handoff, source))
         if destination is not None:
             destination.handoffs.discard(handoff.number)
             if not self.quarantine.hold(handoff, destination, writing, now_s):
@@ -269,7 +217,18 @@ class Ledger:
             self.fresh_ends.append(handoff)
         if failure is not None and failure.reason not in GIVEN_UP:
             self._tell_failure(handoff, failure)
-        return actions
+        return actions + self.readers.ended(handoff, now_s)
+
+    def _count(self, handoff: Handoff, now_s: float) -> None:
+        """Count a delivery's end; or a publication's by itself, whose deliveries were counted."""
+        self.tenants.add_live(handoff.tenant, -1)
+        if handoff.shared:
+            self.statistics.count_publication(handoff)
+            return
+        end = end_of(handoff)
+        self.tenants.count_end(handoff.tenant, end, pair_ids(handoff), now_s)
+        self.statistics.count(handoff, end)
+        self.bytes_read += handoff.bytes_read
 
     def _tell_failure(self, handoff: Handoff, failure: Failure) -> None:
         if self.fresh_failures is not None:

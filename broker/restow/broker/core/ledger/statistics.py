@@ -61,6 +61,8 @@ class Statistics:
     def __init__(self) -> None:
         """Nothing has ended."""
         self.ends: Counter[tuple[State, str]] = Counter()
+        self.publications: Counter[tuple[State, str]] = Counter()
+        """Ends of publications that readers were named for; their deliveries are ends."""
         self.phases = {phase: Durations() for phase in Phase}
         self.series = Series(STEP_S)
         self.refused: Counter[str] = Counter()
@@ -92,6 +94,11 @@ class Statistics:
         if isinstance(error, QuotaExceededError):
             what = error.subject.get("what", "")
             self.over_quota[what if what in QUOTAS else OTHER] += 1
+
+    def count_publication(self, handoff: Handoff) -> None:
+        """Count a publication that has just ended, beside its deliveries."""
+        reason = "" if handoff.failure is None else _known(handoff.failure.reason)
+        self.publications[handoff.state, reason] += 1
 
     def count(self, handoff: Handoff, end: End) -> None:
         """Count a handoff that has just ended."""

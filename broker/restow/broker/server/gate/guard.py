@@ -42,6 +42,9 @@ SERVICE_ROLES = {
     reflection.SERVICE_NAME: frozenset({Role.OPERATOR}),
 }
 METHOD_ROLES = {
+    "/restow.v1.Broker/Find": frozenset({Role.ENGINE, Role.ROUTER, Role.OPERATOR}),
+    # A store, which is an engine, makes its layout of another one's.
+    "/restow.v1.Admin/GetLayout": frozenset({Role.OPERATOR, Role.ENGINE}),
     # An engine or a router tells its own clients what became of a handoff.
     "/restow.v1.Admin/GetHandoff": frozenset({Role.OPERATOR, Role.ENGINE, Role.ROUTER}),
     "/restow.v1.Admin/AbandonHandoff": frozenset({Role.OPERATOR, Role.ROUTER}),

@@ -41,6 +41,7 @@ class DirectoryCollector(Collector):
         yield InfoMetricFamily("restow_broker", "The broker.", {"version": own_version()})
         yield from self._members()
         yield from self._handoffs()
+        yield from self._prefixes()
         yield from self._refusals()
         yield from self._work()
 
@@ -80,7 +81,7 @@ class DirectoryCollector(Collector):
         live = GaugeMetricFamily(
             "restow_handoffs", "Handoffs that have not ended, by state.", labels=["state"]
         )
-        states = Counter(handoff.state for handoff in ledger.live.values())
+        states = Counter(handoff.state for handoff in ledger.by_number.values())
         for state in LIVE_STATES:
             live.add_metric([state], states[state])
         yield live
@@ -100,6 +101,16 @@ class DirectoryCollector(Collector):
         ):
             ends.add_metric([state, reason], count)
         yield ends
+        publications = CounterMetricFamily(
+            "restow_publications_ended",
+            "Publications for several readers that ended, by state and reason; their deliveries "
+            "are handoffs that ended.",
+            labels=["state", "reason"],
+        )
+        counted = {(State.DONE, ""): 0, **ledger.statistics.publications}
+        for (state, reason), count in sorted(counted.items()):
+            publications.add_metric([state, reason], count)
+        yield publications
         phases = HistogramMetricFamily(
             "restow_handoff_phase_seconds",
             "How long parts of ended handoffs took: wait (until P's state was whole and D had "
@@ -124,6 +135,26 @@ class DirectoryCollector(Collector):
             "Handoffs that failed because digests differed.",
             ledger.checks.mismatches,
         )
+
+    def _prefixes(self) -> Iterator[Metric]:
+        prefixes, offering = self._hub.directory.prefixes, self._hub.directory.offering
+        holders = prefixes.holders.values()
+        told = sum(len(one.tellers) for one in holders)
+        yield _gauge("holding_engines", "Engines that tell what they hold of prefixes.", told)
+        hashes = sum(len(one.index) for one in holders)
+        yield _gauge("held_hashes", "Different hashes that any engine holds.", hashes)
+        yield _gauge("holdings_bytes", "About what these take.", prefixes.size_bytes)
+        for name, words, count in (
+            ("holdings_forgotten", "Holdings forgotten for want of room.", prefixes.forgotten),
+            ("holdings_told_again", "Times an engine was to tell all again.", prefixes.told_again),
+            ("prefixes_asked", "Chains that were asked for.", prefixes.asked),
+            ("prefixes_found", "Those of them of which somebody held a state.", prefixes.found),
+            ("prefix_demands", "Demands by prefix, of what nobody published.", offering.asked),
+            ("prefix_demands_not_held", "Those that nobody could give.", offering.not_held),
+            ("offers", "Offers of such demands to engines that hold it.", offering.offered),
+            ("offers_declined", "Those declined, or not answered in time.", offering.declined),
+        ):
+            yield CounterMetricFamily(f"restow_{name}", words, count)
 
     def _refusals(self) -> Iterator[Metric]:
         statistics = self._hub.directory.ledger.statistics

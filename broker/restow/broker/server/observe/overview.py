@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Reversible
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,9 @@ from restow.broker.core.engines.engine import EngineRecord
 from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.progress import progress_of
+from restow.broker.core.ledger.ends import delivered
+from restow.broker.core.prefix.prefixes import Prefixes
+from restow.broker.core.prefix.rules import SNAPSHOT
 from restow.broker.core.traffic.tally import Tally
 from restow.broker.core.traffic.traffic import busiest
 from restow.broker.printable import shown_values
@@ -69,7 +72,7 @@ class Overview:
         holdings = ledger.tenants.holdings
         names = list(islice(sorted(holdings), MAX_TENANTS))
         mine = [one for one in engines.values() if tenant in (None, one.key.tenant)]
-        counted = _of(tenant, ledger.live.values())
+        counted = _of(tenant, ledger.by_number.values())
         return {
             "version": own_version(),
             "epoch": self._hub.epoch,
@@ -78,7 +81,10 @@ class Overview:
             "draining": directory.granting.draining,
             "tenants": names,
             "tenant": tenant,
-            "engines": [_engine(engine) for engine in mine[:MAX_ENGINES]],
+            "engines": [
+                {**_engine(engine), **_held(directory.prefixes, engine.key)}
+                for engine in mine[:MAX_ENGINES]
+            ],
             "engines_left_out": max(0, len(mine) - MAX_ENGINES),
             "engines_ready": sum(one.has_session and one.complete for one in mine),
             "agents": sum(len(one.agents) for one in mine),
@@ -87,14 +93,15 @@ class Overview:
             "pairs": _pairs(counted),
             "handoffs": [under_way(directory.granting, h, now_s) for h in counted[:MAX_LISTED]],
             "ends": [
-                ended(one, now_s) for one in _of(tenant, reversed(ledger.ended.values()), MAX_ENDS)
+                ended(one, now_s)
+                for one in islice(_with_deliveries(tenant, ledger.ended.values()), MAX_ENDS)
             ],
         }
 
     def _counts(self, tenant: str | None) -> Values:
         ledger = self._hub.directory.ledger
         if tenant is None:
-            live, quarantined = len(ledger.live), len(ledger.quarantine)
+            live, quarantined = len(ledger.by_number), len(ledger.quarantine)
             by_state, bytes_read = ledger.statistics.by_state, ledger.bytes_read
         else:
             held = ledger.tenants.of(tenant)
@@ -136,6 +143,13 @@ def _of(tenant: str | None, handoffs: Iterable[Handoff], most: int | None = None
     return list(islice((one for one in some if tenant in (None, one.tenant)), most))
 
 
+def _with_deliveries(tenant: str | None, ended: Reversible[Handoff]) -> Iterator[Handoff]:
+    """The latest of a tenant, each publication before its deliveries."""
+    for one in _of(tenant, reversed(ended), MAX_ENDS):
+        yield one
+        yield from one.deliveries.by_engine.values()
+
+
 def _tally(tally: Tally) -> Values:
     return {
         "done": tally.done,
@@ -162,9 +176,24 @@ def _engine(engine: EngineRecord) -> Values:
         "session": engine.has_session,
         "publishes": engine.publishes,
         "asks": engine.asks,
+        "keeps": engine.keeps,
         "ranks": [
             {"rank": one.rank, "agent": one.rank in engine.agents} for one in engine.layout.ranks
         ],
+    }
+
+
+def _held(prefixes: Prefixes, key: EngineKey) -> Values:
+    """How much an engine says that it holds: tokens in blocks of all groups, and snapshots."""
+    teller = prefixes.teller(key)
+    if teller is None:
+        return {"held_tokens": None, "held_snapshots": None}
+    counts, quantum_tokens = prefixes.holders[key.tenant].count(teller), teller.form.quantum_tokens
+    blocks = [counts[one.name] * one.block_quanta for one in teller.rules if one.whole]
+    snapshots = [counts[one.name] for one in teller.rules if one.block_quanta == SNAPSHOT]
+    return {
+        "held_tokens": min(blocks) * quantum_tokens if blocks else None,
+        "held_snapshots": min(snapshots, default=None),
     }
 
 
@@ -189,6 +218,9 @@ def _handoff(handoff: Handoff) -> Values:
         "state": handoff.state.value,
         "source": _side(handoff.source),
         "destination": _side(handoff.destination),
+        "number": str(handoff.number),
+        "readers": handoff.deliveries.readers,
+        "delivered": delivered(handoff),
         "tokens": handoff.publication.position_tokens or None,
         "bytes": handoff.bytes_read,
     }

@@ -1,7 +1,8 @@
 """Traces in OpenTelemetry's form: each handoff that has ended, drawn from its own timeline.
 
 A handoff is a span of the request that it is for, where an engine told of one (`trace_parent`),
-and else begins a trace. Inside lie its phases and each rank's read; what happened at one moment is
+and else begins a trace; a publication for several readers is one, and so is each delivery of it.
+Inside lie its phases and each rank's read; what happened at one moment is
 an event. Nothing is measured that the broker does not know anyhow, and nothing is sent on its loop.
 """
 
@@ -64,7 +65,8 @@ class Tracer:
             return epoch_ns + int(at_s * 1e9)
 
         request = _W3C.extract({"traceparent": handoff.trace_parent})
-        whole = self._tracer.start_span("handoff", request, start_time=wall_ns(handoff.born_s))
+        name = "publication" if handoff.shared else "delivery" if handoff.parent else "handoff"
+        whole = self._tracer.start_span(name, request, start_time=wall_ns(handoff.born_s))
         if not whole.is_recording():
             return
         inside = set_span_in_context(whole)
@@ -111,8 +113,18 @@ def _attributes(handoff: Handoff) -> dict[str, AttributeValue]:
         "restow.state": handoff.state,
         "restow.reason": "" if failure is None else failure.reason,
         "restow.bytes": handoff.bytes_read,
+        **_readers(handoff),
         "restow.position_tokens": handoff.publication.position_tokens,
         **{f"restow.{side}": one.key.engine_id for side, one in sides.items() if one is not None},
+    }
+
+
+def _readers(handoff: Handoff) -> dict[str, AttributeValue]:
+    if not handoff.shared:
+        return {}
+    return {
+        "restow.readers": handoff.deliveries.readers,
+        "restow.delivered": handoff.deliveries.done,
     }
 
 

@@ -13,8 +13,9 @@ from restow.broker.core.granting import Granting
 from restow.broker.core.handoffs.demand import content_compared
 from restow.broker.core.handoffs.handoff import Handoff
 from restow.broker.core.handoffs.progress import progress_of
-from restow.broker.core.handoffs.spans import Span
+from restow.broker.core.handoffs.spans import Span, spans_of
 from restow.broker.core.handoffs.timeline import in_words
+from restow.broker.core.ledger.ends import delivered
 from restow.broker.core.probing.costs import HostCosts
 from restow.broker.core.traffic.tally import Tally
 from restow.broker.core.traffic.traffic import PairTally
@@ -110,7 +111,12 @@ def handoff_info(handoff: Handoff, granting: Granting, now_s: float) -> pb.Hando
         age_s=now_s - handoff.born_s,
         strategies=handoff.strategies,
         content=content_compared(handoff.publication, handoff.demand),
+        readers=handoff.deliveries.readers,
+        delivered=delivered(handoff),
     )
+    if (offer := handoff.offer) is not None:
+        info.prefix_tokens = offer.tokens
+        info.offers, info.offers_declined = offer.made, offer.declined
     if handoff.ended:
         info.ended_ago_s = now_s - handoff.ended_s
         if handoff.transfer_s is not None:
@@ -148,6 +154,18 @@ def pair_traffic(pair: PairTally) -> pb.PairTraffic:
         destination_engine=pair.destination,
         traffic=traffic_step(pair.tally),
         bytes_per_second=pair.tally.bytes_per_s,
+    )
+
+
+def whole_story(handoff: Handoff, granting: Granting, now_s: float) -> pb.GetHandoffResponse:
+    """One handoff, its story, and those of its deliveries."""
+    return pb.GetHandoffResponse(
+        handoff=handoff_info(handoff, granting, now_s),
+        timeline=timeline_entries(handoff),
+        spans=[timeline_span(span, handoff.born_s) for span in spans_of(handoff, now_s)],
+        deliveries=[
+            whole_story(one, granting, now_s) for one in handoff.deliveries.by_engine.values()
+        ],
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 
 from restow.broker.core.actions import EngineKey
 from restow.broker.core.audit import audit
 from restow.broker.core.handoffs.handoff import Handoff
-from restow.broker.core.handoffs.spans import spans_of
 from restow.broker.errors import RequestError
 from restow.broker.logs import get_logger
 from restow.broker.rpc.status import cut
@@ -28,17 +27,16 @@ from restow.broker.server.services.admin_messages import (
     handoff_info,
     host_costs,
     tenant_info,
-    timeline_entries,
-    timeline_span,
+    whole_story,
 )
 from restow.broker.server.services.admin_status import add_traffic, broker_status
+from restow.broker.server.services.prefix_messages import engine_holdings, tenant_holdings
 from restow.broker.trust.errors import ForbiddenError
 from restow.v1 import admin_pb2 as pb
-from restow.v1 import admin_pb2_grpc
+from restow.v1 import admin_pb2_grpc, layout_pb2
 
-DEFAULT_LIMIT = 100
-MAX_LIMIT = 10_000
-"""As many as one answer has room for, whatever their names and words are."""
+DEFAULT_LIMIT, MAX_LIMIT = 100, 10_000
+"""Handoffs of an answer; it has room for so many, whatever their names and words are."""
 MAX_FINDINGS = 1000
 
 
@@ -89,6 +87,33 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ]
         )
 
+    async def GetLayout(
+        self, request: pb.GetLayoutRequest, context: Context
+    ) -> pb.GetLayoutResponse:
+        """The layout of an engine of the caller's tenant."""
+        members = self._hub.directory.members
+        engine = members.find(EngineKey(tenant_of(context), request.engine_id))
+        return pb.GetLayoutResponse(
+            layout=layout_pb2.Layout.FromString(engine.layout.encoded),
+            layout_digest=engine.layout_digest,
+        )
+
+    async def ListHoldings(
+        self, request: pb.ListHoldingsRequest, context: Context
+    ) -> pb.ListHoldingsResponse:
+        """What engines of the tenants that are asked for say that they hold."""
+        tenant, directory = listed_tenant(context), self._hub.directory
+        prefixes, engines = directory.prefixes, directory.members.engines
+        held = sorted(one for one in prefixes.holders.items() if tenant in (None, one[0]))
+        return pb.ListHoldingsResponse(
+            engines=[
+                engine_holdings(teller, holders, engines.get(teller.engine))
+                for _, holders in held
+                for _, teller in sorted(holders.tellers.items())
+            ],
+            tenants=[tenant_holdings(name, one, prefixes.limit_bytes) for name, one in held],
+        )
+
     async def ListAgents(
         self, request: pb.ListAgentsRequest, context: Context
     ) -> pb.ListAgentsResponse:
@@ -112,14 +137,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         tenant = listed_tenant(context)
         ledger = self._hub.directory.ledger
         live, ended = reversed(ledger.live.values()), reversed(ledger.ended.values())
-        tables: tuple[Iterable[Handoff], ...] = live, ended
+        listed = _with_deliveries(chain(live, ended))
         if request.ended_within_s > 0:
             since_s = self._hub.now_s() - request.ended_within_s
-            tables = (takewhile(lambda one: one.ended_s >= since_s, ended),)
+            late = takewhile(lambda one: one.ended_s >= since_s, ended)
+            both = _with_deliveries(chain(live, late))
+            listed = (one for one in both if one.ended and one.ended_s >= since_s)
         found = [
             handoff
-            for table in tables
-            for handoff in table
+            for handoff in listed
             if tenant in (None, handoff.tenant)
             and request.state in (0, STATE_NUMBERS[handoff.state])
             and handoff.handoff_id.startswith(request.beginning)
@@ -135,13 +161,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> pb.GetHandoffResponse:
         """One handoff and its story."""
         handoff = self._hub.directory.ledger.find(tenant_of(context), request.handoff_id)
-        return pb.GetHandoffResponse(
-            handoff=self._info(handoff),
-            timeline=timeline_entries(handoff),
-            spans=[
-                timeline_span(span, handoff.born_s) for span in spans_of(handoff, self._hub.now_s())
-            ],
-        )
+        return whole_story(handoff, self._hub.directory.granting, self._hub.now_s())
 
     async def ListCosts(
         self, request: pb.ListCostsRequest, context: Context
@@ -186,7 +206,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         directory = self._hub.directory
         return pb.AuditBrokerResponse(
             findings=[cut(words) for words in islice(audit(directory), MAX_FINDINGS)],
-            handoffs=len(directory.ledger.live) + len(directory.ledger.ended),
+            handoffs=len(directory.ledger.by_number) + len(directory.ledger.ended),
         )
 
     async def ReleaseHandoff(
@@ -233,8 +253,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 draining=request.draining,
                 identity=caller_of(context),
             )
-        members.drain(engine, request.draining, self._hub.now_s())
-        return pb.DrainEngineResponse(open=len(engine.handoffs))
+        self._hub.perform(members.drain(engine, request.draining, self._hub.now_s()))
+        return pb.DrainEngineResponse(open=len(engine.handoffs) + engine.handing_over)
 
     async def ForgetEngine(
         self, request: pb.ForgetEngineRequest, context: Context
@@ -261,6 +281,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         hub.perform(hub.directory.abandon(tenant, request.handoff_id, hub.now_s()))
         state = hub.directory.ledger.find(tenant, request.handoff_id).state
         return pb.AbandonHandoffResponse(state=STATE_NUMBERS[state])
+
+
+def _with_deliveries(handoffs: Iterable[Handoff]) -> Iterator[Handoff]:
+    """Each publication before its deliveries."""
+    for one in handoffs:
+        yield one
+        yield from one.deliveries.by_engine.values()
 
 
 def _check_all_tenants(context: Context) -> None:

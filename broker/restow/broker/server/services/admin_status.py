@@ -29,7 +29,7 @@ def broker_status(hub: Hub, tenant: str | None) -> pb.GetStatusResponse:
     )
     if tenant is None:
         status.engines = len(engines)
-        status.handoffs_live = len(ledger.live)
+        status.handoffs_live = len(ledger.by_number)
         status.handoffs_quarantined = len(ledger.quarantine)
         status.plans = len(directory.granting.pairs)
         ended, bytes_read = ledger.statistics.by_state, ledger.bytes_read

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
-from restow.broker.core import actions as act
+from restow.broker.core.actions import EngineKey
 from restow.broker.core.engines.engine import EngineRecord
-from restow.broker.errors import RequestError, RestowError, SessionReplacedError
+from restow.broker.errors import RestowError, SessionReplacedError
 from restow.broker.rpc.layout_bytes import bytes_as_values
-from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
-from restow.broker.server.gate.callers import Context, caller_of, engine_key
+from restow.broker.rpc.status import cut
+from restow.broker.server.gate.callers import Context, caller_of, engine_key, tenant_of
 from restow.broker.server.hub import Hub
 from restow.broker.server.log_lines import tell_engine, tell_registered
 from restow.broker.server.orders import STATE_NUMBERS
@@ -19,11 +19,17 @@ from restow.broker.server.outbox import ENGINE_FREE_BYTES, EngineOutbox, Outbox
 from restow.broker.server.services.checked_layouts import CheckedLayouts
 from restow.broker.server.services.checked_messages import (
     chunk_of,
-    lease_s_of,
     version_of,
     wish_of,
 )
 from restow.broker.server.services.hearing import hear_stream
+from restow.broker.server.services.prefix_messages import (
+    chains_of,
+    fill_found,
+    limit_of,
+    model_of,
+)
+from restow.broker.server.services.session_words import SessionWords
 from restow.broker.trust.identity import Role
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
@@ -38,6 +44,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
     def __init__(self, hub: Hub) -> None:
         """Serve the hub's directory."""
         self._hub = hub
+        self._words = SessionWords(hub)
         self._layouts = CheckedLayouts()
 
     async def RegisterEngine(
@@ -61,7 +68,15 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         sides = (request.publishes, request.asks)
         hub.perform(
             members.register(
-                key, incarnation, layout, layout_digest, now_s, version, size_bytes, sides
+                key,
+                incarnation,
+                layout,
+                layout_digest,
+                now_s,
+                version,
+                size_bytes,
+                sides,
+                request.keeps,
             )
         )
         engine = members.engines[key]
@@ -113,7 +128,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub.directory.members.session_opened(engine)
         tell_engine(hub.said, "session opened", engine.key)
         outbox.open().events.add().opened.broker_epoch = hub.epoch
-        hear = partial(self._hear, engine, outbox)
+        hear = partial(self._words.hear, engine, outbox)
         reader = asyncio.create_task(hear_stream(first.messages, requests, outbox, hear, hub.now_s))
         try:
             while (batch := await outbox.take()) is not None:
@@ -125,75 +140,6 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             lose()
             outbox.drop()
 
-    def _hear(
-        self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
-    ) -> None:
-        hub = self._hub
-        try:
-            actions = self._apply(engine, message, now_s)
-            if actions:
-                hub.perform(actions)
-        except RestowError as error:
-            body = message.WhichOneof("body")
-            handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
-            statistics = hub.directory.ledger.statistics
-            statistics.count_quota(error)
-            if body in ("publish", "request"):
-                hub.refuse(engine, handoff_id, error)
-            else:
-                statistics.refuse(error.reason)
-            hub.said.warning(
-                "word refused",
-                tenant=engine.key.tenant,
-                engine=engine.key.engine_id,
-                word=body,
-                handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
-                reason=error.reason,
-                detail=error.message,
-            )
-            refused = outbox.open(len(handoff_id.encode())).events.add().refused
-            refused.message_id = message.message_id
-            refused.handoff_id = handoff_id
-            refused.status = error.status
-            refused.reason = error.reason
-            refused.detail = cut(error.message)
-            if body == "publish":
-                self._tell_refused(engine, handoff_id, error)
-
-    def _apply(
-        self, engine: EngineRecord, message: pb.EngineMessage, now_s: float
-    ) -> list[act.Action]:
-        directory = self._hub.directory
-        body = message.WhichOneof("body")
-        if message.message_id < 0:
-            raise RequestError(
-                f"message_id {message.message_id} must not be negative", field="message_id"
-            )
-        if body == "publish":
-            publication = message.publish
-            chunk = chunk_of(publication, directory.limits)
-            return directory.publish(engine, publication.handoff_id, chunk, now_s)
-        if body == "request":
-            demand = message.request
-            wish = wish_of(demand, message.message_id, directory.limits)
-            return directory.request(engine, demand.handoff_id, wish, now_s)
-        if body == "renew":
-            lease_s = lease_s_of(message.renew.lease_ms, directory.limits)
-            return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
-        if body == "cancel":
-            cancel = message.cancel
-            detail = cut(cancel.detail)
-            return directory.cancel(engine, cancel.handoff_id, detail, now_s, cancel.demand)
-        if body == "decline":
-            decline = message.decline
-            return directory.decline(
-                engine, decline.handoff_id, cut(decline.detail), now_s, message.message_id
-            )
-        if body == "drain":
-            directory.members.drain(engine, True, now_s)
-            return []
-        raise RequestError("a message without a body")
-
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         """Publish one chunk outside of a session."""
         hub = self._hub
@@ -204,7 +150,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
             hub.perform(hub.directory.publish(engine, handoff_id, chunk, hub.now_s()))
         except RestowError as error:
             hub.refuse(engine, handoff_id, error)
-            self._tell_refused(engine, handoff_id, error)
+            self._words.tell_refused(engine, handoff_id, error)
             raise
         state = hub.directory.ledger.find(engine.key.tenant, handoff_id).state
         return pb.PublishResponse(state=STATE_NUMBERS[state])
@@ -214,7 +160,7 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
         hub = self._hub
         engine = self._engine(request.engine, context)
         demand = request.demand
-        number, end = hub.wait_for_end(engine.key, demand.handoff_id)
+        number, end = hub.waiting.begin(engine.key, demand.handoff_id)
         # The call's own message is there for as long as it waits.
         waiting_bytes = CALL_COPIES * request.ByteSize()
         carried = False
@@ -242,13 +188,26 @@ class BrokerService(broker_pb2_grpc.BrokerServicer):
                 engine, cancel.handoff_id, cut(cancel.detail), hub.now_s(), cancel.demand
             )
         )
-        state = hub.directory.ledger.find(engine.key.tenant, cancel.handoff_id).state
+        state = hub.directory.ledger.find_of(engine, cancel.handoff_id, hub.now_s()).state
         return pb.CancelResponse(state=STATE_NUMBERS[state])
 
-    def _tell_refused(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
-        """Let D know that what it waits for will not come."""
-        hub = self._hub
-        hub.perform(hub.directory.publication_refused(engine, handoff_id, error, hub.now_s()))
+    async def Find(self, request: pb.FindRequest, context: Context) -> pb.FindResponse:
+        """Who of the caller's tenant holds how much of some prompts."""
+        hub, tenant = self._hub, tenant_of(context)
+        members, prefixes = hub.directory.members, hub.directory.prefixes
+        if request.HasField("model"):
+            model = model_of(request.model)
+        else:
+            model = members.find(EngineKey(tenant, request.engine_id)).layout.model.identity
+        limit = limit_of(request.limit)
+        response = pb.FindResponse()
+        for chain in chains_of(request, model):
+            held = [
+                (members.engines[one.engine], one.tokens) for one in prefixes.find(tenant, chain)
+            ]
+            fill_found(response.found.add(), held, limit)
+            await asyncio.sleep(0)  # a chain may be long: others have their turn
+        return response
 
     def _engine(self, ref: pb.EngineRef, context: Context) -> EngineRecord:
         key = engine_key(context, Role.ENGINE, ref.engine_id)

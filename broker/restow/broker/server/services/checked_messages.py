@@ -6,11 +6,13 @@ import re
 from collections.abc import Sized
 
 from restow.broker.core.events import Chunk, Wish
+from restow.broker.core.handoffs.deliveries import MAX_READERS
 from restow.broker.core.limits import Limits
 from restow.broker.errors import RequestError
 from restow.broker.layout.limits import MAX_GROUPS
 from restow.broker.printable import is_word
 from restow.broker.rpc.status import cut
+from restow.broker.server.services.prefix_messages import named_of
 from restow.broker.server.services.trace_context import known_trace
 from restow.v1 import broker_pb2 as pb
 
@@ -27,6 +29,16 @@ def lease_s_of(lease_ms: int, limits: Limits) -> float:
             field="lease_ms",
         )
     return lease_ms / 1000 if lease_ms else limits.lease_s
+
+
+def readers_of(readers: int) -> int:
+    """How many readers a side names. Raises `RequestError`."""
+    if not 0 <= readers <= MAX_READERS:
+        raise RequestError(
+            f"readers is {readers}; it must be 0 to {MAX_READERS}: publish again for more",
+            field="readers",
+        )
+    return readers
 
 
 def version_of(text: str) -> str:
@@ -50,6 +62,7 @@ def chunk_of(publication: pb.Publication, limits: Limits) -> Chunk:
         known_trace(publication.trace_parent),
         _content(publication.content),
         publication.repeated,
+        readers_of(publication.readers),
     )
 
 
@@ -72,6 +85,14 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
             "a demand that names its content must say position_tokens, up to which it does",
             field="position_tokens",
         )
+    prefix = None
+    if demand.HasField("prefix"):
+        if demand.content or demand.readers:
+            raise RequestError(
+                "a demand that names a prefix names no content beside it, and no readers",
+                field="prefix",
+            )
+        prefix = named_of(demand.prefix, demand.position_tokens)
     _check_lists(demand.blocks)
     blocks = []
     for one in demand.blocks:
@@ -88,6 +109,8 @@ def wish_of(demand: pb.Demand, number: int, limits: Limits) -> Wish:
         known_trace(demand.trace_parent),
         _content(demand.content),
         number,
+        readers_of(demand.readers),
+        prefix,
     )
 
 

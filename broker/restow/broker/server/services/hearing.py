@@ -19,14 +19,14 @@ async def hear_stream(
     first: Iterable[Message],
     requests: AsyncIterator[Any],
     outbox: Outbox[Any],
-    hear: Callable[[Message, float], None],
+    hear: Callable[[Message, float], bool | None],
     now_s: Callable[[], float],
 ) -> None:
     """Hear the ``first`` messages and those of all ``requests``, until the stream ends.
 
-    ``hear`` takes a message and the time. What it raises, a `RestowError`, ends the stream; the
-    end of ``requests`` does, too. One that ends is heard no more: who does not read it could write
-    for ever.
+    ``hear`` takes a message and the time, and says whether that took long. What it raises, a
+    `RestowError`, ends the stream; the end of ``requests`` does, too. One that ends is heard no
+    more: who does not read it could write for ever.
     """
     try:
         await hear_batch(first, outbox, hear, now_s)
@@ -44,15 +44,16 @@ async def hear_stream(
 async def hear_batch(
     messages: Iterable[Message],
     outbox: Outbox[Any],
-    hear: Callable[[Message, float], None],
+    hear: Callable[[Message, float], bool | None],
     now_s: Callable[[], float],
 ) -> None:
     """Hear what came at once."""
     at_s = now_s()
+    long: bool | None = False
     for index, message in enumerate(messages, 1):
-        if not index % MAX_AT_ONCE:
+        if long or not index % MAX_AT_ONCE:
             await asyncio.sleep(0)
             at_s = now_s()
         if outbox.closed:
             return
-        hear(message, at_s)
+        long = hear(message, at_s)

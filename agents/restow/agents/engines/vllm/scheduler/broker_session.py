@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from restow.agents.engines.vllm.settings import ConnectorSettings
-from restow.broker.client import BlockingSession, BrokerUnreachableError
+from restow.broker.client import BlockingSession, BrokerUnreachableError, Offer, Prefix
 from restow.broker.errors import RestowError
 from restow.broker.layout import Layout
 
@@ -24,8 +25,12 @@ def registered(
     kv_role: str,
     settings: ConnectorSettings,
     log: structlog.stdlib.BoundLogger,
+    on_offer: Callable[[Offer], None] | None = None,
+    on_drain: Callable[[], Sequence[Prefix]] | None = None,
 ) -> BlockingSession:
-    """Return a session, as soon as the broker answers.
+    """Return a session, as soon as the broker answers. It makes offers to ``on_offer``.
+
+    What ``on_drain`` names is handed over when the engine is to leave.
 
     Raises `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
     """
@@ -46,8 +51,10 @@ def registered(
             settings.broker or None,
             credentials,
             lost,
-            publishes=kv_role in ("kv_producer", "kv_both"),
-            asks=kv_role in ("kv_consumer", "kv_both"),
+            publishes=settings.tells or kv_role in ("kv_producer", "kv_both"),
+            asks=settings.finds or kv_role in ("kv_consumer", "kv_both"),
+            on_offer=on_offer,
+            on_drain=on_drain,
         )
         left_s = began_s + settings.connect_timeout_s - time.monotonic()
         try:

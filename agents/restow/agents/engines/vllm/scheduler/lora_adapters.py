@@ -46,6 +46,15 @@ class LoraAdapters:
                 self._words.popitem(last=False)
         return word
 
+    def is_known(self, adapter: LoraRequest | None) -> bool:
+        """Return whether its word tells its weights, of all requests that name it.
+
+        It does not where they can't be read, or may be others at the next request.
+        """
+        if adapter is None:
+            return True
+        return not adapter.load_inplace and self.word(adapter) != adapter.lora_name
+
     def _found(self, adapter: LoraRequest) -> str:
         try:
             return checkpoint_revision(local_checkpoint(adapter.lora_path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +29,9 @@ class Request(Protocol):
     mm_features: list[Any]
     lora_request: LoraRequest | None
     cache_salt: str | None
+    block_hashes: Sequence[bytes]
+    resumable: bool
+    sampling_params: Any
     _all_token_ids: list[int]
 
     @property

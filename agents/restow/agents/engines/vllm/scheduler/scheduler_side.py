@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from restow.agents.engines.common.decode import DecodeSide
 from restow.agents.engines.common.errors import BlocksError
@@ -22,6 +22,9 @@ from restow.agents.engines.vllm.worker_step import WorkerStep
 from restow.broker.client import BlockingSession
 from restow.broker.logs import get_logger
 
+if TYPE_CHECKING:
+    from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
+
 
 class SchedulerSide:
     """Follows every request from its arrival to its end. Belongs to the scheduler's thread."""
@@ -35,8 +38,9 @@ class SchedulerSide:
         lookahead_tokens: int,
         session: BlockingSession,
         settings: ConnectorSettings,
+        prefix: PrefixSide | None = None,
     ) -> None:
-        """Serve ``groups``.
+        """Serve ``groups``; with ``prefix`` find what others hold, too.
 
         ``life`` tells handoffs apart that P names itself, over restarts of the engine.
         """
@@ -45,7 +49,7 @@ class SchedulerSide:
         self._recurrent = any(group.is_state for group in groups)
         windows = any(group.window_tokens for group in groups)
         self._backoff = backoff_tokens(self._recurrent, windows, lookahead_tokens)
-        self._session = session
+        self._session, self._prefix = session, prefix
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
         self._adapters = LoraAdapters()
@@ -60,6 +64,13 @@ class SchedulerSide:
 
     def new_request(self, request: Request) -> None:
         """Find the handoff of a request that came in, and cut P's prompt."""
+        self._begin(request)
+        if self._prefix is not None and self._adapters.is_known(request.lora_request):
+            adapter = self._adapters.word(request.lora_request)
+            asks = not self.decides(request.request_id)
+            self._prefix.new_request(request, adapter, asks)
+
+    def _begin(self, request: Request) -> None:
         request_id = request.request_id
         index = answer_index(request_id)
         try:
@@ -78,16 +89,28 @@ class SchedulerSide:
         trace_parent = (request.trace_headers or {}).get("traceparent", "")
         if found.side is HandoffSide.DECODE:
             tokens = position_tokens(request.num_prompt_tokens, self._backoff)
-            self._decode.begin(request_id, handoff_ids[0], tokens, found.timeout_ms, trace_parent)
+            self._decode.begin(
+                *(request_id, handoff_ids[0], tokens, found.timeout_ms, trace_parent),
+                readers=found.readers,
+            )
             return
         truncate(request, self._backoff)
-        self._prefill.begin(request_id, handoff_ids, request.num_prompt_tokens, trace_parent)
+        prompt_tokens, readers = request.num_prompt_tokens, found.readers
+        self._prefill.begin(request_id, handoff_ids, prompt_tokens, trace_parent, readers)
 
-    def loadable_tokens(self, request: Request, computed_tokens: int) -> int:
-        """Return how many tokens of the prompt another engine has, beyond those computed here."""
+    def loadable_tokens(self, request: Request, computed_tokens: int) -> int | None:
+        """Return how many tokens of the prompt another engine has, beyond those computed here.
+
+        None: that is not known yet.
+        """
         if request.request_id in self._refused:
             # A load that fails at once: vLLM does then as its policy says.
             return request.num_prompt_tokens - computed_tokens
+        if self._prefix is not None:
+            # One token at least is computed here.
+            last = position_tokens(request.num_prompt_tokens, max(self._backoff, 1))
+            if not self._prefix.look(request, computed_tokens, last, self._decode):
+                return None
         return self._decode.loadable_tokens(request.request_id, computed_tokens)
 
     def decides(self, request_id: str) -> bool:
@@ -131,11 +154,14 @@ class SchedulerSide:
         """
         request_id = request.request_id
         self._refused.discard(request_id)
+        self._decode.finish(request_id)
         found = self._parameters.pop(request_id, None)
-        if found is None:
-            return None
-        if found.side is HandoffSide.DECODE:
-            self._decode.finish(request_id)
+        replies = found is None or found.side is HandoffSide.DECODE
+        if self._prefix is not None:
+            if replies and computed:
+                self._replied(self._prefix, request, blocks)
+            self._prefix.finished(request_id)
+        if found is None or replies:
             return None
         position = request.num_computed_tokens
         if not self._recurrent:  # what P has said itself follows the prompt, and does not matter
@@ -152,16 +178,40 @@ class SchedulerSide:
         self._prefill.finish(request_id, named, position, self._content(request, position))
         return found.answer(self._engine_id, request_id, position)
 
+    def _replied(
+        self, prefix: PrefixSide, request: Request, blocks: Sequence[Sequence[int]]
+    ) -> None:
+        """Have the end of a reply kept. A step that is under way is over when vLLM frees it."""
+        tokens = request.num_computed_tokens
+        if not 0 < tokens <= len(request._all_token_ids):
+            return
+        try:
+            named = handoff_blocks(self._groups, blocks)
+        except BlocksError:
+            return  # its states were never computed
+        name = self._content(request, tokens) if self._recurrent else b""
+        prefix.replied(request, tokens, named, name)
+
     def _content(self, request: Request, position: int) -> bytes:
         return content(request, position, self._adapters.word(request.lora_request))
 
     def counted(self) -> dict[str, Any] | None:
         """Return what became of handoffs since the last call; None: nothing has changed."""
+        pinned = 0 if self._prefix is None else self._prefix.pinned_blocks
         self.tally.present = {
-            "held_blocks": self._prefill.held_blocks,
+            "held_blocks": self._prefill.held_blocks + pinned,
             "registered": int(self._session.is_open),
         }
         return None if self.tally.empty else self.tally.take()
+
+    def close(self) -> None:
+        """Leave the broker. May be repeated."""
+        self._session.close()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a step has something to do here, though no request runs."""
+        return self._prefix is not None and self._prefix.pending
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -172,6 +222,8 @@ class SchedulerSide:
         """
         step, self._step = self._step, WorkerStep()
         step.fences = self._prefill.completed(progress)
+        if self._prefix is not None:
+            step.fences += self._prefix.step()
         ended, step.sent = self._prefill.sent()
         for end in ended:
             self.tally.sent(end)

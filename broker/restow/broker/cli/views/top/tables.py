@@ -9,10 +9,13 @@ from typing import Any
 
 from restow.broker.cli.views.admin_json import ENDS
 from restow.broker.cli.views.handoff_columns import UNDER_WAY, handoff_row
+from restow.broker.cli.views.prefix_views import held_text
 from restow.broker.draw.bytes_and_seconds import duration_text, rate_text, size_text
 
 PAIR_COLUMNS = ("from", "to", "reads at", "p50", "p99", "done", "failed", "read")
 """What ended in the last quarter of an hour."""
+HOLDERS = 2
+"""As many of those that hold prefixes as one line has room for."""
 NO_TRAFFIC: dict[str, Any] = {"step_s": 0.0, "steps": [], "pairs": [], "pairs_left_out": 0}
 SORTED_BY: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lease": lambda one: math.inf if one["lease_s"] is None else one["lease_s"],
@@ -38,6 +41,8 @@ class Look:
     traffic: dict[str, Any] = field(default_factory=lambda: NO_TRAFFIC)
     all_tenants: bool = False
     """Whether names of engines have their tenants before them."""
+    holdings: Sequence[dict[str, Any]] = ()
+    """What engines say that they hold of prefixes."""
 
     @property
     def live(self) -> list[dict[str, Any]]:
@@ -69,10 +74,21 @@ def headline(before: Look | None, now: Look) -> list[tuple[str, str]]:
         ("ends", rates[0]),
         ("read", rates[1]),
         ("ended", ", ".join(f"{count} {state}" for state, count in ended.items() if count) or "-"),
+        *([("held", _held(now))] if now.holdings else []),
         *([("draining", "nothing is granted")] if status["draining"] else []),
         *([("listed", now.hidden)] if now.hidden else []),
         *([("pairs", f"the busiest {pairs} of {pairs + left_out}")] if left_out else []),
     ]
+
+
+def _held(now: Look) -> str:
+    """Who holds most, stores above all: so many tokens in blocks, and so many snapshots."""
+    most = sorted(
+        now.holdings, key=lambda one: -max((g["count"] for g in one["groups"]), default=0)
+    )
+    shown = [f"{one['engine_id']} {held_text(one)}" for one in most[:HOLDERS]]
+    left_out = len(most) - HOLDERS
+    return "; ".join(shown) + (f"; {left_out} more" if left_out > 0 else "")
 
 
 def _same_life(before: Look, now: Look) -> bool:

@@ -9,13 +9,19 @@ function sides(now) {
   return [named(prefills), named(decodes), named((e) => !prefills(e) && !decodes(e))];
 }
 
+function held(engine) {
+  // Blocks and snapshots that it says to hold of prefixes; of a store, in memory and on its disk.
+  const said = [[engine.held_tokens, "token"], [engine.held_snapshots, "snapshot"]].filter(([count]) => (count ?? null) !== null);
+  return `holds ${said.map(([count, what]) => `${count} ${what}${count === 1 ? "" : "s"}`).join(", ") || "nothing"}`;
+}
+
 function card(map, engine, x, y) {
   const lost = !engine.session || engine.ranks.some((r) => !r.agent);
   const group = put(map, "g");
-  put(group, "title", {}, `${engine.name}: ${engine.model}${engine.session ? "" : ", no session"}`);
+  put(group, "title", {}, [`${engine.name}: ${engine.model}`, held(engine), engine.session ? "" : "no session"].filter(Boolean).join(", "));
   put(group, "rect", {class: lost ? "engine lost" : "engine", x, y, width: CARD.width, height: CARD.height, rx: 6});
   put(group, "text", {x: x + 12, y: y + 20}, short(engine.name, 34));
-  put(group, "text", {class: "soft", x: x + 12, y: y + 36}, short(engine.session ? engine.model : "no session", 40));
+  put(group, "text", {class: "soft", x: x + 12, y: y + 36}, short(engine.session ? (engine.keeps ? `store, ${held(engine)}` : engine.model) : "no session", 40));
   const most = 24;
   engine.ranks.slice(0, most).forEach((rank, index) => {
     const dot = put(group, "circle", {class: rank.agent ? "there" : "missing", cx: x + 15 + index * 10, cy: y + 45, r: 3});

@@ -82,7 +82,9 @@ function progress(handoff) {
 
 function handoffs(now, wanted) {
   const texts = (h) => [h.handoff_id, h.state, h.source || "", h.destination || "", h.reason || "", h.waits_for || ""];
-  const row = (h, more) => ({key: JSON.stringify([h.tenant, h.handoff_id]), id: h.handoff_id, tenant: h.tenant, cells: [h.handoff_id, h.state, h.source || "–", h.destination || "–", ...more]});
+  // A publication, and each of its deliveries, has a line of its own under one id.
+  const to = (h) => h.destination || (h.readers ? `${h.delivered} of ${h.readers} readers` : "–");
+  const row = (h, more) => ({key: JSON.stringify([h.tenant, h.handoff_id, h.readers ? "" : h.number]), id: h.handoff_id, tenant: h.tenant, cells: [h.handoff_id, h.state, h.source || "–", to(h), ...more]});
   const live = now.handoffs.filter((h) => wanted(texts(h))), ends = now.ends.filter((h) => wanted(texts(h)));
   const left = now.live - now.handoffs.length;
   const of = (found, listed) => (found.length < listed.length ? `${found.length} of these ${listed.length} match` : "");

@@ -1,0 +1,95 @@
+"""An engine's part of the scheduler begins here: its session, its requests, and its prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from restow.agents.engines.common.groups import Group
+from restow.agents.engines.vllm.errors import EngineUnsupportedError
+from restow.agents.engines.vllm.prefix.answering import Offers
+from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
+from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
+from restow.agents.engines.vllm.prefix.request_chains import RequestChains
+from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
+from restow.agents.engines.vllm.scheduler.broker_session import registered
+from restow.agents.engines.vllm.scheduler.core_loop import CoreLoop
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.broker.client import BlockingSession
+from restow.broker.layout import Layout
+from restow.broker.logs import get_logger
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+PINNED_SHARE = 4
+"""One of so many of an engine's blocks may be pinned for others."""
+
+
+def begun(
+    config: VllmConfig,
+    settings: ConnectorSettings,
+    layout: Layout,
+    caches: KVCacheConfig,
+    groups: Sequence[Group],
+    manager: KVCacheManager | None,
+) -> SchedulerSide:
+    """Register an engine with its broker, and return who follows its requests.
+
+    ``groups`` are those of ``caches`` that are handed over. Raises `EngineUnsupportedError`,
+    `BrokerUnreachableError`, and `BrokerCallError` with the broker's reason.
+    """
+    if settings.finds and manager is None:
+        raise EngineUnsupportedError(
+            f"prefix is {settings.prefix}, and this version of vLLM shows connectors no cache "
+            "manager (bind_kv_cache_manager)"
+        )
+    transfer = config.kv_transfer_config
+    engine_id, incarnation = transfer.engine_id, config.instance_id
+    offers = Offers(CoreLoop.of_caller().wake) if settings.tells else None
+    worth = WorthKeeping()
+    session = registered(
+        engine_id,
+        incarnation,
+        layout,
+        transfer.kv_role,
+        settings,
+        get_logger("restow.vllm").bind(engine=engine_id),
+        None if offers is None else offers.hear,
+        worth.newest,
+    )
+    prefix = None
+    if settings.finds and manager is not None:
+        numbered = dict(zip(caches.transfer_group_ids, groups, strict=True))
+        prefix = _prefix_side(engine_id, session, settings, manager, numbered, offers, worth)
+    return SchedulerSide(
+        engine_id,
+        incarnation,
+        transfer.kv_role,
+        groups,
+        config.num_prefill_lookahead_tokens,
+        session,
+        settings,
+        prefix,
+    )
+
+
+def _prefix_side(
+    engine_id: str,
+    session: BlockingSession,
+    settings: ConnectorSettings,
+    manager: KVCacheManager,
+    groups: dict[int, Group],
+    offers: Offers | None,
+    worth: WorthKeeping,
+) -> PrefixSide:
+    if offers is None:
+        chains = RequestChains(manager.block_pool.hash_block_size)
+        return PrefixSide(engine_id, session, settings, chains, tuple(groups.values()))
+    limit_blocks = manager.block_pool.num_gpu_blocks // PINNED_SHARE
+    cached = CachedPrefixes(manager, groups, limit_blocks)
+    of_cache = cached.chains, tuple(groups.values()), cached
+    return PrefixSide(engine_id, session, settings, *of_cache, offers, worth)

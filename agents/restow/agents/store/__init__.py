@@ -1,0 +1,1 @@
+"""A store: an engine that never computes. It keeps states, and gives them back."""

@@ -1,0 +1,141 @@
+"""`Asking` takes states for a store, as D does: those that engines say are worth keeping."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from restow.agents.store.books.kept import Pinned
+from restow.agents.store.holdings import Holdings
+from restow.agents.store.waiting import Waiting
+from restow.broker.client import BlockingDelivery, BlockingSession, Prefix, PrefixChain
+from restow.broker.client.engine.chains import Holders
+from restow.broker.errors import ChainFormError, RestowError
+from restow.broker.logs import get_logger
+
+MOST_AT_ONCE = 4
+"""Demands under way: enough that the next one is granted while one is read."""
+
+
+class Asking:
+    """Demands under way, and states that wait for one to end. It has one thread, but for `hear`."""
+
+    def __init__(
+        self,
+        session: BlockingSession,
+        holdings: Holdings,
+        run: Callable[[Callable[[], None]], None],
+        arrived: Callable[[Prefix], None],
+    ) -> None:
+        """Ask for nothing yet. ``run`` has the thread do something; ``arrived`` hears what came."""
+        self.waiting = Waiting()
+        self.asked = self.kept = 0
+        """Demands, and states of them that came."""
+        self._session, self._holdings = session, holdings
+        self._run, self._arrived = run, arrived
+        self._open: set[Prefix] = set()
+        self._called = False
+        self._refused: str = ""
+        self._log = get_logger("restow.store")
+
+    def hear(self, prefix: Prefix) -> None:
+        """A state is worth keeping. Returns at once, on any thread."""
+        self.waiting.add(prefix)
+        if not self._called:
+            self._called = True
+            self._run(self._next)
+
+    def _next(self) -> None:
+        self._called = False
+        while len(self._open) < MOST_AT_ONCE and (prefix := self.waiting.take()) is not None:
+            if prefix not in self._open:
+                self._consider(prefix)
+
+    def _consider(self, prefix: Prefix) -> None:
+        try:
+            self._holdings.check(prefix)
+            if self._holdings.holds(prefix):
+                self._holdings.use(prefix)
+                return
+            found = self._session.find([_chain(prefix)], limit=1)
+        except RestowError as error:
+            self._refuse(error)
+            return
+        self._open.add(prefix)
+        found.add_done_callback(lambda _: self._run(lambda: self._found(prefix, found)))
+
+    def _found(self, prefix: Prefix, found: Future[Holders]) -> None:
+        """Nothing is evicted for a state that nobody holds any more, as when an engine has left."""
+        self._open.discard(prefix)
+        try:
+            (holders,) = found.result()
+            if any(one.tokens == prefix.position_tokens for one in holders):
+                self._reserve(prefix)
+        except RestowError as error:
+            self._refuse(error)
+        self._next()
+
+    def _reserve(self, prefix: Prefix) -> None:
+        pinned = self._holdings.reserve(prefix)
+        if pinned is not None:
+            self._ask(pinned)
+        else:
+            self._log.warning(
+                "a state is not kept: there is no room", tokens=prefix.position_tokens
+            )
+
+    def _ask(self, pinned: Pinned) -> None:
+        prefix = pinned.prefix
+        try:
+            delivery = self._session.request(
+                f"keep-{uuid.uuid4().hex}",
+                pinned.blocks,
+                held_tokens=pinned.held_tokens,
+                prefix=prefix,
+            )
+        except RestowError:
+            self._holdings.give_up(pinned)
+            raise
+        self.asked += 1
+        self._open.add(prefix)
+        delivery.add_done_callback(lambda _: self._run(lambda: self._ended(delivery, pinned)))
+
+    def _ended(self, delivery: BlockingDelivery, pinned: Pinned) -> None:
+        self._open.discard(pinned.prefix)
+        error = delivery.exception()
+        if error is None and delivery.result().done:
+            try:
+                self._holdings.commit(pinned)
+            except ChainFormError as other:
+                self._refuse(other)
+            else:
+                self.kept += 1
+                self._arrived(pinned.prefix)
+        else:
+            self._log.info(
+                "a state did not come",
+                tokens=pinned.prefix.position_tokens,
+                detail=str(error or delivery.result().reason),
+            )
+            delivery.pages_free.add_done_callback(
+                lambda free: self._run(lambda: self._give_up_if(free, pinned))
+            )
+        self._next()
+
+    def _give_up_if(self, free: Future[None], pinned: Pinned) -> None:
+        """Have the pages back, unless nobody can say whether they are still written to."""
+        if free.exception() is None:
+            self._holdings.give_up(pinned)
+
+    def _refuse(self, error: RestowError) -> None:
+        """Say why a state is not kept: once, where one after the other is refused alike."""
+        if error.message != self._refused:
+            self._refused = error.message
+            self._log.warning("a state is not kept", reason=error.reason, detail=error.message)
+
+
+def _chain(prefix: Prefix) -> PrefixChain:
+    """What is looked up to find who holds just this."""
+    ends = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
+    return PrefixChain(prefix.form, prefix.hashes, salt=prefix.salt, ends=ends)

@@ -1,0 +1,284 @@
+"""`Kept` knows which states are kept, where, and which are evicted for others. It does no I/O.
+
+A state is made of pieces, each a page: blocks by the hash of all tokens up to their end, so that
+states which begin alike share them, and a snapshot at its position. Pieces that a handoff or a disk
+reads or writes are pinned: they stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from restow.agents.store.books.room import PageMove, Room
+from restow.agents.store.books.shape import PieceKey, Shape, StateKey
+from restow.agents.store.books.states import Piece, State, States
+from restow.agents.store.books.worth import Candidate, Recomputing, Worth
+from restow.broker.client import Prefix
+from restow.broker.stored.store_layout import NULL_BLOCK
+
+SAMPLE = 64
+"""So many states are looked at to find the one that is worth least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Pages of one state that stay as they are until they are given up.
+
+    ``blocks`` are the lists that a handoff names. Of the first ``held_tokens`` tokens they hold the
+    state already; ``new`` are pages that are to be written.
+    """
+
+    prefix: Prefix
+    blocks: dict[str, list[int]]
+    held: tuple[PieceKey, ...]
+    held_tokens: int = 0
+    new: dict[PieceKey, int] = field(default_factory=dict)
+
+    def pages(self) -> Iterator[tuple[PieceKey, int]]:
+        """Each piece that it holds, with its page; of what is to be written nothing."""
+        pages = (page for some in self.blocks.values() for page in some if page != NULL_BLOCK)
+        return zip(self.held, pages, strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Room for a state: the pages, and what has to be moved before they are written."""
+
+    pinned: Pinned
+    moves: tuple[PageMove, ...]
+
+
+class Kept:
+    """The states in a store's memory. One thread at a time."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        room: Room,
+        worth: Worth,
+        recomputing: Recomputing,
+        changed: Callable[[PieceKey, bool], None] = lambda *_: None,
+        seed: int = 0,
+    ) -> None:
+        """Keep nothing yet; states are chosen to be evicted by ``worth``.
+
+        ``changed`` is called with each piece that comes (True) or goes.
+        """
+        self.shape, self.room = shape, room
+        self._worth, self._recomputing = worth, recomputing
+        self._random = Random(seed)  # noqa: S311 - which states are looked at
+        self._changed = changed
+        self._states = States(self._gone)
+        self._pieces = self._states.pieces
+        self._writing: Counter[tuple[str, int]] = Counter()
+        """Pages that are new and not yet a piece."""
+        self.evictions = 0
+
+    def __len__(self) -> int:
+        """How many states are kept."""
+        return len(self._states.order)
+
+    def holds(self, prefix: Prefix) -> bool:
+        """Whether all pieces of the state are here."""
+        return not self.missing(prefix)
+
+    def missing(self, prefix: Prefix) -> list[PieceKey]:
+        """The pieces of a state that are not here."""
+        return self.lacks(_keys(self.shape.pieces(prefix)))
+
+    def lacks(self, keys: Iterable[PieceKey]) -> list[PieceKey]:
+        """Those of some pieces that are not here."""
+        return [key for key in keys if key not in self._pieces]
+
+    def pin(self, prefix: Prefix, now_s: float) -> Pinned | None:
+        """Have the state stay where it is, as one that was wanted; None: it is not kept."""
+        pinned = self.pin_quietly(prefix)
+        if pinned is not None:
+            self._use(self._owner(prefix, pinned.held), now_s)
+        return pinned
+
+    def pin_quietly(self, prefix: Prefix) -> Pinned | None:
+        """Have the state stay where it is; nobody wanted it. None: it is not kept."""
+        listed = self.shape.pieces(prefix)
+        keys = tuple(_keys(listed))
+        if not all(key in self._pieces for key in keys):
+            return None
+        self._states.pin(keys)
+        blocks = {
+            group: [NULL_BLOCK if key is None else self._pieces[key].page for key in some]
+            for group, some in listed.items()
+        }
+        return Pinned(prefix, blocks, keys, prefix.position_tokens)
+
+    def reserve(self, prefix: Prefix, now_s: float) -> Reserved | None:
+        """Find pages for a state of which some may be here; None: there is no room for it.
+
+        What is worth least is evicted for it, but nothing that is pinned.
+        """
+        listed = self.shape.pieces(prefix)
+        held_tokens = self._held_tokens(listed, prefix)
+        held, wanted = self._split(listed, held_tokens)
+        counts = Counter(key.group for key in wanted)
+        self._states.pin(held)
+        moves: list[PageMove] = []
+        if not self._make_room(counts, now_s, moves):
+            self._states.unpin(held)
+            return None
+        pages = {group: iter(self.room.take(group, count)) for group, count in counts.items()}
+        new = {key: next(pages[key.group]) for key in wanted}
+        self._writing.update((key.group, page) for key, page in new.items())
+        blocks = {group: [self._page(key, new) for key in some] for group, some in listed.items()}
+        return Reserved(Pinned(prefix, blocks, held, held_tokens, new), tuple(moves))
+
+    def commit(self, pinned: Pinned, now_s: float) -> None:
+        """The new pages are written: keep the state. It is no longer pinned."""
+        prefix, brought = pinned.prefix, []
+        for key, page in pinned.new.items():
+            self._written(key.group, page)
+            if key in self._pieces:  # another handoff brought it meanwhile
+                self.room.give(key.group, page)
+            else:
+                self._pieces[key] = Piece(page, self.room.strides[key.group], pins=1)
+                self._changed(key, True)
+                brought.append(key)
+        if StateKey.of(prefix) not in self._states.by_key:
+            self._add(prefix, now_s)
+        self._states.unpin((*pinned.held, *brought))
+
+    def give_up(self, pinned: Pinned) -> None:
+        """Nothing reads or writes the pages any more; new ones are free."""
+        for key, page in pinned.new.items():
+            self._written(key.group, page)
+            self.room.give(key.group, page)
+        self._states.unpin(pinned.held)
+
+    def forget(self, prefix: Prefix) -> None:
+        """Drop a state, if it is kept; pieces that others have stay."""
+        self._states.forget(StateKey.of(prefix))
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _held_tokens(self, listed: dict[str, list[PieceKey | None]], prefix: Prefix) -> int:
+        """Up to where all groups have all blocks; a block that is not whole is not counted."""
+        block_tokens = self.shape.block_tokens
+        if not block_tokens:
+            return 0
+        blocks = prefix.position_tokens // block_tokens
+        for group in self.shape.groups:
+            if group.block_tokens:
+                some = listed[group.name][:blocks]
+                have = (key is None or key in self._pieces for key in some)
+                blocks = next((index for index, one in enumerate(have) if not one), blocks)
+        return blocks * block_tokens
+
+    def _split(
+        self, listed: dict[str, list[PieceKey | None]], held_tokens: int
+    ) -> tuple[tuple[PieceKey, ...], list[PieceKey]]:
+        """What stays, and what is to be written, though some of it may be here."""
+        held: list[PieceKey] = []
+        wanted: list[PieceKey] = []
+        for group in self.shape.groups:
+            count = held_tokens // group.block_tokens if group.block_tokens else 0
+            held += [key for key in listed[group.name][:count] if key is not None]
+            wanted += [key for key in listed[group.name][count:] if key is not None]
+        return tuple(held), wanted
+
+    def _page(self, key: PieceKey | None, new: dict[PieceKey, int]) -> int:
+        if key is None:
+            return NULL_BLOCK
+        return new[key] if key in new else self._pieces[key].page
+
+    def _make_room(self, counts: Counter[str], now_s: float, moves: list[PageMove]) -> bool:
+        needed = sum(self.room.strides[group] * count for group, count in counts.items())
+        if needed > self.room.usable_bytes:
+            return False
+        while not self.room.can_take(counts):
+            # Free bytes enough, but in pieces: put these together before more is evicted.
+            if self.room.free_bytes >= needed + self.room.slab_bytes and self._gather(moves):
+                continue
+            victim = self._victim(now_s)
+            if victim is not None:
+                self._evict(victim)
+            elif not self._gather(moves):
+                return False
+        return True
+
+    def _gather(self, moves: list[PageMove]) -> bool:
+        pinned: dict[str, set[int]] = defaultdict(set)
+        for group, page in self._writing:
+            pinned[group].add(page)
+        by_page: dict[tuple[str, int], Piece] = {}
+        for key, piece in self._pieces.items():
+            by_page[key.group, piece.page] = piece
+            if piece.pins:
+                pinned[key.group].add(piece.page)
+        found = self.room.gather(pinned)
+        for move in found:
+            by_page[move.group, move.source].page = move.target
+        moves += found
+        return bool(found)
+
+    def _victim(self, now_s: float) -> StateKey | None:
+        """Of some states the one that is worth least; None: all that there are are pinned."""
+        some = self._states.order
+        if len(some) > SAMPLE:
+            some = self._random.sample(some, SAMPLE)
+        best: tuple[float, StateKey] | None = None
+        for name in some:
+            state = self._states.by_key[name]
+            if self._pinned(name):
+                continue
+            base = self._states.base_tokens(name)
+            cost = self._recomputing.cost(base, state.position_tokens)
+            age_s = now_s - state.used_s
+            worth = self._worth(Candidate(cost, state.own_bytes, state.uses, age_s))
+            if best is None or worth < best[0]:
+                best = worth, name
+        if best is None and len(self._states.order) > SAMPLE:
+            return next((one for one in self._states.order if not self._pinned(one)), None)
+        return best and best[1]
+
+    def _pinned(self, name: StateKey) -> bool:
+        """Whether a handoff of the state has it, for each pins its last piece."""
+        return self._pieces[self._states.by_key[name].pieces[-1]].pins > 0
+
+    def _evict(self, name: StateKey) -> None:
+        self._states.forget(name)
+        self.evictions += 1
+
+    def _add(self, prefix: Prefix, now_s: float) -> None:
+        keys = tuple(_keys(self.shape.pieces(prefix)))
+        state = State(keys, prefix.position_tokens, self.shape.block_hashes(prefix), now_s)
+        self._states.add(StateKey.of(prefix), state)
+
+    def _owner(self, prefix: Prefix, keys: tuple[PieceKey, ...]) -> StateKey | None:
+        """The state that is used when these pieces are."""
+        name = StateKey.of(prefix)
+        if name in self._states.by_key:
+            return name
+        users = self._pieces[keys[-1]].users
+        return max(users, key=lambda one: self._states.by_key[one].used_s, default=None)
+
+    def _use(self, name: StateKey | None, now_s: float) -> None:
+        state = self._states.by_key.get(name) if name else None
+        if state is not None:
+            state.uses, state.used_s = state.uses + 1, now_s
+
+    def _gone(self, key: PieceKey, page: int) -> None:
+        self.room.give(key.group, page)
+        self._changed(key, False)
+
+    def _written(self, group: str, page: int) -> None:
+        self._writing[group, page] -= 1
+        if not self._writing[group, page]:
+            del self._writing[group, page]
+
+
+def _keys(listed: dict[str, list[PieceKey | None]]) -> Iterator[PieceKey]:
+    for some in listed.values():
+        for key in some:
+            if key is not None:
+                yield key

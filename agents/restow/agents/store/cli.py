@@ -1,0 +1,93 @@
+"""What the command `restow store` runs."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+from contextlib import ExitStack
+
+from restow.agents.store.metrics import showing_store
+from restow.agents.store.options import StoreOptions
+from restow.agents.store.store import Store
+from restow.broker.client import AdminClient, BrokerCallError, Credentials
+from restow.broker.errors import RestowError
+from restow.broker.layout import Layout
+from restow.broker.logs import get_logger
+
+LOOK_EVERY_S = 1.0
+"""How often is looked whether an engine has come, or a signal that did not end the wait."""
+Ends = queue.SimpleQueue[RestowError | None]
+
+
+def run_store(
+    source: Layout | str,
+    options: StoreOptions,
+    credentials: Credentials,
+    http_listen: str | None = None,
+) -> None:
+    """Keep states of the model of ``source`` until SIGTERM or SIGINT.
+
+    That is a layout, or the id of an engine that has one: it is waited for. Says one line, ``store
+    ready``, when the broker knows the store. ``http_listen``: where to show metrics, if anywhere.
+    Raises what `Store` does, `ListenError`, and why the store was lost if it was.
+    """
+    ends: Ends = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ends.put(None))
+    log = get_logger("restow.store").bind(engine=options.engine_id)
+    layout = _layout_of(source, options, credentials, ends) if isinstance(source, str) else source
+    if layout is None:
+        return
+    with ExitStack() as stack:
+        store = stack.enter_context(Store(layout, options, credentials, ends.put))
+        shown = None
+        if http_listen is not None:
+            shown = stack.enter_context(showing_store(http_listen, store))
+        figures = store.figures
+        log.info(
+            "store ready",
+            model=str(store.layout.model.identity),
+            block_tokens=store.block_tokens,
+            memory_bytes=figures.memory_bytes,
+            disk_runs=figures.disk_runs,
+            http=shown,
+        )
+        lost = end_of(ends)
+    log.info("store ended")
+    if lost is not None:
+        raise lost
+
+
+def end_of(ends: Ends) -> RestowError | None:
+    """Wait for an end, in the main thread; None: a signal has asked for it."""
+    while True:
+        # A signal that comes just before the wait, or to another thread, is heard after it.
+        with contextlib.suppress(queue.Empty):
+            return ends.get(timeout=LOOK_EVERY_S)
+
+
+def _layout_of(
+    engine_id: str, options: StoreOptions, credentials: Credentials, ends: Ends
+) -> Layout | None:
+    """Wait for an engine, and return its layout; None: the store is to end before that."""
+    log = get_logger("restow.store").bind(engine=options.engine_id)
+    told = False
+    with AdminClient(options.broker, credentials=credentials) as admin:
+        while True:
+            try:
+                layout = admin.layout(engine_id)
+            except BrokerCallError as error:
+                if error.reason != "ENGINE_UNKNOWN":
+                    raise
+            else:
+                log.info("layout taken", of=engine_id, model=str(layout.model.identity))
+                return layout
+            if not told:
+                log.info("waiting for an engine to register", waits_for=engine_id)
+                told = True
+            try:
+                ends.get(timeout=LOOK_EVERY_S)
+            except queue.Empty:
+                continue
+            return None

@@ -1,0 +1,274 @@
+"""A `Shelf` is a folder with the pieces of states: a run of them for each state that brought any.
+
+What it holds is known by its journal when a store starts again. Whatever happens to the disk while
+it runs costs states, and never more: a piece that is not there, or not as it was written, is one
+that nobody has.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+import xxhash
+
+from restow.agents.store.books.shape import PieceKey
+from restow.agents.store.disk.errors import (
+    DiskInUseError,
+    DiskOtherError,
+    DiskUnusableError,
+    RunLostError,
+)
+from restow.agents.store.disk.journal import (
+    Journal,
+    Record,
+    form_record,
+    pieces_of,
+    read_journal,
+    run_record,
+)
+from restow.agents.store.disk.run_files import read_pages, write_run
+from restow.agents.store.disk.runs import Runs, Written
+from restow.broker.client import HashForm
+from restow.broker.layout import Layout, digest
+from restow.broker.logs import get_logger
+
+SPARE_RECORDS = 256
+"""So many lines of what is gone a journal has at least before it begins anew."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+GO_AT_ONCE = 8
+"""So many runs make room for one at most where the disk has less than it was said to have."""
+Page = tuple[PieceKey, memoryview]
+T = TypeVar("T")
+
+
+class Shelf:
+    """The pieces on a disk. One thread at a time; any may ask `has`."""
+
+    def __init__(
+        self, folder: Path, layout: Layout, strides: Mapping[str, int], limit_bytes: int
+    ) -> None:
+        """Find what is there. Pages of each group have ``strides`` bytes.
+
+        Raises `DiskInUseError`, `DiskOtherError` and `DiskUnusableError`.
+        """
+        if not layout.model.revision:
+            raise DiskOtherError(
+                f"model {layout.model.name!r} has no revision, so that nobody can tell its states "
+                f"from those of other weights: no disk keeps them",
+                path=str(folder),
+            )
+        self.folder, self.limit_bytes = folder, limit_bytes
+        self.lost = 0
+        """States that were not written, and runs that could not be read."""
+        self.hash_form: HashForm | None = None
+        """How the hashes of what is there are made; None: nothing is, or was."""
+        self.on_gone: Callable[[Sequence[PieceKey]], None] = lambda _: None
+        """Hears what is not there any more, on the thread that found out."""
+        self._runs = Runs(strides)
+        self._log = get_logger("restow.store").bind(folder=str(folder))
+        self._form = {"layout": digest(layout), "strides": dict(strides)}
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._unusable(error) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            records, whole = read_journal(folder, self._form)
+            for record in records:
+                self._take(record)
+            if not self._runs:
+                self.hash_form = None
+            self._remove_others()
+            self._journal = self._with_room(self._new_journal)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise DiskInUseError(
+                f"{folder} is another store's: give each a folder of its own", path=str(folder)
+            ) from None
+        except OSError as error:
+            os.close(self._lock)
+            raise self._unusable(error) from None
+        except DiskOtherError:
+            os.close(self._lock)
+            raise
+        if not whole:
+            self._log.warning("the journal was torn: what stood behind is lost")
+        self._next = self._runs.latest + 1
+
+    def __enter__(self) -> Self:
+        """Use as a context."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """Let another store have the folder."""
+        self._journal.close()
+        os.close(self._lock)
+
+    def __len__(self) -> int:
+        """How many runs there are."""
+        return len(self._runs)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the disk."""
+        return self._runs.used_bytes
+
+    def has(self, keys: Iterable[PieceKey]) -> bool:
+        """Whether all of these pieces are there."""
+        return all(key in self._runs.pieces for key in keys)
+
+    @property
+    def pieces(self) -> list[PieceKey]:
+        """All that is there."""
+        return list(self._runs.pieces)
+
+    def write(self, hash_form: HashForm, pages: Sequence[Page]) -> None:
+        """Write those pieces of a state that are not there yet, as one run.
+
+        Hashes of all have one form. What was used longest ago makes room. Raises `RunLostError`:
+        nothing was written then.
+        """
+        new = [(key, view) for key, view in pages if key not in self._runs.pieces]
+        self._runs.use(key for key, _ in pages)
+        if not new:
+            return
+        size = sum(len(view) for _, view in new)
+        if size > self.limit_bytes:
+            raise self._loss(f"{size} bytes of one state are more than the disk may have")
+        try:
+            while self.used_bytes + size > self.limit_bytes:
+                self._drop(self._runs.oldest)
+            run, self._next = self._next, self._next + 1
+            checksums = {key: xxhash.xxh3_64_intdigest(view) for key, view in new}
+            record, views = run_record(run, checksums), [view for _, view in new]
+            self._with_room(lambda: self._write_run(hash_form, record, views))
+        except OSError as error:
+            raise self._loss(f"not written: {error.strerror}") from None
+        self._runs.add(run, checksums)
+        self._runs.use(key for key, _ in pages)
+
+    def read(self, pages: Sequence[Page]) -> None:
+        """Read pieces, each into its page. Raises `RunLostError`, and has none of that run then."""
+        by_run: dict[int, list[tuple[Written, Page]]] = {}
+        for key, view in pages:
+            found = self._runs.pieces.get(key)
+            if found is None:
+                raise RunLostError("a piece of the state is not on the disk any more")
+            by_run.setdefault(found.run, []).append((found, (key, view)))
+        for run, some in by_run.items():
+            try:
+                self._read_run(run, some)
+            except (OSError, RunLostError) as error:
+                why = error.strerror if isinstance(error, OSError) else error.message
+                self._lose(run)
+                raise self._loss(f"run {run} is not read: {why}") from None
+        self._runs.use(key for key, _ in pages)
+
+    def _read_run(self, run: int, some: Sequence[tuple[Written, Page]]) -> None:
+        read_pages(self._path(run), [(found.offset_bytes, view) for found, (_, view) in some])
+        for found, (key, view) in some:
+            if xxhash.xxh3_64_intdigest(view) != found.checksum:
+                raise RunLostError(f"a page of {key.group} is not what was written")
+
+    def _write_run(self, hash_form: HashForm, record: Record, views: Sequence[memoryview]) -> None:
+        """Write a run, and then say so. Raises `OSError`: there is none then."""
+        if self.hash_form is None:
+            self._write_down(form_record(hash_form))
+            self.hash_form = hash_form
+        path = self._path(record["run"])
+        write_run(path, views)
+        try:
+            self._write_down(record)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _with_room(self, write: Callable[[], T]) -> T:
+        """Write; on a disk that is full before its limit what was used longest ago makes room."""
+        for _ in range(GO_AT_ONCE):
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in FULL or not self._runs:
+                    raise
+                self._drop(self._runs.oldest)
+        return write()
+
+    def _write_down(self, record: Record) -> None:
+        """Say it in the journal, which begins anew when most of it is of what is gone."""
+        if self._journal.records > SPARE_RECORDS + 2 * len(self._runs):
+            before, self._journal = self._journal, self._new_journal()
+            before.close()
+        self._journal.append(record)
+
+    def _new_journal(self) -> Journal:
+        records = [form_record(self.hash_form)] if self.hash_form is not None else []
+        records += [run_record(run, self._runs.checksums(run)) for run in self._runs]
+        return Journal(self.folder, self._form, records)
+
+    def _take(self, record: Record) -> None:
+        """Take over what the journal says, if the file is there; else it is gone."""
+        if "hashes" in record:
+            self.hash_form = HashForm(*record["hashes"])
+            return
+        run, checksums = record["run"], pieces_of(record)
+        for key in checksums:  # who brought it before was gone by then
+            if key in self._runs.pieces:
+                self._forget(self._runs.pieces[key].run)
+        self._runs.add(run, checksums)
+        try:
+            there = self._path(run).stat().st_size == self._runs.size_bytes(run)
+        except FileNotFoundError:
+            there = False
+        if not there:
+            self._forget(run)
+
+    def _forget(self, run: int) -> None:
+        if gone := self._runs.forget(run):
+            self.on_gone(gone)
+
+    def _drop(self, run: int) -> None:
+        """Remove a run: without its file nobody believes the journal. Raises `OSError`: it stays.
+
+        So a full disk has room again before anything is written, and one that removes nothing
+        loses nothing either.
+        """
+        self._path(run).unlink(missing_ok=True)
+        self._forget(run)
+
+    def _lose(self, run: int) -> None:
+        """Find a run no more, which is not as it was written, whatever becomes of its file."""
+        self._forget(run)
+        try:
+            self._path(run).unlink(missing_ok=True)
+        except OSError as error:
+            self._log.warning("a run stays where it is", run=run, detail=error.strerror)
+
+    def _remove_others(self) -> None:
+        """Remove files that were not written to their end."""
+        for path in self.folder.glob("*.run"):
+            if path.stem.isdecimal() and int(path.stem) not in self._runs:
+                path.unlink()
+
+    def _path(self, run: int) -> Path:
+        return self.folder / f"{run:012d}.run"
+
+    def _loss(self, why: str) -> RunLostError:
+        self.lost += 1
+        self._log.warning("a state is lost on the disk", detail=why)
+        return RunLostError(f"{self.folder}: {why}", path=str(self.folder))
+
+    def _unusable(self, error: OSError) -> DiskUnusableError:
+        return DiskUnusableError(
+            f"{self.folder} keeps no states: {error.strerror}", path=str(self.folder)
+        )

@@ -1,0 +1,161 @@
+"""A `Store` takes states as D does and gives them back as P does. It never computes."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Self
+
+from restow.agents.agent import Agent
+from restow.agents.figures import AgentFigures
+from restow.agents.store.asking import Asking
+from restow.agents.store.books.room import Room
+from restow.agents.store.books.shape import Shape, in_room
+from restow.agents.store.disk.shelf import Shelf
+from restow.agents.store.disk_thread import DiskThread, run
+from restow.agents.store.giving import Giving
+from restow.agents.store.holdings import Holdings
+from restow.agents.store.memory import StoreMemory
+from restow.agents.store.options import StoreFigures, StoreOptions
+from restow.broker.client import BlockingSession, Credentials, Offer, Prefix
+from restow.broker.errors import RestowError
+from restow.broker.layout import Layout
+from restow.broker.stored import store_layout
+
+
+class Store:
+    """One store of one model: it asks for what engines say is worth keeping, and answers offers.
+
+    A context. Any thread may call it.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        options: StoreOptions,
+        credentials: Credentials | None = None,
+        on_lost: Callable[[RestowError], None] = lambda _: None,
+    ) -> None:
+        """Prepare for the model of ``layout``, any engine's of it; ``with`` starts.
+
+        ``on_lost`` hears, on some thread, why the store is an engine no more.
+        Raises `RoomTooSmallError`, `LayoutFormError`, `DiskInUseError`, `DiskOtherError` and
+        `DiskUnusableError`.
+        """
+        self.layout = in_room(store_layout(layout, options.block_tokens))
+        """Its own."""
+        self._shape = Shape.of(self.layout)
+        self._room = Room(self._shape.page_bytes, options.memory_bytes)
+        self._options, self._credentials, self._on_lost = options, credentials, on_lost
+        self._shelf: Shelf | None = None
+        if options.disk is not None:
+            self._shelf = Shelf(options.disk, self.layout, self._room.strides, options.disk_bytes)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Register with the broker, and start the agent. Raises what these do."""
+        with ExitStack() as stack:
+            if self._shelf is not None:
+                stack.callback(self._shelf.close)
+            memory = StoreMemory(self._room)
+            stack.callback(memory.close)
+            session, agent = self._engine(memory)
+            self._agent = agent
+            self._holdings = Holdings(
+                *(self._shape, self._room, memory, self._options.recomputing),
+                *(self._shelf, session),
+            )
+            worker = ThreadPoolExecutor(1, thread_name_prefix="restow-store")
+            stack.callback(worker.shutdown)
+            work = partial(run, worker)
+            disk: DiskThread | None = None
+            if self._shelf is not None:
+                disk = DiskThread(self._shelf, self._holdings, self._room.usable_bytes)
+                stack.callback(disk.close)
+            # The disk and the worker give each other work: what the session left is done first.
+            stack.callback(lambda: worker.submit(int).result())
+            written = disk.write if disk is not None else lambda _: None
+            self._asking = Asking(session, self._holdings, work, written)
+            self._giving = Giving(session, agent, self._holdings, disk, work)
+            stack.enter_context(session)
+            stack.enter_context(agent)
+            self._holdings.tell_everything()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop: what is not on the disk is gone."""
+        self._stack.close()
+
+    @property
+    def block_tokens(self) -> int:
+        """How many tokens its blocks have: a multiple of what lies between hashes of prefixes."""
+        return self._shape.block_tokens
+
+    @property
+    def figures(self) -> StoreFigures:
+        """What it has at the moment, and has done."""
+        holdings, asking, giving, shelf = self._holdings, self._asking, self._giving, self._shelf
+        return StoreFigures(
+            states=holdings.states,
+            used_bytes=holdings.used_bytes,
+            memory_bytes=self._room.usable_bytes,
+            evictions=holdings.evictions,
+            disk_runs=len(shelf) if shelf is not None else 0,
+            disk_used_bytes=shelf.used_bytes if shelf is not None else 0,
+            disk_lost=shelf.lost if shelf is not None else 0,
+            waiting=len(asking.waiting),
+            dropped=asking.waiting.dropped,
+            asked=asking.asked,
+            kept=asking.kept,
+            offered=giving.offered,
+            given=giving.given,
+            declined=giving.declined,
+        )
+
+    @property
+    def agent_figures(self) -> AgentFigures:
+        """What its agent has in use, and has read."""
+        return self._agent.figures
+
+    def holds(self, prefix: Prefix) -> bool:
+        """Whether it has the state, in its memory or on its disk.
+
+        Raises `ChainFormError` and `ChainInvalidError` for what it can't have.
+        """
+        self._holdings.check(prefix)
+        return self._holdings.holds(prefix)
+
+    def keep(self, prefix: Prefix) -> None:
+        """Ask for a state, as if an engine had said that it is worth keeping.
+
+        Who holds it gives it; of one that nobody holds, nothing comes.
+        """
+        self._asking.hear(prefix)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _engine(self, memory: StoreMemory) -> tuple[BlockingSession, Agent]:
+        options = self._options
+        given = options.engine_id, uuid.uuid4().hex
+        session = BlockingSession(
+            *(*given, self.layout, options.broker, self._credentials, self._on_lost),
+            block_counts=self._room.page_counts,
+            publishes=True,
+            asks=True,
+            on_offer=self._offered,
+            on_keep=self.keep,
+        )
+        names = [region.name for region in self.layout.ranks[0].regions]
+        agent = Agent(
+            *(options.broker, *given, 0, memory.regions(names)),
+            credentials=self._credentials,
+            on_lost=self._on_lost,
+        )
+        return session, agent
+
+    def _offered(self, offer: Offer) -> None:
+        self._giving.hear(offer)

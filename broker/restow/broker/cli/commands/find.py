@@ -1,0 +1,80 @@
+"""``restow find`` says who holds how much of a prompt's state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from restow.broker.cli.completion import complete_engine
+from restow.broker.cli.connection import TenantConnection, connects
+from restow.broker.cli.options import JsonFile
+from restow.broker.cli.output import Output
+from restow.broker.errors import ChainInvalidError
+
+if TYPE_CHECKING:
+    from restow.broker.client import PrefixChain
+
+FORM = ("algorithm", "quantum_tokens", "hash_bytes")
+
+
+@connects
+def find(
+    prompt: JsonFile,
+    engine: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete_engine, help="An engine of the model that the prompt is for."
+        ),
+    ] = "",
+    model: Annotated[str, typer.Option(help="That model, if no engine is named.")] = "",
+    revision: Annotated[str, typer.Option(help="Its weights, with --model.")] = "",
+    adapter: Annotated[str, typer.Option(help="Its adapter, with --model.")] = "",
+    quantisation: Annotated[str, typer.Option(help="How it is stored, with --model.")] = "",
+    quantum: Annotated[
+        int, typer.Option(min=1, help="Tokens from one hash to the next, of token ids.")
+    ] = 16,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="At most so many holders.")] = 20,
+    *,
+    connection: TenantConnection,
+    output: Output,
+) -> None:
+    """Who holds how much of a prompt's state, so that nobody need compute it again.
+
+    PROMPT holds a list of token ids, which are hashed as `chain_of` does, or an object with an
+    engine's own hashes: {"algorithm": ..., "quantum_tokens": ..., "hashes": [HEX, ...]}.
+    """
+    from restow.broker.cli.files import read_json
+    from restow.broker.cli.views.prefix_views import find_json, show_found
+    from restow.broker.layout.values import ModelIdentity
+
+    if bool(engine) == bool(model):
+        raise typer.BadParameter("name an --engine of the model, or the --model, and not both")
+    chain = chain_from(read_json(prompt), quantum)
+    identity = ModelIdentity(model, revision, adapter, quantisation) if model else None
+    with connection.client() as client:
+        (holders,) = client.find([chain], engine_id=engine, model=identity, limit=limit)
+    value = find_json(holders, len(chain.hashes), chain.below_tokens)
+    output.answer(value, show_found, lambda one: (held["engine_id"] for held in one["holders"]))
+
+
+def chain_from(value: Any, quantum_tokens: int) -> PrefixChain:
+    """Return the chain that a file holds. Raises `ChainInvalidError` for what is none."""
+    from restow.broker.client import HashForm, PrefixChain, chain_of
+
+    if isinstance(value, list):
+        if not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+            raise ChainInvalidError("a list of token ids has whole numbers alone")
+        return chain_of(value, quantum_tokens)
+    try:
+        hashes = tuple(bytes.fromhex(one) for one in value["hashes"])
+        given = {name: value[name] for name in FORM if name in value}
+        given.setdefault("hash_bytes", len(hashes[0]) if hashes else 32)
+        ends = tuple((at, bytes.fromhex(one)) for at, one in value.get("ends", ()))
+        below_tokens, salt = value.get("below_tokens", 0), value.get("salt", "")
+        return PrefixChain(HashForm(**given), hashes, below_tokens, salt, ends)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ChainInvalidError(
+            f"no chain: {error!r}. Write token ids as a list, or an object with algorithm, "
+            f"quantum_tokens and hashes in hexadecimal"
+        ) from None

@@ -1,0 +1,103 @@
+"""What a session does with prefixes: it tells what is held, answers offers, and hands over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from restow.broker.client.connection.ended_task import end_task
+from restow.broker.client.engine.chains import (
+    Holders,
+    Offer,
+    Prefix,
+    PrefixChain,
+    offer_from_proto,
+    prefix_from_proto,
+    prefix_to_proto,
+)
+from restow.broker.client.engine.hand_over import hand_over
+from restow.broker.client.engine.held_prefixes import Change, HeldPrefixes
+from restow.broker.logs import get_logger
+from restow.v1 import broker_pb2 as pb
+
+Find = Callable[[Sequence[PrefixChain]], Awaitable[Holders]]
+
+
+class PrefixSide:
+    """That of one engine. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        send: Callable[[pb.EngineMessage], bool],
+        find: Find,
+        on_offer: Callable[[Offer], None] | None,
+        on_keep: Callable[[Prefix], None] | None,
+        on_drain: Callable[[], Sequence[Prefix]] | None,
+    ) -> None:
+        """Hold nothing. ``send`` says a message on the stream; what hears is as sessions say it."""
+        self._engine_id, self._send, self._find = engine_id, send, find
+        self._on_offer, self._on_keep, self._on_drain = on_offer, on_keep, on_drain
+        self._held = HeldPrefixes(send)
+        self._handing: asyncio.Task[None] | None = None
+        self._log = get_logger("restow.client").bind(engine=engine_id)
+
+    def hear(self, event: pb.EngineEvent) -> None:
+        """Hear an event of the broker, if it is one of these."""
+        body = event.WhichOneof("body")
+        if body == "offer" and self._on_offer is not None:
+            self._on_offer(offer_from_proto(event.offer))
+        elif body == "offer":
+            self.decline_offer(event.offer.handoff_id, "this engine answers no offers")
+        elif body == "keep" and self._on_keep is not None:
+            keep = event.keep
+            self._on_keep(prefix_from_proto(keep.prefix, keep.position_tokens))
+        elif body == "drain":
+            self.begin_hand_over()
+        elif body == "tell_holdings":
+            for message in self._held.everything():
+                self._send(message)
+
+    def everything(self) -> Iterable[pb.EngineMessage]:
+        """All that is held, as it is told on a new stream."""
+        return self._held.everything()
+
+    def tell(self, change: Change) -> None:
+        """Say what is held from now on, or no longer."""
+        self._held.tell(change)
+
+    def keep(self, prefix: Prefix) -> None:
+        """Say that a state is worth keeping. Raises `ChainInvalidError`."""
+        said = pb.Keep(prefix=prefix_to_proto(prefix), position_tokens=prefix.position_tokens)
+        self._send(pb.EngineMessage(keep=said))
+
+    def decline_offer(self, handoff_id: str, detail: str) -> None:
+        """Answer an offer with no."""
+        declined = pb.DeclineOffer(handoff_id=handoff_id, detail=detail)
+        self._send(pb.EngineMessage(decline_offer=declined))
+
+    def begin_hand_over(self) -> asyncio.Task[None]:
+        """Hand over what is worth keeping, once at a time; the task is done when it is."""
+        if self._handing is None or self._handing.done():
+            self._handing = asyncio.create_task(self._hand_over())
+            self._handing.add_done_callback(self._handed)
+        return self._handing
+
+    async def _hand_over(self) -> None:
+        try:
+            prefixes = list(self._on_drain()) if self._on_drain is not None else []
+            if prefixes:
+                taken = await hand_over(prefixes, self._engine_id, self.keep, self._find)
+                self._log.info("states handed over", taken=taken, of=len(prefixes))
+        finally:
+            self._send(pb.EngineMessage(handed_over=pb.HandedOver()))
+
+    def _handed(self, handing: asyncio.Task[None]) -> None:
+        """Say why nothing was handed over: a fault of the engine's own, say."""
+        if not handing.cancelled() and (fault := handing.exception()) is not None:
+            self._log.error("states were not handed over", detail=repr(fault))
+
+    async def close(self) -> None:
+        """End what is under way."""
+        if self._handing is not None and not self._handing.done():
+            await end_task(self._handing)

@@ -1,0 +1,45 @@
+"""P's side of a handoff: what it has published and fenced, which all of its deliveries read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.events import Chunk
+from restow.broker.core.handoffs.publication import NOTHING_PUBLISHED, Publication
+
+
+@dataclass(slots=True, eq=False)
+class SourceSide:
+    """Who is P, which pages it has published, and which of its ranks have fenced them."""
+
+    engine: EngineRecord | None = None
+    publication: Publication = NOTHING_PUBLISHED
+    fenced: set[int] = field(default_factory=set)
+    checked: int = 0
+    """`EngineRecord.admitted` when the oldest ids were checked."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether P's state is published and fenced on every rank."""
+        engine, whole = self.engine, self.publication.final
+        return whole and engine is not None and len(self.fenced) >= engine.ranks
+
+    def publish(self, handoff_id: str, engine: EngineRecord, chunk: Chunk) -> None:
+        """Take a chunk, or a repetition of one.
+
+        Raises a `PagesError`, `HandoffConflictError`, and what `Account.keep` raises; then nothing
+        changed.
+        """
+        publication = self.publication.with_chunk(handoff_id, engine, chunk)
+        engine.account.keep(publication.size_bytes - self.publication.size_bytes)
+        self.engine = engine
+        if not self.publication.blocks:
+            self.checked = engine.admitted
+        self.publication = publication
+
+    def forget_blocks(self) -> None:
+        """Keep of an ended publication what its story needs."""
+        if self.engine is not None:
+            self.engine.account.let_go(self.publication.size_bytes)
+        self.publication = self.publication.without_blocks()

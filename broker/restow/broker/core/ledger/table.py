@@ -1,0 +1,99 @@
+"""The table of handoffs: by id and by number, those that have ended too."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from restow.broker.core.engines.account import handoff_bytes
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.core.engines.tenants import Tenants
+from restow.broker.core.handoffs.handoff import Handoff
+from restow.broker.core.ledger.quarantine import Quarantine
+from restow.broker.core.limits import Limits
+from restow.broker.core.numbering import Numbering
+from restow.broker.errors import DirectoryFullError, HandoffUnknownError, RequestError
+
+MAX_ID_LENGTH = 256
+
+
+def check_handoff_id(handoff_id: str) -> None:
+    """Raise `RequestError` for what no handoff can be called."""
+    if not 0 < len(handoff_id) <= MAX_ID_LENGTH or not handoff_id.isprintable():
+        raise RequestError(
+            f"handoff_id {handoff_id[:64]!r} must have 1 to {MAX_ID_LENGTH} printable characters",
+            field="handoff_id",
+        )
+
+
+class Table:
+    """Handoffs and their deliveries, within what tenants may have of them."""
+
+    def __init__(self, limits: Limits, first_us: int) -> None:
+        """Start empty; the numbers of handoffs begin at ``first_us``."""
+        self.limits = limits
+        self.live: dict[tuple[str, str], Handoff] = {}
+        self.by_number: dict[int, Handoff] = {}
+        """Live ones, and live deliveries of them."""
+        self.ended: OrderedDict[tuple[str, str], Handoff] = OrderedDict()
+        self.tenants = Tenants(limits)
+        self.quarantine = Quarantine(self.tenants)
+        self.numbering = Numbering(first_us)
+
+    def known(self, tenant: str, handoff_id: str) -> Handoff | None:
+        """The handoff of that id, live or ended; None if there is none."""
+        key = (tenant, handoff_id)
+        return self.live.get(key) or self.ended.get(key)
+
+    def find(self, tenant: str, handoff_id: str) -> Handoff:
+        """Look a handoff up, live or ended. Raises `HandoffUnknownError`."""
+        handoff = self.known(tenant, handoff_id)
+        if handoff is None:
+            raise HandoffUnknownError(f"handoff {handoff_id} is not known here", handoff=handoff_id)
+        return handoff
+
+    def look_up(self, engine: EngineRecord, handoff_id: str) -> Handoff | None:
+        """The handoff of that id in the engine's tenant, live or ended."""
+        return self.known(engine.key.tenant, handoff_id)
+
+    def make(self, tenant: str, handoff_id: str, now_s: float) -> Handoff:
+        """Begin a handoff of an id that is not known.
+
+        Raises `RequestError`, `QuotaExceededError` or `DirectoryFullError`.
+        """
+        check_handoff_id(handoff_id)
+        self.check_room(tenant)
+        self.tenants.account(tenant).keep(handoff_bytes(handoff_id))
+        number = self.numbering.take(now_s)
+        handoff = Handoff(number, tenant, handoff_id, now_s)
+        self.live[tenant, handoff_id] = handoff
+        self.by_number[number] = handoff
+        self.tenants.add_live(tenant, 1)
+        return handoff
+
+    def check_room(self, tenant: str) -> None:
+        """Raise `QuotaExceededError` or `DirectoryFullError` if one more may not begin."""
+        self.tenants.check_handoff(tenant)
+        if len(self.by_number) + len(self.quarantine) >= self.limits.max_live:
+            raise DirectoryFullError(
+                f"the broker holds {self.limits.max_live} handoffs, as many as it may: try again "
+                f"later"
+            )
+
+    def unmake(self, handoff: Handoff) -> None:
+        """Leave no trace of a handoff whose first call was refused."""
+        del self.live[handoff.tenant, handoff.handoff_id]
+        del self.by_number[handoff.number]
+        self.tenants.account(handoff.tenant).let_go(handoff_bytes(handoff.handoff_id))
+        self.tenants.add_live(handoff.tenant, -1)
+
+    def remember(self, handoff: Handoff) -> None:
+        """Keep the story of one that has ended, and of the oldest no longer."""
+        key = (handoff.tenant, handoff.handoff_id)
+        del self.live[key]
+        self.ended[key] = handoff
+        forgotten = self.tenants.remember(*key)
+        if forgotten is not None:
+            del self.ended[handoff.tenant, forgotten]
+        if len(self.ended) > self.limits.max_ended:
+            (tenant, _), _ = self.ended.popitem(last=False)
+            self.tenants.forget_oldest(tenant)

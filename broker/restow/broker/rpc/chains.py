@@ -1,0 +1,41 @@
+"""What a chain may be made by: bounds that both sides check before anything is sent or kept."""
+
+from __future__ import annotations
+
+from restow.broker.errors import ChainInvalidError
+
+MAX_ALGORITHM_LENGTH = 64
+MAX_QUANTUM_TOKENS = 16_384
+MAX_HASH_BYTES = 64
+MAX_SALT_LENGTH = 256
+MAX_BATCH_HASHES = 4096
+"""Of one batch of holdings, in all of its runs."""
+WORD_BYTES = 8
+
+
+def check_form(algorithm: str, quantum_tokens: int, hash_bytes: int) -> None:
+    """Raise `ChainInvalidError` for what no chain can be made by."""
+    if not 0 < len(algorithm) <= MAX_ALGORITHM_LENGTH or not algorithm.isprintable():
+        raise ChainInvalidError(
+            f"algorithm must have 1 to {MAX_ALGORITHM_LENGTH} printable characters",
+            field="algorithm",
+        )
+    if hash_bytes % WORD_BYTES or not WORD_BYTES <= hash_bytes <= MAX_HASH_BYTES:
+        raise ChainInvalidError(
+            f"hash_bytes is {hash_bytes}; it must be a multiple of {WORD_BYTES}, at most "
+            f"{MAX_HASH_BYTES}",
+            field="hash_bytes",
+        )
+    if not 0 < quantum_tokens <= MAX_QUANTUM_TOKENS:
+        raise ChainInvalidError(
+            f"quantum_tokens is {quantum_tokens}; it must be 1 to {MAX_QUANTUM_TOKENS}",
+            field="quantum_tokens",
+        )
+
+
+def check_salt(salt: str) -> None:
+    """Raise `ChainInvalidError` for one that is too long."""
+    if len(salt) > MAX_SALT_LENGTH:
+        raise ChainInvalidError(
+            f"a salt has {len(salt)} characters; it may have {MAX_SALT_LENGTH}", field="salt"
+        )

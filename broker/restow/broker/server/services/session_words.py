@@ -1,0 +1,123 @@
+"""What an engine says on its stream: each message to where it belongs, or refused."""
+
+from __future__ import annotations
+
+from restow.broker.core import actions as act
+from restow.broker.core.engines.engine import EngineRecord
+from restow.broker.errors import RequestError, RestowError
+from restow.broker.rpc.status import MAX_SUBJECT_BYTES, cut
+from restow.broker.server.hub import Hub
+from restow.broker.server.outbox import EngineOutbox
+from restow.broker.server.services.checked_messages import (
+    chunk_of,
+    lease_s_of,
+    readers_of,
+    wish_of,
+)
+from restow.broker.server.services.prefix_messages import batch_of, named_of
+from restow.v1 import broker_pb2 as pb
+
+
+class SessionWords:
+    """Translates; the directory decides."""
+
+    def __init__(self, hub: Hub) -> None:
+        """Serve the hub's directory."""
+        self._hub = hub
+
+    def hear(
+        self, engine: EngineRecord, outbox: EngineOutbox, message: pb.EngineMessage, now_s: float
+    ) -> bool:
+        """Hear one message, and say whether that took long."""
+        hub = self._hub
+        try:
+            actions = self._apply(engine, message, now_s)
+            if actions:
+                hub.perform(actions)
+        except RestowError as error:
+            body = message.WhichOneof("body")
+            handoff_id = getattr(getattr(message, body), "handoff_id", "") if body else ""
+            statistics = hub.directory.ledger.statistics
+            statistics.count_quota(error)
+            if body in ("publish", "request"):
+                hub.refuse(engine, handoff_id, error)
+            else:
+                statistics.refuse(error.reason)
+            hub.said.warning(
+                "word refused",
+                tenant=engine.key.tenant,
+                engine=engine.key.engine_id,
+                word=body,
+                handoff=cut(handoff_id, MAX_SUBJECT_BYTES),
+                reason=error.reason,
+                detail=error.message,
+            )
+            refused = outbox.open(len(handoff_id.encode())).events.add().refused
+            refused.message_id = message.message_id
+            refused.handoff_id = handoff_id
+            refused.status = error.status
+            refused.reason = error.reason
+            refused.detail = cut(error.message)
+            if body == "publish":
+                self.tell_refused(engine, handoff_id, error)
+        return message.HasField("holdings") or message.request.HasField("prefix")
+
+    def _apply(
+        self, engine: EngineRecord, message: pb.EngineMessage, now_s: float
+    ) -> list[act.Action]:
+        directory = self._hub.directory
+        body = message.WhichOneof("body")
+        if message.message_id < 0:
+            raise RequestError(
+                f"message_id {message.message_id} must not be negative", field="message_id"
+            )
+        if body == "publish":
+            publication = message.publish
+            chunk = chunk_of(publication, directory.limits)
+            return directory.publish(engine, publication.handoff_id, chunk, now_s)
+        if body == "request":
+            demand = message.request
+            wish = wish_of(demand, message.message_id, directory.limits)
+            return directory.request(engine, demand.handoff_id, wish, now_s)
+        if body == "renew":
+            lease_s = lease_s_of(message.renew.lease_ms, directory.limits)
+            return directory.renew(engine, message.renew.handoff_id, lease_s, now_s)
+        if body == "cancel":
+            cancel = message.cancel
+            detail = cut(cancel.detail)
+            return directory.cancel(engine, cancel.handoff_id, detail, now_s, cancel.demand)
+        if body == "decline":
+            decline = message.decline
+            return directory.decline(
+                engine,
+                decline.handoff_id,
+                cut(decline.detail),
+                now_s,
+                message.message_id,
+                readers_of(decline.readers),
+            )
+        if body == "holdings":
+            try:
+                batch = batch_of(message.holdings)
+            except RestowError:
+                directory.prefixes.skip(engine.key, message.holdings.number)
+                raise
+            return directory.prefixes.hear(engine, batch)
+        if body == "decline_offer":
+            declined = message.decline_offer
+            detail = cut(declined.detail)
+            return directory.offering.decline(engine, declined.handoff_id, detail, now_s)
+        if body == "keep":
+            keep = message.keep
+            return directory.offering.keep(engine, named_of(keep.prefix, keep.position_tokens))
+        if body == "drain":
+            return directory.members.drain(engine, True, now_s)
+        if body == "handed_over":
+            engine.handing_over = False
+            return []
+        raise RequestError("a message without a body")
+
+    def tell_refused(self, engine: EngineRecord, handoff_id: str, error: RestowError) -> None:
+        """Let D know that what it waits for will not come."""
+        hub = self._hub
+        hub.perform(hub.directory.publication_refused(engine, handoff_id, error, hub.now_s()))

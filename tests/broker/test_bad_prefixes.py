@@ -1,0 +1,134 @@
+"""Prefixes that can't be, and holders that give nothing: a reason each, and others lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_harness.waiting import until
+from broker.certificates import Authority
+from broker.fakes import broker, engine
+from broker.guarded import guarded, of_tenant
+from broker.test_offers import D_STATE, HELD_TOKENS, STATE, ask, holder
+from broker.test_prefixes import FORM, PROMPT, heard, hold
+from restow.broker.client import BrokerCallError, HashForm, Offer, Prefix
+from restow.broker.core.prefix.words import MAX_CHAIN_HASHES
+
+MILLION = 1_000_000
+SMALL = HashForm("small", 16, 8)
+AT_ONCE = 50_000
+ROOM_BYTES = 8 << 20
+
+
+def invented(count: int) -> Iterator[list[bytes]]:
+    """Hashes of nothing."""
+    for first in range(0, count, AT_ONCE):
+        some = range(first, min(first + AT_ONCE, count))
+        yield [hashlib.blake2b(b"%d" % one, digest_size=8).digest() for one in some]
+
+
+@pytest.mark.timeout(120)
+async def test_millions_of_holdings_that_do_not_exist_cost_their_tenant_alone(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    mine, theirs = of_tenant(authority, "a"), of_tenant(authority, "b")
+    async with (
+        guarded(authority, tenant_max_holdings_bytes=ROOM_BYTES) as running,
+        engine(running.address, "d", credentials=mine) as (d, _),
+        engine(running.address, "p", credentials=theirs) as (p, _),
+        engine(running.address, "other", credentials=theirs) as (other, _),
+    ):
+        hold(p)
+        await heard(running, "p", 2, "b")
+        prefixes = running.hub.directory.prefixes
+        async with engine(running.address, "liar", credentials=mine) as (liar, _):
+            batches = 0
+            for hashes in invented(MILLION):
+                liar.hold(SMALL, "attention", hashes)
+                liar.hold(SMALL, "state", hashes[-1:])
+                batches += -(-len(hashes) // 4096) + 1
+                await heard(running, "liar", batches, "a")
+                assert prefixes.holders["a"].index.size_bytes <= ROOM_BYTES
+                ((found,),) = await other.find([PROMPT])  # meanwhile, and of another tenant
+                assert (found.engine_id, found.tokens) == ("p", 160)
+            assert prefixes.holders["a"].forgotten > MILLION / 2
+            assert prefixes.holders["b"].forgotten == 0
+            # What is found of them is not there, and who asks is told so.
+            claimed = Prefix(SMALL, 16, (hashes[-1],))
+            assert (await d.request("h", D_STATE, prefix=claimed)).reason == "NOT_HELD"
+            offering = running.hub.directory.offering
+            assert (offering.offered, offering.declined) == (1, 1)
+        await until(lambda: "a" not in prefixes.holders, 60.0)
+        assert prefixes.size_bytes == prefixes.holders["b"].index.size_bytes
+
+
+async def test_the_only_holder_that_never_answers_is_not_held() -> None:
+    async with (
+        broker(offer_s=0.2) as running,
+        holder(running, "p") as p,
+        engine(running.address, "d") as (d, _),
+    ):
+        p.answer = p.be_silent
+        ended = await ask(d, "one")
+        assert (ended.state, ended.reason) == ("CANCELLED", "NOT_HELD")
+        assert "1 said that they held it" in ended.detail
+        # Whoever asks before the time is up hears its own end.
+        patient = asyncio.ensure_future(d.request("two", D_STATE, prefix=STATE, timeout_ms=50))
+        assert (await patient).state in ("FAILED", "EXPIRED", "CANCELLED")
+        offering = running.hub.directory.offering
+        await until(lambda: not offering.open)
+        # Nothing of it is left: the next one is given.
+        p.answer = p.publish
+        assert (await ask(d, "three")).state == "DONE"
+
+
+async def test_a_snapshot_and_the_attention_before_it_at_two_engines_are_nobodys_state() -> None:
+    async with (
+        broker() as running,
+        holder(running, "a") as attention,
+        holder(running, "s") as snapshot,
+        engine(running.address, "d") as (d, _),
+    ):
+        attention.session.evict(FORM, "state", [PROMPT.hashes[3]])
+        snapshot.session.evict(FORM, "attention", PROMPT.hashes[:1])
+        for name in "as":
+            await heard(running, name, 3)
+        assert (await ask(d)).reason == "NOT_HELD"
+        assert not attention.offers + snapshot.offers
+
+
+@pytest.mark.parametrize("lacks", ["attention", "state"])
+async def test_who_publishes_half_a_state_is_followed_by_the_next(lacks: str) -> None:
+    async with (
+        broker() as running,
+        holder(running, "a") as a,
+        holder(running, "b") as b,
+        engine(running.address, "d") as (d, _),
+    ):
+
+        def half(offer: Offer) -> None:
+            blocks = {group: ids for group, ids in a.blocks.items() if group != lacks}
+            a.released.append(
+                a.session.publish(offer.handoff_id, blocks, HELD_TOKENS, content=offer.content)
+            )
+
+        a.answer = half
+        assert (await ask(d)).state == "DONE"
+        with pytest.raises(BrokerCallError) as refused:
+            await a.released[0]
+        assert lacks in refused.value.message
+        assert [len(one.offers) for one in (a, b)] == [1, 1]
+
+
+async def test_a_prefix_that_is_too_long_is_refused_with_a_reason() -> None:
+    async with broker() as running, engine(running.address, "d") as (d, _):
+        hashes = tuple(bytes(8) for _ in range(MAX_CHAIN_HASHES + 1))
+        with pytest.raises(BrokerCallError, match="one has at most") as refused:
+            await d.request("h", D_STATE, prefix=Prefix(SMALL, 16 * len(hashes), hashes))
+        assert refused.value.reason == "CHAIN_INVALID"
+        assert (await ask(d, "next")).reason == "NOT_HELD"

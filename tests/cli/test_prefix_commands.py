@@ -1,0 +1,113 @@
+"""`restow find` and `restow holdings`, as people and as scripts see them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.fakes import broker, engine
+from broker.test_prefixes import FORM, PROMPT, heard, hold
+from restow.broker.cli.main import app
+from restow.broker.client import chain_of
+
+TOKENS = list(range(1, 165))
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run commands beside an engine that holds the prompt; their texts and documents by name."""
+
+    async def run(commands: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+        async with broker() as running, engine(running.address, "e") as (session, _):
+            hold(session)
+            await heard(running, "e", 2)
+            found: dict[str, Any] = {}
+            for name, command in commands.items():
+                arguments = [*command, "--broker", running.address]
+                found[name] = await asyncio.to_thread(_invoke, arguments)
+            return found
+
+    return lambda **commands: asyncio.run(run(commands))
+
+
+def _invoke(arguments: list[str]) -> str:
+    result = CliRunner(env={"COLUMNS": "100"}).invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_who_holds_what(tmp_path: Path, shown: Callable[..., dict[str, Any]]) -> None:
+    tokens, hashes, other = (tmp_path / name for name in ("tokens", "hashes", "other"))
+    tokens.write_text(json.dumps(TOKENS))
+    own = {
+        "algorithm": FORM.algorithm,
+        "quantum_tokens": 16,
+        "hashes": [one.hex() for one in PROMPT.hashes],
+        "below_tokens": 160,
+    }
+    hashes.write_text(json.dumps(own))
+    other.write_text(json.dumps(TOKENS[5:]))
+    found = shown(
+        text=("find", str(tokens), "--engine", "e"),
+        document=("find", str(tokens), "--model", "m", "--revision", "v1", "--json"),
+        hashes=("find", str(hashes), "--engine", "e", "--json"),
+        names=("find", str(tokens), "--engine", "e", "-o", "name"),
+        nobody=("find", str(other), "--engine", "e"),
+        holdings=("holdings",),
+        held=("holdings", "--json"),
+        others=("holdings", "f", "--json"),
+    )
+    assert found["text"].split("\n")[1].split()[:4] == ["e", "160", "0", "no"]
+    (holder,) = json.loads(found["document"])["holders"]
+    assert (holder["engine_id"], holder["tokens"], holder["open"]) == ("e", 160, 0)
+    value = json.loads(found["hashes"])
+    assert (value["hashes"], value["below_tokens"]) == (10, 160)
+    assert [one["tokens"] for one in value["holders"]] == [64]
+    assert found["names"] == "e\n"
+    assert found["nobody"] == "Nobody holds any of it.\n"
+    assert "blocks of 16" in found["holdings"]
+    assert "snapshots" in found["holdings"]
+    assert "10 hashes in" in found["holdings"]
+    (one,) = json.loads(found["held"])["engines"]
+    assert {group["group"]: group["count"] for group in one["groups"]} == {
+        "attention": 10,
+        "state": 2,
+    }
+    assert json.loads(found["others"])["engines"] == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '["a"]',
+        "[true]",
+        "{}",
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": ["zz"]}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": 5}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": ["00", "0000"]}',
+    ],
+)
+def test_what_is_no_chain_is_refused(
+    content: str, tmp_path: Path, fail: Callable[..., Any]
+) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text(content)
+    outcome = fail("find", path, "--engine", "e", "--json")
+    assert outcome.json["error"]["reason"] == "CHAIN_INVALID"
+
+
+def test_an_engine_or_a_model_is_named(tmp_path: Path, fail: Callable[..., Any]) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps(TOKENS))
+    assert fail("find", path).code == 2
+    assert fail("find", path, "--engine", "e", "--model", "m").code == 2
+
+
+def test_tokens_are_hashed_as_the_client_does() -> None:
+    assert chain_of(TOKENS) == PROMPT

@@ -1,0 +1,211 @@
+"""Requests ask who holds more of their prompts: once, not for long, and load what that is worth."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engines.test_vllm_content import Lora, adapter
+from engines.test_vllm_parameters import Request
+from engines.written_session import Session, nothing
+from restow.agents.engines.common.groups import Group
+from restow.agents.engines.vllm.errors import SettingsError
+from restow.agents.engines.vllm.prefix.asking import FIND_S, PATIENCE_MS
+from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
+from restow.agents.engines.vllm.prefix.request_chains import RequestChains
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.broker.client import BrokerCallError, PrefixChain, PrefixHolder, chain_of
+
+GROUPS = (Group("group.0", 32), Group("group.1", 32, 0))
+PROMPT = list(range(100))
+BLOCKS = ([1, 2, 3, 4], [0, 0, 0, 9])
+
+
+def finding(session: Session, role: str = "kv_both") -> SchedulerSide:
+    settings = ConnectorSettings.of({"prefix": "find"})
+    prefix = PrefixSide("E", session, settings, RequestChains(32), GROUPS)
+    return SchedulerSide("E", "life", role, GROUPS, 0, session, settings, prefix)
+
+
+def plain(tokens: int = 100, **more: Any) -> Request:
+    return Request(list(PROMPT[:tokens]), None, **more)
+
+
+def hold(*tokens: int, engine: str = "other") -> list[list[PrefixHolder]]:
+    return [[PrefixHolder(engine, one, "", 0, False) for one in tokens]]
+
+
+def test_what_another_engine_holds_is_asked_for_by_its_content() -> None:
+    session, request = Session(), plain()
+    d = finding(session)
+    d.new_request(request)
+    assert not session.questions, "nothing is known yet of what is cached here"
+    assert d.loadable_tokens(request, 32) is None
+    ((asked, answer),) = session.questions
+    assert asked == PrefixChain(asked.form, chain_of(PROMPT).hashes[:6])
+    assert d.loadable_tokens(request, 32) is None
+    assert len(session.questions) == 1
+    answer.set_result(hold(96, 64))
+    assert d.loadable_tokens(request, 32) == 64
+    assert d.decides("r")
+    d.allocated(request, BLOCKS, 64)
+    ((_, name, blocks, held, position),) = session.take()
+    assert (blocks, held, position) == ({"group.0": [1, 2, 3, 4], "group.1": [9]}, 32, 96)
+    assert session.prefixes == [chain_of(PROMPT).prefix(96)]
+    assert (session.contents, session.patience_ms) == ([b""], [PATIENCE_MS])
+    session.end(name)
+    assert d.step(nothing()).received == {"r": True}
+    assert d.loadable_tokens(request, 0) == 0, "once, also after a preemption"
+    assert d.finished(request, BLOCKS, computed=True) is None
+    assert len(session.questions) == 1
+    assert session.take() == []
+
+
+def test_what_is_gone_meanwhile_is_computed() -> None:
+    session, request = Session(), plain()
+    d = finding(session)
+    d.new_request(request)
+    d.loadable_tokens(request, 0)
+    session.questions[0][1].set_result(hold(96))
+    assert d.loadable_tokens(request, 0) == 96
+    d.allocated(request, BLOCKS, 96)
+    session.end(session.take()[0][1], "CANCELLED", "NOT_HELD")
+    assert d.step(nothing()).received == {"r": False}
+    assert d.loadable_tokens(request, 0) == 0
+    assert d.tally.take()["failures"] == {"decode:NOT_HELD": 1}
+
+
+@pytest.mark.parametrize(
+    "holders",
+    [[[]], hold(96, engine="E"), hold(32), hold(47)],
+    ids=["nobody", "itself", "no more than here", "less than a quantum more"],
+)
+def test_what_is_not_worth_it_is_not_loaded(holders: list[list[PrefixHolder]]) -> None:
+    session, request = Session(), plain()
+    d = finding(session)
+    d.new_request(request)
+    assert d.loadable_tokens(request, 32) is None
+    session.questions[0][1].set_result(holders)
+    assert d.loadable_tokens(request, 32) == 0
+    assert not d.decides("r")
+    d.finished(request, BLOCKS, computed=True)
+    assert session.take() == []
+
+
+def test_a_broker_that_is_silent_or_fails_holds_nobody_up() -> None:
+    session, requests = Session(), [plain(request_id=f"r{number}") for number in range(2)]
+    d = finding(session)
+    for request in requests:
+        d.new_request(request)
+        assert d.loadable_tokens(request, 0) is None
+    silent, failing = (answer for _, answer in session.questions)
+    failing.set_exception(BrokerCallError("UNAVAILABLE", "BROKER_UNREACHABLE", "gone"))
+    assert d.loadable_tokens(requests[1], 0) == 0
+    until_s = time.monotonic() + 100 * FIND_S
+    while d.loadable_tokens(requests[0], 0) is None:
+        assert time.monotonic() < until_s
+    assert d.loadable_tokens(requests[0], 0) == 0
+    assert silent.cancelled()
+
+
+def test_who_cannot_be_helped_does_not_ask() -> None:
+    session = Session()
+    d = finding(session)
+    handed = Request(list(PROMPT), {"do_remote_prefill": True, "handoff_id": "h"})
+    for request, computed in (
+        (plain(16), 0),  # a token at least is computed here
+        (plain(100), 96),
+        (plain(100, prompt_embeds=[0] * 100), 0),
+        (plain(100, resumable=True), 0),
+        (plain(100, skip=True), 0),
+    ):
+        d.new_request(request)
+        assert d.loadable_tokens(request, computed) == 0
+        d.finished(request, BLOCKS, computed=True)
+    d.new_request(handed)
+    assert d.loadable_tokens(handed, 0) == 99
+    session.is_open = False
+    d.new_request(plain(request_id="later"))
+    assert d.loadable_tokens(plain(request_id="later"), 0) == 0
+    assert not session.questions
+
+
+def test_p_begins_its_own_prompt_with_what_others_hold() -> None:
+    session = Session()
+    p = finding(session, "kv_producer")
+    request = Request(list(PROMPT[:98]), {"do_remote_decode": True, "handoff_id": "h"})
+    p.new_request(request)
+    assert p.loadable_tokens(request, 0) is None
+    ((asked, answer),) = session.questions
+    assert len(asked.hashes) == 6, "of a prompt cut to 97 tokens, one of which is computed here"
+    answer.set_result(hold(96))
+    assert p.loadable_tokens(request, 0) == 96
+    p.allocated(request, BLOCKS, 96)
+    assert [one[0] for one in session.take()] == ["publish", "request"]
+    assert p.finished(request, BLOCKS, computed=False) is None
+    assert [one[0] for one in session.take()] == ["cancel", "cancel"]
+
+
+def test_prompts_of_an_adapter_that_is_known_by_its_name_alone_are_nobodys(tmp_path: Path) -> None:
+    read = Lora(adapter(tmp_path / "read"))
+    lost, anew = Lora(str(tmp_path / "nowhere")), replace(read, load_inplace=True)
+    for lora, asks in ((read, True), (lost, False), (anew, False), (None, True)):
+        session, request = Session(), plain(lora_request=lora)
+        d = finding(session)
+        d.new_request(request)
+        assert (d.loadable_tokens(request, 0) is None) == asks, lora
+        assert len(session.questions) == asks
+        d.finished(request, BLOCKS, computed=True)
+
+
+def test_an_engine_of_weights_that_nobody_can_tell_from_others_uses_no_prefixes() -> None:
+    for words in ("find", "find+tell"):
+        settings = ConnectorSettings.of({"prefix": words})
+        settings.check_weights("sha256-1")
+        with pytest.raises(SettingsError, match="model_revision"):
+            settings.check_weights("")
+    ConnectorSettings().check_weights("")
+
+
+def test_without_the_setting_nobody_is_asked() -> None:
+    session, request = Session(), plain()
+    d = SchedulerSide("E", "life", "kv_both", GROUPS, 0, session, ConnectorSettings())
+    d.new_request(request)
+    assert d.loadable_tokens(request, 0) == 0
+    assert d.step(nothing()).fences == []
+    assert not d.pending
+    assert not session.questions
+
+
+def test_where_replies_ended_in_a_recurrent_models_prompt_is_asked_for_too() -> None:
+    """Before the token that ended one, and behind it, where an engine computes a step ahead."""
+    session = Session()
+    d = finding(session)
+    tokens = [*range(10, 50), 2, *range(60, 100), 3, *range(10, 20), 2]
+    stops = SimpleNamespace(all_stop_token_ids={2, 3})
+    request = Request(tokens, None, sampling_params=stops)
+    d.new_request(request)
+    assert d.loadable_tokens(request, 0) is None
+    ((asked, answer),) = session.questions
+    assert asked.ends == chain_of(tokens, ends_tokens=[40, 41, 81, 82, 92]).ends
+    answer.set_result(hold(82))
+    assert d.loadable_tokens(request, 32) == 50
+    d.allocated(request, BLOCKS, 50)
+    assert session.prefixes == [chain_of(tokens, ends_tokens=[82]).prefix(82)]
+
+
+def test_a_model_without_states_is_found_by_its_blocks_alone() -> None:
+    session = Session()
+    settings, groups = ConnectorSettings.of({"prefix": "find"}), (Group("group.0", 32),)
+    prefix = PrefixSide("E", session, settings, RequestChains(32), groups)
+    d = SchedulerSide("E", "life", "kv_both", groups, 0, session, settings, prefix)
+    request = plain(sampling_params=SimpleNamespace(all_stop_token_ids={40}))
+    d.new_request(request)
+    assert d.loadable_tokens(request, 0) is None
+    assert session.questions[0][0].ends == ()

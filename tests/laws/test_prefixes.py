@@ -1,0 +1,401 @@
+"""Laws of prefixes: what is found is what a plain book of all holdings says, whatever happened."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from restow.broker.core.actions import EngineKey
+from restow.broker.core.limits import Limits
+from restow.broker.core.prefix import index as prefix_index
+from restow.broker.core.prefix.holders import Holders
+from restow.broker.core.prefix.index import HASH_BYTES
+from restow.broker.core.prefix.prefixes import Prefixes
+from restow.broker.core.prefix.rules import SNAPSHOT, GroupRule, longest, rules_of
+from restow.broker.core.prefix.words import Batch, Chain, ChainEnd, HashForm, Held, Run
+from restow.broker.families import (
+    AttentionSpec,
+    EngineSettings,
+    LayerSpec,
+    ModelSpec,
+    ShortConvSpec,
+    build_layout,
+)
+from restow.broker.layout.dtype import DType
+from restow.broker.layout.values import ModelIdentity
+
+FORM = HashForm("test", 4, 8)
+"""Hashes of 8 bytes after every 4 tokens."""
+LENGTH = 24
+CHAINS = 4
+
+
+def chain_hashes(number: int, count: int = LENGTH) -> list[bytes]:
+    """Chain ``number``: some begin alike, and part at a place of their own."""
+    parts = [0, 3, 9, 17][number]
+    return [
+        hashlib.sha256(f"{0 if i < parts or not number else number}:{i}".encode()).digest()[:8]
+        for i in range(count)
+    ]
+
+
+def chain_end(number: int, quanta: int) -> bytes:
+    """The hash of chain ``number`` two tokens behind so many quanta."""
+    parts = [0, 3, 9, 17][number]
+    of = 0 if quanta < parts or not number else number
+    return hashlib.sha256(f"{of}:{quanta}:end".encode()).digest()[:8]
+
+
+def naive(rules: tuple[GroupRule, ...], held: dict[str, set[int]], count: int) -> int:
+    """The longest state, by the words of the rule: token by token, block by block."""
+    for length in range(count, 0, -1):
+        if all(_has(rule, held.get(rule.name, set()), length) for rule in rules):
+            return length
+    return 0
+
+
+def _has(one: GroupRule, ends: set[int], length: int) -> bool:
+    if one.block_quanta == SNAPSHOT:
+        return length in ends
+    first = length - one.window_quanta if one.window_quanta else 0
+    for begin in range(0, length, one.block_quanta):
+        end = min(begin + one.block_quanta, length)
+        needed = any(quantum >= first for quantum in range(begin, end))
+        if needed and end not in ends:
+            return False
+    return True
+
+
+def _reaches(one: GroupRule, ends: set[int], quanta: int) -> bool:
+    """Whether all is held that a state behind so many quanta needs before them."""
+    if one.block_quanta == SNAPSHOT:
+        return True
+    first = quanta - one.window_quanta if one.window_quanta else 0
+    blocks = range(one.block_quanta, quanta + 1, one.block_quanta)
+    return all(end in ends for end in blocks if end > first)
+
+
+group_rules = st.one_of(
+    st.builds(GroupRule, st.sampled_from("abc"), st.just(SNAPSHOT)),
+    st.builds(GroupRule, st.sampled_from("abc"), st.integers(1, 4), st.integers(0, 7)),
+)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    st.lists(group_rules, min_size=1, max_size=3, unique_by=lambda one: one.name),
+    st.dictionaries(st.sampled_from("abc"), st.sets(st.integers(1, LENGTH))),
+    st.integers(1, LENGTH),
+)
+def test_the_longest_state_is_the_one_that_the_words_of_the_rule_mean(
+    rules: list[GroupRule], held: dict[str, set[int]], count: int
+) -> None:
+    bits = {name: sum(1 << end - 1 for end in ends if end <= count) for name, ends in held.items()}
+    assert longest(rules, bits, count) == naive(tuple(rules), held, count)
+
+
+@dataclass
+class Told:
+    """What the plain book knows of one engine."""
+
+    model: ModelIdentity
+    rules: tuple[GroupRule, ...]
+    number: int = 0
+    held: dict[tuple[str, str], set[bytes]] = field(default_factory=dict)
+    """By salt and group."""
+    heard: bool = True
+    """Whether the broker has all of it."""
+
+
+def engine_of(tenant: str, name: str, layout: Any) -> Any:
+    """As much of an engine's record as prefixes ask for."""
+    blocks = {region.group: region.block_tokens for rank in layout.ranks for region in rank.regions}
+    return SimpleNamespace(
+        key=EngineKey(tenant, name), layout=layout, block_tokens=blocks, check_there=lambda: None
+    )
+
+
+def layout_of(window_tokens: int, page_tokens: int, name: str = "m", snapshot: bool = False) -> Any:
+    """A model with a layer of attention, one of a window if it has tokens, one of a snapshot."""
+    layers: list[LayerSpec] = [AttentionSpec(0, 2, 8, DType.BFLOAT16)]
+    if window_tokens:
+        layers.append(AttentionSpec(1, 2, 8, DType.BFLOAT16, window_tokens))
+    if snapshot:
+        layers.append(ShortConvSpec(2, 8, 3, DType.BFLOAT16))
+    spec = ModelSpec(name, tuple(layers))
+    return build_layout(spec, EngineSettings(tp=1, page_tokens=page_tokens))
+
+
+LAYOUTS = [
+    layout_of(0, 4),
+    layout_of(0, 8),
+    layout_of(12, 4, "hybrid", snapshot=True),
+    layout_of(12, 8, "hybrid", snapshot=True),
+]
+ENGINES = [
+    engine_of(tenant, f"{tenant}{number}", layout)
+    for tenant in ("a", "b")
+    for number, layout in enumerate(LAYOUTS)
+]
+engines = st.sampled_from(range(len(ENGINES)))
+chains = st.integers(0, CHAINS - 1)
+salts = st.sampled_from(["", "s"])
+
+
+class Histories(RuleBasedStateMachine):
+    """Engines of two tenants tell, evict, lose batches, go and come again."""
+
+    @initialize()
+    def begin(self) -> None:
+        """A broker that knows nothing."""
+        self.prefixes = Prefixes(Limits(), b"secret")
+        self.book = {
+            number: Told(one.layout.model.identity, rules_of(one.layout, 4) or ())
+            for number, one in enumerate(ENGINES)
+        }
+
+    def _say(self, number: int, salt: str, held: list[Run], evicted: list[Run]) -> None:
+        told = self.book[number]
+        told.number += 1
+        batch = Batch(told.number, FORM, salt, tuple(held), tuple(evicted))
+        actions = self.prefixes.hear(ENGINES[number], batch)
+        assert not (actions and told.heard)
+        if not told.heard:  # one before it was lost: nothing counts until batch 1 comes
+            assert self.prefixes.teller(ENGINES[number].key) is None
+        for run in evicted:
+            told.held.get((salt, run.group), set()).difference_update(_split(run.hashes))
+        for run in held:
+            told.held.setdefault((salt, run.group), set()).update(_split(run.hashes))
+
+    @rule(
+        engine=engines,
+        chain=chains,
+        salt=salts,
+        first=st.integers(0, LENGTH - 1),
+        count=st.integers(1, LENGTH),
+        named=st.booleans(),
+    )
+    def hold(self, engine: int, chain: int, salt: str, first: int, count: int, named: bool) -> None:
+        """An engine holds a run of a chain, in one of its groups or in all."""
+        hashes = chain_hashes(chain)
+        parent = hashes[first - 1] if first and named else b""
+        run = b"".join(hashes[first : first + count])
+        groups = sorted(ENGINES[engine].block_tokens)
+        self._say(engine, salt, [Run(group, run, parent) for group in groups], [])
+
+    @rule(
+        engine=engines,
+        chain=chains,
+        salt=salts,
+        quanta=st.integers(0, LENGTH),
+        in_all=st.booleans(),
+    )
+    def hold_an_end(self, engine: int, chain: int, salt: str, quanta: int, in_all: bool) -> None:
+        """An engine holds what it has two tokens behind so many quanta, in a group or in all."""
+        groups = sorted(ENGINES[engine].block_tokens)
+        held = [Run(group, chain_end(chain, quanta)) for group in groups]
+        self._say(engine, salt, held if in_all else held[:1], [])
+
+    @rule(engine=engines, chain=chains, salt=salts, places=st.sets(st.integers(0, LENGTH - 1)))
+    def evict(self, engine: int, chain: int, salt: str, places: set[int]) -> None:
+        """An engine evicts blocks of one group, wherever they are."""
+        hashes = chain_hashes(chain)
+        run = b"".join(hashes[place] for place in sorted(places))
+        self._say(engine, salt, [], [Run(sorted(ENGINES[engine].block_tokens)[0], run)])
+
+    @rule(engine=engines)
+    def lose_a_batch(self, engine: int) -> None:
+        """A batch does not arrive: with the next one all is forgotten."""
+        self.book[engine].number += 1
+        self.book[engine].heard = False
+
+    @rule(engine=engines)
+    def go(self, engine: int) -> None:
+        """An engine's session ends."""
+        self.prefixes.forget(ENGINES[engine].key)
+        told = self.book[engine]
+        told.number, told.held, told.heard = 0, {}, True
+
+    @rule(engine=engines)
+    def tell_again(self, engine: int) -> None:
+        """An engine tells everything from batch 1 on."""
+        told = self.book[engine]
+        before, told.held, told.number, told.heard = told.held, {}, 0, True
+        for (salt, group), hashes in before.items():
+            self._say(engine, salt, [Run(group, b"".join(sorted(hashes)))], [])
+
+    @rule()
+    def pass_time(self) -> None:
+        """What engines held that are gone is cleared."""
+        self.prefixes.tick()
+
+    @invariant()
+    def finds_what_the_book_says(self) -> None:
+        """Of every chain, salt, model and tenant: the same engines, the same tokens."""
+        for tenant in ("a", "b"):
+            for model in {told.model for told in self.book.values()}:
+                for salt in ("", "s"):
+                    for chain in range(CHAINS):
+                        self._check(tenant, model, salt, chain)
+
+    def _check(self, tenant: str, model: ModelIdentity, salt: str, chain: int) -> None:
+        hashes = chain_hashes(chain)
+        ends = tuple(
+            ChainEnd(quanta * FORM.quantum_tokens + 2, chain_end(chain, quanta))
+            for quanta in range(LENGTH + 1)
+        )
+        asked = Chain(model, FORM, salt, b"".join(hashes), ends=ends)
+        found = {one.engine: one.tokens for one in self.prefixes.find(tenant, asked)}
+        for number, told in self.book.items():
+            key = ENGINES[number].key
+            if key.tenant != tenant or told.model != model:
+                assert key not in found
+                continue
+            held = {
+                group: {place + 1 for place, one in enumerate(hashes) if one in ends}
+                for (of_salt, group), ends in told.held.items()
+                if of_salt == salt
+            }
+            longest_here = naive(told.rules, held, LENGTH) * FORM.quantum_tokens
+            for position_tokens, hashed in ends:
+                quanta = position_tokens // FORM.quantum_tokens
+                if all(
+                    hashed in told.held.get((salt, one.name), ())
+                    and _reaches(one, held.get(one.name, set()), quanta)
+                    for one in told.rules
+                ):
+                    longest_here = max(longest_here, position_tokens)
+            if told.heard:
+                assert found.get(key, 0) == longest_here
+
+    @invariant()
+    def counts_what_is_there(self) -> None:
+        """Sizes and counts are those of what is held; nobody's holdings are left behind."""
+        total_bytes = 0
+        for holders in self.prefixes.holders.values():
+            index = holders.index
+            total_bytes += index.size_bytes
+            slots = {slot for one in holders.tellers.values() for slot in one.slots.values()}
+            assert set(index.counts) <= slots | set(holders.gone)
+            assert index.empty == (len(index) == 0) == (index.size_bytes == 0)
+            self._check_count(holders)
+        assert total_bytes == self.prefixes.size_bytes
+
+    def _check_count(self, holders: Holders) -> None:
+        """Where the book and the broker know the same, no hash is kept that nobody holds."""
+        tenant = next(iter(holders.tellers), EngineKey("", "")).tenant
+        known = [one for number, one in self.book.items() if ENGINES[number].key.tenant == tenant]
+        if not tenant or holders.gone or not all(one.heard for one in known):
+            return
+        distinct = {
+            (one.model, salt, hashed)
+            for one in known
+            for (salt, _), hashes in one.held.items()
+            for hashed in hashes
+        }
+        assert len(holders.index) == len(distinct)
+
+
+def _split(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + 8] for at in range(0, len(hashes), 8)]
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_what_nobody_holds_any_more_takes_no_room() -> None:
+    prefixes = Prefixes(Limits())
+    first, second = ENGINES[0], ENGINES[1]
+    hashes = chain_hashes(1)
+    group = sorted(first.block_tokens)[0]
+    for engine in (first, second):
+        prefixes.hear(engine, Batch(1, FORM, "", (Run(group, b"".join(hashes)),)))
+    index = prefixes.holders["a"].index
+    prefixes.hear(first, Batch(2, FORM, "", (), (Run(group, b"".join(hashes[5:])),)))
+    assert len(index) == LENGTH
+    before_bytes = index.size_bytes
+    prefixes.hear(second, Batch(2, FORM, "", (), (Run(group, b"".join(hashes[3:9])),)))
+    assert len(index) == LENGTH - 4
+    assert index.size_bytes == before_bytes - 4 * HASH_BYTES
+    for engine in (first, second):
+        prefixes.forget(engine.key)
+    while prefixes.holders:
+        prefixes.tick()
+    assert len(index) == index.size_bytes == prefixes.size_bytes == 0
+
+
+def test_what_a_layouts_groups_must_hold() -> None:
+    hybrid = layout_of(12, 8, "hybrid", snapshot=True)
+    by_eight = {"attention": (1, 0), "state": (SNAPSHOT, 0), "window.12": (1, 2)}
+    by_four = {"attention": (2, 0), "state": (SNAPSHOT, 0), "window.12": (2, 3)}
+    for quantum_tokens, wanted in ((8, by_eight), (4, by_four)):
+        rules = rules_of(hybrid, quantum_tokens) or ()
+        assert {one.name: (one.block_quanta, one.window_quanta) for one in rules} == wanted
+    assert rules_of(hybrid, 3) is None
+
+
+def test_a_tenant_over_its_limit_forgets_its_oldest_and_nobody_elses() -> None:
+    prefixes = Prefixes(Limits(tenant_max_holdings_bytes=20_000))
+    mine, theirs = ENGINES[0], ENGINES[len(LAYOUTS)]
+    group = sorted(mine.block_tokens)[0]
+    small = Run(group, b"".join(chain_hashes(1)))
+    prefixes.hear(theirs, Batch(1, FORM, "", (small,)))
+    said = [
+        b"".join(hashlib.sha256(b"%d %d" % (chain, i)).digest()[:8] for i in range(20))
+        for chain in range(40)
+    ]
+    for number, hashes in enumerate(said, 1):
+        prefixes.hear(mine, Batch(number, FORM, "", (Run(group, hashes),)))
+        # What is asked for stays, however long ago it was told.
+        assert _found(prefixes, "a", mine, said[0]) == 80
+    kept = [bool(_found(prefixes, "a", mine, hashes)) for hashes in said]
+    assert kept[0]
+    assert not kept[1]
+    assert sum(kept) < 20
+    assert kept[1:] == sorted(kept[1:])
+    assert _found(prefixes, "b", theirs, b"".join(chain_hashes(1))) == 96
+    assert 0 < prefixes.forgotten == prefixes.holders["a"].forgotten
+    assert prefixes.holders["b"].forgotten == 0
+    assert prefixes.holders["a"].index.size_bytes <= 20_000
+
+
+def test_a_tenant_that_others_leave_no_room_forgets_its_own() -> None:
+    prefixes = Prefixes(Limits(max_holdings_bytes=5_000))
+    first, second = ENGINES[0], ENGINES[len(LAYOUTS)]
+    group = sorted(first.block_tokens)[0]
+    run = Run(group, b"".join(chain_hashes(1)))
+    prefixes.hear(first, Batch(1, FORM, "", (run,)))
+    for number in (1, 2):
+        more = Run(group, b"".join(chain_hashes(number)))
+        prefixes.hear(second, Batch(number, FORM, "x" * number, (more,)))
+    assert _found(prefixes, "a", first, b"".join(chain_hashes(1))) == 96
+    assert prefixes.size_bytes <= 5_000
+
+
+def test_no_question_keeps_others_waiting_however_what_is_held_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefix_index, "MAX_LOOKS", 3 * LENGTH // 2, raising=False)
+    prefixes = Prefixes(Limits())
+    first, second = ENGINES[0], ENGINES[1]
+    hashes, whole = chain_hashes(1), b"".join(chain_hashes(1))
+    group = sorted(first.block_tokens)[0]
+    runs = tuple(Run(group, one) for one in reversed(hashes))  # each lies by itself
+    prefixes.hear(first, Batch(1, FORM, "", runs))
+    assert _found(prefixes, "a", first, whole) == 4 * LENGTH * 3 // 4
+    prefixes.hear(second, Batch(1, FORM, "", (Run(group, whole),)))
+    assert _found(prefixes, "a", first, whole) == 4 * LENGTH // 2
+
+
+def _found(prefixes: Prefixes, tenant: str, engine: Any, hashes: bytes) -> int:
+    chain = Chain(engine.layout.model.identity, FORM, "", hashes)
+    found: list[Held] = prefixes.find(tenant, chain)
+    return found[0].tokens if found else 0

@@ -1,0 +1,34 @@
+"""A broker with engines, for all tests of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from restow.agents.demo.processes import running_broker_process
+from restow.agents.engines.common.fork_server import ForkServer
+from restow.agents.engines.recall.model import load_model
+from restow.broker.planner import Strategy
+from store.engine_house import House
+
+
+@pytest.fixture(scope="module")
+def whole_house() -> Iterator[House]:
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        broker = stack.enter_context(running_broker_process(Strategy.AUTO))
+        forks = stack.enter_context(ForkServer())
+        yield House(load_model(), broker, forks, stack, {})
+
+
+@pytest.fixture
+def house(whole_house: House) -> Iterator[House]:
+    """What engines hold is gone after each test."""
+    yield whole_house
+    for engine in whole_house.engines.values():
+        engine.silent = False
+        engine.evict_all()
+        engine.offers.clear()

@@ -1,0 +1,56 @@
+"""A small disk of its own, that a test fills, takes the room of, and pulls out. It takes root."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Disk:
+    """A file system in memory, mounted at a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "another program's"
+
+    def fill(self) -> None:
+        """Leave no room, as another program does that has files there."""
+        with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    def empty(self) -> None:
+        """Give that room back."""
+        self._filler.unlink()
+
+    def make_read_only(self) -> None:
+        """Nothing is written to it any more. Nobody may have files of it open to write."""
+        _run("mount", "-o", "remount,ro", f"{self.folder}")
+
+    def pull_out(self) -> None:
+        """It is gone, and its folder with it; open files stay open."""
+        _run("umount", "--lazy", f"{self.folder}")
+        self.folder.rmdir()
+
+
+@contextmanager
+def mounted(folder: Path, size_bytes: int, *options: str) -> Iterator[Disk]:
+    """Mount a disk of so many bytes. Raises `PermissionError` where nobody may."""
+    folder.mkdir(exist_ok=True)
+    given = ",".join((f"size={size_bytes}", *options))
+    _run("mount", "-t", "tmpfs", "-o", given, "restow-test", f"{folder}")
+    try:
+        yield Disk(folder)
+    finally:
+        if folder.is_mount():
+            _run("umount", "--lazy", f"{folder}")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PermissionError(errno.EPERM, done.stderr.strip())

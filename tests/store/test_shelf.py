@@ -1,0 +1,507 @@
+"""A disk under a store: what was written whole is found again, and nothing else ever is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from restow.agents.store.books.room import page_strides
+from restow.agents.store.books.shape import PieceKey
+from restow.agents.store.disk import journal, run_files, shelf
+from restow.agents.store.disk.errors import (
+    DiskInUseError,
+    DiskOtherError,
+    DiskUnusableError,
+    RunLostError,
+)
+from restow.agents.store.disk.shelf import Page, Shelf
+from restow.broker.client import HashForm
+from restow.broker.families import (
+    AttentionSpec,
+    EngineSettings,
+    Mamba2Spec,
+    ModelSpec,
+    build_layout,
+)
+from restow.broker.layout import DType, Layout
+from restow.broker.layout import digest as layout_digest
+from restow.broker.stored import store_layout
+
+STRIDES = page_strides({"tokens": 5000, "snapshots": 20_000})
+LIMIT_BYTES = 1 << 20
+BF16 = DType.BFLOAT16
+FORM = HashForm("any", 4, 8)
+
+
+def layout(revision: str = "v1", kv_heads: int = 4) -> Layout:
+    layers = (Mamba2Spec(0, 8, 4, 16, 4, 4, BF16, BF16), AttentionSpec(1, kv_heads, 8, BF16))
+    spec = ModelSpec("hybrid", layers, revision=revision)
+    return store_layout(build_layout(spec, EngineSettings()))
+
+
+def opened(folder: Path, limit_bytes: int = LIMIT_BYTES) -> Shelf:
+    return Shelf(folder, layout(), STRIDES, limit_bytes)
+
+
+def pages(number: int, blocks: int = 3, salt: str = "") -> list[Page]:
+    """The pieces of a state, at addresses at which a disk reads directly."""
+    keys = [PieceKey("tokens", salt, b"%d block %d" % (number, one)) for one in range(blocks)]
+    return [(key, filled(key)) for key in [*keys, PieceKey("snapshots", salt, b"%d" % number)]]
+
+
+def filled(key: PieceKey) -> memoryview:
+    view = empty(key)
+    seed = int.from_bytes((key.salt.encode() + key.hash).ljust(8)[:8])
+    view[:] = np.random.default_rng(seed).bytes(len(view))
+    return view
+
+
+def empty(key: PieceKey) -> memoryview:
+    memory = np.zeros(STRIDES[key.group] + 4096, np.uint8)
+    start = -memory.ctypes.data % 4096
+    return memory.data[start : start + STRIDES[key.group]]
+
+
+def read(one: Shelf, written: list[Page]) -> None:
+    """Read all of them, and compare."""
+    back = [(key, empty(key)) for key, _ in written]
+    one.read(back)
+    assert all(there == here for (_, there), (_, here) in zip(written, back, strict=True))
+
+
+def held(one: Shelf, written: list[Page]) -> bool:
+    return one.has([key for key, _ in written])
+
+
+def test_what_is_written_is_read_in_another_life(tmp_path: Path) -> None:
+    with opened(tmp_path) as first:
+        for number in range(5):
+            first.write(FORM, pages(number))
+            read(first, pages(number))
+        used = first.used_bytes
+    with opened(tmp_path) as second:
+        assert (len(second), second.used_bytes) == (5, used)
+        for number in range(5):
+            read(second, pages(number)[::-1])
+            read(second, pages(number)[1:3])
+
+
+def test_a_piece_is_written_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        used = one.used_bytes
+        one.write(FORM, [*pages(1), *pages(2, 1)])
+        assert one.used_bytes == used + STRIDES["tokens"] + STRIDES["snapshots"]
+        one.write(FORM, pages(1))
+        read(one, [*pages(1), *pages(2, 1)])
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        limit = sum(len(view) for _, view in pages(0)) * 3
+    with opened(tmp_path, limit) as one:
+        for number in range(3):
+            one.write(FORM, pages(number))
+        read(one, pages(0))
+        one.write(FORM, pages(3))
+        assert [held(one, pages(number)) for number in range(4)] == [True, False, True, True]
+        assert one.used_bytes == limit
+    with opened(tmp_path, limit) as one:
+        assert [held(one, pages(number)) for number in range(4)] == [True, False, True, True]
+
+
+def test_the_journal_does_not_grow_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "SPARE_RECORDS", 4)
+    limit = sum(len(view) for _, view in pages(0)) * 3
+    with opened(tmp_path, limit) as one:
+        sizes = []
+        for number in range(60):
+            one.write(FORM, pages(number))
+            sizes.append((tmp_path / journal.NAME).stat().st_size)
+    assert max(sizes) < 3 * sizes[2]
+    with opened(tmp_path, limit) as one:
+        read(one, [*pages(57), *pages(58), *pages(59)])
+
+
+def test_more_than_all_is_not_written(tmp_path: Path) -> None:
+    with opened(tmp_path, 4096) as one, pytest.raises(RunLostError, match="more than the disk"):
+        one.write(FORM, pages(1))
+
+
+@pytest.mark.parametrize("where", [0, 5000, -1])
+def test_a_flipped_bit_loses_the_run_alone(tmp_path: Path, where: int) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        one.write(FORM, pages(2))
+        flip(tmp_path / f"{1:012d}.run", where)
+        with pytest.raises(RunLostError, match="is not what was written"):
+            read(one, pages(1))
+        assert not held(one, pages(1))
+        assert one.lost == 1
+        read(one, pages(2))
+        one.write(FORM, pages(1))  # it may come again
+        read(one, pages(1))
+
+
+def flip(path: Path, where: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[where] ^= 4
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+@pytest.mark.parametrize("harm", [cut, Path.unlink])
+def test_a_run_that_is_not_whole_is_no_run(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        one.write(FORM, pages(2))
+        harm(tmp_path / f"{1:012d}.run")
+        with pytest.raises(RunLostError):
+            read(one, pages(1))
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(3))
+        assert not held(one, pages(1))
+        read(one, [*pages(2), *pages(3)])
+        harm(tmp_path / f"{2:012d}.run")
+    with opened(tmp_path) as one:
+        assert not held(one, pages(2))
+        read(one, pages(3))
+
+
+def test_a_truncated_journal_has_what_stood_before(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        sizes = []
+        for number in range(3):
+            one.write(FORM, pages(number))
+            sizes.append((tmp_path / journal.NAME).stat().st_size)
+    whole = (tmp_path / journal.NAME).read_bytes()
+    for size in range(sizes[0], sizes[2] + 1, 7):
+        (tmp_path / journal.NAME).write_bytes(whole[:size])
+        found, _ = journal.read_journal(tmp_path, {"layout": digest(), "strides": STRIDES})
+        assert len([one for one in found if "run" in one]) == sum(size >= one for one in sizes)
+    (tmp_path / journal.NAME).write_bytes(whole[: sizes[1] + 20])
+    with opened(tmp_path) as one:
+        assert len(one) == 2
+        assert len(list(tmp_path.glob("*.run"))) == 2, "the file of the third one stays"
+        one.write(FORM, pages(2))
+        read(one, [*pages(0), *pages(1), *pages(2)])
+
+
+def digest() -> str:
+    return layout_digest(layout())
+
+
+def test_a_journal_with_a_flipped_bit_has_what_stood_before(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        size = (tmp_path / journal.NAME).stat().st_size
+        one.write(FORM, pages(2))
+        one.write(FORM, pages(3))
+    flip(tmp_path / journal.NAME, size + 30)
+    with opened(tmp_path) as one:
+        assert [held(one, pages(number)) for number in (1, 2, 3)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"a text of somebody's\n", b"\n\n", bytes(range(256)) * 40], ids=len
+)
+def test_another_programs_folder_is_left_alone(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / journal.NAME).write_bytes(data)
+    (tmp_path / f"{7:012d}.run").write_bytes(b"precious")
+    with pytest.raises(DiskOtherError, match="does not begin as a store's journal"):
+        opened(tmp_path)
+    assert (tmp_path / f"{7:012d}.run").read_bytes() == b"precious"
+
+
+def test_another_models_or_versions_states_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+    for other in (layout("v2"), layout(kv_heads=8)):
+        with pytest.raises(DiskOtherError, match="differs in layout"):
+            Shelf(tmp_path, other, STRIDES, LIMIT_BYTES)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "FORMAT", "restow store 3")
+        with pytest.raises(DiskOtherError, match=r"format \('restow store 2', and not"):
+            opened(tmp_path)
+    with opened(tmp_path) as one:
+        read(one, pages(1))
+
+
+def test_a_model_without_a_revision_is_not_kept_on_a_disk(tmp_path: Path) -> None:
+    with pytest.raises(DiskOtherError, match="has no revision"):
+        Shelf(tmp_path, layout(""), STRIDES, LIMIT_BYTES)
+
+
+def test_two_stores_do_not_share_a_folder(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        with pytest.raises(DiskInUseError, match="another store's"):
+            opened(tmp_path)
+        one.write(FORM, pages(1))
+        read(one, pages(1))
+
+
+@contextmanager
+def files_up_to(size_bytes: int) -> Iterator[None]:
+    """Let this process write no longer files; then EFBIG comes, as ENOSPC would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_disk_that_takes_no_more_loses_that_state_alone(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        for size in (0, 4096, 40_960):
+            with files_up_to(size), pytest.raises(RunLostError, match="File too large"):
+                one.write(FORM, pages(2))
+            assert not held(one, pages(2))
+            assert len(list(tmp_path.glob("*.run"))) == 1
+        one.write(FORM, pages(2))
+    with opened(tmp_path) as one:
+        read(one, [*pages(1), *pages(2)])
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "pwrite"])
+def test_any_error_of_a_write_loses_that_state_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        said = (tmp_path / journal.NAME).read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, lambda *_: fail(code))
+            with pytest.raises(RunLostError, match=os.strerror(code)):
+                one.write(FORM, pages(2))
+        assert (tmp_path / journal.NAME).read_bytes() == said
+        one.write(FORM, pages(3))
+        assert one.lost == 1
+    with opened(tmp_path) as one:
+        assert [held(one, pages(number)) for number in (1, 2, 3)] == [True, False, True]
+        read(one, [*pages(1), *pages(3)])
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync", "pwrite"])
+def test_a_disk_that_stays_full_loses_a_few_and_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(shelf, "GO_AT_ONCE", 2)
+    with opened(tmp_path) as one:
+        for number in range(5):
+            one.write(FORM, pages(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, lambda *_: fail(errno.ENOSPC))
+            with pytest.raises(RunLostError, match="No space left"):
+                one.write(FORM, pages(5))
+        one.write(FORM, pages(6))
+    with opened(tmp_path) as one:
+        found = [held(one, pages(number)) for number in range(7)]
+        assert found == [False, False, True, True, True, False, True]
+        assert len(list(tmp_path.glob("*.run"))) == 4
+        read(one, [*pages(2), *pages(6)])
+
+
+def test_a_journal_that_is_not_synced_says_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.fdatasync, []
+
+    def second_fails(fd: int) -> None:
+        calls.append(fd)
+        if len(calls) == 2:  # after that of the run
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        said = (tmp_path / journal.NAME).read_bytes()
+        monkeypatch.setattr(os, "fdatasync", second_fails)
+        with pytest.raises(RunLostError, match="Input/output error"):
+            one.write(FORM, pages(2))
+        assert (tmp_path / journal.NAME).read_bytes() == said
+        assert len(list(tmp_path.glob("*.run"))) == 1
+
+
+def test_a_folder_that_is_gone_loses_what_it_had(tmp_path: Path) -> None:
+    with opened(tmp_path / "there") as one:
+        one.write(FORM, pages(1))
+        (tmp_path / "there").rename(tmp_path / "elsewhere")
+        with pytest.raises(RunLostError, match="No such file"):
+            one.write(FORM, pages(2))
+        with pytest.raises(RunLostError, match="No such file"):
+            read(one, pages(1))
+        assert not held(one, pages(1))
+
+
+def test_a_folder_that_can_not_be_had_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskUnusableError, match="keeps no states: "):
+        opened(tmp_path / "file")
+
+
+def test_it_says_what_is_there_and_what_is_gone(tmp_path: Path) -> None:
+    """Of another life too: keys, salts and the form of their hashes."""
+    limit = sum(len(view) for _, view in pages(0)) * 2
+    some = [pages(0), pages(1, salt="one's"), pages(1, salt="another's")]
+    with opened(tmp_path, limit) as one:
+        gone: list[PieceKey] = []
+        one.on_gone = gone.extend
+        assert one.hash_form is None
+        for state in some:
+            one.write(FORM, state)
+        assert gone == [key for key, _ in some[0]]
+    with opened(tmp_path, limit) as one:
+        assert one.hash_form == FORM
+        assert one.pieces == [key for state in some[1:] for key, _ in state]
+        read(one, some[1])
+        read(one, some[2])
+
+
+def test_a_disk_with_nothing_left_has_no_form(tmp_path: Path) -> None:
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1))
+        (tmp_path / f"{1:012d}.run").unlink()
+    other = HashForm("other", 8, 16)
+    with opened(tmp_path) as one:
+        assert (one.hash_form, one.pieces) == (None, [])
+        one.write(other, pages(2))
+    with opened(tmp_path) as one:
+        assert one.hash_form == other
+
+
+def test_the_form_stays_when_the_journal_begins_anew_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "SPARE_RECORDS", 1)
+    limit = sum(len(view) for _, view in pages(0))
+    with opened(tmp_path, limit) as one:
+        for number in range(9):
+            one.write(FORM, pages(number))
+    with opened(tmp_path, limit) as one:
+        assert one.hash_form == FORM
+        read(one, pages(8))
+
+
+def test_a_run_whose_file_could_not_be_removed_is_no_second_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 2 * sum(len(view) for _, view in pages(0))
+    with opened(tmp_path, limit) as one:
+        one.write(FORM, pages(1))
+        flip(tmp_path / f"{1:012d}.run", 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", lambda *_: fail(errno.EIO))
+            with pytest.raises(RunLostError):
+                read(one, pages(1))
+        assert not held(one, pages(1))
+        one.write(FORM, pages(1))
+        one.write(FORM, pages(2))
+    with opened(tmp_path, limit) as one:
+        assert len(one) == 2
+        read(one, [*pages(1), *pages(2)])
+        one.write(FORM, pages(3))
+    with opened(tmp_path, limit) as one:
+        read(one, [*pages(2), *pages(3)])
+
+
+def test_a_disk_that_removes_nothing_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 2 * sum(len(view) for _, view in pages(0))
+    with opened(tmp_path, limit) as one:
+        one.write(FORM, pages(1))
+        one.write(FORM, pages(2))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", lambda *_: fail(errno.EROFS))
+            for number in (3, 4, 5):
+                with pytest.raises(RunLostError, match="Read-only file system"):
+                    one.write(FORM, pages(number))
+        assert one.used_bytes == limit
+        read(one, [*pages(1), *pages(2)])
+        one.write(FORM, pages(3))
+        assert [held(one, pages(number)) for number in (1, 2, 3)] == [False, True, True]
+
+
+def fail(code: int) -> int:
+    raise OSError(code, os.strerror(code))
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from store.test_shelf import FORM, opened, pages
+one = opened(Path(sys.argv[1]))
+for number in range(10_000):
+    one.write(FORM, pages(number, 20))
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_store_that_is_killed_while_it_writes_has_all_that_it_said(
+    tmp_path: Path, after: int
+) -> None:
+    tests = str(Path(__file__).resolve().parents[1])
+    command = [sys.executable, "-c", KILLED, str(tmp_path), "", tests]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = [int(process.stdout.readline()) for _ in range(3 + after)]
+        process.kill()
+        said += [int(line) for line in process.stdout.read().splitlines()]
+    with opened(tmp_path) as one:
+        runs = {path.stem for path in tmp_path.glob("*.run")}
+        assert len(runs) == len(one)
+        for number in said[-2:]:
+            read(one, pages(number, 20))
+        last = pages(said[-1] + 1, 20)
+        if held(one, last):  # it was whole, and not yet said
+            read(one, last)
+
+
+def test_pages_go_in_as_many_calls_as_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "MAX_PIECES", 3)
+    monkeypatch.setattr(run_files, "MAX_CALL_BYTES", 16_384)
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1, 10))
+        read(one, pages(1, 10))
+
+
+@pytest.mark.parametrize("call", ["pwritev", "preadv"])
+def test_what_a_call_leaves_is_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real = getattr(os, call)
+
+    def short(fd: int, some: list[memoryview], offset: int) -> int:
+        moved: int = real(fd, [some[0][: max(4096, len(some[0]) // 8192 * 4096)]], offset)
+        return moved
+
+    monkeypatch.setattr(os, call, short)
+    with opened(tmp_path) as one:
+        one.write(FORM, pages(1, 5))
+        read(one, pages(1, 5))

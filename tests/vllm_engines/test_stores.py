@@ -1,0 +1,44 @@
+"""A store between vLLM engines: what one computed stays when it has left, for any other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from restow.broker.core.actions import State
+from vllm_harness.engine import Options
+from vllm_harness.finders import END, STEPS, TELL, drawn, finders
+from vllm_harness.pair import MODEL
+from vllm_harness.stores import store
+from vllm_harness.tiny_models import tiny_model
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize("kind", ["recall", "llama"])
+async def test_the_next_turn_is_found_when_the_engine_has_left(
+    vllm_python: Path, tmp_path: Path, kind: str
+) -> None:
+    """The store comes when the reply has been said: it has what the engine hands over."""
+    if kind == "recall":
+        one = Options(MODEL, 1, prefix_caching=True, extra=TELL)
+        other, ids = replace(one, tp=2, conv_layout="DS"), drawn(40)
+        held = 40 + STEPS - 1  # the last token that was said is not computed
+    else:
+        model = tiny_model(kind, tmp_path / "model")
+        one = Options(model, 1, prefix_caching=True, extra=TELL, engine={"block_size": 32})
+        other, ids = replace(one, tp=2, engine={"block_size": 64}), drawn(150)
+        held = 160
+    async with finders(vllm_python, tmp_path, one, other) as found:
+        first = await found.one.ask(ids, STEPS)
+        turn = [*ids, *first.tokens[:-1], END, *drawn(20, 13)]
+        await found.told("one", turn, held)
+        async with store(found.broker.address, "one"):
+            await found.leave()
+            await found.told("store", turn, held)
+            back = await found.other.ask(turn, STEPS)
+            assert back.tokens == (await found.alone.ask(turn, STEPS)).tokens
+            assert back.cached == held
+    assert set(found.ended) == {State.DONE}  # the store takes this reply, too

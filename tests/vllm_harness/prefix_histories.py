@@ -1,0 +1,308 @@
+"""Random histories of vLLM's own scheduler with the connector, between others' states and offers.
+
+``prefix_histories.py GROUPS,... SEED HISTORIES FAULT``, run by vLLM's Python, says as JSON how much
+it saw. What requests are computed from is looked at, to the token, at every step.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import Counter, deque
+from typing import Any, cast
+
+from restow.agents.engines.common.groups import NULL_BLOCK, Group
+from restow.agents.engines.vllm.prefix import asking
+from restow.agents.engines.vllm.prefix.answering import Offers
+from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
+from restow.agents.engines.vllm.prefix.chain import Chain
+from restow.agents.engines.vllm.prefix.pins import Pin, Pins
+from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
+from restow.agents.engines.vllm.prefix.reply_ends import ReplyEnds
+from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
+from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
+from restow.agents.engines.vllm.settings import ConnectorSettings
+from restow.agents.engines.vllm.worker_step import WorkerStep
+from restow.broker.client import ContentChain, HashForm, Offer, Prefix
+from restow.broker.client.engine.content import CONTENT_FORM
+from vllm_harness.cache_histories import GROUPS
+from vllm_harness.cached_scheduler import WINDOW_TOKENS, CachedScheduler, Step
+from vllm_harness.said_session import Load, SaidSession
+
+BLOCKS, PINNED_BLOCKS, STEPS, REQUESTS = 96, 32, 200, 5
+TRANSFER = {
+    "kv_connector": "RestowConnector",
+    "kv_connector_module_path": "restow.agents.engines.vllm",
+    "kv_role": "kv_both",
+    "engine_id": "e0",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"prefix": "find+tell"},
+}
+
+
+def main(names: str, seed: int, histories: int, fault: str) -> None:
+    """Fail at the first step that breaks a law."""
+    asking.FIND_S = 0.002
+    _break(fault)
+    seen: Counter[str] = Counter()
+    for name in names.split(","):
+        for one in range(histories):
+            seen += History(name, seed + one).run()
+    print(json.dumps(seen))
+
+
+def _break(fault: str) -> None:
+    """Leave something out that must be there."""
+    if fault == "failures":
+        SchedulerSide.step = _step_without_failures  # type: ignore[method-assign]
+    elif fault == "letting go":
+        CachedPrefixes.let_go = lambda self, pin: None  # type: ignore[method-assign]
+    elif fault == "positions":
+        Pins.pin = _pin_any_length  # type: ignore[method-assign]
+    elif fault == "reuse":
+        ReplyEnds._reused = lambda self, block: None  # type: ignore[method-assign]
+    elif fault == "forgetting":
+        WorthKeeping.forget = lambda self, names: None  # type: ignore[method-assign]
+    elif fault == "references":
+        Pins.pin = _pin_without_references  # type: ignore[method-assign]
+
+
+_pin, _side_step = Pins.pin, SchedulerSide.step
+
+
+def _step_without_failures(self: SchedulerSide, progress: Any) -> WorkerStep:
+    step = _side_step(self, progress)
+    step.received = dict.fromkeys(step.received, True)
+    return step
+
+
+def _pin_any_length(
+    self: Pins, chain: Chain, below_tokens: int, least_tokens: int = 1
+) -> Pin | None:
+    return _pin(self, chain, below_tokens)
+
+
+def _pin_without_references(
+    self: Pins, chain: Chain, below_tokens: int, least_tokens: int = 1
+) -> Pin | None:
+    pool = self._watch.pool
+    touch, pool.touch = pool.touch, lambda blocks: None
+    try:
+        return _pin(self, chain, below_tokens, least_tokens)
+    finally:
+        pool.touch = touch
+
+
+class History:
+    """One scheduler with the connector; its session says what the history draws."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.label = f"{name}, seed {seed}"
+        self.draw = random.Random(seed)  # noqa: S311
+        kinds, unit = GROUPS[name]
+        self.engine = CachedScheduler(kinds, BLOCKS, unit, bool(seed % 2), seed, TRANSFER)
+        self.groups = [
+            Group(
+                f"group.{index}",
+                size,
+                0 if kind == "states" else None,
+                WINDOW_TOKENS - 1 if kind == "window" else 0,
+                whole_blocks=True,
+            )
+            for index, (kind, size) in enumerate(kinds)
+        ]
+        self.session = SaidSession(self.draw)
+        session = cast("Any", self.session)
+        settings = ConnectorSettings.of(TRANSFER["kv_connector_extra_config"])  # type: ignore[arg-type]
+        self.cached = CachedPrefixes(
+            self.engine.manager, dict(enumerate(self.groups)), PINNED_BLOCKS
+        )
+        self.offers = Offers(lambda: None)
+        chains = self.cached.chains
+        self.worth = WorthKeeping()
+        of_cache = chains, self.groups, self.cached
+        self.prefix = PrefixSide("e0", session, settings, *of_cache, self.offers, self.worth)
+        self.side = SchedulerSide(
+            "e0", "life", "kv_both", self.groups, 0, session, settings, self.prefix
+        )
+        self.engine.scheduler.connector._scheduler = self.side
+        self.form = HashForm(CONTENT_FORM, chains.quantum_tokens)
+        self.ahead = seed % 2
+        self.steps: deque[Step] = deque()
+        self.texts: dict[bytes, list[bytes]] = {}
+        """By name of tokens, the names of all beginnings of them."""
+        self.fenced: set[str] = set()
+        """Handoffs that may be read."""
+        self.seen: Counter[str] = Counter()
+
+    def run(self) -> Counter[str]:
+        try:
+            for _ in range(STEPS):
+                self._something_happens()
+                self._step()
+            self._end()
+        except AssertionError as error:
+            error.add_note(self.label)
+            raise
+        return self.seen + self.session.seen
+
+    def _step(self) -> None:
+        before = self.engine.under_way()
+        step = self.engine.schedule()
+        self.steps.append(step)
+        while len(self.steps) > self.ahead:
+            self._compute(self.steps.popleft())
+        for ended in set(before) - set(self.engine.under_way()):
+            self._know(self.engine.names(self.engine.requests[ended]))
+        self.seen["ends"] += len(self.cached._ends.come)
+        self._check_worth()
+        self._check_published()
+
+    def _compute(self, step: Step) -> None:
+        self.engine.run(step)
+        self.fenced.update(step.output.kv_connector_metadata.step.fences)
+
+    def _something_happens(self) -> None:
+        dice = self.draw.random()
+        under_way = self.engine.under_way()
+        if dice < 0.35 and len(under_way) < REQUESTS:
+            stops = self.draw.choice(([], [3]))
+            request = self.engine.add(self._prompt(), self.draw.randrange(1, 40), stops)
+            self._know(self.engine.names(request))
+        elif dice < 0.40 and under_way:
+            self.engine.abort(self.draw.choice(sorted(under_way)))
+        elif dice < 0.60:
+            self._offer()
+        elif dice < 0.75 and self.session.published:
+            self.session.end_publication(self.draw.choice(sorted(self.session.published)))
+        self.session.answer_some()
+        for load in self.session.due():
+            self._load(load)
+
+    def _know(self, names: list[bytes]) -> None:
+        for end in range(1, len(names) + 1):
+            self.texts[names[end - 1]] = names[:end]
+
+    def _prompt(self) -> list[int]:
+        """Something new, or what somebody said before, and more."""
+        count = self.draw.randrange(2, 150)
+        old = list(self.engine.requests.values())
+        said: list[int] = []
+        if old and self.draw.random() < 0.6:
+            said = list(self.draw.choice(old)._all_token_ids)
+            said = said[: self.draw.randrange(len(said) + 1)]
+        return (said + [self.draw.randrange(4) for _ in range(count)])[: max(count, len(said) + 1)]
+
+    def _offer(self) -> None:
+        """Ask for a beginning of what anybody said, or of nothing that was."""
+        if not self.engine.requests or self.draw.random() < 0.1:
+            names = ContentChain().extend([9] * 64, 1)
+        else:
+            names = self.engine.names(self.draw.choice(list(self.engine.requests.values())))
+        self._know(names)
+        tokens = self.draw.randrange(1, len(names) + 1)
+        ends = list(self.cached._ends._ends)
+        if ends and self.draw.random() < 0.5:
+            names = self.texts.get(self.draw.choice(ends), names)
+            tokens = len(names)
+        elif self.draw.random() < 0.8:
+            tokens -= tokens % self.form.quantum_tokens
+        if tokens:
+            content = names[tokens - 1]
+            whole, rest = divmod(tokens, self.form.quantum_tokens)
+            quantum = self.form.quantum_tokens
+            hashes = tuple(names[quantum - 1 : whole * quantum : quantum])
+            prefix = Prefix(self.form, tokens, hashes, content if rest else b"")
+            self.offers.hear(Offer(self.session.next_offer(), prefix, content, 1000))
+
+    def _load(self, load: Load) -> None:
+        """Have a state arrive, or a part of one, and then its end be told."""
+        names = self.texts[load.prefix.end_hash or load.prefix.hashes[-1]]
+        position = load.prefix.position_tokens
+        for group, cells in zip(self.groups, self.engine.cells, strict=True):
+            blocks, size = load.blocks[group.name], group.block_tokens
+            if group.is_state:
+                cells[blocks[0]] = {0: b"half" if load.failed else names[position - 1]}
+                continue
+            for token in range(max(load.held_tokens, group.first_token(position)), position):
+                assert blocks[token // size] != NULL_BLOCK
+                name = b"half" if load.failed else names[token]
+                cells.setdefault(blocks[token // size], {})[token % size] = name
+        self.session.end_load(load)
+
+    def _check_worth(self) -> None:
+        """Whether what is worth keeping is held, and the newest comes first."""
+        told = self.session.told
+        states = [group.name for group in self.groups if group.is_state]
+        somewhere = {name for _, name in told}
+        for one in self.worth.newest():
+            self.seen["worth keeping"] += 1
+            self.seen["begun with"] += self.prefix._recurrent and not self._ended_at(one)
+            name = one.end_hash or one.hashes[-1]
+            held = name in somewhere and all((group, name) in told for group in states)
+            assert held, "worth keeping, and not held"
+
+    def _ended_at(self, prefix: Prefix) -> bool:
+        """Whether a reply ended there, or is said to have."""
+        return (prefix.end_hash or prefix.hashes[-1]) in self.cached._ends._ends
+
+    def _check_published(self) -> None:
+        """Whether all that was published, and may be read, is what was asked for."""
+        for handoff_id, said in self.session.published.items():
+            names, position = self.texts[said.content], said.position_tokens
+            self.seen["ends checked"] += position % self.form.quantum_tokens != 0
+            assert len(names) == position
+            if handoff_id not in self.fenced:
+                continue
+            for group, cells in zip(self.groups, self.engine.cells, strict=True):
+                ids, size = said.blocks[group.name], group.block_tokens
+                if group.is_state:
+                    assert cells[ids[0]][0] == names[-1]
+                    continue
+                for token in range(group.first_token(position), position):
+                    assert cells[ids[token // size]][token % size] == names[token]
+
+    def _end(self) -> None:
+        """Nothing stays behind."""
+        for request_id in self.engine.under_way():
+            self.engine.abort(request_id)
+        while self.steps:
+            self._compute(self.steps.popleft())
+        while self.session.loads:
+            for load in list(self.session.loads):
+                self._load(load)
+        for handoff_id in list(self.session.published):
+            self.session.end_publication(handoff_id)
+        while self.engine.scheduler.has_requests():
+            self._compute(self.engine.schedule())
+        self._compute(self.engine.schedule())
+        ends = self.cached._ends._ends
+        assert self.session.told == {
+            (group, name)
+            for group, keys in self.cached._holdings._keys.items()
+            for name in (*keys, *ends)
+        }
+        pool = self.engine.manager.block_pool
+        assert pool.get_num_free_blocks() == BLOCKS - 1, "blocks are left behind"
+        left = [
+            self.prefix._asking._new,
+            self.prefix._asking._open,
+            self.prefix._begun,
+            self.cached.chains._following,
+            self.cached.chains._named,
+            self.side._decode._waits,
+            self.side._decode._loading,
+            self.cached._ends._new,
+        ]
+        assert not any(left), left
+        assert not self.side.pending
+        assert self.engine.manager.reset_prefix_cache()
+        self._compute(self.engine.schedule())
+        assert not self.session.told
+        assert not self.worth.newest()
+        assert not self.cached._ends._by_block
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

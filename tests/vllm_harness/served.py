@@ -1,0 +1,102 @@
+"""vLLM's own server, and `restow router` before some of them, each in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientError, ClientSession
+
+from forked.ports import free_port
+from vllm_harness.engine import BLOCKS, ENVIRONMENT, PATIENT, RESTING, START_S
+
+
+@contextlib.asynccontextmanager
+async def vllm_server(
+    python: Path, model: Path, engine_id: str, broker: str, log: Path, *more: str
+) -> AsyncIterator[str]:
+    """Serve a model, named "model", by an engine that finds and tells; the address is yielded."""
+    port = free_port()
+    transfer = {
+        "kv_connector": "RestowConnector",
+        "kv_connector_module_path": "restow.agents.engines.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "engine_id": engine_id,
+        "kv_connector_extra_config": {"broker": broker, "prefix": "find+tell", **PATIENT},
+    }
+    words = [
+        *("serve", str(model), "--served-model-name", "model", "--port", str(port)),
+        *("--host", "127.0.0.1", "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "8"),
+        *("--num-gpu-blocks-override", str(BLOCKS), "--enable-prefix-caching"),
+        *("--kv-transfer-config", json.dumps(transfer), *more),
+    ]
+    command = [str(python), "-m", "vllm.entrypoints.cli.main", *words]
+    async with _process(command, log, {**ENVIRONMENT, **RESTING}, f"http://127.0.0.1:{port}") as at:
+        yield at
+
+
+@contextlib.asynccontextmanager
+async def router(
+    broker: str, prefill: Sequence[str], decode: Sequence[str], log: Path
+) -> AsyncIterator[str]:
+    """Run one that finds, before engines that are named ``ID=URL``; the address is yielded."""
+    listen = f"127.0.0.1:{free_port()}"
+    words = ["router", "--find-ms", "1000", "--listen", listen, "--broker", broker]
+    for side, engines in (("--prefill", prefill), ("--decode", decode)):
+        words += [word for one in engines for word in (side, one)]
+    command = [sys.executable, "-m", "restow.broker.cli.main", *words]
+    async with _process(command, log, {}, f"http://{listen}") as at:
+        yield at
+
+
+async def complete(http: ClientSession, base: str, prompt: list[int], **more: Any) -> list[int]:
+    """The tokens that follow a prompt, of which ``max_tokens`` says how many."""
+    body = {"model": "model", "prompt": prompt, "temperature": 0.0, "ignore_eos": True}
+    said = {**body, "return_token_ids": True, **more}
+    async with http.post(f"{base}/v1/completions", json=said) as response:
+        answer: Any = await response.json()
+        assert response.ok, answer
+    (choice,) = answer["choices"]
+    ids: list[int] = choice["token_ids"]
+    return ids
+
+
+@contextlib.asynccontextmanager
+async def _process(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], base: str
+) -> AsyncIterator[str]:
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdout=out,
+            stderr=out,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"} | dict(environment),
+            start_new_session=True,
+        )
+    try:
+        async with ClientSession() as http, asyncio.timeout(START_S):
+            while not await _is_well(http, base):
+                if process.returncode is not None:
+                    raise RuntimeError(f"it ended: its words are in {log}")
+                await asyncio.sleep(0.2)
+        yield base
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def _is_well(http: ClientSession, base: str) -> bool:
+    try:
+        async with http.get(f"{base}/health") as response:
+            return bool(response.ok)
+    except (ClientError, TimeoutError):
+        return False

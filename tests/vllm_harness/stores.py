@@ -1,0 +1,32 @@
+"""`restow store` in a process of its own, between vLLM engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+
+START_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def store(broker: str, engine_id: str, name: str = "store") -> AsyncIterator[None]:
+    """Run one of the model of an engine, under a name. It is ready."""
+    words = ["store", "--engine", engine_id, "--engine-id", name, "--memory", "1GiB"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "restow.broker.cli.main", *words, "--broker", broker),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    try:
+        async with asyncio.timeout(START_S):
+            while "store ready" not in "".join(said[-1:]):
+                said.append((await process.stderr.readline()).decode())
+                assert said[-1], said
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.communicate()
