@@ -68,7 +68,7 @@ def test_a_disk_that_fills_up_and_is_pulled_out_costs_no_request(house: House, d
         return [house.d.take(tokens, state(tokens)) for tokens in prompts]
 
     first, second = MANY[:8], MANY[8:16]
-    with house.store("a store", MIB, disk.folder) as store:
+    with house.store("a store", MIB // 2, disk.folder) as store:  # not for all that is on the disk
         kept(house, "a store", first)
         until(lambda: store.figures.disk_runs == len(first))
         disk.fill()
