@@ -44,7 +44,7 @@ def _spec(name: str, numbers: dict[str, Any]) -> ModelSpec:
         layers.append(_attention(len(layers), numbers, numbers["sliding_window"]))
     for _ in range(numbers["attention_layers"]):
         layers.append(_attention(len(layers), numbers))
-    return ModelSpec(name, tuple(layers))
+    return ModelSpec(name, tuple(layers), revision="1")
 
 
 def _attention(layer: int, numbers: dict[str, Any], window_tokens: int = 0) -> LayerSpec:

@@ -24,7 +24,7 @@ from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 
 BLOCK_TOKENS = 16
-MODEL = ModelSpec("sessions", (AttentionSpec(0, 8, 64, DType.BFLOAT16),))
+MODEL = ModelSpec("sessions", (AttentionSpec(0, 8, 64, DType.BFLOAT16),), revision="1")
 SOURCES = "vllm:prompt_tokens_by_source_total"
 COMPUTED, HELD, MOVED = "local_compute", "local_cache_hit", "external_kv_transfer"
 

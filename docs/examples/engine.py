@@ -21,7 +21,7 @@ from restow.broker.client import BlockingSession
 from restow.broker.layout import DType, Field, Kind, Layout, Model, RankLayout, Region, Shard, Span
 
 HEADS, BLOCKS, ITEM_BYTES = 8, 16, 4
-MODEL = Model("toy", (Field("h", Kind.SNAPSHOT, ("head",), (HEADS,)),))
+MODEL = Model("toy", (Field("h", Kind.SNAPSHOT, ("head",), (HEADS,)),), revision="1")
 
 
 def step(h: np.ndarray, token: int) -> np.ndarray:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent_harness.waiting import until
 from broker.certificates import Authority
-from broker.fakes import broker, engine
+from broker.fakes import broker, engine, model_layout
 from broker.guarded import guarded, of_tenant
 from broker.test_offers import D_STATE, HELD_TOKENS, STATE, ask, holder
 from broker.test_prefixes import FORM, PROMPT, heard, hold
@@ -100,6 +101,25 @@ async def test_a_snapshot_and_the_attention_before_it_at_two_engines_are_nobodys
             await heard(running, name, 3)
         assert (await ask(d)).reason == "NOT_HELD"
         assert not attention.offers + snapshot.offers
+
+
+async def test_states_of_weights_that_nothing_tells_are_not_found_by_their_content() -> None:
+    """Two models of one name and shape may be two fine-tunes."""
+    said = model_layout()
+    unsaid = replace(said, model=replace(said.model, revision=""))
+    async with (
+        broker() as running,
+        engine(running.address, "p", layout=unsaid) as (p, _),
+        engine(running.address, "d", layout=unsaid) as (d, _),
+    ):
+        hold(p, 4, [4])
+        with pytest.raises(BrokerCallError, match="no revision") as refused:
+            await d.find([PROMPT])
+        assert refused.value.reason == "WEIGHTS_UNKNOWN"
+        ended = await ask(d)
+        assert ended.reason == "NOT_HELD"
+        assert "no revision" in ended.detail
+        assert not running.hub.directory.prefixes.holders
 
 
 @pytest.mark.parametrize("lacks", ["attention", "state"])

@@ -105,7 +105,7 @@ def layout(tp: int, conv: ConvLayout, page_tokens: int) -> Layout:
         ssm_dtype=DType.FLOAT32,
     )
     attention = AttentionSpec(layer=1, kv_heads=2, head_dim=4, dtype=DType.BFLOAT16)
-    spec = ModelSpec("small", (mamba, attention))
+    spec = ModelSpec("small", (mamba, attention), revision="v1")
     return build_layout(spec, EngineSettings(tp=tp, page_tokens=page_tokens, conv_layout=conv))
 
 

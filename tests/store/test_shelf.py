@@ -244,11 +244,6 @@ def test_another_models_or_versions_states_are_refused(
         read(one, pages(1))
 
 
-def test_a_model_without_a_revision_is_not_kept_on_a_disk(tmp_path: Path) -> None:
-    with pytest.raises(DiskOtherError, match="has no revision"):
-        Shelf(tmp_path, layout(""), STRIDES, LIMIT_BYTES)
-
-
 def test_two_stores_do_not_share_a_folder(tmp_path: Path) -> None:
     with opened(tmp_path) as one:
         with pytest.raises(DiskInUseError, match="another store's"):

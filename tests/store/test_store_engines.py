@@ -10,12 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from restow.agents.store.asking import MOST_AT_ONCE
 from restow.agents.store.disk.journal import NAME as JOURNAL
+from restow.agents.store.options import StoreOptions
+from restow.agents.store.store import Store
+from restow.broker.errors import WeightsUnknownError
 from restow.broker.layout.json_form import layout_to_json
 from store.engine_house import DS, MANY, MIB, PROMPTS, SD, House, found, kept
 from store.holding_engine import state, until
@@ -228,3 +232,10 @@ def test_one_store_has_hashes_of_one_form_and_salts_apart(house: House) -> None:
         assert house.d.take(first, state(first, salt="two")) == "NOT_HELD"
         assert house.d.take(first, salted) == ""
         assert store.figures.states == 2
+
+
+def test_a_model_whose_weights_nothing_tells_has_no_store(house: House) -> None:
+    layout = house.p.layout
+    unsaid = replace(layout, model=replace(layout.model, revision=""))
+    with pytest.raises(WeightsUnknownError, match="no revision"):
+        Store(unsaid, StoreOptions("a store", house.broker, MIB))

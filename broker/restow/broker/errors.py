@@ -215,6 +215,10 @@ class ChainFormError(RestowError, status="FAILED_PRECONDITION", reason="CHAIN_FO
     """Hashes by another algorithm, or after other tokens, than those they are to meet."""
 
 
+class WeightsUnknownError(RestowError, status="FAILED_PRECONDITION", reason="WEIGHTS_UNKNOWN"):
+    """A state is to be found by its content, and nothing tells the model's weights from others."""
+
+
 class HoldingsError(RestowError, status="INVALID_ARGUMENT", reason="HOLDINGS_INVALID"):
     """What an engine says that it holds, and can't."""
 

@@ -42,6 +42,12 @@ REFUSALS: Final[Mapping[str, Advice]] = MappingProxyType(
             "Have all engines of a model hash alike, with one seed; `restow holdings` shows how "
             "each does.",
         ),
+        "WEIGHTS_UNKNOWN": Advice(
+            "States are to be found by their content, and the model's layouts have no revision: "
+            "nobody could tell its states from those of other weights.",
+            "Give the layouts of all its engines a revision, equal exactly when the weights are "
+            "(`restow layout from-config --revision`, `model_revision` of the vLLM connector).",
+        ),
         "HOLDINGS_INVALID": Advice(
             "An engine says that it holds what it can't: of a group that it lacks, or too much at "
             "once. Nothing of that batch counts.",

@@ -42,9 +42,10 @@ class Store:
         """Prepare for the model of ``layout``, any engine's of it; ``with`` starts.
 
         ``on_lost`` hears, on some thread, why the store is an engine no more.
-        Raises `RoomTooSmallError`, `LayoutFormError`, `DiskInUseError`, `DiskOtherError` and
-        `DiskUnusableError`.
+        Raises `WeightsUnknownError`, `RoomTooSmallError`, `LayoutFormError`, `DiskInUseError`,
+        `DiskOtherError` and `DiskUnusableError`.
         """
+        layout.model.identity.check_weights()
         self.layout = in_room(store_layout(layout, options.block_tokens))
         """Its own."""
         self._shape = Shape.of(self.layout)

@@ -19,7 +19,7 @@ from restow.broker.core.handoffs.offer import Offer
 from restow.broker.core.ledger.ledger import Ledger
 from restow.broker.core.prefix.named import NamedPrefix
 from restow.broker.core.prefix.prefixes import Prefixes
-from restow.broker.errors import ChainFormError, RequestError
+from restow.broker.errors import ChainFormError, RequestError, WeightsUnknownError
 
 
 class Offering:
@@ -51,7 +51,7 @@ class Offering:
         try:
             chain = prefix.chain(destination.layout.model.identity)
             held = self._prefixes.find(handoff.tenant, chain)
-        except ChainFormError as error:
+        except (ChainFormError, WeightsUnknownError) as error:
             return self._not_held(handoff, error.message, now_s)
         engines = [
             self._members.engines[one.engine]

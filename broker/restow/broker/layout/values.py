@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from restow.broker.errors import WeightsUnknownError
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box
 from restow.broker.layout.token_class import ALL_TOKENS, TokenClass
@@ -78,6 +79,19 @@ class ModelIdentity:
             for part in IDENTITY_PARTS
         )
         return f"{self.name!r} ({', '.join(parts)})"
+
+    def check_weights(self) -> None:
+        """Raise `WeightsUnknownError` where no revision tells the weights from others.
+
+        Two that a router sends one prompt's state between may still be alike by its word; states
+        that anybody finds by their content may not.
+        """
+        if not self.revision:
+            raise WeightsUnknownError(
+                f"model {self} has no revision, so that nobody can tell its states from those of "
+                f"other weights: they are not found by their content. Give its layouts a revision",
+                model=self.name,
+            )
 
 
 IDENTITY_PARTS = ("revision", "adapter", "quantisation")

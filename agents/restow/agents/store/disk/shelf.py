@@ -56,12 +56,6 @@ class Shelf:
 
         Raises `DiskInUseError`, `DiskOtherError` and `DiskUnusableError`.
         """
-        if not layout.model.revision:
-            raise DiskOtherError(
-                f"model {layout.model.name!r} has no revision, so that nobody can tell its states "
-                f"from those of other weights: no disk keeps them",
-                path=str(folder),
-            )
         self.folder, self.limit_bytes = folder, limit_bytes
         self.lost = 0
         """States that were not written, and runs that could not be read."""

@@ -45,8 +45,9 @@ class Prefixes:
 
         Batch 1 begins: what was told before counts no more. One that does not follow the last says
         that some were lost: all is forgotten, and to be told again. Raises `ChainFormError` for
-        another form than batch 1 had or than the engine's blocks allow, and `HoldingsError` for a
-        group that it lacks: the batch was heard, and nothing of it counts.
+        another form than batch 1 had or than the engine's blocks allow, `HoldingsError` for a group
+        that it lacks, and like `ModelIdentity.check_weights`: the batch was heard, and nothing of
+        it counts.
         """
         engine.check_there()
         key = engine.key
@@ -86,15 +87,17 @@ class Prefixes:
 
     def _begin(self, engine: EngineRecord, form: HashForm) -> Teller:
         self.forget(engine.key)
+        self._awaited.add(engine.key)
+        engine.layout.model.identity.check_weights()
         rules = rules_of(engine.layout, form.quantum_tokens)
         if rules is None:
-            self._awaited.add(engine.key)
             blocks = {group: size for group, size in engine.block_tokens.items() if size}
             raise ChainFormError(
                 f"engine {engine.key.engine_id} hashes after every {form.quantum_tokens} tokens, "
                 f"which does not divide the tokens of its blocks: {blocks}",
                 engine=engine.key.engine_id,
             )
+        self._awaited.discard(engine.key)
         holders = self.holders.setdefault(engine.key.tenant, Holders())
         return holders.begin(engine.key, engine.layout.model.identity, form, rules)
 
@@ -146,8 +149,10 @@ class Prefixes:
     def find(self, tenant: str, chain: Chain) -> list[Held]:
         """Who of a tenant holds how much of a chain.
 
-        Raises `ChainFormError` if engines of that model tell, and none of them hashes so.
+        Raises `ChainFormError` if engines of that model tell, and none of them hashes so, and like
+        `ModelIdentity.check_weights`.
         """
+        chain.model.check_weights()
         self.asked += 1
         holders = self.holders.get(tenant)
         if holders is None:
