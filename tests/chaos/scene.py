@@ -106,6 +106,7 @@ async def scene(
             for side in "PD":
                 made.start(side)
             await cluster.connected()
+            await cluster.whole()
             yield made
         except BaseException as error:
             error.add_note(cluster.story())

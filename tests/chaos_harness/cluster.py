@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
+from typing import Any
 
 from chaos_harness.engine import Life, Said
 from chaos_harness.found import Found
@@ -20,7 +21,7 @@ from chaos_harness.hosts import Hosts
 from chaos_harness.lives import BrokerLife, EngineLife, StoreLife
 from chaos_harness.model import PAGE_TOKENS, layout, page_counts
 from chaos_harness.process import Member, warm_up
-from chaos_harness.questions import Questions
+from chaos_harness.questions import Questions, state_of, who_is_whole
 from forked.ports import free_port
 from restow.broker.families import ConvLayout
 from stamped.requests import Prompt
@@ -272,10 +273,19 @@ class Cluster:
 
     async def state(self, name: str) -> str:
         """Where the broker thinks a handoff is; empty if it knows of none."""
+        return await self._asked(state_of, name) or ""
+
+    async def whole(self) -> None:
+        """Wait until the broker has the session and all agents of every engine."""
+        async with asyncio.timeout(READY_S):
+            while not self.engines.keys() <= {*(await self._asked(who_is_whole) or ())}:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def _asked(self, question: Callable[..., Any], *words: str) -> Any:
         if self._questions is None:
             namespace = self._hosts.namespace("b") if self._hosts is not None else ""
             self._questions = Questions(namespace, f"127.0.0.1:{self._port}")
-        return await asyncio.to_thread(self._questions.state, name)
+        return await asyncio.to_thread(self._questions.ask, question, *words)
 
     async def reaches(self, name: str, state: str, within_s: float = READY_S) -> None:
         """Wait until the broker says so. Raises `TimeoutError`."""

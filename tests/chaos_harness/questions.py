@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any
 
 from chaos_harness.hosts import enter
 from chaos_harness.process import Child
@@ -13,18 +15,27 @@ from restow.v1 import broker_pb2
 ANSWER_S = 30.0
 
 
+def state_of(admin: AdminClient, handoff: str) -> str:
+    """In which state the broker thinks a handoff is."""
+    number = admin.handoff(handoff).handoff.state
+    return broker_pb2.HandoffState.Name(number).removeprefix("HANDOFF_STATE_")
+
+
+def who_is_whole(admin: AdminClient) -> list[str]:
+    """The engines that have their session and all their agents."""
+    return [one.engine_id for one in admin.engines() if one.session and one.agents == one.ranks]
+
+
 def answer_questions(pipe: Connection, namespace: str, address: str) -> None:
-    """Say in which state the broker thinks a handoff is; empty if it knows of none."""
+    """Answer with what a question returns, or None: the broker is not there, or knows of none."""
     enter(namespace)
     while True:
-        name = pipe.recv()
+        question, *words = pipe.recv()
         try:
             with AdminClient(address) as admin:
-                number = admin.handoff(name).handoff.state
+                pipe.send(question(admin, *words))
         except RestowError:
-            pipe.send("")
-        else:
-            pipe.send(broker_pb2.HandoffState.Name(number).removeprefix("HANDOFF_STATE_"))
+            pipe.send(None)
 
 
 class Questions(Child):
@@ -33,10 +44,9 @@ class Questions(Child):
     def __init__(self, namespace: str, address: str) -> None:
         super().__init__("questions", answer_questions, namespace, address)
 
-    def state(self, name: str) -> str:
+    def ask(self, question: Callable[..., Any], *words: str) -> Any:
         """Blocks. Raises `TimeoutError`."""
-        self.pipe.send(name)
+        self.pipe.send((question, *words))
         if not self.pipe.poll(ANSWER_S):
             raise TimeoutError("the process that asks the broker does not answer")
-        state: str = self.pipe.recv()
-        return state
+        return self.pipe.recv()

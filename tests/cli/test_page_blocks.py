@@ -104,6 +104,9 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
         ),
         "./run fuzz": NotRun(SUITE),
     },
+    "docs/peers.md": {
+        "python -m venv lmcache": NotRun("installs LMCache beside vLLM, and starts its server")
+    },
     "docs/runbook.md": {"restow handoffs": Run()},
     "docs/security.md": {
         first: Elsewhere("tests/cli/test_security_page.py")

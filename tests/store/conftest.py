@@ -19,6 +19,8 @@ from store.engine_house import House
 def whole_house() -> Iterator[House]:
     torch.set_num_threads(1)
     with ExitStack() as stack:
+        # However busy the machine is: what P holds meanwhile it computes first.
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("RESTOW_OFFER_S", "60")
         broker = stack.enter_context(running_broker_process(Strategy.AUTO))
         forks = stack.enter_context(ForkServer())
         yield House(load_model(), broker, forks, stack, {})

@@ -1157,7 +1157,7 @@ class ModelName(google.protobuf.message.Message):
     name: builtins.str
     """Name of the model. Empty is refused."""
     revision: builtins.str
-    """Which weights. Empty: not said; engines that do not say it are all alike."""
+    """Which weights. Empty is refused (WEIGHTS_UNKNOWN): nobody could tell them from others."""
     adapter: builtins.str
     """An adapter that all requests go through. Empty: none."""
     quantisation: builtins.str

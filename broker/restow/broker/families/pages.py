@@ -9,7 +9,7 @@ from restow.broker.errors import LayoutFormError
 from restow.broker.families.context import check_context, with_tokens
 from restow.broker.families.cut import rank_span
 from restow.broker.families.parts import StatePart
-from restow.broker.families.rebuilding import input_shards, weights
+from restow.broker.families.rebuilding import input_shards, state_align_bytes, weights
 from restow.broker.families.recurrent import MATRICES, RecurrentSpec
 from restow.broker.families.scales import BLOCK_DIM, PACKED, SCALE_DTYPE, SIXTEENTH_DTYPE
 from restow.broker.families.settings import ConvLayout, EngineSettings, KvOrder, MatrixOrder
@@ -246,7 +246,7 @@ def _recurrent(layer: RecurrentSpec, settings: EngineSettings, tp_rank: int) -> 
         end += volume(box) * form.state_dtype.itemsize_bytes
     inputs, end = input_shards(layer, settings, name, end)
     constant, projections = weights(layer, settings, tp_rank)
-    page_bytes = aligned(end, settings.page_align_bytes)
+    page_bytes = aligned(end, state_align_bytes(settings))
     region = Region(name, STATE_GROUP, page_bytes, None, null_block=settings.null_block)
     kept = (scratch,) if extra and columns else ()
     return Pages((region, *constant), tuple(shards), kept, inputs, projections)

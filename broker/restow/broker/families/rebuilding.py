@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 from restow.broker.families.parts import input_name
 from restow.broker.families.recurrent import RecurrentSpec
 from restow.broker.families.settings import EngineSettings
@@ -28,6 +30,13 @@ def input_shards(
     strides = (mixer.hidden * item, item)
     shard = Shard(input_name(layer.layer), box, mixer.dtype, region, start, strides)
     return (shard,), start + form.taps * strides[0]
+
+
+def state_align_bytes(settings: EngineSettings) -> int:
+    """Where pages of states may end: behind one of them lies another layer's, with inputs too."""
+    if not settings.mixer_inputs:
+        return settings.page_align_bytes
+    return lcm(settings.page_align_bytes, INPUT_ALIGN_BYTES)
 
 
 def weights(
