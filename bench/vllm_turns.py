@@ -2,7 +2,9 @@
 
 One engine has the first turn. The other one is asked for the second: it finds the state there, or
 in a store, or computes a prompt of the same length that nobody holds. And the first one is asked,
-which has it in vLLM's own prefix cache. In turns, each time a conversation of its own.
+which has it in vLLM's own prefix cache. In turns, each time a conversation of its own. With
+RESTOW_LMCACHE_PYTHON a pair of engines with LMCache's connector takes turns with them, where a
+model has attention alone: on the CPU it can no other.
 """
 
 from __future__ import annotations
@@ -19,23 +21,29 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from lmcache_pair import NAME as LMCACHE
+from lmcache_pair import LmcachePair, lmcache_pair
 from rows import Row, Yield, compared
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
 from vllm_harness.checkpoints import write_checkpoint
-from vllm_harness.engine import Options
+from vllm_harness.engine import RESTING, Options, VllmEngine
 from vllm_harness.finders import END, TELL, Finders, finders
 from vllm_harness.hybrid_checkpoints import COMMON, HYBRIDS
 from vllm_harness.pair import MODEL
 from vllm_harness.stores import store
 
-SUITE, GOAL = "turns", 1 / 0.6
+SUITE = "turns"
 ANEW, ELSEWHERE, STORED, OWN = "computed anew", "at another engine", "in a store", "its own cache"
+GOALS = {ANEW: 1 / 0.6, LMCACHE: 1.0}
 REPLY_TOKENS = 16
 STORE = "kept"
 """Of those who hold a state, equally busy, the broker asks the first one by its name."""
-WARM_UP = 1
+WARM_UP = 2
+IDLE_SLEEPS = {"PYTHONPATH": RESTING["PYTHONPATH"]}
+"""For a second after each message vLLM's workers spin, and would take the processors of one host
+from the engine that is measured."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ CASES = (
     Case(
         "llama, 76 M weights",
         *(1024, 64, lambda folder: write_checkpoint(_llama, folder), False),
-        LONG | {"block_size": 32, "num_gpu_blocks_override": 1024},
+        LONG | {"block_size": 32},
     ),
     Case(
         "Qwen3-Next, 27 M weights",
@@ -106,23 +114,34 @@ async def _measure(put: Yield, python: Path, case: Case, repeats: int) -> None:
             prefix_caching=True,
             extra=TELL,
             engine=case.engine,
-            environment={"OMP_NUM_THREADS": str(os.cpu_count() or 1)},
+            environment=IDLE_SLEEPS | {"OMP_NUM_THREADS": str(os.cpu_count() or 1)},
             resting=False,
         )
         found = await stack.enter_async_context(finders(python, folder, options, options, False))
-        talks = Talks(case, found, Random(0))  # noqa: S311
-        found_there = await talks.in_turns((ANEW, ELSEWHERE, OWN), repeats)
-        put(talks.row(ELSEWHERE, ANEW, found_there))
-        put(talks.row(ELSEWHERE, OWN, found_there))
+        lmcache = None
+        if (named := os.environ.get("RESTOW_LMCACHE_PYTHON")) and not case.recurrent:
+            pair = lmcache_pair(Path(named), folder, options)
+            lmcache = await stack.enter_async_context(pair)
+        talks = Talks(case, found, lmcache, Random(0))  # noqa: S311
+        theirs = (LMCACHE,) if lmcache else ()
+        found_there = await talks.in_turns((ANEW, ELSEWHERE, OWN, *theirs), repeats)
+        for other in (ANEW, OWN, *theirs):
+            put(talks.row(ELSEWHERE, other, found_there))
+        for way in theirs:
+            put(talks.row(way, ANEW, found_there))
         await stack.enter_async_context(store(found.broker.address, "one", STORE))
-        put(talks.row(STORED, ANEW, await talks.in_turns((ANEW, STORED), repeats)))
+        stored = await talks.in_turns((ANEW, STORED, *theirs), repeats)
+        for other in (ANEW, *theirs):
+            put(talks.row(STORED, other, stored))
 
 
 class Talks:
     """Conversations with the engines of a case."""
 
-    def __init__(self, case: Case, found: Finders, random: Random) -> None:
-        self._case, self._found, self._random = case, found, random
+    def __init__(
+        self, case: Case, found: Finders, lmcache: LmcachePair | None, random: Random
+    ) -> None:
+        self._case, self._found, self._lmcache, self._random = case, found, lmcache, random
         self.tokens = case.first_tokens + REPLY_TOKENS + case.more_tokens
         """Of a second prompt."""
 
@@ -143,11 +162,11 @@ class Talks:
         held, others = (", ".join(map(str, one.held)) for one in (ours, theirs))
         return compared(
             SUITE,
-            f"{self._case.name}: the state is {way}",
+            f"{self._case.name}: the state is {'in ' if way == LMCACHE else ''}{way}",
             ours.seconds,
             other,
             theirs.seconds,
-            goal=GOAL if other == ANEW else None,
+            goal=None if way == LMCACHE else GOALS.get(other),
             note=f"{held} of {self.tokens}; {other}: {others}",
         )
 
@@ -155,21 +174,32 @@ class Talks:
         """Seconds to the first token, and tokens of the prompt that were not computed."""
         case, found = self._case, self._found
         ids = self._drawn(case.first_tokens)
+        if way == LMCACHE:
+            return await self._at_lmcache(ids)
         said = await found.one.ask(ids, REPLY_TOKENS)
         turn = [*ids, *said.tokens[:-1], END, *self._drawn(case.more_tokens)]
-        await self._told(STORE if way == STORED else "one", turn, len(ids) + REPLY_TOKENS - 1)
+        stored = STORE in {one.engine_id for one in found.broker.hub.directory.members.engines}
+        # What a store takes of one turn is not to meet the next.
+        await self._told(STORE if stored else "one", turn, len(ids) + REPLY_TOKENS - 1)
         if way == ANEW:
             turn = self._drawn(self.tokens)
-        asked = found.one if way == OWN else found.other
-        began_s = time.monotonic()
-        answer = await asked.ask(turn, 1)
-        seconds = answer.first_s - began_s
+        seconds, held = await _first_token(found.one if way == OWN else found.other, turn)
         if way in (ELSEWHERE, STORED):
             self._check_source(STORE if way == STORED else "one")
-        # What a store takes of this one is not to meet the next.
-        if STORE in {one.engine_id for one in found.broker.hub.directory.members.engines}:
-            await self._told(STORE, turn, len(turn))
-        return seconds, answer.cached
+        if stored:
+            await self._told(STORE, [*turn, END], len(turn))
+        return seconds, held
+
+    async def _at_lmcache(self, ids: list[int]) -> tuple[float, int]:
+        pair = self._lmcache
+        if pair is None:
+            raise RuntimeError(f"{LMCACHE} does not run")
+        said = await pair.one.ask(ids, REPLY_TOKENS)
+        await pair.stored(len(ids))
+        turn = [*ids, *said.tokens[:-1], END, *self._drawn(self._case.more_tokens)]
+        seconds, held = await _first_token(pair.other, turn)
+        await pair.stored(len(turn) - held)
+        return seconds, held
 
     def _check_source(self, wanted: str) -> None:
         for one in reversed(self._found.broker.hub.directory.ledger.ended.values()):
@@ -182,10 +212,15 @@ class Talks:
     async def _told(self, name: str, ids: list[int], tokens: int) -> None:
         """Wait until an engine has told of the end of a reply; of attention that is a block's."""
         if not self._case.recurrent:
-            block_tokens = self._case.engine["block_size"]
-            # Of a reply the last token is not cached.
-            tokens = min(tokens, len(ids) - 1) // block_tokens * block_tokens
+            tokens -= tokens % self._case.engine["block_size"]
         await self._found.told(name, ids, tokens)
 
     def _drawn(self, count: int) -> list[int]:
         return [self._random.randrange(8, VOCABULARY_SIZE) for _ in range(count)]
+
+
+async def _first_token(engine: VllmEngine, ids: list[int]) -> tuple[float, int]:
+    """Seconds to the first token, and tokens of the prompt that were not computed."""
+    began_s = time.monotonic()
+    answer = await engine.ask(ids, 1)
+    return answer.first_s - began_s, answer.cached
