@@ -3,8 +3,8 @@
 One engine has the first turn. The other one is asked for the second: it finds the state there, or
 in a store, or computes a prompt of the same length that nobody holds. And the first one is asked,
 which has it in vLLM's own prefix cache. In turns, each time a conversation of its own. With
-RESTOW_LMCACHE_PYTHON a pair of engines with LMCache's connector takes turns with them, where a
-model has attention alone: on the CPU it can no other.
+RESTOW_LMCACHE_PYTHON, the interpreter of an environment with vLLM and LMCache, two engines with
+LMCache's connector take turns with them, if the model has attention alone: others it refuses here.
 """
 
 from __future__ import annotations
