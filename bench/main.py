@@ -34,6 +34,7 @@ class Suite(StrEnum):
     KEPT = "kept"
     SESSIONS = "sessions"
     VLLM = "vllm"
+    TURNS = "turns"
 
 
 MODULES = {
@@ -55,9 +56,10 @@ MODULES = {
     Suite.KEPT: ("kept", "run"),
     Suite.SESSIONS: ("sessions", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
+    Suite.TURNS: ("vllm_turns", "run"),
 }
-NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)
-"""Measured only where asked for by name: one has to be installed first, one takes minutes."""
+NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES)
+"""Measured only where asked for by name: two want vLLM, one takes minutes."""
 BY_CASE = (Suite.PIECES, Suite.MODELS)
 """Of these single cases can be measured."""
 

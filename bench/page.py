@@ -88,6 +88,11 @@ def engines(rows: Rows) -> list[str]:
     return _compared(rows, "replies")
 
 
+def turns(rows: Rows) -> list[str]:
+    """A line a model, a place of its state, and a reference."""
+    return _compared(rows, "tokens of the prompt that were not computed")
+
+
 def beside(rows: Rows) -> list[str]:
     """A line a reference, with what was going on."""
     return _compared(rows, "beside")
@@ -232,6 +237,7 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "benchmarks.json": (data, control),
     "ways.json": (pieces, models, planning),
     "vllm.json": (engines,),
+    "turns.json": (turns,),
     "returns.json": (returns,),
     "outages.json": (outages,),
     "beside.json": (beside,),

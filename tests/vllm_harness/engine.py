@@ -88,7 +88,10 @@ class Options:
                     "kv_connector_extra_config": {"broker": self.broker, **PATIENT, **self.extra},
                 }
             else:
-                transfer |= {"kv_connector": self.connector}
+                transfer |= {
+                    "kv_connector": self.connector,
+                    "kv_connector_extra_config": self.extra,
+                }
             arguments["kv_transfer_config"] = transfer
         return arguments | self.engine
 

@@ -60,23 +60,26 @@ class Finders:
 
 
 @contextlib.asynccontextmanager
-async def finders(python: Path, logs: Path, one: Options, other: Options) -> AsyncIterator[Finders]:
-    """Start all at once; who is alone is like `one`, and caches nothing."""
+async def finders(
+    python: Path, logs: Path, one: Options, other: Options, alone: bool = True
+) -> AsyncIterator[Finders]:
+    """Start all at once; who is `alone` is like `one` and caches nothing, or it is `one` itself."""
     settings = BrokerSettings(listen="127.0.0.1:0", grant_s=GRANT_S)
     async with running_broker(settings) as broker, contextlib.AsyncExitStack() as stack:
         joined = {"role": "kv_both", "broker": broker.address, "policy": "recompute"}
         wanted = {
             "one": replace(one, engine_id="one", **joined),  # type: ignore[arg-type]
             "other": replace(other, engine_id="other", **joined),  # type: ignore[arg-type]
-            "alone": replace(one, prefix_caching=False),
         }
+        if alone:
+            wanted["alone"] = replace(one, prefix_caching=False)
         started = await asyncio.gather(
             *(
                 stack.enter_async_context(vllm_engine(python, options, logs / f"{name}.log"))
                 for name, options in wanted.items()
             )
         )
-        yield Finders(broker, *started)
+        yield Finders(broker, started[0], started[1], started[2 if alone else 0])
 
 
 def drawn(count: int, seed: int = 11) -> list[int]:
