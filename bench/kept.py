@@ -141,7 +141,7 @@ class _House:
         """A store hears of states from P, which forgets them then; and gives each to every D."""
         samples = Samples()
         async with self._store():
-            for number in range(turns):
+            for number in range(turns * len(TPS)):  # off the disk each comes to one D
                 self._tell(_chain(number), held=True)
                 self.scenes[1].sessions["P", "layout"].keep(_chain(number).prefix(TOKENS))
                 await self._held(_chain(number), {P, "store"})
@@ -154,18 +154,17 @@ class _House:
         return _without_warm(samples)
 
     async def disk(self, turns: int) -> Samples:
-        """For each D a store that has just been started gives each state once."""
-        samples = Samples()
-        for tp in TPS:
-            files = [self._plain_file(number) for number in range(turns)]
-            seconds = samples.file[tp] = []
-            async with self._store():
-                await self._held(_chain(turns - 1), {"store"})
-                for number, file in enumerate(files):
-                    await self._beside(samples, tp)
-                    samples.store[tp].append(await self._ask(tp, _chain(number)))
-                    seconds.append(_read_plainly(file, self.size_bytes))
-                    file.unlink()
+        """A store that has just been started gives each state once, to one D and another in turns."""
+        samples, count = Samples(file={tp: [] for tp in TPS}), turns * len(TPS)
+        files = [self._plain_file(number) for number in range(count)]
+        async with self._store():
+            await self._held(_chain(count - 1), {"store"})
+            for number, file in enumerate(files):
+                tp = TPS[number % len(TPS)]
+                await self._beside(samples, tp)
+                samples.store[tp].append(await self._ask(tp, _chain(number)))
+                samples.file[tp].append(_read_plainly(file, self.size_bytes))
+                file.unlink()
         return _without_warm(samples)
 
     async def _beside(self, samples: Samples, tp: int) -> None:
