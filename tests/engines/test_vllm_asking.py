@@ -27,10 +27,14 @@ PROMPT = list(range(100))
 BLOCKS = ([1, 2, 3, 4], [0, 0, 0, 9])
 
 
-def finding(session: Session, role: str = "kv_both") -> SchedulerSide:
+def finding(
+    session: Session, role: str = "kv_both", cached_tokens: int | None = None
+) -> SchedulerSide:
+    """``cached_tokens``: of any request, keys and states alike; None: whatever vLLM counts."""
     settings = ConnectorSettings.of({"prefix": "find"})
     prefix = PrefixSide("E", session, settings, RequestChains(32), GROUPS)
-    return SchedulerSide("E", "life", role, GROUPS, 0, session, settings, prefix)
+    told = None if cached_tokens is None else lambda _: cached_tokens or 0
+    return SchedulerSide("E", "life", role, GROUPS, 0, session, settings, prefix, told)
 
 
 def plain(tokens: int = 100, **more: Any) -> Request:
@@ -96,6 +100,58 @@ def test_what_is_not_worth_it_is_not_loaded(holders: list[list[PrefixHolder]]) -
     assert not d.decides("r")
     d.finished(request, BLOCKS, computed=True)
     assert session.take() == []
+
+
+@pytest.mark.parametrize(("found", "keys"), [(96, 96), (64, 96), (64, 64)])
+def test_a_state_among_the_keys_that_are_here_is_loaded_too(found: int, keys: int) -> None:
+    """vLLM is asked to begin where the states are as well, and that for no longer than it takes."""
+    session, request = Session(), plain()
+    d = finding(session, cached_tokens=32)
+    d.new_request(request)
+    assert d.loadable_tokens(request, keys) is None
+    session.questions[0][1].set_result(hold(found))
+    assert not d.wants_whole_hits
+    assert d.loadable_tokens(request, keys) is None
+    assert d.wants_whole_hits
+    assert d.loadable_tokens(request, 32) == found - 32
+    assert not d.wants_whole_hits
+    d.allocated(request, BLOCKS, found - 32)
+    ((_, _, _, held, position),) = session.take()
+    assert (held, position) == (32, found)
+
+
+def test_a_state_a_little_behind_the_keys_that_are_here_needs_no_other_beginning() -> None:
+    session, request = Session(), plain()
+    d = finding(session, cached_tokens=32)
+    d.new_request(request)
+    assert d.loadable_tokens(request, 72) is None
+    session.questions[0][1].set_result(hold(80))
+    assert d.loadable_tokens(request, 72) == 8
+
+
+@pytest.mark.parametrize("found", [32, 47])
+def test_keys_that_nobody_has_a_state_for_are_not_waited_for(found: int) -> None:
+    session, request = Session(), plain()
+    d = finding(session, cached_tokens=32)
+    d.new_request(request)
+    assert d.loadable_tokens(request, 96) is None
+    session.questions[0][1].set_result(hold(found))
+    assert d.loadable_tokens(request, 96) == 0
+    assert not d.wants_whole_hits
+
+
+def test_a_handoff_whose_keys_are_all_here_is_loaded_for_its_state() -> None:
+    session, request = Session(), Request(PROMPT[:97], {"handoff_id": "h"})
+    d = finding(session, "kv_consumer", cached_tokens=0)
+    d.new_request(request)
+    assert d.loadable_tokens(request, 96) is None
+    assert d.wants_whole_hits
+    assert d.finished(request, BLOCKS, computed=False) is None
+    assert not d.wants_whole_hits, "the request has ended"
+    session.take()
+    d.new_request(request)
+    assert d.loadable_tokens(request, 96) is None
+    assert d.loadable_tokens(request, 0) == 96
 
 
 def test_a_broker_that_is_silent_or_fails_holds_nobody_up() -> None:

@@ -63,6 +63,7 @@ REFUSED = {
     "window and more": "None",
     "window, diverging": "False",
     "full, diverging": "True",
+    "full, a state among its keys": "False",
     "one cache": "CACHE_UNKNOWN: layers.1.x and layers.0.x have one cache",
     "no number": "ENGINE_UNSUPPORTED: a.0.b.1: which layer it is",
     "prefix, fail, True": "ENGINE_UNSUPPORTED: prefix is find+tell, and kv_load_failure_policy",

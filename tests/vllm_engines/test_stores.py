@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from restow.broker.core.actions import State
+from vllm_harness.checkpoints import write_checkpoint
+from vllm_harness.closeness import assert_alike
 from vllm_harness.engine import Options
 from vllm_harness.finders import END, STEPS, TELL, drawn, finders
+from vllm_harness.hybrid_checkpoints import HYBRIDS
 from vllm_harness.pair import MODEL
 from vllm_harness.stores import store
 from vllm_harness.tiny_models import tiny_model
@@ -42,3 +45,35 @@ async def test_the_next_turn_is_found_when_the_engine_has_left(
             assert back.tokens == (await found.alone.ask(turn, STEPS)).tokens
             assert back.cached == held
     assert set(found.ended) == {State.DONE}  # the store takes this reply, too
+
+
+async def test_a_gated_delta_nets_shared_prompt_and_its_replies(
+    vllm_python: Path, tmp_path: Path
+) -> None:
+    """The prompt that several begin with is kept at once, by a store that is there from the start.
+
+    An engine of one rank goes on from what one of two has said. Then it has the keys of what
+    several begin with, and no state there: it has that from the store when another one does.
+    """
+    model = write_checkpoint(HYBRIDS["qwen3_next"].make, tmp_path / "model")
+    engine = {"max_model_len": 1024, "dtype": "bfloat16", "skip_tokenizer_init": False}
+    one = Options(model, 2, prefix_caching=True, extra=TELL, engine=engine)
+    shared = drawn(780)
+    async with (
+        finders(vllm_python, tmp_path, one, replace(one, tp=1)) as found,
+        store(found.broker.address, "one"),
+    ):
+        for number in range(3):
+            ids = shared + drawn(30, number)
+            said = await found.one.ask(ids, STEPS, logprobs=2)
+            assert said.cached == (768 if number else 0)
+        await found.told("store", shared, 768)
+        turn, held = [*ids, *said.tokens[:-1], END, *drawn(30, 13)], len(ids) + STEPS - 1
+        await found.told("store", turn, held)
+        await found.leave()
+        prompts = [turn, shared + drawn(40, 14), shared + drawn(40, 15)]
+        answers = [await found.other.ask(one, STEPS, logprobs=2) for one in prompts]
+        right = [await found.alone.ask(one, STEPS, logprobs=2) for one in prompts]
+        assert assert_alike(answers, right) > STEPS
+        assert [one.cached for one in answers] == [held, 768, 768]
+        assert set(found.ended) == {State.DONE}

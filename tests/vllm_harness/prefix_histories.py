@@ -21,6 +21,7 @@ from restow.agents.engines.vllm.prefix.pins import Pin, Pins
 from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
 from restow.agents.engines.vllm.prefix.reply_ends import ReplyEnds
 from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
+from restow.agents.engines.vllm.scheduler.begin import cached_tokens_of
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.agents.engines.vllm.worker_step import WorkerStep
@@ -123,8 +124,9 @@ class History:
         self.worth = WorthKeeping()
         of_cache = chains, self.groups, self.cached
         self.prefix = PrefixSide("e0", session, settings, *of_cache, self.offers, self.worth)
+        sides = self.prefix, cached_tokens_of(self.engine.manager)
         self.side = SchedulerSide(
-            "e0", "life", "kv_both", self.groups, 0, session, settings, self.prefix
+            "e0", "life", "kv_both", self.groups, 0, session, settings, *sides
         )
         self.engine.scheduler.connector._scheduler = self.side
         self.form = HashForm(CONTENT_FORM, chains.quantum_tokens)
@@ -156,6 +158,7 @@ class History:
         for ended in set(before) - set(self.engine.under_way()):
             self._know(self.engine.names(self.engine.requests[ended]))
         self.seen["ends"] += len(self.cached._ends.come)
+        self.seen["among keys"] += self.side.wants_whole_hits
         self._check_worth()
         self._check_published()
 
@@ -293,6 +296,7 @@ class History:
             self.cached.chains._named,
             self.side._decode._waits,
             self.side._decode._loading,
+            self.side._behind,
             self.cached._ends._new,
         ]
         assert not any(left), left

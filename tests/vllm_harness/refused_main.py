@@ -113,8 +113,10 @@ def main() -> None:
     answers["window and more"] = _words(check_windows, _keeping(False), _groups(freed_late))
     diverging = vars(RestowConnector)["supports_divergent_local_hybrid_hits"].fget
     for name in ("window", "full"):
-        holder = SimpleNamespace(_kv_cache_config=_groups(SPECS[name]))
+        holder = SimpleNamespace(_kv_cache_config=_groups(SPECS[name]), _scheduler=None)
         answers[f"{name}, diverging"] = _words(diverging, holder)
+    holder._scheduler = SimpleNamespace(wants_whole_hits=True)
+    answers["full, a state among its keys"] = _words(diverging, holder)
     telling = ConnectorSettings.of({"prefix": "find+tell"})
     for policy, caching in (("fail", True), ("recompute", False), ("recompute", True)):
         asked = _words(check_prefix, _keeping(caching, policy), telling)

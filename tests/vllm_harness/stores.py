@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator
 
-START_S = 60.0
+from vllm_harness.engine import START_S
 
 
 @contextlib.asynccontextmanager

@@ -115,8 +115,11 @@ class RestowConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def supports_divergent_local_hybrid_hits(self) -> bool:
         """A state is always loaded whole, whatever D holds of the keys and values.
 
-        A window is not: of what D holds it loads nothing, so D must hold all of that.
+        A window is not: of what D holds it loads nothing, so D must hold all of that. vLLM asks
+        anew for each request, and is told otherwise where a state stands among D's keys.
         """
+        if self._scheduler is not None and self._scheduler.wants_whole_hits:
+            return False
         return not has_windows(self._kv_cache_config)
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from restow.agents.engines.common.groups import Group
@@ -14,6 +14,7 @@ from restow.agents.engines.vllm.prefix.request_chains import RequestChains
 from restow.agents.engines.vllm.prefix.worth_keeping import WorthKeeping
 from restow.agents.engines.vllm.scheduler.broker_session import registered
 from restow.agents.engines.vllm.scheduler.core_loop import CoreLoop
+from restow.agents.engines.vllm.scheduler.prompt import Request
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
 from restow.agents.engines.vllm.settings import ConnectorSettings
 from restow.broker.client import BlockingSession
@@ -74,7 +75,20 @@ def begun(
         session,
         settings,
         prefix,
+        None if manager is None else cached_tokens_of(manager),
     )
+
+
+def cached_tokens_of(manager: KVCacheManager) -> Callable[[Request], int]:
+    """Return what tells how much of a request is cached, of all groups of layers alike."""
+
+    def cached_tokens(request: Request) -> int:
+        # As vLLM looks itself: one token at least is computed.
+        hashes, last = request.block_hashes, len(request._all_token_ids) - 1
+        _, tokens, _ = manager.coordinator.find_longest_cache_hit(hashes, last)
+        return int(tokens)
+
+    return cached_tokens
 
 
 def _prefix_side(

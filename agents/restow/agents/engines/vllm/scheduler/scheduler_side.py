@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from restow.agents.engines.common.decode import DecodeSide
@@ -39,23 +39,27 @@ class SchedulerSide:
         session: BlockingSession,
         settings: ConnectorSettings,
         prefix: PrefixSide | None = None,
+        cached_tokens: Callable[[Request], int] | None = None,
     ) -> None:
         """Serve ``groups``; with ``prefix`` find what others hold, too.
 
         ``life`` tells handoffs apart that P names itself, over restarts of the engine.
+        ``cached_tokens``: how much of a request is cached here, keys and states alike.
         """
         self._engine_id, self._life, self._kv_role = engine_id, life, kv_role
         self._groups = tuple(groups)
         self._recurrent = any(group.is_state for group in groups)
         windows = any(group.window_tokens for group in groups)
         self._backoff = backoff_tokens(self._recurrent, windows, lookahead_tokens)
-        self._session, self._prefix = session, prefix
+        self._session, self._prefix, self._cached_tokens = session, prefix, cached_tokens
         self._prefill = PrefillSide(session, settings.lease_ms, settings.hold_ms)
         self._decode = DecodeSide(session, settings.request_timeout_ms)
         self._adapters = LoraAdapters()
         self._parameters: dict[str, HandoffParameters] = {}
         self._refused: set[str] = set()
         """Requests whose parameters are no use, before vLLM has heard that."""
+        self._behind: set[str] = set()
+        """Requests whose state stands behind what is cached here, and among the keys that are."""
         self._step = WorkerStep()
         self.tally = Tally()
         self._log = get_logger("restow.vllm").bind(engine=engine_id)
@@ -101,17 +105,40 @@ class SchedulerSide:
     def loadable_tokens(self, request: Request, computed_tokens: int) -> int | None:
         """Return how many tokens of the prompt another engine has, beyond those computed here.
 
-        None: that is not known yet.
+        None: that is not known yet, or vLLM is to begin where all is cached (`wants_whole_hits`):
+        of a recurrent model ``computed_tokens`` may be those whose keys alone are.
         """
-        if request.request_id in self._refused:
+        request_id = request.request_id
+        if request_id in self._refused:
             # A load that fails at once: vLLM does then as its policy says.
             return request.num_prompt_tokens - computed_tokens
+        cached_tokens = self._cached(request, computed_tokens)
         if self._prefix is not None:
             # One token at least is computed here.
             last = position_tokens(request.num_prompt_tokens, max(self._backoff, 1))
-            if not self._prefix.look(request, computed_tokens, last, self._decode):
+            if not self._prefix.look(request, cached_tokens, last, self._decode):
                 return None
-        return self._decode.loadable_tokens(request.request_id, computed_tokens)
+        self._behind.discard(request_id)
+        loadable = self._decode.loadable_tokens(request_id, computed_tokens)
+        if not loadable and self._decode.loadable_tokens(request_id, cached_tokens):
+            self._behind.add(request_id)
+            return None
+        return loadable
+
+    def _cached(self, request: Request, computed_tokens: int) -> int:
+        """How much of a request is cached here, all of its state."""
+        if not computed_tokens or not self._recurrent or self._cached_tokens is None:
+            return computed_tokens
+        return min(self._cached_tokens(request), computed_tokens)
+
+    @property
+    def wants_whole_hits(self) -> bool:
+        """Whether a request is to begin where keys and states are cached, and load from there.
+
+        vLLM counts the keys as computed that reach further. A state that stands among these would
+        add nothing to them, and the prompt be computed.
+        """
+        return bool(self._behind)
 
     def decides(self, request_id: str) -> bool:
         """Return whether `allocated` has something to decide for the request. Nearly always not."""
@@ -154,6 +181,7 @@ class SchedulerSide:
         """
         request_id = request.request_id
         self._refused.discard(request_id)
+        self._behind.discard(request_id)
         self._decode.finish(request_id)
         found = self._parameters.pop(request_id, None)
         replies = found is None or found.side is HandoffSide.DECODE
