@@ -154,7 +154,7 @@ class _House:
         return _without_warm(samples)
 
     async def disk(self, turns: int) -> Samples:
-        """A store that has just been started gives each state once, to one D and another in turns."""
+        """A store that has just been started gives each state once: to one D, then to another."""
         samples, count = Samples(file={tp: [] for tp in TPS}), turns * len(TPS)
         files = [self._plain_file(number) for number in range(count)]
         async with self._store():
