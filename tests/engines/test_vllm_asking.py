@@ -15,7 +15,7 @@ from engines.test_vllm_parameters import Request
 from engines.written_session import Session, nothing
 from restow.agents.engines.common.groups import Group
 from restow.agents.engines.vllm.errors import SettingsError
-from restow.agents.engines.vllm.prefix.asking import FIND_S, PATIENCE_MS
+from restow.agents.engines.vllm.prefix.asking import PATIENCE_MS
 from restow.agents.engines.vllm.prefix.prefix_side import PrefixSide
 from restow.agents.engines.vllm.prefix.request_chains import RequestChains
 from restow.agents.engines.vllm.scheduler.scheduler_side import SchedulerSide
@@ -154,7 +154,9 @@ def test_a_handoff_whose_keys_are_all_here_is_loaded_for_its_state() -> None:
     assert d.loadable_tokens(request, 0) == 96
 
 
-def test_a_broker_that_is_silent_or_fails_holds_nobody_up() -> None:
+def test_a_broker_that_is_silent_or_fails_holds_nobody_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     session, requests = Session(), [plain(request_id=f"r{number}") for number in range(2)]
     d = finding(session)
     for request in requests:
@@ -163,11 +165,16 @@ def test_a_broker_that_is_silent_or_fails_holds_nobody_up() -> None:
     silent, failing = (answer for _, answer in session.questions)
     failing.set_exception(BrokerCallError("UNAVAILABLE", "BROKER_UNREACHABLE", "gone"))
     assert d.loadable_tokens(requests[1], 0) == 0
-    until_s = time.monotonic() + 100 * FIND_S
+    until_s = time.monotonic() + 100 * ConnectorSettings().find_ms / 1e3
     while d.loadable_tokens(requests[0], 0) is None:
         assert time.monotonic() < until_s
     assert d.loadable_tokens(requests[0], 0) == 0
     assert silent.cancelled()
+    said = [one.getMessage() for one in caplog.records]
+    assert [words.partition("reason=")[2].split()[0] for words in said] == [
+        "'BROKER_UNREACHABLE'",
+        "'LATE'",
+    ]
 
 
 def test_who_cannot_be_helped_does_not_ask() -> None:

@@ -13,7 +13,6 @@ from collections import Counter, deque
 from typing import Any, cast
 
 from restow.agents.engines.common.groups import NULL_BLOCK, Group
-from restow.agents.engines.vllm.prefix import asking
 from restow.agents.engines.vllm.prefix.answering import Offers
 from restow.agents.engines.vllm.prefix.cached_prefixes import CachedPrefixes
 from restow.agents.engines.vllm.prefix.chain import Chain
@@ -38,13 +37,12 @@ TRANSFER = {
     "kv_role": "kv_both",
     "engine_id": "e0",
     "kv_load_failure_policy": "recompute",
-    "kv_connector_extra_config": {"prefix": "find+tell"},
+    "kv_connector_extra_config": {"prefix": "find+tell", "find_ms": 2},
 }
 
 
 def main(names: str, seed: int, histories: int, fault: str) -> None:
     """Fail at the first step that breaks a law."""
-    asking.FIND_S = 0.002
     _break(fault)
     seen: Counter[str] = Counter()
     for name in names.split(","):

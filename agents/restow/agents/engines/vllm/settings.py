@@ -42,6 +42,8 @@ class ConnectorSettings(Worded):
     of the checkpoint."""
     prefix: PrefixUse = PrefixUse.OFF
     """Whether prompts begin with states that others hold, and others are told of those here."""
+    find_ms: int = 50
+    """How long a prompt waits for the broker's word who holds them. Then it goes on without."""
     tls_ca: str = ""
     """File of authorities for the broker's certificate; empty, as the three below: RESTOW_TLS_CA,
     ..., RESTOW_TOKEN_FILE."""

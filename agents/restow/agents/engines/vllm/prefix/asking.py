@@ -14,8 +14,6 @@ from restow.broker.client.engine.chains import Holders
 from restow.broker.errors import RestowError
 from restow.broker.logs import get_logger
 
-FIND_S = 0.05
-"""How long a request waits for the broker's word. Then it goes on without."""
 PATIENCE_MS = 10_000
 """How long it waits for a state: who holds it has it at once."""
 
@@ -44,12 +42,13 @@ class Asking:
         form: HashForm,
         chains: RequestChains,
         ends: bool,
+        find_s: float,
     ) -> None:
         """Ask for prefixes, by ``chains`` of ``form``, that others than ``engine_id`` hold.
 
-        ``ends``: for the ends of replies in a prompt too.
+        ``ends``: for the ends of replies in a prompt too. A request waits ``find_s`` for the word.
         """
-        self._session, self._engine_id = session, engine_id
+        self._session, self._engine_id, self._find_s = session, engine_id, find_s
         self._form, self._chains, self._ends = form, chains, ends
         self._new: set[str] = set()
         """Requests that may ask, and have not yet."""
@@ -107,22 +106,27 @@ class Asking:
         hashes = chain.hashes[: last_tokens // self._form.quantum_tokens]
         ends = self._chains.ends(request_id, last_tokens) if self._ends else ()
         asked = PrefixChain(self._form, hashes, ends=ends)
-        answer = self._session.find([asked], timeout_s=FIND_S)
-        self._open[request_id] = _Question(asked, answer, time.monotonic() + FIND_S)
+        answer = self._session.find([asked], timeout_s=self._find_s)
+        self._open[request_id] = _Question(asked, answer, time.monotonic() + self._find_s)
 
     def _most_tokens(self, question: _Question) -> int:
         """How much another engine holds."""
         if not question.answer.done():
+            self._not_known("LATE", f"the broker has not answered in {self._find_s * 1e3:g} ms")
             return 0
         try:
             (holders,) = question.answer.result()
         except CancelledError:
             return 0
         except RestowError as error:
-            if error.reason != self._failed:
-                self._failed = error.reason
-                words = "who holds prefixes is not known"
-                self._log.warning(words, reason=error.reason, detail=error.message)
+            self._not_known(error.reason, error.message)
             return 0
         self._failed = ""
         return max((one.tokens for one in holders if one.engine_id != self._engine_id), default=0)
+
+    def _not_known(self, reason: str, detail: str) -> None:
+        """Say why a question had no answer, once in a row."""
+        if reason != self._failed:
+            self._failed = reason
+            words = "who holds prefixes is not known"
+            self._log.warning(words, reason=reason, detail=detail)

@@ -43,7 +43,8 @@ class PrefixSide:
         self._recurrent = any(group.is_state for group in groups)
         self._sparse = any(group.is_state or group.window_tokens for group in groups)
         self._block_tokens = max(group.block_tokens for group in groups)
-        self._asking = Asking(session, engine_id, self._form, chains, self._recurrent)
+        find_s = settings.find_ms / 1e3
+        self._asking = Asking(session, engine_id, self._form, chains, self._recurrent, find_s)
         self._worth = worth or WorthKeeping()
         self._begun: dict[str, int] = {}
         """By request, how many tokens it began with that were cached here."""
