@@ -42,7 +42,7 @@ def _shape() -> Layout:
         Shard("s", (Span(0, 8),), DType.FLOAT32, "state", 0, (4,)),
     )
     ranks = tuple(replace(rank, shards=shards) for rank in whole.ranks)
-    return replace(whole, model=Model("m", fields), ranks=ranks)
+    return replace(whole, model=Model("m", fields, revision="v1"), ranks=ranks)
 
 
 def asking(world: World) -> Side:

@@ -57,7 +57,9 @@ class Shell:
             program = programs / name
             program.write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n')
             program.chmod(0o755)
-        self._env = os.environ | {"RESTOW_BROKER": broker, "COLUMNS": "100"}
+        # UCX tells of wires that come to nothing, among what is printed.
+        quiet = {"COLUMNS": "100", "UCX_LOG_LEVEL": "fatal"}
+        self._env = os.environ | {"RESTOW_BROKER": broker} | quiet
         self._env["PATH"] = f"{programs}:{os.environ['PATH']}"
 
     def run(self, block: Block, beside: str) -> tuple[str, list[str]]:

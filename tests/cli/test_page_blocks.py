@@ -66,6 +66,9 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
             fails=("restow layout diff p.json d.json",)
         ),
     },
+    "docs/benchmarks.md": {
+        "RESTOW_LMCACHE_PYTHON=": NotRun("measures for minutes, with LMCache where it is installed")
+    },
     "docs/client.md": {
         "from restow.broker.client import BlockingSession": Run(),
         "from restow.broker.client import EngineSession": Run(),

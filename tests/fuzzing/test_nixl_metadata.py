@@ -33,6 +33,8 @@ UNCHANGED_EVERY = 20
 SEED = 11 if "CI" in os.environ else int.from_bytes(os.urandom(4), "little")
 RIGHT, WRONG = "right bytes", "wrong bytes"
 READ_S, QUARANTINE_S = 0.5, 0.3
+TRIES = 10
+"""P may stand still for that long where others keep the machine busy."""
 
 
 def _content() -> npt.NDArray[np.uint8]:
@@ -139,11 +141,14 @@ async def test_changed_metadata_is_read_rightly_or_refused_and_ends_nobody() -> 
             for number in range(CHANGES):
                 is_whole = number % UNCHANGED_EVERY == 0
                 given = metadata if is_whole else _changed(metadata, rng)
-                reader.tell(given)
-                try:
-                    said = await asyncio.to_thread(reader.receive)
-                except EOFError:
-                    said = "D died"
+                for _ in range(TRIES if is_whole else 1):
+                    reader.tell(given)
+                    try:
+                        said = await asyncio.to_thread(reader.receive)
+                    except EOFError:
+                        said = "D died"
+                    if said != "READ_DEADLINE":
+                        break
                 told = f"seed {SEED}, change {number}: {given.hex()}"
                 assert said not in (WRONG, "D died"), told
                 assert said == RIGHT or not is_whole, (said, told)

@@ -129,7 +129,7 @@ def layout_of(window_tokens: int, page_tokens: int, name: str = "m", snapshot: b
         layers.append(AttentionSpec(1, 2, 8, DType.BFLOAT16, window_tokens))
     if snapshot:
         layers.append(ShortConvSpec(2, 8, 3, DType.BFLOAT16))
-    spec = ModelSpec(name, tuple(layers))
+    spec = ModelSpec(name, tuple(layers), revision="v1")
     return build_layout(spec, EngineSettings(tp=1, page_tokens=page_tokens))
 
 
