@@ -8,7 +8,12 @@ import pytest
 
 from chaos.scene import Scene, prompt, scene
 from chaos_harness.model import PAGE_TOKENS
-from restow.broker.client import AsyncAdminClient, BrokerUnreachableError, PrefixChain
+from restow.broker.client import (
+    AsyncAdminClient,
+    BrokerCallError,
+    BrokerUnreachableError,
+    PrefixChain,
+)
 from restow.broker.families import ConvLayout
 from stamped.kept_states import FORM, prefix_of
 from stamped.requests import Prompt
@@ -19,14 +24,14 @@ ONE = prompt("one")
 
 
 async def holders(world: Scene, one: Prompt = ONE) -> set[str]:
-    """At which engines the broker finds the state; at none while it is not there."""
+    """At which engines the broker finds the state; at none while it or D is not there."""
     prefix = prefix_of(one)
     ends = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
     chain = PrefixChain(FORM, prefix.hashes, ends=ends)
     try:
         async with AsyncAdminClient(world.cluster.address("b")) as client:
             (found,) = await client.find([chain], engine_id="D")
-    except BrokerUnreachableError:
+    except (BrokerCallError, BrokerUnreachableError):  # nor is D, before it is back
         return set()
     return {one.engine_id for one in found if one.tokens == prefix.position_tokens}
 
