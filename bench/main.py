@@ -23,6 +23,7 @@ class Suite(StrEnum):
     MODELS = "models"
     RESTARTS = "restarts"
     KILLED = "killed"
+    FAILOVER = "failover"
     OUTAGES = "outages"
     FIRST = "first"
     BESIDE = "beside"
@@ -44,6 +45,7 @@ MODULES = {
     Suite.MODELS: ("choice", "run_models"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
+    Suite.FAILOVER: ("failover", "run"),
     Suite.OUTAGES: ("outages", "run"),
     Suite.FIRST: ("first", "run"),
     Suite.BESIDE: ("beside", "run"),
@@ -56,8 +58,8 @@ MODULES = {
     Suite.SESSIONS: ("sessions", "run"),
     Suite.VLLM: ("vllm_engines", "run"),
 }
-NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES)
-"""Measured only where asked for by name: one has to be installed first, one takes minutes."""
+NAMED_ONLY = (Suite.VLLM, Suite.OUTAGES, Suite.FAILOVER)
+"""Measured only where asked for by name: one has to be installed first, others take minutes."""
 BY_CASE = (Suite.PIECES, Suite.MODELS)
 """Of these single cases can be measured."""
 

@@ -162,6 +162,7 @@ ADMIN_METHODS = {
     "ListEngines",
     "ListAgents",
     "ListHoldings",
+    "ListBrokers",
     "GetLayout",
     "ListHandoffs",
     "GetHandoff",

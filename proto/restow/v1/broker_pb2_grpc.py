@@ -133,6 +133,10 @@ class BrokerServicer(object):
         Repeating it with the same incarnation changes nothing; another incarnation replaces the engine.
         An engine that has neither a session nor an agent nor a handoff under way is forgotten after
         --engine-idle-s (30 s) without a call; then ENGINE_UNKNOWN asks the same life to register again.
+
+        Of several brokers one owns the engine's pool, which is all engines of its tenant and model. Another one
+        refuses with NOT_OWNER, and names the owner's address in ErrorInfo.metadata["owner"], if it knows one:
+        register there, at once. OWNER_UNKNOWN: nobody owns it at the moment; try again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

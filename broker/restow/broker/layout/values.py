@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from restow.broker.layout.dtype import DType
 from restow.broker.layout.span import Box
@@ -78,6 +79,13 @@ class ModelIdentity:
             for part in IDENTITY_PARTS
         )
         return f"{self.name!r} ({', '.join(parts)})"
+
+
+class Pool(NamedTuple):
+    """The engines of one tenant that serve one model: they may hand over to each other."""
+
+    tenant: str
+    model: ModelIdentity
 
 
 IDENTITY_PARTS = ("revision", "adapter", "quantisation")
