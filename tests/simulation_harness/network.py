@@ -7,6 +7,7 @@ other. A cut network is noticed by keepalive alone.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextvars import Context
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from restow.broker.client import Credentials
+from restow.broker.rpc.pings import SEVERAL_ANSWER_S, SEVERAL_EVERY_S
 from restow.broker.server.bounded_log import BoundedLog
 from restow.broker.server.serve import interceptors_of
 from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
@@ -24,6 +26,8 @@ from simulation_harness.virtual_loop import CURRENT, Process, VirtualLoop
 KEEPALIVE_S = 15.0
 PAUSED_S = 8.0
 """After which a client knows that nobody answers its pings."""
+NOTICED_S = SEVERAL_EVERY_S + SEVERAL_ANSWER_S
+"""The same of one of several brokers, cut off or paused."""
 FIRST_RECONNECT_S = 0.2
 LAST_RECONNECT_S = 2.0
 CONNECT_S = 2.0
@@ -145,12 +149,14 @@ class Network:
 
     # -- calls ------------------------------------------------------------------------------------
 
-    def open_channel(self, address: str, credentials: Credentials) -> Channel:
+    def open_channel(
+        self, address: str, credentials: Credentials, several: bool = False
+    ) -> Channel:
         """What `restow.broker.client.connection.channel.open_channel` is replaced by."""
         process = CURRENT.get()
         if process is None:
             raise RuntimeError("a channel outside of a process")
-        return Channel(self, process, address)
+        return Channel(self, process, address, several)
 
     def begin(self, call: _Call) -> None:
         self._calls.append(call)
@@ -199,8 +205,17 @@ class _Details(NamedTuple):
 class _Context:
     """What a handler knows of its call."""
 
-    def __init__(self, metadata: Metadata, requests: AsyncIterator[Any] | None = None) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        requests: AsyncIterator[Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         self._metadata, self._requests = metadata, requests
+        self._until_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def time_remaining(self) -> float | None:
+        return None if self._until_s is None else self._until_s - time.monotonic()
 
     async def read(self) -> Any:
         return grpc.aio.EOF if self._requests is None else await anext(self._requests, grpc.aio.EOF)
@@ -223,11 +238,17 @@ class _Call:
     """One call: a connection of its own between a client and a listener."""
 
     def __init__(
-        self, channel: Channel, method: str, encode: Any, decode: Any, metadata: Metadata
+        self,
+        channel: Channel,
+        method: str,
+        encode: Any,
+        decode: Any,
+        metadata: Metadata,
+        timeout_s: float | None = None,
     ) -> None:
         self._network = network = channel.network
-        self._metadata = metadata
-        self._client = channel.process
+        self._metadata, self._timeout_s = metadata, timeout_s
+        self._client, self._several = channel.process, channel.several
         self._encode, self._decode = encode, decode
         self._inbox: asyncio.Queue[object] = asyncio.Queue()
         self._outcome: BaseException | None = None
@@ -304,9 +325,8 @@ class _Call:
         handler = self._handler
         try:
             if handler.unary_unary is not None:
-                response = await handler.unary_unary(
-                    await self._requests.get(), _Context(self._metadata)
-                )
+                how = _Context(self._metadata, timeout_s=self._timeout_s)
+                response = await handler.unary_unary(await self._requests.get(), how)
                 self._down.send(handler.response_serializer(response))
             else:
                 requests = self._each()
@@ -350,11 +370,16 @@ class _Call:
         if self._listener is None:
             return
         cut = self._network.is_cut(self._client.host, self._server.host)
-        delay_s = KEEPALIVE_S if cut else self._network.delay_s()
+        delay_s = self._network.delay_s()
         if process is self._client:
-            self.end_server(delay_s)
+            self.end_server(KEEPALIVE_S if cut else delay_s)
         elif process is self._server:
+            delay_s = self._noticed_s(KEEPALIVE_S) if cut else delay_s
             self.end_client(_unavailable("connection reset"), delay_s)
+
+    def _noticed_s(self, alone_s: float) -> float:
+        """When the client knows that nothing comes back; ``alone_s`` from the only broker."""
+        return NOTICED_S if self._several else alone_s
 
     def was_cut(self) -> None:
         if self._listener is None:
@@ -362,15 +387,18 @@ class _Call:
         cut = self._network.is_cut(self._client.host, self._server.host)
         if cut:
             loop, rng = self._network.loop, self._network.rng
-            for end in (self._client_gives_up, self._server_gives_up):
-                loop.call_later(KEEPALIVE_S + rng.random(), end, cut, context=_NOBODY.copy())
+            for end, noticed_s in (
+                (self._client_gives_up, self._noticed_s(KEEPALIVE_S)),
+                (self._server_gives_up, KEEPALIVE_S),
+            ):
+                loop.call_later(noticed_s + rng.random(), end, cut, context=_NOBODY.copy())
 
     def was_paused(self, process: Process) -> None:
         if self._listener is None or process is not self._server:
             return
         pause = process.pauses
         self._network.loop.call_later(
-            PAUSED_S, self._client_gives_up_paused, pause, context=_NOBODY.copy()
+            self._noticed_s(PAUSED_S), self._client_gives_up_paused, pause, context=_NOBODY.copy()
         )
 
     def _client_gives_up_paused(self, pause: int) -> None:
@@ -395,8 +423,9 @@ class _Call:
 class Channel:
     """As much of `grpc.aio.Channel` as the stubs and their callers use."""
 
-    def __init__(self, network: Network, process: Process, address: str) -> None:
+    def __init__(self, network: Network, process: Process, address: str, several: bool) -> None:
         self.network, self.process, self.address = network, process, address
+        self.several = several
         self._look_s = FIRST_RECONNECT_S
 
     def unary_unary(self, method: str, **how: Any) -> Callable[..., Any]:
@@ -406,7 +435,7 @@ class Channel:
             metadata: Metadata = (),
         ) -> Any:
             coders = (how["request_serializer"], how["response_deserializer"])
-            made = _Call(self, method, *coders, metadata)
+            made = _Call(self, method, *coders, metadata, timeout)
             try:
                 async with asyncio.timeout(timeout):
                     await made.write(request)
