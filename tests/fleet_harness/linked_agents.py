@@ -20,13 +20,19 @@ from restow.v1 import broker_pb2
 class LinkedAgent:
     """One rank's agent. It settles at once what it is told to read."""
 
-    def __init__(self, session: EngineSession, layout: Layout, rank: int) -> None:
+    def __init__(
+        self,
+        session: EngineSession,
+        layout: Layout,
+        rank: int,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._hello = FakeAgent(session, layout, rank, PAGES, "nowhere:1").hello
         identity = layout.model.identity
         self._hello.model.CopyFrom(
             broker_pb2.ModelName(name=identity.name, revision=identity.revision)
         )
-        self.link = Link(session.address, self, Credentials())
+        self.link = Link(session.address, self, credentials or Credentials())
         self.answers: Callable[[link.AgentOrder], list[link.AgentMessage]] = answer_at_once
         self._fences = Fences(self._say)
         self.welcomes = 0
@@ -53,12 +59,19 @@ class LinkedAgent:
 
 @contextlib.asynccontextmanager
 async def linked_engine(
-    addresses: str, name: str, tp: int = 1, model: str = "m", **more: Any
+    addresses: str,
+    name: str,
+    tp: int = 1,
+    model: str = "m",
+    credentials: Credentials | None = None,
+    **more: Any,
 ) -> AsyncIterator[tuple[EngineSession, list[LinkedAgent]]]:
     """An engine's session, and its agents."""
     layout = model_layout(tp, model)
-    async with EngineSession(name, f"{name}-life", layout, addresses, **more) as session:
-        agents = [LinkedAgent(session, layout, rank) for rank in range(tp)]
+    async with EngineSession(
+        name, f"{name}-life", layout, addresses, credentials, **more
+    ) as session:
+        agents = [LinkedAgent(session, layout, rank, credentials) for rank in range(tp)]
         try:
             await asyncio.gather(*(one.link.start(20.0) for one in agents))
             yield session, agents
