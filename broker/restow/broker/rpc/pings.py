@@ -21,6 +21,8 @@ NOTICED_S = _SERVER_EVERY_S + ANSWER_S
 SEVERAL_EVERY_S = 0.5
 SEVERAL_ANSWER_S = 0.8
 """Where another broker may be asked: about as long as one waits for a lease of the dead one."""
+LEAST_EVERY_S = 0.3
+"""More frequent pings are taken for abuse."""
 
 
 def _options(every_s: float, answer_s: float = ANSWER_S) -> tuple[tuple[str, int], ...]:
@@ -37,6 +39,5 @@ CLIENT_PINGS = _options(PING_EVERY_S)
 PINGS_OF_SEVERAL = _options(SEVERAL_EVERY_S, SEVERAL_ANSWER_S)
 SERVER_PINGS = (
     *_options(_SERVER_EVERY_S),
-    # More frequent pings are taken for abuse.
-    ("grpc.http2.min_ping_interval_without_data_ms", 300),
+    ("grpc.http2.min_ping_interval_without_data_ms", int(LEAST_EVERY_S * 1000)),
 )
