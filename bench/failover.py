@@ -77,11 +77,12 @@ def run(put: Yield, repeats: int) -> None:
     several, alone = uvloop.run(_cost(10 * times))
     case = "a handoff with --etcd, three brokers"
     put(compared(SUITE, case, several, "one that is alone", alone, goal=1 / 1.05))
-    for name, fault, mended in (
-        ("killed with -9", _kill, _start),
-        ("stopped (SIGSTOP)", _stop, _go_on),
+    for name, fault, mended, wired in (
+        ("killed with -9", _kill, _start, False),
+        ("stopped (SIGSTOP)", _stop, _go_on, False),
+        ("cut off from all", _cut_off, _heal, True),
     ):
-        seconds, note = uvloop.run(_faults(times, fault, mended))
+        seconds, note = uvloop.run(_faults(times, fault, mended, wired))
         for what, pick in (("median", None), ("99 %", max)):
             found = seconds if pick is None else [pick(seconds)]
             case = f"owner {name}: until the next DONE, {what} of {times}"
@@ -139,25 +140,35 @@ async def _go_on(owner: BrokerProcess) -> None:
     owner.go_on()
 
 
+async def _cut_off(owner: BrokerProcess) -> None:
+    owner.cut_off()
+
+
+async def _heal(owner: BrokerProcess) -> None:
+    owner.heal()
+
+
 Doing = Callable[[BrokerProcess], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def _fleet(lease_s: float) -> AsyncIterator[tuple[EtcdCluster, Fleet]]:
+async def _fleet(lease_s: float, wired: bool = False) -> AsyncIterator[tuple[EtcdCluster, Fleet]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "fleet"
         folder.mkdir()
         async with (
             running_etcd(Path(name), 3, HEARTBEAT_MS, ELECTION_MS) as etcd,
-            running_fleet(folder, etcd, 3, "--member-lease-s", f"{lease_s:g}") as fleet,
+            running_fleet(
+                folder, etcd, 3, "--member-lease-s", f"{lease_s:g}", wired=wired
+            ) as fleet,
         ):
             yield etcd, fleet
 
 
 @contextlib.asynccontextmanager
-async def _load(lease_s: float) -> AsyncIterator[tuple[EtcdCluster, Load]]:
+async def _load(lease_s: float, wired: bool = False) -> AsyncIterator[tuple[EtcdCluster, Load]]:
     layout = small_layout()
-    async with _fleet(lease_s) as (etcd, fleet):
+    async with _fleet(lease_s, wired) as (etcd, fleet):
         kinds = {KIND: Engines((layout, layout), fleet.addresses, 1)}
         async with scene("failover", kinds, TOKENS) as made:
             handoffs: list[Handoff] = []
@@ -175,10 +186,10 @@ async def _load(lease_s: float) -> AsyncIterator[tuple[EtcdCluster, Load]]:
                     await asyncio.gather(*tasks)
 
 
-async def _faults(times: int, fault: Doing, mended: Doing) -> tuple[list[float], str]:
+async def _faults(times: int, fault: Doing, mended: Doing, wired: bool) -> tuple[list[float], str]:
     """Seconds from each fault to the next handoff that is DONE."""
     found = []
-    async with _load(1.0) as (_, load):
+    async with _load(1.0, wired) as (_, load):
         for _ in range(times):
             owner = load.owner()
             await fault(owner)

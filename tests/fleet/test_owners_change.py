@@ -72,3 +72,21 @@ async def test_an_owner_that_stands_still_longer_than_its_lease_harms_nothing_wh
             count = len(flow.done_s)
             await until(lambda: len(flow.done_s) > count + 20)
         assert not flow.failed, flow.failed
+
+
+async def test_an_owner_that_is_cut_off_from_all_is_followed_by_another_and_nothing_fails(
+    etcd: EtcdCluster, tmp_path: Path
+) -> None:
+    async with running_fleet(tmp_path, etcd, wired=True) as fleet, pair(fleet.addresses) as both:
+        async with traffic(both) as flow:
+            await until(lambda: len(flow.done_s) > 20)
+            owner = both.owner(fleet)
+            owner.cut_off()
+            count = len(flow.done_s)
+            await until(lambda: len(flow.done_s) > count + 20, 40.0)
+            assert both.owner(fleet) is not owner
+            owner.heal()
+            await asyncio.sleep(1.0)
+            count = len(flow.done_s)
+            await until(lambda: len(flow.done_s) > count + 20)
+        assert not flow.failed, flow.failed

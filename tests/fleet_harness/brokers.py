@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from agent_harness.relay import Relay, relayed
 from agent_harness.waiting import until
 from etcd_harness.cluster import EtcdCluster
 from forked.ports import free_port
@@ -24,9 +25,12 @@ class BrokerProcess:
     """``restow serve`` at one address, in one life after the other."""
 
     def __init__(self, folder: Path, etcd: Sequence[str], options: Sequence[str]) -> None:
-        self.address = f"{HOST}:{free_port()}"
+        self.address = self.listens_at = f"{HOST}:{free_port()}"
+        """Where clients reach it, and where it listens."""
+        self.wires: list[Relay] = []
+        """All that it hears and says goes over these, if it has any."""
         self.log = folder / f"{self.address.rpartition(':')[2]}.log"
-        self._options = ("--etcd", ",".join(etcd), *options)
+        self._etcd, self._options = list(etcd), tuple(options)
         self._process: subprocess.Popen[bytes] | None = None
         self._lives = 0
 
@@ -48,7 +52,10 @@ class BrokerProcess:
         command = [sys.executable, "-m", "restow.broker.cli.main", "serve", "--log-format", "json"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "--listen", self.address, *self._options],
+                [
+                    *(*command, "--listen", self.listens_at, "--advertise", self.address),
+                    *("--etcd", ",".join(self._etcd), *self._options),
+                ],
                 stdout=log,
                 stderr=log,
             )
@@ -72,6 +79,22 @@ class BrokerProcess:
 
     def go_on(self) -> None:
         send(self.pid, signal.SIGCONT)
+
+    async def wire(self, stack: contextlib.AsyncExitStack) -> None:
+        """Have it reached over a wire, and reach etcd over others: before it starts."""
+        self.wires = [
+            await stack.enter_async_context(relayed(at)) for at in (self.listens_at, *self._etcd)
+        ]
+        self.address, *self._etcd = (one.address for one in self.wires)
+
+    def cut_off(self) -> None:
+        """Nothing reaches it, and it reaches nobody, without a word."""
+        for one in self.wires:
+            one.cut()
+
+    def heal(self) -> None:
+        for one in self.wires:
+            one.heal()
 
     async def leave(self) -> None:
         """Send it away as an operator does, and wait until it has gone."""
@@ -98,15 +121,18 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def running_fleet(
-    folder: Path, etcd: EtcdCluster, count: int = 3, *options: str
+    folder: Path, etcd: EtcdCluster, count: int = 3, *options: str, wired: bool = False
 ) -> AsyncIterator[Fleet]:
-    """All of them, killed in the end."""
+    """All of them, killed in the end; ``wired``: they can be cut off."""
     given = ("--fleet", folder.name.lower().replace("_", "-"), *options)
     fleet = Fleet(folder, etcd, count, given)
-    try:
-        for one in fleet.brokers:
-            await one.start()
-        yield fleet
-    finally:
-        for one in fleet.brokers:
-            one.kill()
+    async with contextlib.AsyncExitStack() as wires:
+        try:
+            for one in fleet.brokers:
+                if wired:
+                    await one.wire(wires)
+                await one.start()
+            yield fleet
+        finally:
+            for one in fleet.brokers:
+                one.kill()
