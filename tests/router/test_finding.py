@@ -121,7 +121,7 @@ async def test_credentials_that_can_not_be_read_cost_no_request(
         def unreadable(*_: object) -> None:
             raise TokenFileError("the file of the token is being written anew")
 
-        monkeypatch.setattr(AsyncAdminClient, "_made", unreadable)
+        monkeypatch.setattr(AsyncAdminClient, "_method", unreadable)
         assert (await one.ask({"prompt": TOKENS}))[0] == 200
 
 
