@@ -91,7 +91,7 @@ BLOCKS: dict[str, dict[str, Run | Elsewhere | NotRun]] = {
             GOES_ON + ", and the other takes ten minutes; jq may not be here"
         ),
         "restow serve --listen 0.0.0.0:7350 --advertise": NotRun(
-            GOES_ON + "; tests/fleet has three of them, and tests/etcd such files"
+            GOES_ON + "; tests/operators_day has three of them, and tests/etcd such files"
         ),
         "restow router --find-ms 50": NotRun(
             GOES_ON + ", and needs engines; tests/router has such a one"
