@@ -85,6 +85,7 @@ async def test_a_broker_says_that_it_stands_still_and_why_and_one_that_is_not_le
                     await until(lambda: client.brokers().membership.HasField("still_s"), WITHIN_S)
                     membership = client.brokers().membership
                 assert membership.trouble_reason == "ETCD_UNREACHABLE"
+                assert ready(ports[0]) == "503 stands still: its lease may have ended\n"
                 text = (
                     await asyncio.to_thread(
                         run_restow, "status", "-o", "wide", "--broker", first.address
@@ -96,7 +97,7 @@ async def test_a_broker_says_that_it_stands_still_and_why_and_one_that_is_not_le
                 await until(lambda: bool(ready(ports[1])), WITHIN_S)
                 assert ready(ports[1]) == "503 not let in by the other brokers' registry\n"
                 etcd.start()
-                await until(lambda: ready(ports[1]) == "200", WITHIN_S)
+                await until(lambda: [ready(port) for port in ports] == ["200", "200"], WITHIN_S)
         finally:
             for one in fleet.brokers:
                 one.kill()
