@@ -41,6 +41,7 @@ MODULES = (
     "restow.broker.client.connection.epochs",
     "restow.broker.owners.registry",
     "restow.broker.etcd.errors",
+    "restow.broker.kubernetes.errors",
     "restow.agents.errors",
     "restow.agents.engines.common.errors",
     "restow.agents.engines.vllm.errors",

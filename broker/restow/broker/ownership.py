@@ -80,6 +80,40 @@ OWNERSHIP: Final[Mapping[str, Advice]] = MappingProxyType(
         "ETCD_COMPACTED": Advice(
             "Etcd has forgotten changes that the broker had not read yet.", _ITSELF
         ),
+        # Of Kubernetes, whose Leases stand for an etcd.
+        "KUBERNETES_UNREACHABLE": Advice(
+            "No API server answers the broker, or none in time. It stands still when its lease "
+            "may have ended.",
+            "Nothing, if it passes within a few seconds; else see whether the API server can be "
+            "reached from the pod. A longer `--member-lease-s` bridges its restarts.",
+        ),
+        "KUBERNETES_REFUSED": Advice(
+            "The broker's service account is not known to Kubernetes, or may not do what was "
+            "asked.",
+            "Give it a Role that lets it get, list, watch, create, update and delete leases of "
+            "coordination.k8s.io in that namespace: the chart has it.",
+        ),
+        "KUBERNETES_SETTINGS_INVALID": Advice(
+            "The service account, the namespace or names that were given can't be used.",
+            "Mend what the message names.",
+        ),
+        "KUBERNETES_FAILED": Advice(
+            "Kubernetes refused what it was asked, in its own words.", "Read the message."
+        ),
+        "KUBERNETES_EXISTS": Advice(
+            "Somebody else has made the Lease that the broker was to make.", _ITSELF
+        ),
+        "KUBERNETES_CONFLICT": Advice(
+            "A Lease is another one by now than the broker has seen.", _ITSELF
+        ),
+        "KUBERNETES_NOT_FOUND": Advice(
+            "A Lease is not there any more, or Kubernetes knows no namespace of that name.",
+            "Nothing, if it passes: it is tried again. Else see whether the namespace that "
+            "`--kubernetes-leases` names is there.",
+        ),
+        "KUBERNETES_GONE": Advice(
+            "Kubernetes has forgotten changes that the broker had not read yet.", _ITSELF
+        ),
     }
 )
 """By reason."""
