@@ -120,6 +120,7 @@ def everything(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[ob
         "GetStatus": lambda: admin.GetStatus(admin_pb2.GetStatusRequest()),
         "ListTenants": lambda: admin.ListTenants(admin_pb2.ListTenantsRequest()),
         "ListEngines": lambda: admin.ListEngines(admin_pb2.ListEnginesRequest()),
+        "ListBrokers": lambda: admin.ListBrokers(admin_pb2.ListBrokersRequest()),
         "GetLayout": lambda: admin.GetLayout(admin_pb2.GetLayoutRequest(engine_id="e")),
         "ListHoldings": lambda: admin.ListHoldings(admin_pb2.ListHoldingsRequest()),
         "ListAgents": lambda: admin.ListAgents(admin_pb2.ListAgentsRequest()),
