@@ -47,6 +47,18 @@ def test_inputs_lie_behind_the_states_whole_on_every_rank() -> None:
         assert rank.regions[0].page_stride_bytes == rank.inputs[0].offset_bytes + 3 * 32 * 2
 
 
+def test_inputs_behind_those_of_a_smaller_type_lie_where_numbers_may() -> None:
+    """The layers of a group may lie side by side."""
+    layers = tuple(
+        Mamba2Spec(at, 1, 1, 1, 1, 2, dtype, DType.FLOAT32, mixer=Mixer(1, dtype))
+        for at, dtype in enumerate((DType.FLOAT16, DType.FLOAT32))
+    )
+    settings = EngineSettings(mixer_inputs=True, cross_layer_blocks=True)
+    layout = build_layout(ModelSpec("m", layers), settings)
+    check_layout(layout)
+    assert [one.offset_bytes for rank in layout.ranks for one in rank.inputs] == [16, 32 + 16]
+
+
 def test_a_rank_offers_the_rows_of_its_own_channels() -> None:
     model = model_from_hf_config(NEMOTRON)
     layout = build_layout(model, EngineSettings(tp=4, projections=True))

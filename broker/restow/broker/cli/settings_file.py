@@ -25,16 +25,8 @@ OF_SCRIPTS = frozenset(
     PREFIX + name
     for name in (
         *("BASE", "COMMIT", "COMPOSE", "CONTAINERS", "CONTAINERS_DIR", "CONTAINER_LOGS"),
-        *(
-            "FUZZ",
-            "HISTORIES",
-            "LAWS",
-            "LMCACHE_PYTHON",
-            "ONE_OF",
-            "PROMETHEUS",
-            "PROMETHEUS_PORT",
-            "PYTHON",
-        ),
+        *("FUZZ", "HISTORIES", "LAWS", "LMCACHE_PYTHON", "ONE_OF", "PROMETHEUS"),
+        *("PROMETHEUS_PORT", "PYTHON"),
         *("ROUTER_PORT", "SIMULATED", "TAG", "TEST_PROCESSES", "VENV", "VLLM_PYTHON"),
         *("VLLM_VENV", "WHOLE_MODELS"),
     )
