@@ -133,12 +133,8 @@ class VllmEngine:
         self, prompt: list[int], max_tokens: int, params: dict[str, Any] | None = None, **more: Any
     ) -> int:
         """Generate; `answer` waits for what came of it."""
-        self._next += 1
-        number = self._next
-        self._waiting[number] = asyncio.get_running_loop().create_future()
-        told = {"id": number, "op": "generate", "prompt": prompt, "max_tokens": max_tokens}
-        self._tell({**told, "params": params, **more})
-        return number
+        told = {"op": "generate", "prompt": prompt, "max_tokens": max_tokens, "params": params}
+        return self._begin({**told, **more})
 
     async def answer(self, number: int) -> Answer:
         told = await asyncio.wait_for(self._waiting[number], ANSWER_S)
@@ -155,6 +151,12 @@ class VllmEngine:
             told.get("first_s", 0.0),
             told.get("done_s", 0.0),
         )
+
+    async def forget(self) -> bool:
+        """Reset its prefix cache; return whether it did: it does not while blocks are in use."""
+        number = self._begin({"op": "forget"})
+        told = await asyncio.wait_for(self._waiting[number], ANSWER_S)
+        return bool(told["forgotten"])
 
     def abort(self, number: int) -> None:
         self._tell({"id": number, "op": "abort"})
@@ -178,6 +180,13 @@ class VllmEngine:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.process.wait(), 20)
         self.kill()
+
+    def _begin(self, message: dict[str, Any]) -> int:
+        """Tell what is answered, by a number."""
+        self._next += 1
+        self._waiting[self._next] = asyncio.get_running_loop().create_future()
+        self._tell({"id": self._next, **message})
+        return self._next
 
     def _tell(self, message: dict[str, Any]) -> None:
         assert self.process.stdin is not None

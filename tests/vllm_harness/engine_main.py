@@ -1,8 +1,8 @@
 """A real vLLM engine in a process of its own, told in lines of JSON. Runs in vLLM's environment.
 
 Reads ``{"id": 1, "op": "generate", "prompt": [...], "max_tokens": 8, "params": {...}}``,
-``{"id": 1, "op": "abort"}``, ``{"op": "hold"}`` and ``{"op": "resume"}`` on stdin, answers on the
-descriptor named first on the command line.
+``{"id": 1, "op": "abort"}``, ``{"id": 1, "op": "forget"}``, ``{"op": "hold"}`` and
+``{"op": "resume"}`` on stdin, answers on the descriptor named first on the command line.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ class Engine:
                 await self._engine.pause_generation(mode="keep", clear_cache=False)
             elif told["op"] == "resume":
                 await self._engine.resume_generation()
+            elif told["op"] == "forget":
+                forgotten = await self._engine.reset_prefix_cache()
+                self._answer({"id": told["id"], "forgotten": forgotten})
         self._engine.shutdown()
 
     async def _generate(self, told: dict[str, Any]) -> None:

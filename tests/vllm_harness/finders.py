@@ -18,7 +18,8 @@ from vllm_harness.engine import Options, VllmEngine, vllm_engine
 from vllm_harness.pair import GRANT_S
 
 STEPS = 12
-TELL = {"prefix": "find+tell"}
+TELL = {"prefix": "find+tell", "find_ms": 10_000}
+"""A machine with few processors may keep the broker from one for longer than 50 ms."""
 END = 2
 """The token that ends a reply: it stands in the next turn's prompt."""
 SOON_S = 60.0
@@ -38,13 +39,7 @@ class Finders:
 
         ``adapter`` is the word of the adapter that they were computed with.
         """
-        ends = [tokens] if tokens % 16 else []
-        chain = chain_of(ids[: tokens + 1], adapter=adapter, ends_tokens=ends)
-        async with AsyncAdminClient(self.broker.address) as client, asyncio.timeout(SOON_S):
-            while True:
-                (holders,) = await client.find([chain], engine_id="other")
-                if any((one.engine_id, one.tokens) == (name, tokens) for one in holders):
-                    return
+        await told(self.broker, "other", name, ids, tokens, adapter)
 
     async def leave(self) -> None:
         """Have `one` hand over what it holds, and stop it."""
@@ -57,6 +52,22 @@ class Finders:
     def ended(self) -> dict[State, int]:
         """How many handoffs ended how."""
         return self.broker.hub.directory.ledger.statistics.by_state
+
+
+async def told(
+    broker: RunningBroker, asking: str, name: str, ids: list[int], tokens: int, adapter: str = ""
+) -> None:
+    """Wait until an engine has told that it holds a state that the engine ``asking`` may use.
+
+    It is that of the first ``tokens``, computed with the adapter of the word ``adapter``.
+    """
+    ends = [tokens] if tokens % 16 else []
+    chain = chain_of(ids[: tokens + 1], adapter=adapter, ends_tokens=ends)
+    async with AsyncAdminClient(broker.address) as client, asyncio.timeout(SOON_S):
+        while True:
+            (holders,) = await client.find([chain], engine_id=asking)
+            if any((one.engine_id, one.tokens) == (name, tokens) for one in holders):
+                return
 
 
 @contextlib.asynccontextmanager
