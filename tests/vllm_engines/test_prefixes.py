@@ -56,11 +56,12 @@ async def test_a_gated_delta_net_at_another_tp(
     model = write_checkpoint(HYBRIDS["qwen3_next"].make, tmp_path / "model")
     engine = {"max_model_len": 1024, "dtype": "bfloat16", "skip_tokenizer_init": False}
     one = Options(model, first_tp, prefix_caching=True, extra=TELL, engine=engine)
-    ids = drawn(900)
+    ids = drawn(800)
     async with finders(vllm_python, tmp_path, one, replace(one, tp=second_tp)) as found:
-        first = await found.one.ask(ids[:800], STEPS, logprobs=2)
+        first = await found.one.ask(ids, STEPS, logprobs=2)
         await found.told("one", ids, 768)  # of blocks of 256 tokens or 384
-        prompts = [ids, ids[:790] + drawn(60, 12)]
+        # Few tokens after what is found: of an older state less is left in what is said.
+        prompts = [ids[:785], ids[:775] + drawn(10, 12)]
         answers = [await found.other.ask(one, STEPS, logprobs=2) for one in prompts]
         right = [await found.alone.ask(one, STEPS, logprobs=2) for one in prompts]
         assert assert_alike(answers, right) > STEPS
@@ -68,7 +69,7 @@ async def test_a_gated_delta_net_at_another_tp(
         assert [one.cached for one in answers] == [768, 768]
         assert found.ended[State.DONE] >= 1
         # Where a reply ended: at a token of its own, in no block that vLLM has a name for.
-        turn = prompts[1] + list(answers[1].tokens[:-1]) + [END] + drawn(30, 13)
+        turn = prompts[1] + list(answers[1].tokens[:-1]) + [END] + drawn(10, 13)
         said = len(prompts[1]) + STEPS - 1
         await found.told("other", turn, said)
         done = found.ended[State.DONE]

@@ -68,10 +68,10 @@ async def test_a_gated_delta_nets_shared_prompt_and_its_replies(
             said = await found.one.ask(ids, STEPS, logprobs=2)
             assert said.cached == (768 if number else 0)
         await found.told("store", shared, 768)
-        turn, held = [*ids, *said.tokens[:-1], END, *drawn(30, 13)], len(ids) + STEPS - 1
+        turn, held = [*ids, *said.tokens[:-1], END, *drawn(10, 13)], len(ids) + STEPS - 1
         await found.told("store", turn, held)
         await found.leave()
-        prompts = [turn, shared + drawn(40, 14), shared + drawn(40, 15)]
+        prompts = [turn, shared + drawn(5, 14), shared + drawn(5, 15)]
         answers = [await found.other.ask(one, STEPS, logprobs=2) for one in prompts]
         right = [await found.alone.ask(one, STEPS, logprobs=2) for one in prompts]
         assert assert_alike(answers, right) > STEPS

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import transformers
+from torch import nn
 from transformers import PreTrainedModel
 
 from restow.agents.engines.recall.task import VOCABULARY_SIZE
@@ -39,13 +40,15 @@ class Hybrid:
     """A type of model: its class without ``ForCausalLM``, and what its config has of its own.
 
     ``dtype`` is what vLLM computes it in: the CPU's delta nets know bfloat16 alone. ``needs`` names
-    a package that vLLM's model imports, and that its wheel for the CPU does not bring.
+    a package that vLLM's model imports, and that its wheel for the CPU does not bring. ``dt_bias``
+    is what each head's is, where the class would draw one with which a state is forgotten.
     """
 
     family: str
     config: dict[str, Any]
     dtype: str = "float32"
     needs: str = ""
+    dt_bias: float | None = None
 
     @property
     def exact(self) -> bool:
@@ -67,7 +70,12 @@ class Hybrid:
         )
         make: Callable[[Any], PreTrainedModel]
         make = getattr(transformers, f"{self.family}ForCausalLM")
-        return make(config)
+        model = make(config)
+        if self.dt_bias is not None:
+            for name, values in model.named_parameters():
+                if name.endswith(".dt_bias"):
+                    nn.init.constant_(values, self.dt_bias)
+        return model
 
     @property
     def _config_class(self) -> str:
@@ -75,6 +83,9 @@ class Hybrid:
         return text if hasattr(transformers, text) else f"{self.family}Config"
 
 
+_REMEMBERING = -6.0
+"""As small as in trained models. Of the ones that the delta nets' classes draw, nothing of a state
+is left after 20 tokens: each state then gives the same reply, also a wrong one."""
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 _DELTA_NET = {
     "num_hidden_layers": 4,
@@ -149,12 +160,14 @@ HYBRIDS: dict[str, Hybrid] = {
             "shared_expert_intermediate_size": 64,
         },
         "bfloat16",
+        dt_bias=_REMEMBERING,
     ),
-    "qwen3_5": Hybrid("Qwen3_5", _DELTA_NET, "bfloat16", needs="torchvision"),
+    "qwen3_5": Hybrid("Qwen3_5", _DELTA_NET, "bfloat16", needs="torchvision", dt_bias=_REMEMBERING),
     "qwen3_5_moe": Hybrid(
         "Qwen3_5Moe",
         {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 64},
         "bfloat16",
         needs="torchvision",
+        dt_bias=_REMEMBERING,
     ),
 }
