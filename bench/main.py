@@ -23,6 +23,7 @@ class Suite(StrEnum):
     MODELS = "models"
     RESTARTS = "restarts"
     KILLED = "killed"
+    FAILOVER = "failover"
     OUTAGES = "outages"
     FIRST = "first"
     BESIDE = "beside"
@@ -45,6 +46,7 @@ MODULES = {
     Suite.MODELS: ("choice", "run_models"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
+    Suite.FAILOVER: ("failover", "run"),
     Suite.OUTAGES: ("outages", "run"),
     Suite.FIRST: ("first", "run"),
     Suite.BESIDE: ("beside", "run"),
@@ -58,8 +60,8 @@ MODULES = {
     Suite.VLLM: ("vllm_engines", "run"),
     Suite.TURNS: ("vllm_turns", "run"),
 }
-NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES)
-"""Measured only where asked for by name: two want vLLM, one takes minutes."""
+NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES, Suite.FAILOVER)
+"""Measured only where asked for by name: two want vLLM, the others take minutes."""
 BY_CASE = (Suite.PIECES, Suite.MODELS)
 """Of these single cases can be measured."""
 
