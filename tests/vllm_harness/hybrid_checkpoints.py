@@ -41,7 +41,7 @@ class Hybrid:
 
     ``dtype`` is what vLLM computes it in: the CPU's delta nets know bfloat16 alone. ``needs`` names
     a package that vLLM's model imports, and that its wheel for the CPU does not bring. ``dt_bias``
-    is what each head's is, where the class would draw one with which a state is forgotten.
+    is what each head's is, where the class would set one with which a state is forgotten.
     """
 
     family: str
@@ -84,8 +84,8 @@ class Hybrid:
 
 
 _REMEMBERING = -6.0
-"""As small as in trained models. Of the ones that the delta nets' classes draw, nothing of a state
-is left after 20 tokens: each state then gives the same reply, also a wrong one."""
+"""So small that a state is seen in a reply 20 tokens later. With the 1 that the delta nets' classes
+set, nothing of it is left by then: each state gives the same reply, also a wrong one."""
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 _DELTA_NET = {
     "num_hidden_layers": 4,
