@@ -313,6 +313,23 @@ def test_staging_is_given_back_by_delivery() -> None:
     assert ends(e) == []
 
 
+def test_a_publication_ends_with_its_lease_though_a_delivery_could_have_read_for_longer() -> None:
+    limits = replace(LIMITS, settle_grace_s=7.0)
+    world = World(limits=limits, staged=True)
+    p, e = published(world, lease_s=2.0), world.engine("e")
+    (stage, _) = (one for one in world.request(e) if isinstance(one, act.SendStage))
+    for rank in (0, 1):
+        world.stage(p, stage.handoff, rank)
+    world.wait(1.0)
+    world.renew(p, lease_s=2.0)
+    world.wait(1.1)  # the clock looks, and next when nobody can be reading any more
+    world.disconnect(p, 0)
+    world.settle(e, stage.handoff)  # the grant is given back
+    assert ends(p) == []
+    world.wait(1.0)
+    assert ends(p) == [("EXPIRED", "LEASE_EXPIRED")]
+
+
 def test_a_refused_demand_leaves_no_trace_and_a_cancelled_one_no_place() -> None:
     world = World()
     p, d, e = published(world, 1), world.engine("d"), world.engine("e")

@@ -138,6 +138,8 @@ class Ledger(Table):
         handoff.timeline.note(now_s, "given back")
         self.returned.add(handoff.number)
         self.watch(handoff)
+        if handoff.parent is not None:  # it had time as long as this one might read
+            self.watch(handoff.parent)
         return actions
 
     def dismiss(self, handoff: Handoff, failure: Failure, now_s: float) -> list[Action]:
