@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
+import torch
 import uvloop
 from control import BROKER, listening
 from geometry import geometries
@@ -76,6 +77,7 @@ class Case:
     host_reads: bool | None = None
     by_nixl: bool = False
     """Whether it is measured beside agents that read all by NIXL."""
+    on_gpu: bool = False
 
 
 def pieces() -> Iterator[Case]:
@@ -117,6 +119,13 @@ def models() -> Iterator[Case]:
                 yield Case(words, plan, tokens, read_goal=goal, by_nixl=True)
 
 
+def gpu() -> Iterator[Case]:
+    """Pieces, and real models, between two processes' memory on one GPU: no goals yet."""
+    for case in (*pieces(), *models()):
+        if not case.environment and case.host_reads is None:
+            yield replace(case, read_goal=None, pack_goal=None, by_nixl=False, on_gpu=True)
+
+
 def named(cases: Iterator[Case], words: Sequence[str]) -> Iterator[Case]:
     """Those whose name has any of ``words`` in it; all if there are none."""
     return (case for case in cases if not words or any(one in case.name for one in words))
@@ -130,6 +139,14 @@ def run_pieces(put: Yield, repeats: int, words: Sequence[str] = (), sets: int = 
 def run_models(put: Yield, repeats: int, words: Sequence[str] = (), sets: int = 1) -> None:
     """Real models' sizes."""
     _run("models", named(models(), words), put, repeats, sets)
+
+
+def run_gpu(put: Yield, repeats: int, words: Sequence[str] = (), sets: int = 1) -> None:
+    """Pieces and real models' sizes in a GPU's memory. Raises `RuntimeError` without one."""
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch finds no GPU here, so there is no memory of one to measure")
+    print(f"GPU: {torch.cuda.get_device_name()}, torch {torch.__version__}")
+    _run("gpu", named(gpu(), words), put, repeats, sets)
 
 
 def _run(suite: str, cases: Iterator[Case], put: Yield, repeats: int, sets: int) -> None:
@@ -197,7 +214,9 @@ async def _measure(
     kinds[CONTIGUOUS] = Engines(runs, brokers[Strategy.SLICES.value], 1)
     taken: dict[str, list[float]] = {kind: [] for kind in kinds}
     rng = np.random.default_rng(0)
-    async with scene(name, kinds, case.tokens, environment=case.environment) as made:
+    async with scene(
+        name, kinds, case.tokens, environment=case.environment, on_gpu=case.on_gpu
+    ) as made:
         for warm_up in range(WARM_UPS):
             for kind in kinds:
                 await made.hand_over(kind, f"warm-{warm_up}", rng)

@@ -21,6 +21,7 @@ class Suite(StrEnum):
     PLANNING = "planning"
     PIECES = "pieces"
     MODELS = "models"
+    GPU = "gpu"
     RESTARTS = "restarts"
     KILLED = "killed"
     OUTAGES = "outages"
@@ -43,6 +44,7 @@ MODULES = {
     Suite.PLANNING: ("planning", "run"),
     Suite.PIECES: ("choice", "run_pieces"),
     Suite.MODELS: ("choice", "run_models"),
+    Suite.GPU: ("choice", "run_gpu"),
     Suite.RESTARTS: ("restarts", "run"),
     Suite.KILLED: ("killed", "run"),
     Suite.OUTAGES: ("outages", "run"),
@@ -58,9 +60,9 @@ MODULES = {
     Suite.VLLM: ("vllm_engines", "run"),
     Suite.TURNS: ("vllm_turns", "run"),
 }
-NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES)
-"""Measured only where asked for by name: two want vLLM, one takes minutes."""
-BY_CASE = (Suite.PIECES, Suite.MODELS)
+NAMED_ONLY = (Suite.VLLM, Suite.TURNS, Suite.OUTAGES, Suite.GPU)
+"""Measured only where asked for by name: two want vLLM, one takes minutes, one wants a GPU."""
+BY_CASE = (Suite.PIECES, Suite.MODELS, Suite.GPU)
 """Of these single cases can be measured."""
 
 
@@ -74,16 +76,16 @@ def main(
         list[str] | None,
         typer.Option(
             metavar="WORDS",
-            help="Of pieces and models: cases with these in their name; may be repeated.",
+            help="Of pieces, models and gpu: cases with these in their name; may be repeated.",
         ),
     ] = None,
     sets: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Of pieces and models: so many sets of processes, minutes apart, for a case that "
-            "missed a goal or barely reached it; the samples of all are taken together. Where the "
-            "memory of one set happens to lie makes up to a tenth.",
+            help="Of pieces, models and gpu: so many sets of processes, minutes apart, for a case "
+            "that missed a goal or barely reached it; the samples of all are taken together. Where "
+            "the memory of one set happens to lie makes up to a tenth.",
         ),
     ] = 1,
 ) -> None:

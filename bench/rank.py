@@ -16,14 +16,22 @@ import torch
 from touched import touched
 
 from restow.agents import Agent
-from restow.agents.memory.regions import RegionMemory
+from restow.agents.memory.regions import MemoryKind, RegionMemory
 from restow.agents.settings import AgentSettings
 from restow.broker.logs import log_to_stderr
 
 
-def allocate(name: str, page_count: int, page_stride_bytes: int, stack: ExitStack) -> RegionMemory:
+def allocate(
+    name: str, page_count: int, page_stride_bytes: int, on_gpu: bool, stack: ExitStack
+) -> RegionMemory:
     """Memory of one region, every page of it touched; it lives as long as ``stack``."""
-    view = touched(page_count * page_stride_bytes)
+    size_bytes = page_count * page_stride_bytes
+    if on_gpu:
+        pages = torch.full((size_bytes,), 7, dtype=torch.uint8, device="cuda")
+        stack.callback(id, pages)
+        kind = MemoryKind.CUDA
+        return RegionMemory(name, pages.data_ptr(), page_count, page_stride_bytes, kind)
+    view = touched(size_bytes)
     stack.callback(id, view)  # the reference is what keeps the mapping
     return RegionMemory(name, view.ctypes.data, page_count, page_stride_bytes)
 
@@ -47,7 +55,7 @@ def main() -> None:
             """Agents of one process that serve the same layout share its memory."""
             key = json.dumps([name, page_count, page_stride_bytes])
             if key not in held:
-                held[key] = allocate(name, page_count, page_stride_bytes, stack)
+                held[key] = allocate(name, page_count, page_stride_bytes, told["on_gpu"], stack)
             return held[key]
 
         for served in told["agents"]:

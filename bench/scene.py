@@ -172,10 +172,12 @@ async def scene(
     scattered: bool = True,
     environment: Mapping[str, str] | None = None,
     before: tuple[list[str], list[str]] = ([], []),
+    on_gpu: bool = False,
 ) -> AsyncIterator[Scene]:
     """Start everything; ``environment`` is added to that of the rank processes.
 
-    ``before`` stands before the commands that start P's and D's ranks.
+    ``before`` stands before the commands that start P's and D's ranks. ``on_gpu`` has all ranks'
+    memory on this machine's first GPU.
     """
     layouts = {kind: engines.layouts for kind, engines in kinds.items()}
     made = Scene(name, tokens, scattered, {}, {}, layouts)
@@ -195,7 +197,7 @@ async def scene(
             ranks = max(len(engines.layouts[index].ranks) for engines in kinds.values())
             made.workers[side] = [
                 stack.enter_context(
-                    _worker(made, kinds, index, rank, environment or {}, before[index])
+                    _worker(made, kinds, index, rank, environment or {}, before[index], on_gpu)
                 )
                 for rank in range(ranks)
             ]
@@ -214,6 +216,7 @@ def _worker(
     position: int,
     environment: Mapping[str, str],
     before: list[str],
+    on_gpu: bool,
 ) -> Iterator[subprocess.Popen[str]]:
     served = []
     for kind, engines in kinds.items():
@@ -240,7 +243,7 @@ def _worker(
         env={**os.environ, **environment},
     )
     try:
-        _say(process, {"agents": served})
+        _say(process, {"agents": served, "on_gpu": on_gpu})
         yield process
     finally:
         if process.stdin is not None:

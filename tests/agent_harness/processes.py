@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from forked.server import pipe, start
@@ -16,6 +17,8 @@ from forked.signals import send, stop
 
 READY_S = 60.0
 READY = "ready"
+TCP = "tcp,self,cuda_copy" if Path("/dev/nvidiactl").exists() else "tcp,self"
+"""UCX's transports without shared memory: beside a GPU NIXL wants one that knows its memory."""
 
 
 class Child:

@@ -20,7 +20,7 @@ from agent_harness.handover import (
     send_execute,
     stage,
 )
-from agent_harness.processes import Child, child
+from agent_harness.processes import TCP, Child, child
 from agent_harness.source_main import serve_source
 from agent_harness.world import POISON, Case, RankMemory, make_case
 from laws.strategies import SENDING
@@ -134,8 +134,8 @@ async def test_a_program_that_takes_the_name_of_another_is_the_one_that_runs() -
 
 
 async def test_every_byte_arrives_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    async with on_stage("big", tls="tcp,self") as stage:
+    monkeypatch.setenv("UCX_TLS", TCP)
+    async with on_stage("big", tls=TCP) as stage:
         await stage.enter(1)
         for handoff, strategy in enumerate((Strategy.SLICES, Strategy.WHOLE, Strategy.AUTO)):
             stage.memory[1].poison()
@@ -148,8 +148,8 @@ async def test_every_byte_arrives_over_tcp(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_frozen_source_fails_by_the_deadline_and_nothing_lands_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    async with on_stage("big", tls="tcp,self") as stage:
+    monkeypatch.setenv("UCX_TLS", TCP)
+    async with on_stage("big", tls=TCP) as stage:
         await stage.enter(0)
         program = programs(stage.case, Strategy.SLICES)[0]
         assert (await hand_over(stage.fake, stage.case, program, 1)).reason == ""
@@ -175,8 +175,8 @@ async def _fails_to_change(memory: RankMemory, before: np.ndarray) -> None:
 async def test_other_orders_are_served_while_a_read_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    async with on_stage("wide", tls="tcp,self") as stage:
+    monkeypatch.setenv("UCX_TLS", TCP)
+    async with on_stage("wide", tls=TCP) as stage:
         await stage.enter(0)
         program = programs(stage.case, Strategy.SLICES)[0]
         stage.source.freeze()
@@ -185,7 +185,7 @@ async def test_other_orders_are_served_while_a_read_waits(
         assert [(await destination.next()).handoff for _ in range(2)] == [2, 1]
 
 
-@pytest.mark.parametrize("tls", ["tcp,self", "all"])
+@pytest.mark.parametrize("tls", [TCP, "all"])
 async def test_a_killed_source_is_a_typed_failure(
     tls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +201,7 @@ async def test_a_killed_source_is_a_typed_failure(
         stage.check_cleared(0)
 
 
-@pytest.mark.parametrize("tls", ["tcp,self", "all"])
+@pytest.mark.parametrize("tls", [TCP, "all"])
 async def test_windows_that_could_not_be_rebuilt_are_cleared(
     tls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,8 +238,8 @@ async def test_weights_are_nothing_that_a_peer_may_read(monkeypatch: pytest.Monk
 async def test_a_forgotten_source_ends_the_reads_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    async with on_stage("wide", tls="tcp,self") as stage:
+    monkeypatch.setenv("UCX_TLS", TCP)
+    async with on_stage("wide", tls=TCP) as stage:
         await stage.enter(0)
         program = programs(stage.case, Strategy.SLICES)[0]
         stage.source.freeze()
@@ -323,8 +323,8 @@ async def test_a_read_does_not_begin_when_its_grant_has_nearly_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would fail in its midst, where one that has not begun is granted anew."""
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    async with on_stage("big", tls="tcp,self") as stage_:
+    monkeypatch.setenv("UCX_TLS", TCP)
+    async with on_stage("big", tls=TCP) as stage_:
         case, fake = stage_.case, stage_.fake
         program = programs(case, Strategy.PACK)[0]
         await stage_.enter(0)

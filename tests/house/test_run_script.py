@@ -1,8 +1,9 @@
-"""`./run test` stops where a check fails."""
+"""`./run test` stops where a check fails; `./run nightly` runs the rest, and fails at its end."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -20,23 +21,44 @@ def checksum() -> str:
     return subprocess.run(["cksum"], input=whole, capture_output=True, check=True).stdout.decode()  # noqa: S607
 
 
-@pytest.mark.parametrize("fails", [*TOOLS, None])
-def test_a_check_that_fails_ends_it(fails: str | None, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / ".restow-setup").write_text(checksum())
+def run(venv: Path, *arguments: str, fails: str | None = None) -> subprocess.CompletedProcess[str]:
+    """The script in a venv of tools that only say that they ran; ``fails`` is one that fails."""
+    (venv / "bin").mkdir()
+    (venv / ".restow-setup").write_text(checksum())
     for tool in TOOLS:
-        path = tmp_path / "bin" / tool
-        path.write_text(f"#!/bin/sh\necho {tool} ran\nexit {int(tool == fails)}\n")
+        path = venv / "bin" / tool
+        path.write_text(f"#!/bin/sh\necho {tool} ran $*\nexit {int(tool == fails)}\n")
         path.chmod(0o755)
-    done = subprocess.run(
-        [ROOT / "run", "test", "--", "tests"],
-        env={**os.environ, "RESTOW_VENV": str(tmp_path)},
+    return subprocess.run(
+        [ROOT / "run", *arguments],
+        env={**os.environ, "RESTOW_VENV": str(venv), "RESTOW_CONTAINERS": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("fails", [*TOOLS, None])
+def test_a_check_that_fails_ends_it(fails: str | None, tmp_path: Path) -> None:
+    done = run(tmp_path, "test", "--", "tests", fails=fails)
     assert (done.returncode != 0) == (fails is not None), done.stderr
     ran = [line.split()[0] for line in done.stdout.splitlines()]
     assert ran[-1] == (fails or TOOLS[-1])
     assert ("FAILED" in done.stderr) == (fails is not None)
     assert "s  setting up" in done.stderr
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_parts_of_all_go_on_behind_one_that_fails(fails: bool, tmp_path: Path) -> None:
+    ways, _ = (ROOT / "run").read_text().split("\nsetup() {")
+    first = "first() { false; echo went on; }" if fails else "first() { leave_out third; }"
+    parts = "part_of_all one first; part_of_all two echo second"
+    script = tmp_path / "run"
+    script.write_text(f"{ways}\n{first}\n{parts}\n")
+    bash = shutil.which("bash") or "bash"
+    done = subprocess.run([bash, script], capture_output=True, text=True, check=False)
+    assert done.returncode == int(fails), done.stderr
+    assert done.stdout == "second\n"
+    assert ("run: FAILED    one" in done.stderr) == fails
+    assert ("run: LEFT OUT  third" in done.stderr) != fails
+    assert "s  two" in done.stderr

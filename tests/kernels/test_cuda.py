@@ -16,10 +16,11 @@ from restow.kernels import (
     SlotTable,
     clear_slots,
     copy_pieces,
+    prepare_copies,
     reference,
 )
 from restow.kernels.codes import DST_BYTES, SRC_BYTES
-from restow.kernels.copy import DevicePieces
+from restow.kernels.copy import DevicePieces, copy_pieces_kernel
 from restow.kernels.launch_table import VECTORS
 
 needs_gpu = pytest.mark.skipif(
@@ -42,6 +43,23 @@ def mixed_table(target: Arena) -> PieceTable:
             )
             end += -(-count * stretch * dst_unit // 8) * 8 + 8
     return PieceTable.checked(np.array(rows, dtype=np.int64))
+
+
+@needs_gpu
+def test_no_copy_compiles_after_it_was_prepared() -> None:
+    prepare_copies(CUDA)
+    (compiled, *_) = copy_pieces_kernel.device_caches[torch.cuda.current_device()]
+    before = set(compiled)
+    assert len(before) == len(VECTORS)
+    for count in (1, 2, 3):  # tables that end at any of a table's alignments
+        target = torch.zeros(4096, dtype=torch.uint8, device=CUDA)
+        rows = np.ones((count, len(PieceColumn)), dtype=np.int64)
+        rows[:, 0], rows[:, 1] = target.data_ptr(), target.data_ptr() + 64 * np.arange(1, 1 + count)
+        rows[:, PieceColumn.COUNT], rows[:, PieceColumn.CODE] = 7, CopyCode.COPY_1
+        for vectors in VECTORS:
+            DevicePieces.of(PieceTable.checked(rows), CUDA, vectors).copy()
+    torch.cuda.synchronize()
+    assert set(compiled) == before
 
 
 @needs_gpu

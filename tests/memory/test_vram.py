@@ -108,25 +108,11 @@ async def test_content_of_device_memory_is_hashed_and_compared() -> None:
             one.digest = bytes(16)
         stream = await send_execute(fake, case, program, 9, staged=staged, hashed=True)
         assert (await stream.next()).reason == "DIGEST_MISMATCH"
-
-
-async def test_a_handoff_that_comes_too_late_leaves_no_snapshot() -> None:
-    case = make_case("wide")
-    fields = {field.name: field for field in case.destination.model.fields}
-    async with (
-        FakeBroker() as fake,
-        child(serve_device_source, "wide", fake.address),
-        destination(case, fake.address, RANK) as memory,
-    ):
-        program = programs(case, Strategy.SLICES)[RANK]
-        settled = await hand_over(fake, case, program, 1, grant_ms=0)
-        assert settled.reason == "READ_DEADLINE"
         host = memory.down()
+        fields = {field.name: field for field in case.destination.model.fields}
         mask = host.cleared(fields, case.tokens)
         assert mask.any()
-        assert not host.data[mask].any()
-        untouched = host.expected(fields, case.tokens) == POISON
-        assert (host.data[untouched & ~mask] == POISON).all()
+        assert not host.data[mask].any(), "a failed handoff left a snapshot behind"
 
 
 async def test_a_fence_waits_for_the_work_before_its_event() -> None:

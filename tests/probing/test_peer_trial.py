@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
-from agent_harness.processes import READY, Child, child
+from agent_harness.processes import READY, TCP, Child, child
 from agent_harness.waiting import until
 from restow.agents.async_agent import AsyncAgent
 from restow.agents.errors import AgentClosedError, AgentError, PeerLostError
@@ -96,7 +96,7 @@ async def test_metadata_that_kills_who_loads_it_kills_no_engine(
             assert engine.receive() == ("", "")
 
 
-@pytest.mark.parametrize("tls", ["all", "tcp,self"])
+@pytest.mark.parametrize("tls", ["all", TCP])
 def test_the_form_is_that_of_nixl_and_of_nothing_else(
     tls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from restow.agents.binding.copies import Copies
 from restow.agents.binding.descriptors import Descriptors
-from restow.agents.memory.regions import HOST
+from restow.agents.memory.regions import HOST, MemoryKind, MemoryPlace
 from restow.agents.probing.costs import LEAST_BYTES, ROWS, measure_copying, measure_reading
 from restow.agents.reading.reader import Reader
 from restow.agents.reading.transport import Read
@@ -39,15 +39,22 @@ class Machine:
     """A machine whose costs are known; it has a time of its own, and now and then other work.
 
     That takes ``busy_s``. ``lucky``: how often something takes half of what it usually does.
+    ``launch_s``: what everything takes, however small.
     """
 
     def __init__(
-        self, piece_s: float, byte_s: float, seed: int, busy_s: float = 0.05, lucky: float = 0.0
+        self,
+        piece_s: float,
+        byte_s: float,
+        seed: int,
+        busy_s: float = 0.05,
+        lucky: float = 0.0,
+        launch_s: float = 1e-4,
     ) -> None:
         self.now_s = 0.0
         self.reads: list[Descriptors] = []
         self.copies: list[Copies] = []
-        self._costs = piece_s, byte_s
+        self._costs = launch_s, piece_s, byte_s
         self._busy_s, self._lucky = busy_s, lucky
         self._rng = np.random.default_rng(seed)
         self._busy_until_s = 0.0
@@ -71,8 +78,8 @@ class Machine:
         slower = 3.0 if self.now_s < self._busy_until_s else 1.0
         if self._rng.random() < self._lucky:
             slower /= 2
-        piece_s, byte_s = self._costs
-        self.now_s += slower * (1e-4 + piece_s * pieces + byte_s * size_bytes)
+        launch_s, piece_s, byte_s = self._costs
+        self.now_s += slower * (launch_s + piece_s * pieces + byte_s * size_bytes)
 
 
 async def read_costs(machine: Machine, size_bytes: int = 32 << 20) -> ReadCosts:
@@ -141,6 +148,19 @@ async def test_what_else_the_machine_does_makes_copies_no_cheaper(
         assert found.seconds_per_launch == pytest.approx(1e-4, rel=0.3)
         assert found.seconds_per_copy == pytest.approx(2e-7, rel=0.3)
         assert found.copy_bytes_per_second == pytest.approx(5e9, rel=0.3)
+
+
+async def test_a_device_does_not_seem_as_slow_as_its_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An H200 takes 0.8 ms, 0.12 us for a piece, and a second for 400 GB."""
+    device = MemoryPlace(MemoryKind.CUDA)
+    for seed in range(20):
+        machine = Machine(1.2e-7, 2.5e-12, seed, busy_s=1e-3, launch_s=8e-4)
+        monkeypatch.setattr("restow.agents.probing.costs.run_copies", machine.copy)
+        found = await measure_copying(0, 32 << 20, device, clock=machine.clock)
+        assert found.seconds_per_copy == pytest.approx(1.2e-7, rel=0.6)
+        assert found.copy_bytes_per_second > 5e10
 
 
 async def test_pieces_are_as_many_as_go_the_way_of_a_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
-from agent_harness.processes import READY, child
+from agent_harness.processes import READY, TCP, child
 from restow.agents.binding.descriptors import Descriptors
 from restow.agents.errors import AgentError, PeerLostError, ReadFailedError
 from restow.agents.memory.regions import HOST
@@ -75,7 +75,7 @@ def _pieces() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return src, dst, np.full(count, PIECE_BYTES)
 
 
-@pytest.mark.parametrize("tls", ["all", "tcp,self"])
+@pytest.mark.parametrize("tls", ["all", TCP])
 async def test_pieces_arrive_and_what_lies_between_them_is_untouched(
     tls: str, monkeypatch: pytest.MonkeyPatch, closing: list[Reading]
 ) -> None:
@@ -105,7 +105,7 @@ async def test_memory_that_is_not_registered_is_refused_on_both_sides(
         assert (reading.data == POISON).all()
 
 
-@pytest.mark.parametrize("tls", ["all", "tcp,self"])
+@pytest.mark.parametrize("tls", ["all", TCP])
 async def test_a_killed_peer_is_lost_and_stays_so(
     tls: str, monkeypatch: pytest.MonkeyPatch, closing: list[Reading]
 ) -> None:

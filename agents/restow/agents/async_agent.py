@@ -176,6 +176,8 @@ class AsyncAgent:
         """
         await self._tasks.drain("stage", "hold")
         self._executor.reset()
+        # No handoff and no measurement waits for a compiler.
+        await self._copier.prepare(self._memory.place.device)
         return pb.Hello(
             engine=self._engine,
             rank=self._rank,

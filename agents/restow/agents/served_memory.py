@@ -27,9 +27,10 @@ class ServedMemory:
         self._label = label
         self._registrations = registrations(regions)
         self._settings = settings
-        self._place = staging_place([region.place for region in regions])
-        self.gather = Staging(self._place, settings.staging_bytes)
-        self.scatter = Staging(self._place, settings.staging_bytes)
+        self.place = staging_place([region.place for region in regions])
+        """Of the staging."""
+        self.gather = Staging(self.place, settings.staging_bytes)
+        self.scatter = Staging(self.place, settings.staging_bytes)
         self._interfaces = InterfaceWatch()
         self._nixl = self._open_nixl(self.gather)
         shown = HostRanges.of(self._registered(self.gather))
@@ -81,4 +82,4 @@ class ServedMemory:
         """Address, bytes and place of what is read, or read into."""
         if not staging.size_bytes:
             return self._registrations
-        return [*self._registrations, (staging.address, staging.size_bytes, self._place)]
+        return [*self._registrations, (staging.address, staging.size_bytes, self.place)]

@@ -29,6 +29,7 @@ __all__ = [
     "clear_slots",
     "copy_code",
     "copy_pieces",
+    "prepare_copies",
     "project_windows",
 ]
 
@@ -45,6 +46,18 @@ def copy_pieces(table: PieceTable, device: torch.device) -> None:
 
         with torch.cuda.device(device):
             copy.copy_pieces(table, device)
+
+
+def prepare_copies(device: torch.device) -> None:
+    """Have `copy_pieces` compiled for ``device``: on a GPU a new process's first takes seconds.
+
+    Queued on the current stream; nothing to do on the CPU.
+    """
+    if device.type != "cpu":
+        from restow.kernels import copy
+
+        with torch.cuda.device(device):
+            copy.prepare(device)
 
 
 def project_windows(table: ProjectTable, device: torch.device) -> None:

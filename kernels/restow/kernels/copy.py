@@ -11,6 +11,7 @@ Triton's interpreter, which truncates them.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -148,23 +149,38 @@ class DevicePieces:
         the stream is past the copy.
         """
         cut = LaunchTable.of(table.rows, vectors)
-        words = torch.empty(cut.tiles.size + cut.shapes.size, dtype=torch.int64,
+        begin = _shapes_begin(len(cut.tiles))
+        words = torch.empty(begin + cut.shapes.size, dtype=torch.int64,
                             pin_memory=device.type == "cuda")  # fmt: skip
         words.numpy()[: cut.tiles.size] = cut.tiles.ravel()
-        words.numpy()[cut.tiles.size :] = cut.shapes.ravel()
+        words.numpy()[begin:] = cut.shapes.ravel()
         return cls(words.to(device, non_blocking=True), len(cut.tiles), cut.vectors)
 
     def copy(self) -> None:
         """Launch on the current stream of the current device; nothing waits for it.
 
         Nothing is allocated, uploaded or read back, so a CUDA graph may capture it. (The first
-        launch in a process compiles: have one before the capture.)
+        launch in a process compiles: `prepare` has that done.)
         """
         if self.tiles:
             copy_pieces_kernel[(self.tiles,)](
-                self.table, self.table[3 * self.tiles :],
+                self.table, self.table[_shapes_begin(self.tiles) :],
                 VECTORS=self.vectors, ELEMS=launch_table.ELEMS,
             )  # fmt: skip
+
+
+def _shapes_begin(tiles: int) -> int:
+    """The word where shapes begin: at 16 bytes, as Triton compiles anew for other alignments."""
+    return 3 * tiles + tiles % 2
+
+
+def prepare(device: torch.device) -> None:
+    """Compile what `DevicePieces.copy` launches; queued on the current stream of `device`."""
+    there = torch.zeros(2, 2, dtype=torch.int64, device=device)
+    row = [[there[0].data_ptr(), there[1].data_ptr(), 16, 1, 1, CopyCode.COPY_1]]
+    table = PieceTable.checked(np.array(row, np.int64))
+    for vectors in launch_table.VECTORS:
+        DevicePieces.of(table, device, vectors).copy()
 
 
 def copy_pieces(table: PieceTable, device: torch.device) -> None:

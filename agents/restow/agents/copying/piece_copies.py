@@ -21,6 +21,7 @@ from restow.kernels import (
     UnsupportedCast,
     copy_code,
     copy_pieces,
+    prepare_copies,
 )
 
 _NO_CODE = -1
@@ -49,6 +50,12 @@ def run_copies(copies: Copies, device: torch.device) -> None:
             copy_pieces(table, device)
     except RuntimeError as error:  # torch's word for whatever it can't do
         raise CopyFailedError(f"{len(copies)} rows are not copied: {error}") from None
+
+
+def prepare(device: torch.device) -> None:
+    """Have what `run_copies` launches on ``device`` compiled, and return when it is."""
+    with finished(device):
+        prepare_copies(device)
 
 
 def piece_table(copies: Copies) -> PieceTable:

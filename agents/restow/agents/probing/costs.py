@@ -33,7 +33,7 @@ USUAL = 0.25
 """The quantile that is taken."""
 COPY_ROUNDS = 30
 COPY_TURNS = 8
-"""Places to copy from and to, one after the other, so that none is in a cache when it is next."""
+"""Places of host memory to copy from and to in turns: what is next must be in no cache."""
 LEAST_READ_ROUNDS = 4
 MOST_READ_ROUNDS = 24
 READING_S = 0.5
@@ -44,6 +44,9 @@ COPY_PIECE_BYTES = (1024, 8192)
 """Between them lies what an auto choice hangs on; long runs are copied faster than pieces."""
 MOST_COPY_PIECES = (4096, 512)
 """Many, as in a state: a host copies few pieces in another way."""
+MOST_PIECES_ON_DEVICE = (4096, 4096)
+"""More bytes, in one place: a device copies the few megabytes of a host's turn in no time beside
+what the launch takes, and would seem as slow as a host."""
 ROWS = 48
 """Strided rows, each of the length of a conv window's."""
 ROW_ELEMENTS = 2048
@@ -71,14 +74,16 @@ async def measure_copying(
     On a host that is other memory: staging lies in huge pages, which are copied faster.
     """
     room, there = size_bytes // 2, address + size_bytes // 2
+    turns, most_pieces = (1, MOST_PIECES_ON_DEVICE)
     if place == HOST:
+        turns, most_pieces = COPY_TURNS, MOST_COPY_PIECES
         pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE)
         room, there = size_bytes, address_of(pages)
         for begin in (address, there):
             ctypes.memset(begin, 1, room)  # no page is missing any more
     pieces = [
-        _gathers_and_scatters(address, there, room, piece_bytes, most)
-        for piece_bytes, most in zip(COPY_PIECE_BYTES, MOST_COPY_PIECES, strict=True)
+        _gathers_and_scatters(address, there, room, piece_bytes, turns, most)
+        for piece_bytes, most in zip(COPY_PIECE_BYTES, most_pieces, strict=True)
     ]
     kinds = [
         list(_runs(address, there, room, _TINY_BYTES)),
@@ -88,9 +93,9 @@ async def measure_copying(
     rounds: list[list[float]] = []
     for index in range(1 + COPY_ROUNDS):
         taken_s = []
-        for number, turns in enumerate(kinds):
+        for number, copies in enumerate(kinds):
             began_s = clock()
-            run_copies(turns[(COPY_TURNS // 2 * index + number) % COPY_TURNS], place.device)
+            run_copies(copies[(turns // 2 * index + number) % len(copies)], place.device)
             taken_s.append(clock() - began_s)
             await asyncio.sleep(0)
         if index:  # the first one warms up
@@ -184,13 +189,13 @@ def _strided(src_address: int, dst_address: int, size_bytes: int) -> Iterator[Co
 
 
 def _gathers_and_scatters(
-    address: int, there: int, size_bytes: int, piece_bytes: int, most: int
+    address: int, there: int, size_bytes: int, piece_bytes: int, turns: int, most: int
 ) -> tuple[list[Copies], list[Copies]]:
     """Pieces that lie in no order ``there``, and one after the other at ``address``."""
-    count = min(size_bytes // piece_bytes // COPY_TURNS, most)
+    count = min(size_bytes // piece_bytes // turns, most)
     order = np.random.default_rng(0).permutation(size_bytes // piece_bytes)
     gathers, scatters = [], []
-    for at in range(0, COPY_TURNS * count, count):
+    for at in range(0, turns * count, count):
         here = address + piece_bytes * np.arange(at, at + count)
         apart = there + piece_bytes * order[at : at + count]
         gathers.append(_copies(apart, here, piece_bytes, (1, 1), DType.UINT8))

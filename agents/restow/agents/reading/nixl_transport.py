@@ -23,14 +23,17 @@ from restow.agents.reading.read_counts import NIXL
 from restow.agents.reading.transport import Flight, Known, Read
 from restow.agents.reading.ucx_tls import ucx_settings
 
-# UCX reads these when it is loaded. With them a silent partition ends a read after about 5 s, and
-# holds no thread that connects; without them after minutes, in which such a thread stands still.
+# UCX reads these when it is loaded. With those of TCP a silent partition ends a read after about
+# 5 s, and holds no thread that connects; without them after minutes, in which such a thread stands
+# still. Without that of CUDA IPC, UCX reads GPU memory over TCP where a GPU has no NVLink
+# (docs/benchmarks.md); later NIXL releases say the same to UCX (NIXL's pull request 2208).
 for _name, _value in {
     "UCX_TCP_KEEPIDLE": "2s",
     "UCX_TCP_KEEPINTVL": "1s",
     "UCX_TCP_KEEPCNT": "3",
     "UCX_TCP_CONN_NB": "y",
     "UCX_TCP_SYN_CNT": "2",
+    "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
     "NIXL_LOG_LEVEL": "WARN",
 }.items():
     os.environ.setdefault(_name, _value)
