@@ -13,12 +13,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
+from rows import machine
 
 from restow.kernels import CopyCode, PieceTable, copy_pieces
 from restow.kernels.launch_table import VECTORS
@@ -153,9 +155,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("GPU: SKIPPED, there is none here; the Triton kernels were not measured")
     if options.json:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        about = [row | {"device": device} for row in results]
-        options.json.write_text(json.dumps(about, indent=1) + "\n")
+        today = datetime.now(UTC).date().isoformat()
+        about = f"{machine()}, torch {torch.__version__}"
+        measured = {"date": today, "machine": about, "rows": results}
+        options.json.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 if __name__ == "__main__":

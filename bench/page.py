@@ -46,6 +46,32 @@ def models(rows: Rows) -> list[str]:
     return _ways("models", "model", rows)
 
 
+def gpu(rows: Rows) -> list[str]:
+    """A line a case: milliseconds of every way that was forced, and of a contiguous READ."""
+    cases = _by_case(rows, "gpu")
+    ways = list(dict.fromkeys(way for found in cases.values() for way in found))
+    lines = _head("between two processes on one GPU", "MB", *(f"{way}, ms" for way in ways))
+    for case, found in cases.items():
+        size = next(iter(found.values()))["bytes"] / 1e6
+        times = (f"{_ms(found.get(way))}" for way in ways)
+        lines.append(f"| {case} | {size:.0f} | {' | '.join(times)} |")
+    return lines
+
+
+def kernels(rows: Rows) -> list[str]:
+    """A line a case of the Triton kernels."""
+    lines = _head("case", "MB", "ms", "GB/s", "of the device's copy", "of torch", "fresh table, ms")
+    for row in rows:
+        if "tiles" in row:
+            torch = f"{row['ratio_to_torch']:.2f}" if "ratio_to_torch" in row else ""
+            lines.append(
+                f"| {row['case']} | {row['bytes'] / 1e6:.0f} | {row['seconds'] * 1e3:.3f} "
+                f"| {row['bytes'] / row['seconds'] / 1e9:.0f} | {row['ratio']:.2f} | {torch} "
+                f"| {row['with_a_fresh_table_seconds'] * 1e3:.1f} |"
+            )
+    return lines
+
+
 def _ways(suite: str, what: str, rows: Rows) -> list[str]:
     cases = _by_case(rows, suite)
     ways = list(dict.fromkeys(way for found in cases.values() for way in found))
@@ -246,6 +272,8 @@ TABLES: dict[str, tuple[Callable[[Rows], list[str]], ...]] = {
     "prefixes.json": (prefixes,),
     "offers.json": (offers,),
     "kept.json": (kept,),
+    "kernels.json": (kernels,),
+    "gpu.json": (gpu,),
     "sessions.json": (sessions,),
 }
 """Which table is made from which file: suites that take long are not always measured together."""

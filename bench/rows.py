@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,10 +57,20 @@ def machine() -> str:
     with Path("/proc/cpuinfo").open() as lines:
         names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     load = os.getloadavg()[0]
+    gpus = "".join(f"{name}, " for name in _gpus())
     return (
-        f"{len(names)} x {names[0] if names else platform.machine()}, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, load {load:.1f} at the start"
+        f"{gpus}{len(names)} x {names[0] if names else platform.machine()}, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, "
+        f"load {load:.1f} at the start"
     )
+
+
+def _gpus() -> Iterator[str]:
+    """The names that NVIDIA's driver has for what it finds."""
+    for told in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in told.read_text().splitlines():
+            if line.startswith("Model:"):
+                yield line.removeprefix("Model:").strip()
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
