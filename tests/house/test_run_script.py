@@ -62,3 +62,20 @@ def test_parts_of_all_go_on_behind_one_that_fails(fails: bool, tmp_path: Path) -
     assert ("run: FAILED    one" in done.stderr) == fails
     assert ("run: LEFT OUT  third" in done.stderr) != fails
     assert "s  two" in done.stderr
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_is_begun_beside_the_others_ends_with_the_run(fails: bool, tmp_path: Path) -> None:
+    ways, _ = (ROOT / "run").read_text().split("\nsetup() {")
+    asleep = f"slow() {{ touch {tmp_path}/began; sleep 60; leave_out never; }}"
+    failing = f"{asleep}\nbegin one slow; until [ -e {tmp_path}/began ]; do :; done; part two false"
+    quick = "quick() { echo first; leave_out third; }"
+    good = f"{quick}\nbegin one quick; part two echo second; part one finish"
+    script = tmp_path / "run"
+    script.write_text(f"{ways}\n{failing if fails else good}\n")
+    bash = shutil.which("bash") or "bash"
+    done = subprocess.run([bash, script], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == int(fails), done.stderr
+    assert done.stdout.startswith("" if fails else "second\nfirst\n")
+    assert ("run: FAILED    two" in done.stderr) == fails
+    assert ("run: LEFT OUT  third" in done.stderr) != fails
