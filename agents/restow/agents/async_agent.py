@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from restow.agents.copying.copier import Copier
+from restow.agents.copying.piece_copies import prepare
 from restow.agents.errors import TransportFailedError
 from restow.agents.execute.executor import Executor
 from restow.agents.figures import AgentFigures
@@ -51,7 +52,7 @@ class AsyncAgent:
         on_lost: Callable[[RestowError], object] = lambda _: None,
         on_unfenced: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """Set NIXL up and register the memory; `start` or `begin` connects.
+        """Set NIXL up, register the memory and compile its kernels; `start` or `begin` connects.
 
         ``broker`` is HOST:PORT, or as gRPC writes addresses; None: RESTOW_BROKER or the default.
         ``engine_id`` and ``incarnation`` are those of the engine's session, ``rank`` and
@@ -72,6 +73,8 @@ class AsyncAgent:
         self._regions = tuple(regions)
         label = f"{engine_id}.{rank}"
         memory = self._memory = ServedMemory(label, self._regions, self._settings)
+        # Here, and not when it connects: an engine may be capturing CUDA graphs by then.
+        prepare(memory.place.device)
         self._on_lost = on_lost
         self._on_unfenced = on_unfenced
         self._trial = PeerTrial(memory.metadata(), self._settings.try_metadata)
@@ -176,8 +179,6 @@ class AsyncAgent:
         """
         await self._tasks.drain("stage", "hold")
         self._executor.reset()
-        # No handoff and no measurement waits for a compiler.
-        await self._copier.prepare(self._memory.place.device)
         return pb.Hello(
             engine=self._engine,
             rank=self._rank,

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from restow.agents.binding.copies import Copies
-from restow.agents.copying.piece_copies import prepare, run_copies
+from restow.agents.copying.piece_copies import run_copies
 from restow.agents.copying.projecting import run_projections
 from restow.broker.layout.rows import Int64s
 
@@ -42,11 +42,6 @@ class Copier:
             await self.on_thread(lambda: run_copies(copies, device))
         else:
             run_copies(copies, device)
-
-    async def prepare(self, device: torch.device) -> None:
-        """Have copies on the device compiled; at once if they are."""
-        if device.type != "cpu":
-            await self.on_thread(lambda: prepare(device))
 
     async def project(self, rows: Int64s, device: torch.device) -> None:
         """Make the products of a kernels' table; ends as `run` does.
