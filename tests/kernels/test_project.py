@@ -135,16 +135,17 @@ def test_trying_finds_that_products_repeat(code: int) -> None:
     assert repeats(torch.randn(301, 128).to(TYPES[code]))
 
 
-@pytest.mark.parametrize("differs_from_rows", [17, 512, 2048])
+@pytest.mark.parametrize("more_than", ["the few rows", 511, 2047])
 def test_trying_finds_that_they_do_not(
-    monkeypatch: pytest.MonkeyPatch, differs_from_rows: int
+    monkeypatch: pytest.MonkeyPatch, more_than: int | str
 ) -> None:
     """A library that takes another routine for long prompts, as on a processor with AMX."""
+    most_rows = padded_rows(1) if isinstance(more_than, str) else more_than  # by the processors
     linear = torch.nn.functional.linear
 
     def other_routine(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         product = linear(rows, weights)
-        if rows.shape[-2] >= differs_from_rows:
+        if rows.shape[-2] > most_rows:
             last = product[..., -1, :]
             last.copy_(torch.nextafter(last, torch.full_like(last, torch.inf)))
         return product
