@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,15 @@ settings.load_profile("restow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out all but one of ``RESTOW_ONE_OF`` tests of the matrix."""
+    """Leave out all but one of ``RESTOW_ONE_OF`` of each file's tests that are many of a kind."""
     one_of = int(os.environ.get("RESTOW_ONE_OF", "1"))
-    matrix = [item for item in items if item.get_closest_marker("matrix")]
-    left_out = {id(item) for index, item in enumerate(matrix) if index % one_of}
+    before: Counter[Path] = Counter()
+    left_out = set()
+    for item in items:
+        if item.get_closest_marker("matrix") or item.get_closest_marker("sampled"):
+            if before[item.path] % one_of:
+                left_out.add(id(item))
+            before[item.path] += 1
     if left_out:
         gone = [item for item in items if id(item) in left_out]
         items[:] = [item for item in items if id(item) not in left_out]

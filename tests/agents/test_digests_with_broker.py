@@ -25,6 +25,8 @@ from restow.broker.planner import Strategy
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 
+pytestmark = pytest.mark.sampled
+
 SETTINGS = AgentSettings(8 << 20)
 
 

@@ -23,6 +23,8 @@ from restow.broker.planner import CostModel, Strategy
 from restow.broker.server.serve import running_broker
 from restow.broker.server.settings import BrokerSettings
 
+pytestmark = pytest.mark.sampled
+
 
 @pytest.mark.parametrize(
     ("name", "strategy"),

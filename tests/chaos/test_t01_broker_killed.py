@@ -6,7 +6,7 @@ import pytest
 
 from chaos.scene import Scene, prompt, scene
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(120)]
 
 
 async def test_t1_a_state_that_lies_ready_is_ready_again() -> None:

@@ -10,7 +10,7 @@ from chaos.scene import GRANT_S, HASTY, QUARANTINE_S, SETTLE_GRACE_S, prompt, sc
 from chaos_harness.cluster import WIRES
 from chaos_harness.hosts import Hosts, why_not
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(120)]
 DEADLINE_S = 30.0
 """Far more than the bounds add up to: the machine may be slow, an end that hangs never comes."""
 

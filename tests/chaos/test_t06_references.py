@@ -16,7 +16,7 @@ from restow.broker.client.connection.errors import from_rpc_error
 from restow.v1 import broker_pb2 as pb
 from restow.v1 import broker_pb2_grpc
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(120)]
 PAGES = {"attention": [0, 1], "state": [0]}
 
 

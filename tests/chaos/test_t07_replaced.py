@@ -6,7 +6,7 @@ import pytest
 
 from chaos.scene import prompt, scene
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(240)]
 ROUNDS = 20
 
 

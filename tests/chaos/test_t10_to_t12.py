@@ -8,7 +8,7 @@ import pytest
 
 from chaos.scene import HASTY, PATIENT, prompt, scene
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(180)]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -10,7 +10,7 @@ from chaos.scene import PATIENT, prompt, scene
 from chaos_harness.cluster import WIRES
 from chaos_harness.hosts import Hosts, why_not
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(180)]
 LEAVES_S = 15.0
 """Much less than the grant, which ends a read that nobody can serve."""
 GONE = ("EXPIRED", "NOT_PUBLISHED")

@@ -12,7 +12,7 @@ from restow.broker.client import AsyncAdminClient
 from restow.broker.families import ConvLayout
 from restow.v1 import broker_pb2 as pb
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(180)]
 ENDS_S = 60.0
 
 

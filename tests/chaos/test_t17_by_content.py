@@ -18,7 +18,7 @@ from restow.broker.families import ConvLayout
 from stamped.kept_states import FORM, prefix_of
 from stamped.requests import Prompt
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(180)]
 ENDS_S = 60.0
 ONE = prompt("one")
 

@@ -16,7 +16,7 @@ from restow.agents.store.disk.journal import NAME as JOURNAL
 from restow.broker.client import AsyncAdminClient
 from stamped.requests import Prompt
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.sampled, pytest.mark.timeout(240)]
 TRIES = 6
 MANY = 16
 """States: more than the store has memory for."""

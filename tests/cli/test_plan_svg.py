@@ -22,6 +22,8 @@ from restow.broker.families import ConvLayout, EngineSettings, KvOrder, ModelSpe
 from restow.broker.layout import Layout, check_layout
 from restow.broker.planner import make_plan
 
+pytestmark = pytest.mark.sampled
+
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = """<script>alert("&")</script>' onload='alert(1)' &#60;é]]>""" + "x" * 500
 MODELS = geometries()

@@ -17,6 +17,8 @@ from cli.broker_process import broker_process, run_restow
 from restow.broker.client import AdminClient, BlockingSession
 from restow.broker.layout.json_form import layout_to_json
 
+pytestmark = pytest.mark.sampled
+
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Path:

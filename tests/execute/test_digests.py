@@ -28,6 +28,8 @@ from restow.broker.planner.program import READ_PAGES
 from restow.broker.rpc import wire_program
 from restow.v1 import agent_link_pb2 as pb
 
+pytestmark = pytest.mark.sampled
+
 STAGING_BYTES = 8 << 20
 
 

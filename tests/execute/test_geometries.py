@@ -59,6 +59,8 @@ from restow.broker.planner.program import (
 )
 from restow.broker.planner.program.chunk import chunk_bytes
 
+pytestmark = pytest.mark.sampled
+
 TP_SIZES = (1, 2, 3, 4, 8)
 TOKENS = 37
 WINDOW_TOKENS = 18

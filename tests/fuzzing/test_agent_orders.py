@@ -18,6 +18,8 @@ from fuzzing.rounds import reaches, tried
 from restow.broker.planner import Strategy
 from restow.v1 import agent_link_pb2 as pb
 
+pytestmark = pytest.mark.sampled
+
 BODIES = sorted(one.name for one in pb.AgentOrder.DESCRIPTOR.fields)
 
 

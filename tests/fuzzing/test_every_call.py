@@ -21,6 +21,8 @@ from restow.broker.server.expected import WAIT_S
 from restow.v1 import admin_pb2, agent_link_pb2, broker_pb2
 from restow.v1 import broker_pb2 as pb
 
+pytestmark = pytest.mark.sampled
+
 MUST_BE_REACHED = {
     **{path: "OK" for path in UNARY if not path.endswith(("/Request", "/ProbePair"))},
     "/restow.v1.Admin/ForgetEngine": "ENGINE_CONNECTED",

@@ -14,7 +14,10 @@ from restow.kernels.codes import DST_BYTES, SRC_BYTES
 from restow.kernels.host import copies
 
 # The interpreter casts with numpy, which warns where float16 overflows to infinity.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+pytestmark = [
+    pytest.mark.sampled,
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
 
 CPU = torch.device("cpu")
 CUDA = torch.cuda.is_available()

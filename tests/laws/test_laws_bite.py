@@ -24,6 +24,8 @@ from restow.broker.planner.program import rows as program_rows
 from restow.broker.planner.ways import interleave
 from restow.broker.planner.ways import spans as planner_spans
 
+pytestmark = pytest.mark.sampled
+
 SLICES, WHOLE, PACK = Strategy.SLICES, Strategy.WHOLE, Strategy.PACK
 INTERLEAVE = Strategy.INTERLEAVE
 

@@ -13,6 +13,8 @@ from simulation_harness.main import histories
 from simulation_harness.misplaced import MISPLACED
 from simulation_harness.mutations import MUTATIONS
 
+pytestmark = pytest.mark.sampled
+
 HISTORIES = int(os.environ.get("RESTOW_SIMULATED", "300"))
 UNTIL_CAUGHT = 1000
 

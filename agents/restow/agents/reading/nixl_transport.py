@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,19 @@ from restow.agents.reading.read_counts import NIXL
 from restow.agents.reading.transport import Flight, Known, Read
 from restow.agents.reading.ucx_tls import ucx_settings
 
+# Without this UCX reads GPU memory over TCP where a GPU has no NVLink (docs/benchmarks.md); later
+# NIXL releases say the same (NIXL's pull request 2208). Where no GPU is, UCX warns of it on stdout.
+_OF_A_GPU = {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"} if Path("/dev/nvidiactl").exists() else {}
 # UCX reads these when it is loaded. With those of TCP a silent partition ends a read after about
 # 5 s, and holds no thread that connects; without them after minutes, in which such a thread stands
-# still. Without that of CUDA IPC, UCX reads GPU memory over TCP where a GPU has no NVLink
-# (docs/benchmarks.md); later NIXL releases say the same to UCX (NIXL's pull request 2208).
+# still.
 for _name, _value in {
+    **_OF_A_GPU,
     "UCX_TCP_KEEPIDLE": "2s",
     "UCX_TCP_KEEPINTVL": "1s",
     "UCX_TCP_KEEPCNT": "3",
     "UCX_TCP_CONN_NB": "y",
     "UCX_TCP_SYN_CNT": "2",
-    "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
     "NIXL_LOG_LEVEL": "WARN",
 }.items():
     os.environ.setdefault(_name, _value)
