@@ -63,7 +63,7 @@ def standing(lease: LeaseReport | None, trouble: OwnerUnknownError | None = None
     [
         (LeaseReport(2.0, 0.25, None), "is one of 2 and owns 1 pools; its lease of 2 s was kept"),
         (LeaseReport(2.0, 13.5, 12.0), "has stood still for 12.0 s: its lease may have ended"),
-        (None, "is not let in by etcd: it owns nothing"),
+        (None, "is not let in by the brokers' registry: it owns nothing"),
     ],
 )
 def test_a_broker_says_how_its_lease_is_and_why_the_registry_does_not_answer(

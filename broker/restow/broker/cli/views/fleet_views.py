@@ -124,7 +124,7 @@ def standing_text(membership: Values) -> Text:
         )
         return Text(f"{words}{why}", style="red")
     if not membership["let_in"]:
-        return Text(f"is not let in by etcd: it owns nothing{why}", style="red")
+        return Text(f"is not let in by the brokers' registry: it owns nothing{why}", style="red")
     pools, brokers = membership["pools_owned"], membership["brokers"]
     answered = duration_text(membership["unanswered_s"] or 0.0)
     words = (
