@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_harness.waiting import until
+from agent_harness.waiting import WAIT_S, until
 from broker.certificates import Authority
 from broker.fakes import broker, engine, model_layout
 from broker.guarded import guarded, of_tenant
@@ -55,7 +55,8 @@ async def test_millions_of_holdings_that_do_not_exist_cost_their_tenant_alone(
                 batches += -(-len(hashes) // 4096) + 1
                 await heard(running, "liar", batches, "a")
                 assert prefixes.holders["a"].index.size_bytes <= ROOM_BYTES
-                ((found,),) = await other.find([PROMPT])  # meanwhile, and of another tenant
+                # Meanwhile, and of another tenant:
+                ((found,),) = await other.find([PROMPT], timeout_s=WAIT_S)
                 assert (found.engine_id, found.tokens) == ("p", 160)
             assert prefixes.holders["a"].forgotten > MILLION / 2
             assert prefixes.holders["b"].forgotten == 0
@@ -114,7 +115,7 @@ async def test_states_of_weights_that_nothing_tells_are_not_found_by_their_conte
     ):
         hold(p, 4, [4])
         with pytest.raises(BrokerCallError, match="no revision") as refused:
-            await d.find([PROMPT])
+            await d.find([PROMPT], timeout_s=WAIT_S)
         assert refused.value.reason == "WEIGHTS_UNKNOWN"
         ended = await ask(d)
         assert ended.reason == "NOT_HELD"

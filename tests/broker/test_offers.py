@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_harness.waiting import until
+from agent_harness.waiting import WAIT_S, until
 from broker.certificates import Authority
 from broker.fakes import D_BLOCKS, FakeAgent, broker, engine, model_layout
 from broker.guarded import guarded, of_tenant
@@ -104,7 +104,7 @@ async def test_who_holds_a_state_is_offered_the_demand_and_hands_it_over() -> No
         holder(running, "p") as p,
         engine(running.address, "d", 2) as (d, _),
     ):
-        ((found,),) = await d.find([PROMPT])
+        ((found,),) = await d.find([PROMPT], timeout_s=WAIT_S)
         ended = await ask(d, prefix=PROMPT.prefix(found.tokens))
         assert (ended.state, ended.bytes) == ("DONE", 200)
         (offer,) = p.offers
@@ -354,7 +354,7 @@ def test_threads_find_ask_and_answer() -> None:
 
     def threads(running: RunningBroker) -> None:
         with BlockingSession("d", "life", model_layout(1), running.address) as d:
-            ((found,),) = d.find([PROMPT]).result(10)
+            ((found,),) = d.find([PROMPT], timeout_s=WAIT_S).result(WAIT_S)
             assert (found.engine_id, found.tokens) == ("p", HELD_TOKENS)
             asked = d.request("h", D_BLOCKS, prefix=chain_of(range(5, 69)).prefix(64))
             assert asked.result(10).reason == "NOT_HELD"

@@ -84,7 +84,7 @@ class HoldingEngine(Engine):
         """Who holds how many tokens of it."""
         end = ((prefix.position_tokens, prefix.end_hash),) if prefix.end_hash else ()
         asked = PrefixChain(prefix.form, prefix.hashes, salt=prefix.salt, ends=end)
-        (found,) = self._session.find([asked]).result(WAIT_S)
+        (found,) = self._session.find([asked], timeout_s=WAIT_S).result(WAIT_S)
         return {one.engine_id: one.tokens for one in found}
 
     def is_held(self, prefix: Prefix, by: str) -> bool:
