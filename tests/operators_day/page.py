@@ -7,9 +7,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import sample
 
 from operators_day.shell import Shell, UnexpectedOutputError
 
@@ -26,7 +27,7 @@ class Page:
 
     def lived(self, folder: Path) -> str:
         """Type all of it in ``folder``; returns the page. Raises `UnexpectedOutputError`."""
-        ports = dict(zip(self.shown_ports, free_ports(len(self.shown_ports)), strict=True))
+        ports = dict(zip(self.shown_ports, free_ports(self.shown_ports), strict=True))
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RESTOW_")}
         environment = {**kept, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
         with Shell(folder, environment, ports, self.programs()) as shell:
@@ -46,10 +47,16 @@ class Page:
             sys.stdout.write(self.lived(Path(folder)))
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on."""
+def free_ports(shown: Sequence[int]) -> list[int]:
+    """Ports that nobody listens on, as many and as long as those shown: tables stay straight."""
+    found: list[int] = []
     with ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in bound:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in bound]
+        for port in sample(range(6000, 10_000), 4000):
+            one = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                if port not in shown:
+                    one.bind(("127.0.0.1", port))
+                    found.append(port)
+            if len(found) == len(shown):
+                return found
+    raise OSError(f"fewer than {len(shown)} ports of four digits are free")
