@@ -302,6 +302,18 @@ def test_wrong_usage(arguments: tuple[str, ...], fail: Callable[..., Any]) -> No
     assert "Usage: " in outcome.err
 
 
+@pytest.mark.parametrize(
+    "command", [("handoff", "\udcff"), ("release", "\udcff"), ("engines", "--tenant", "\udcff")]
+)
+def test_bytes_that_are_no_text_are_refused(
+    command: tuple[str, ...], address: str, fail: Callable[..., Any]
+) -> None:
+    outcome = fail(*command, "--broker", address, "--json")
+    assert outcome.code == 1
+    assert outcome.json["error"]["reason"] == "ARGUMENT_INVALID"
+    assert "no text in UTF-8" in outcome.json["error"]["message"]
+
+
 def test_plaintext_beyond_this_machine_must_be_wished(fail: Callable[..., Any]) -> None:
     outcome = fail("serve", "--listen", "0.0.0.0:0")
     assert "--insecure" in outcome.err

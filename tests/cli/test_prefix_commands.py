@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from broker.fakes import broker, engine
 from broker.test_prefixes import FORM, PROMPT, heard, hold
+from restow.broker.cli.commands.find import chain_from
 from restow.broker.cli.main import app
 from restow.broker.client import chain_of
+from restow.broker.client.engine.chains import find_request
+from restow.broker.errors import ChainInvalidError
 
 TOKENS = list(range(1, 165))
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["00112233aabbccdd", "0" * 64]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=6,
+)
 
 
 @pytest.fixture
@@ -91,6 +107,21 @@ def test_who_holds_what(tmp_path: Path, shown: Callable[..., dict[str, Any]]) ->
         '{"algorithm": "x", "quantum_tokens": 16, "hashes": ["zz"]}',
         '{"algorithm": "x", "quantum_tokens": 16, "hashes": 5}',
         '{"algorithm": "x", "quantum_tokens": 16, "hashes": ["00", "0000"]}',
+        "[1, -5]",
+        "[4294967295]",
+        '{"algorithm": "x", "quantum_tokens": "16", "hashes": ["0011223344556677"]}',
+        '{"algorithm": "x", "quantum_tokens": 0, "hashes": ["0011223344556677"]}',
+        '{"algorithm": "x", "quantum_tokens": 99999999999999999999, "hashes": []}',
+        '{"algorithm": 7, "quantum_tokens": 16, "hashes": []}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "hash_bytes": 1.5}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "below_tokens": "x"}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "below_tokens": 2147483648}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "below": 5}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "salt": 5}',
+        r'{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "salt": "\ud800"}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "ends": [["x", "00"]]}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "ends": [[1e400, "00"]]}',
+        '{"algorithm": "x", "quantum_tokens": 16, "hashes": [], "ends": [5]}',
     ],
 )
 def test_what_is_no_chain_is_refused(
@@ -100,6 +131,18 @@ def test_what_is_no_chain_is_refused(
     path.write_text(content)
     outcome = fail("find", path, "--engine", "e", "--json")
     assert outcome.json["error"]["reason"] == "CHAIN_INVALID"
+
+
+@given(
+    st.fixed_dictionaries(
+        {"algorithm": JSON | st.just("x"), "quantum_tokens": JSON | st.just(16), "hashes": JSON},
+        optional={"hash_bytes": JSON, "below_tokens": JSON, "salt": JSON, "ends": JSON, "x": JSON},
+    )
+    | JSON
+)
+def test_whatever_a_file_holds_is_a_chain_or_refused(value: Any) -> None:
+    with contextlib.suppress(ChainInvalidError):
+        find_request([chain_from(value, 16)], "e", None, 1)
 
 
 def test_an_engine_or_a_model_is_named(tmp_path: Path, fail: Callable[..., Any]) -> None:

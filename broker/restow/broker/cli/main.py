@@ -34,7 +34,7 @@ from restow.broker.cli.commands.store import store
 from restow.broker.cli.commands.token import token
 from restow.broker.cli.commands.top import top
 from restow.broker.cli.output import asked_form, colors_unwanted, print_error
-from restow.broker.errors import RestowError
+from restow.broker.errors import RequestError, RestowError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -104,10 +104,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(given)
+        _run(given)
     except RestowError as error:
         print_error(error, asked_form(given))
         sys.exit(STATUSES.get(error.reason, 1))
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Raise a `RestowError` too for bytes of an argument that are no UTF-8: no message has them."""
+    try:
+        app(arguments)
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":
+            raise
+        raise RequestError(f"{error.object!r} is no text in UTF-8") from None
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from restow.broker.errors import ChainInvalidError
 
 MAX_ALGORITHM_LENGTH = 64
@@ -11,6 +13,8 @@ MAX_SALT_LENGTH = 256
 MAX_BATCH_HASHES = 4096
 """Of one batch of holdings, in all of its runs."""
 WORD_BYTES = 8
+_HALF = re.compile("[\ud800-\udfff]")
+"""Of a character that UTF-16 writes as two: no message can have it alone."""
 
 
 def check_form(algorithm: str, quantum_tokens: int, hash_bytes: int) -> None:
@@ -34,8 +38,10 @@ def check_form(algorithm: str, quantum_tokens: int, hash_bytes: int) -> None:
 
 
 def check_salt(salt: str) -> None:
-    """Raise `ChainInvalidError` for one that is too long."""
+    """Raise `ChainInvalidError` for one that is too long, or no text that can be sent."""
     if len(salt) > MAX_SALT_LENGTH:
         raise ChainInvalidError(
             f"a salt has {len(salt)} characters; it may have {MAX_SALT_LENGTH}", field="salt"
         )
+    if _HALF.search(salt):
+        raise ChainInvalidError("a salt has half of a character", field="salt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,12 @@ from restow.broker.errors import ChainInvalidError
 if TYPE_CHECKING:
     from restow.broker.client import PrefixChain
 
-FORM = ("algorithm", "quantum_tokens", "hash_bytes")
+FIELDS = {
+    **{"algorithm": str, "quantum_tokens": int, "hash_bytes": int},
+    **{"hashes": list, "below_tokens": int, "salt": str, "ends": list},
+}
+"""Of a chain of hashes, in a file. The first three say how these are made."""
+FORM = tuple(FIELDS)[:3]
 
 
 @connects
@@ -61,16 +67,21 @@ def find(
 def chain_from(value: Any, quantum_tokens: int) -> PrefixChain:
     """Return the chain that a file holds. Raises `ChainInvalidError` for what is none."""
     from restow.broker.client import HashForm, PrefixChain, chain_of
+    from restow.broker.client.engine.content import MAX_TOKEN_ID
 
     if isinstance(value, list):
-        if not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
-            raise ChainInvalidError("a list of token ids has whole numbers alone")
+        for one in value:
+            if type(one) is not int or not 0 <= one <= MAX_TOKEN_ID:
+                raise ChainInvalidError(f"{one!r} is no token id: these are whole numbers")
         return chain_of(value, quantum_tokens)
     try:
+        for name, content in value.items():
+            if type(content) is not FIELDS.get(name):
+                raise TypeError(f"{name} can't be {content!r}")
         hashes = tuple(bytes.fromhex(one) for one in value["hashes"])
         given = {name: value[name] for name in FORM if name in value}
         given.setdefault("hash_bytes", len(hashes[0]) if hashes else 32)
-        ends = tuple((at, bytes.fromhex(one)) for at, one in value.get("ends", ()))
+        ends = tuple((operator.index(at), bytes.fromhex(one)) for at, one in value.get("ends", ()))
         below_tokens, salt = value.get("below_tokens", 0), value.get("salt", "")
         return PrefixChain(HashForm(**given), hashes, below_tokens, salt, ends)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -7,7 +7,11 @@ from dataclasses import asdict, dataclass
 
 from restow.broker.client.engine.content import CONTENT_FORM, contents_of
 from restow.broker.errors import ChainFormError, ChainInvalidError
+from restow.broker.rpc.chains import check_form, check_salt
 from restow.v1 import broker_pb2 as pb
+
+ALL_TOKENS = 1 << 31
+"""Positions travel as int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,10 @@ def joined(form: HashForm, hashes: Iterable[bytes]) -> bytes:
 
 
 def form_to_proto(form: HashForm) -> pb.HashForm:
-    """Return the form as it is said to a broker."""
-    return pb.HashForm(**asdict(form))
+    """Return the form as it is said to a broker. Raises `ChainInvalidError`."""
+    said = asdict(form)
+    check_form(**said)
+    return pb.HashForm(**said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,11 @@ def find_request(
     forms = {one.form for one in chains}
     if len(forms) > 1:
         raise ChainFormError("the chains of one call have one form: ask for others by themselves")
+    for one in chains:
+        check_salt(one.salt)
+        for at in (one.below_tokens, *(at for at, _ in one.ends)):
+            if not 0 <= at < ALL_TOKENS:
+                raise ChainInvalidError(f"a chain has no token {at}", field="chains")
     return pb.FindRequest(
         model=model,
         engine_id=engine_id,
