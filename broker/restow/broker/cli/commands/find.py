@@ -16,12 +16,10 @@ from restow.broker.errors import ChainInvalidError
 if TYPE_CHECKING:
     from restow.broker.client import PrefixChain
 
-FIELDS = {
-    **{"algorithm": str, "quantum_tokens": int, "hash_bytes": int},
-    **{"hashes": list, "below_tokens": int, "salt": str, "ends": list},
-}
-"""Of a chain of hashes, in a file. The first three say how these are made."""
-FORM = tuple(FIELDS)[:3]
+FORM = {"algorithm": str, "quantum_tokens": int, "hash_bytes": int}
+"""How hashes in a file are made."""
+FIELDS = {**FORM, "hashes": list, "below_tokens": int, "salt": str, "ends": list}
+"""Of a chain of hashes in a file."""
 
 
 @connects
